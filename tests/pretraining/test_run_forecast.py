@@ -27,13 +27,13 @@ from bothways.pretraining.forecast import (
     UPDATE_LAUNCHES,
     Cards,
     Here,
-    StepSeconds,
     forecast_run,
     measure_step,
 )
 from bothways.pretraining.recipes import RECIPES, settings_of
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs, Hours, Steps, Tokens
+from bothways.training.preflight.machine import StepSeconds
 from bothways.training.preflight.memory import USABLE
 
 CPU, CARD = torch.device("cpu"), CARDS["a100"]

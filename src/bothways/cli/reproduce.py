@@ -182,7 +182,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     from bothways.core.report.html import write_html
     from bothways.core.report.terminal import render_report, show
     from bothways.core.runtime.devices import choose_device
-    from bothways.lab.paper.pretraining_cost import table_cost
+    from bothways.lab.paper.cost import table_cost
     from bothways.lab.paper.pretraining_page import table_report, write_table_results
     from bothways.lab.paper.pretraining_runs import TableRequest, run_table
     from bothways.training.durations import duration

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,20 +26,13 @@ from bothways.finetuning.failed_runs import join
 from bothways.model.flops import BACKWARD
 from bothways.tasks.base import TaskModel
 from bothways.training.durations import StepRates
-from bothways.training.optimizers import FusedAdamW, build_optimizer, set_rate
-from bothways.training.preflight.machine import seconds_per_byte, speed, update_seconds
+from bothways.training.optimizers import FusedAdamW, build_optimizer
+from bothways.training.preflight.machine import StepSeconds, measure_updates, seconds_per_byte
 from bothways.training.preflight.memory import WEIGHT, moment_bytes
 from bothways.training.run import Training
 
 SAMPLE = 1024
 """Maximum number of tokens that are read to measure the speed."""
-
-
-class StepTime(NamedTuple):
-    """The seconds of a step: forward and backward for each token, and one update."""
-
-    per_token: float
-    update: float
 
 
 def forecast(
@@ -64,6 +57,7 @@ def forecast(
         return None
     updates, epochs = math.ceil(length - 1e-9), length / per_epoch
     step = measure_step(task_model, data, settings, training, progress)
+    (per_token,) = step.per_token
     scored = rates.times(training.evaluate, length) if data.dev else 0
     saved = 0 if folder is None else max(scored, rates.times(training.save, length))
     dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
@@ -74,11 +68,11 @@ def forecast(
     # The best weights are scored once more at the end.
     tokens_read = data.tokens * epochs + (scored + bool(scored)) * dev / (1 + BACKWARD)
     seconds = (
-        tokens_read * step.per_token
+        tokens_read * per_token
         + updates * step.update
         + (0.0 if folder is None else saved * size * seconds_per_byte(folder))
     )
-    per_step = step.update + data.tokens * epochs / updates * step.per_token
+    per_step = step.update + data.tokens * epochs / updates * per_token
     items = [f"{quantity(updates, 'step(s)')} of {1000 * per_step:,.0f} ms"]
     items += [quantity(scored, "evaluation(s)")] if scored else []
     items += [quantity(saved, "checkpoint(s)")] if saved else []
@@ -92,24 +86,21 @@ def measure_step(
     settings: FinetuneConfig,
     training: Training,
     progress: Progress = SILENT,
-) -> StepTime:
-    """Measure the parts of a step on a sample of the data, at a rate of 0: no weight changes."""
+) -> StepSeconds:
+    """Measure a step on a sample of the data, at a rate of 0: no weight changes."""
     device = device_of(task_model)
     tokens = min(SAMPLE, data.tokens / updates_per_epoch(data, settings))
     sequences = sorted(data.sequences, key=len)
     sample = pack(sequences[:: max(1, round(data.tokens / tokens))])
     with learning_by_rows(task_model.model, device, 1, training.optimizer):
-        rate = speed(task_model, sample, training.precision, progress)
         optimizer = build_optimizer(training.optimizer, task_model.trained_parameters())
-        set_rate(optimizer, 0.0)
         if isinstance(optimizer, FusedAdamW):
             # Late in the run all tokens of the data have been seen.
             table = task_model.model.encoder.embedding.token.weight
             assert isinstance(table, torch.nn.Parameter)
             optimizer.seen[table] = torch.zeros(len(table), dtype=torch.bool, device=device)
             optimizer.seen[table][np.concatenate([s.ids for s in sequences])] = True
-        seconds = update_seconds(task_model, sample, optimizer, training, progress)
-    return StepTime(1 / rate, seconds)
+        return measure_updates(task_model, [sample], optimizer, training, progress)
 
 
 def steps_per_epoch(data: LabelledData, settings: FinetuneConfig) -> float:

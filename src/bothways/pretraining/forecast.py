@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +38,13 @@ from bothways.objectives.step_cost import objective_flops
 from bothways.pretraining.build import memory_demand, tokens_of_phases
 from bothways.pretraining.config import PretrainConfig
 from bothways.training.durations import Epochs, Hours, StepRates
-from bothways.training.optimizers import build_optimizer, set_rate
-from bothways.training.preflight.machine import compute_as, seconds_per_byte, speed, update_seconds
+from bothways.training.optimizers import build_optimizer
+from bothways.training.preflight.machine import (
+    StepSeconds,
+    compute_as,
+    measure_updates,
+    seconds_per_byte,
+)
 from bothways.training.preflight.memory import (
     USABLE,
     MemoryDemand,
@@ -75,6 +80,24 @@ class Here:
 
     device: str = "auto"
     kind: Literal["here"] = "here"
+    count: ClassVar[int] = 1
+    assumed: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device of the run."""
+        return choose_device(self.device)
+
+    @property
+    def memory(self) -> float:
+        """The free memory in bytes; infinite if it is unknown."""
+        free = memory_available(self.torch_device)
+        return math.inf if free is None else float(free)
+
+    @property
+    def title(self) -> str:
+        """The name of the device."""
+        return describe_device(self.torch_device)
 
 
 @dataclass(frozen=True)
@@ -90,12 +113,38 @@ class Cards:
     count: int = 1
     utilisation: float = UTILISATION
     kind: Literal["cards"] = "cards"
+    torch_device: ClassVar[torch.device] = torch.device("cuda")
 
     def __post_init__(self) -> None:
         require_at_least(1, ranks=self.count)
         if not 0 < self.utilisation <= 1:
             message = f"must be above 0 and at most 1, not {self.utilisation:g}"
             raise ConfigError(message, where="utilisation")
+
+    @property
+    def memory(self) -> float:
+        """The memory of each card in bytes."""
+        return self.card.memory
+
+    @property
+    def title(self) -> str:
+        """The number of cards and their name."""
+        return f"{self.count} × {self.card.title}" if self.count > 1 else self.card.title
+
+    @property
+    def rate(self) -> float:
+        """Operations per second that a step of a rank reaches."""
+        return self.utilisation * self.card.bf16
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Sentences about figures that were not measured."""
+        rate = f"{self.card.bf16 / 1e12:,.0f} TFLOP/s"
+        between = f"; {NETWORK / 1e9:,.0f} GB/s between machines" if self.count > MACHINE else ""
+        return (
+            f"{self.utilisation:.0%} of {rate} (--utilisation), figures of the data sheet{between}",
+            "not measured: the time of checkpoints, and of reading the data",
+        )
 
 
 Hardware = Here | Cards
@@ -105,32 +154,9 @@ MIN_SHARE = 1e-6
 """The smallest share of a length in hours that is left for training."""
 
 
-@dataclass(frozen=True)
-class StepSeconds:
-    """The seconds of the parts of a step.
-
-    Attributes:
-        per_token: seconds of forward and backward pass per token on one rank, in each phase.
-        update: seconds of an update.
-        exchange: seconds that the exchange between ranks adds to an update.
-        per_byte: seconds per byte of a checkpoint; 0 if unknown.
-    """
-
-    per_token: tuple[float, ...]
-    update: float
-    exchange: float = 0.0
-    per_byte: float = 0.0
-
-
-@dataclass(frozen=True)
-class _Work:
-    """The work of a run.
-
-    Attributes:
-        tokens: tokens read in each phase.
-        updates, checkpoints: their number.
-        seconds: seconds by kind of work.
-        pauses: seconds of the evaluations and checkpoints before the end of the run.
+class _Work(NamedTuple):
+    """The tokens read in each phase, the number of updates and checkpoints, the seconds by kind of
+    work, and those of the evaluations and checkpoints before the end of the run.
     """
 
     tokens: list[float]
@@ -142,13 +168,8 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run whose work is forecast.
-
-    Attributes:
-        step: the seconds of its step.
-        ranks: number of ranks.
-        checkpoint: bytes of a checkpoint.
-        corpus_tokens: tokens of an epoch; None if unknown.
+    """A run with the seconds of its step, its ranks, the bytes of a checkpoint, and the tokens of
+    an epoch, None if they are unknown.
     """
 
     settings: PretrainConfig
@@ -176,29 +197,27 @@ class _Run:
             """Return the seconds of the pauses beyond those that training leaves."""
             return self._reading(self._tokens_within(hours * share)).pauses - hours * (1 - share)
 
-        if excess(1.0) <= 0:
-            share = 1.0
-        elif excess(MIN_SHARE) >= 0:
-            share = MIN_SHARE
-        else:
-            share = brentq(excess, MIN_SHARE, 1.0, xtol=MIN_SHARE)
+        share = 1.0
+        if excess(1.0) > 0:  # else even without a pause less is done than the hours hold
+            tight = excess(MIN_SHARE) >= 0
+            share = MIN_SHARE if tight else brentq(excess, MIN_SHARE, 1.0, xtol=MIN_SHARE)
         return self._reading(self._tokens_within(hours * share))
 
     def _tokens_within(self, seconds: float) -> list[float]:
         """Return the tokens that each phase reads in its share of these seconds of work."""
         from scipy.optimize import brentq
 
+        def excess(tokens: float, phases: list[float], end: float) -> float:
+            """Return the seconds of work after `end` if the next phase reads these tokens."""
+            return self._work_seconds([*phases, tokens]) - end
+
         phases, end = list[float](), 0.0
         for phase, per_token in zip(self.settings.phases, self.step.per_token, strict=True):
             room = end + seconds * phase.share - self._work_seconds(phases)
             end += seconds * phase.share
             limit = room * self.ranks / per_token * (1 + 1e-9)
-            phases.append(brentq(self._excess_seconds, 0.0, limit, args=(phases, end)))
+            phases.append(brentq(excess, 0.0, limit, args=(phases, end)))
         return phases
-
-    def _excess_seconds(self, tokens: float, phases: list[float], end: float) -> float:
-        """Return the seconds of work after `end` if the phase after these reads these tokens."""
-        return self._work_seconds([*phases, tokens]) - end
 
     def _work_seconds(self, phases: list[float]) -> float:
         """Return the seconds in which the run reads these tokens in each of its first phases."""
@@ -227,9 +246,8 @@ class _Run:
             "updates": updates * step.update,
             "exchange": updates * step.exchange,
         }
-        end, epochs, clock = training.end, None, sum(seconds.values())
-        if self.corpus_tokens:
-            epochs = tokens / self.corpus_tokens / updates
+        epochs = tokens / self.corpus_tokens / updates if self.corpus_tokens else None
+        end, clock = training.end, sum(seconds.values())
         if isinstance(end, Hours):
             clock = 3600 * end.count
         rates = StepRates(tokens / updates, epochs, clock / updates)
@@ -237,9 +255,10 @@ class _Run:
         checkpoints = rates.times(training.save, updates)
         if training.keep.best is not None:  # each evaluation is followed by one
             checkpoints = max(checkpoints, evaluations)
+        # Evaluation is without a backward pass, in sequences of the greatest length.
         index = max(range(len(phases)), key=lambda n: settings.phases[n].length)
-        passes = 1 + BACKWARD
-        evaluation = settings.evaluation_tokens * step.per_token[index] / passes / self.ranks
+        forward = step.per_token[index] / (1 + BACKWARD)
+        evaluation = settings.evaluation_tokens * forward / self.ranks
         checkpoint = self.checkpoint * step.per_byte
         seconds |= {"evaluation": evaluations * evaluation, "checkpoints": checkpoints * checkpoint}
         pauses = (evaluations - 1) * evaluation + (checkpoints - 1) * checkpoint
@@ -337,20 +356,26 @@ def forecast_run(
         fix = "Give --tokens N, or the corpus: --corpus FOLDER."
         raise ConfigError(message, where="training.until", fix=fix)
     demand = memory_demand(settings)
-    ranks, free, device = _memory_of(hardware)
+    ranks, free, device = hardware.count, hardware.memory, hardware.torch_device
     try:
         choice = choose_placement(demand, ranks, free, device)
     except ResourceError as error:
         raise _with_cards(error, demand, hardware) from error
-    step = step_seconds(settings, hardware, demand, choice, out, progress)
+    match hardware:
+        case Here():
+            step = measure_step(settings, device, out, progress)
+        case Cards():
+            step = compute_step(settings, hardware, demand, choice)
+        case _:
+            assert_never(hardware)
     work = _Run(settings, step, ranks, demand.saved, corpus_tokens).work()
     tokens, hours = sum(work.tokens), sum(work.seconds.values()) / 3600
     return RunForecast(
-        _title(hardware), ranks, demand.parameters, tokens, work.updates,
+        hardware.title, ranks, demand.parameters, tokens, work.updates,
         float(np.dot(work.tokens, _operations(settings))) / tokens, choice, free,
         demand.microbatch, demand.largest_microbatch(free, device, choice.placement, ranks),
         work.seconds, demand.saved, work.checkpoints,
-        None if price is None else price * ranks * hours, _assumed(hardware),
+        None if price is None else price * ranks * hours, hardware.assumed,
         tuple(_remarks(settings, hardware, demand, work.seconds)),
     )  # fmt: skip
 
@@ -372,45 +397,13 @@ def _remarks(
     encoders = [spec.encoder for spec in settings.objective.models(settings.encoder).values()]
     layers = sum(encoder.depth for encoder in encoders if isinstance(encoder, EncoderConfig))
     launching = (LAYER_LAUNCHES * layers + OTHER_LAUNCHES) * STEP_LAUNCH
-    work = max(_operations(settings)) * tokens / (hardware.utilisation * hardware.card.bf16)
+    work = max(_operations(settings)) * tokens / hardware.rate
     if work < launching:
         yield (
             f"a rank has {tokens:,.0f} tokens at once, which it computes in {1e3 * work:.2g} ms, "
             f"and launching the kernels takes about {1e3 * launching:.2g} ms: the run is slower "
             "than this forecast; set batch.n and microbatch_tokens higher, or use fewer ranks"
         )
-
-
-def _memory_of(hardware: Hardware) -> tuple[int, float, torch.device]:
-    """Return the ranks, the memory of each in bytes, and the kind of device."""
-    match hardware:
-        case Here(name):
-            device = choose_device(name)
-            free = memory_available(device)
-            return 1, math.inf if free is None else float(free), device
-        case Cards(card, count):
-            return count, card.memory, torch.device("cuda")
-
-
-def _title(hardware: Hardware) -> str:
-    match hardware:
-        case Here(name):
-            return describe_device(choose_device(name))
-        case Cards(card, count):
-            return f"{count} × {card.title}" if count > 1 else card.title
-
-
-def _assumed(hardware: Hardware) -> tuple[str, ...]:
-    match hardware:
-        case Here():
-            return ()
-        case Cards(card, count, share):
-            rate = f"{card.bf16 / 1e12:,.0f} TFLOP/s"
-            between = f"; {NETWORK / 1e9:,.0f} GB/s between machines" if count > MACHINE else ""
-            return (
-                f"{share:.0%} of {rate} (--utilisation), figures of the data sheet{between}",
-                "not measured: the time of checkpoints, and of reading the data",
-            )
 
 
 def _with_cards(error: ResourceError, demand: MemoryDemand, hardware: Hardware) -> ResourceError:
@@ -437,39 +430,23 @@ def _operations(settings: PretrainConfig) -> list[float]:
     ]
 
 
-def _recomputed(settings: PretrainConfig, length: int) -> float:
-    """Return the relative time of a step for recomputing the blocks."""
-    encoder = settings.encoder
-    if not settings.training.recompute:
-        return 1.0
-    blocks = forward_flops(encoder, (), length) * (1 - 1 / encoder.depth)
-    total = objective_flops(settings.objective, encoder, length)
-    return 1 + blocks / ((1 + BACKWARD) * total)
-
-
-def step_seconds(
-    settings: PretrainConfig,
-    hardware: Hardware,
-    demand: MemoryDemand,
-    choice: PlacementChoice,
-    out: Path,
-    progress: Progress = SILENT,
+def compute_step(
+    settings: PretrainConfig, hardware: Cards, demand: MemoryDemand, choice: PlacementChoice
 ) -> StepSeconds:
-    """Return the times of a step: measured here, or computed for cards."""
-    match hardware:
-        case Here(name):
-            return measure_step(settings, choose_device(name), out, progress)
-        case Cards(card, count, share):
-            per_token = tuple(
-                work * _recomputed(settings, phase.length) / (share * card.bf16)
-                for work, phase in zip(_operations(settings), settings.phases, strict=True)
-            )
-            local_parameters = demand.parameters / (count if choice.placement == "sharded" else 1)
-            update = max(
-                UPDATE_BYTES * local_parameters / card.bandwidth,
-                UPDATE_LAUNCHES * _launch_seconds(),
-            )
-            return StepSeconds(per_token, update, _exchange(settings, hardware, demand, choice))
+    """Compute the times of a step on cards from their data sheet."""
+    encoder, per_token = settings.encoder, list[float]()
+    for work, phase in zip(_operations(settings), settings.phases, strict=True):
+        again = 0.0
+        if settings.training.recompute:  # all blocks but one have a second forward pass
+            again = forward_flops(encoder, (), phase.length) * (1 - 1 / encoder.depth)
+        per_token.append((work + again) / hardware.rate)
+    shards = hardware.count if choice.placement == "sharded" else 1
+    update = max(
+        UPDATE_BYTES * demand.parameters / shards / hardware.card.bandwidth,
+        UPDATE_LAUNCHES * _launch_seconds(),
+    )
+    exchange = _exchange_seconds(settings, hardware, demand, choice)
+    return StepSeconds(tuple(per_token), update, exchange)
 
 
 def _launch_seconds() -> float:
@@ -486,7 +463,7 @@ def _launch_seconds() -> float:
     return (time.perf_counter() - start) / 1000
 
 
-def _exchange(
+def _exchange_seconds(
     settings: PretrainConfig, hardware: Cards, demand: MemoryDemand, choice: PlacementChoice
 ) -> float:
     """Return the seconds that the exchange between ranks adds to an update.
@@ -499,12 +476,13 @@ def _exchange(
         return 0.0
     link = NETWORK if ranks > MACHINE else hardware.card.link
     sent = 4 * demand.parameters * (ranks - 1) / ranks
-    micro = max(1.0, _tokens_per_step(settings) / ranks / demand.microbatch)
+    of_rank = _tokens_per_step(settings) / ranks
+    micro = max(1.0, of_rank / demand.microbatch)
     total = 2 * sent if choice.placement == "replicated" else sent * (1 + 2 * math.ceil(micro))
-    tokens = min(float(demand.microbatch), _tokens_per_step(settings) / ranks)
+    tokens = min(float(demand.microbatch), of_rank)
     shares = [phase.share for phase in settings.phases]
     work = float(np.dot(shares, _operations(settings)))
-    compute = work * tokens / (hardware.utilisation * hardware.card.bf16)
+    compute = work * tokens / hardware.rate
     hidden = compute * BACKWARD / (1 + BACKWARD)
     return max(0.0, total / link - hidden)
 
@@ -515,7 +493,10 @@ def measure_step(
     """Measure a step of the run on this machine, on random tokens. Draws from torch's generator."""
     objective, training = settings.objective, settings.training
     models = {role: Model(*spec) for role, spec in objective.models(settings.encoder).items()}
-    vocabulary = _vocabulary(settings.encoder.vocab)
+    # The special tokens are the first; each token has count 1.
+    size = settings.encoder.vocab
+    special = np.arange(size) < 5
+    vocabulary = Vocabulary(special, np.zeros_like(special), 4, counts=np.ones(size, np.int64))
     training_module = objective.training_module(models, vocabulary).to(device)
     for model in models.values():
         compute_as(model.encoder, training, device)
@@ -523,23 +504,13 @@ def measure_step(
         _random_batch(settings.objective_of(phase), vocabulary, settings, phase.length)
         for phase in settings.phases
     ]
-    per_token = tuple(
-        1 / speed(training_module, batch, training.precision, progress) for batch in batches
-    )
     optimizer = build_optimizer(
         training.optimizer,
         training_module.trained_parameters(),
         matrices=training_module.matrices(),
     )
-    set_rate(optimizer, 0.0)
-    update = update_seconds(training_module, batches[-1], optimizer, training, progress)
-    return StepSeconds(per_token, update, per_byte=seconds_per_byte(out))
-
-
-def _vocabulary(size: int) -> Vocabulary:
-    """Return a vocabulary with the special tokens first, in which each token has count 1."""
-    special = np.arange(size) < 5
-    return Vocabulary(special, np.zeros_like(special), 4, counts=np.ones(size, np.int64))
+    step = measure_updates(training_module, batches, optimizer, training, progress)
+    return dataclasses.replace(step, per_byte=seconds_per_byte(out))
 
 
 def _random_batch(

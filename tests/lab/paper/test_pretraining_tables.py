@@ -22,7 +22,7 @@ from bothways.data.segments import FullSentences
 from bothways.data.sentence_pairs import NextSentence
 from bothways.hub.model_folder import load_model
 from bothways.lab.paper import pretraining_runs as runs
-from bothways.lab.paper.pretraining_cost import identical_runs, table_cost
+from bothways.lab.paper.cost import identical_runs, table_cost
 from bothways.lab.paper.pretraining_page import difference, table_report, write_table_results
 from bothways.lab.paper.pretraining_runs import TableRequest, base_settings, run_table
 from bothways.lab.paper.pretraining_tables import COLUMNS, TABLES

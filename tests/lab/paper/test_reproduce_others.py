@@ -307,7 +307,8 @@ def test_frozen_features_cost_counts_runs_and_data(place: Path, tmp_path: Path) 
     assert isinstance(experiment, Frozen)
     data = read_tagged_sentences(experiment.settings, ["last"], "cpu").data
     tokens = sum(len(sequence) for item in data.train for sequence in item.sequences)
-    assert cost.frozen_cost(experiment, tmp_path) == cost.Cost("last", 3, 0, 3, tokens, None)
+    (costs,), _ = cost.estimate([experiment], tmp_path, device="cpu")
+    assert costs == cost.Cost("last", 3, 0, 3, tokens, None)
 
 
 def test_cost_matches_tokens_of_runs(
@@ -334,15 +335,13 @@ def test_cost_matches_tokens_of_runs(
     )
     assert costs.seconds == pytest.approx(3 * (2 * data.tokens + dev / 3) / 100)
     shown = cost.cost_table(
-        [dataclasses.replace(costs, seconds=70.0), dataclasses.replace(costs, done=3, seconds=0.0)],
+        [costs._replace(seconds=70.0), costs._replace(done=3, seconds=0.0)],
         note,
     )
     assert shown.note.startswith("At 100 training tokens per second")
     assert shown.rows[-1][:3] == ["all", 6, 3]
     assert [row[-1] for row in shown.rows] == ["0:01:10", "0:00:00", "0:01:10"]
-    shown = cost.cost_table(
-        [dataclasses.replace(costs, seconds=seconds) for seconds in (70.0, 3600.0)], note
-    )
+    shown = cost.cost_table([costs._replace(seconds=seconds) for seconds in (70.0, 3600.0)], note)
     assert [row[-1] for row in shown.rows] == ["0:01:10", "1:00:00", "1:01:10"]
 
 

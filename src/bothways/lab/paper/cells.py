@@ -156,8 +156,7 @@ def run(
         ResourceError: the best run has lost its weights.
     """
     folder = place_of(experiment, out, device, progress)
-    expected = experiment.cells if isinstance(experiment, Experiment) else experiment.seeds
-    grid_runs = run_all(first_runs(experiment, out), folder, expected=expected)
+    grid_runs = run_all(first_runs(experiment, out), folder, expected=experiment.cells)
     seeds = restarts(experiment, grid_runs) if grid_runs.finished else []
     series = run_all(seeds, folder, grid_runs) if seeds else grid_runs
     if not series.finished:

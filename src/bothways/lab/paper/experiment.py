@@ -127,6 +127,11 @@ class Experiment:
     notes: tuple[str, ...] = ()
 
     @property
+    def settings(self) -> FinetuneConfig:
+        """The settings of the first run."""
+        return self.grid[0]
+
+    @property
     def cells(self) -> int:
         """Number of runs."""
         match self.restarts:
@@ -148,6 +153,11 @@ class Frozen:
     settings: FeatureConfig
     seeds: int
     notes: tuple[str, ...] = ()
+
+    @property
+    def cells(self) -> int:
+        """Number of runs."""
+        return self.seeds
 
 
 @dataclass(frozen=True)

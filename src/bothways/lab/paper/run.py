@@ -15,8 +15,8 @@ from bothways.core.report.html import write_html
 from bothways.core.report.sections import Report, TableSection
 from bothways.lab.paper import glue, ner, squad, swag
 from bothways.lab.paper.cells import CellOutcome, run
-from bothways.lab.paper.cost import Cost, cost_table, estimate, frozen_cost
-from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, Frozen, NotRun, Request
+from bothways.lab.paper.cost import cost_table, estimate
+from bothways.lab.paper.experiment import BenchmarkPlan, NotRun, Request
 from bothways.lab.paper.glue_submission import write_submission
 from bothways.lab.paper.results_page import results_report, write_results
 
@@ -99,17 +99,9 @@ def _costs(plan: BenchmarkPlan, request: Request, device: str, progress: Progres
     for entry in plan.experiments:
         if isinstance(entry, NotRun):
             progress.message(f"{entry.name} is not run: {entry.reason}")
-    experiments = [entry for entry in plan.experiments if isinstance(entry, Experiment)]
-    frozen = [entry for entry in plan.experiments if isinstance(entry, Frozen)]
-    if not experiments and not frozen:
+    entries = [entry for entry in plan.experiments if not isinstance(entry, NotRun)]
+    if not entries:
         message, fix = "has no data for any of the tasks", "Give the folder as distributed."
         raise DataError(message, where=request.data, fix=fix)
-    costs, notes = list[Cost](), list[str]()
     progress.stage("estimating the cost")
-    if experiments:
-        costs, note = estimate(experiments, request.out, device=device)
-        notes.append(note)
-    if frozen:
-        costs += [frozen_cost(entry, request.out) for entry in frozen]
-        notes.append("Frozen features are not timed: a pass of the encoder per task, then BiLSTMs.")
-    return cost_table(costs, " ".join(notes))
+    return cost_table(*estimate(entries, request.out, device=device))

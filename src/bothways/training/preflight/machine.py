@@ -10,6 +10,8 @@ import hashlib
 import os
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +23,6 @@ from bothways.core.errors import ConfigError, os_errors
 from bothways.core.finding import Finding
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.runtime.devices import (
-    Precision,
     device_of,
     disk_free,
     gemm_rate,
@@ -33,9 +34,9 @@ from bothways.core.training_module import TrainingModule
 from bothways.model.block import Block
 from bothways.model.encoder import Encoder
 from bothways.model.flops import BACKWARD
-from bothways.training.optimizers import update
+from bothways.training.optimizers import set_rate, update
 from bothways.training.parallel import Plan, Sharding, Single, all_gather, shard
-from bothways.training.preflight.memory import MemoryDemand
+from bothways.training.preflight.memory import MemoryDemand, size_text
 from bothways.training.run import Training
 from bothways.training.trackers import Peak
 
@@ -52,8 +53,38 @@ def check_machine(
         folder: of the run; None for a run in memory.
         ranks: the number of processes that may have one model between them.
     """
-    disk = [] if folder is None else _check_disk(demand, folder)
-    return [*disk, *_check_memory(demand, device, ranks)]
+    findings = []
+    if folder is not None:
+        needed, free_disk = (
+            demand.saved * demand.checkpoints + 4 * demand.parameters,
+            disk_free(folder),
+        )
+        # A resumed run replaces the files that it has written.
+        written = [*folder.glob("step-*/*"), *folder.glob("model/*")]
+        if needed > free_disk + sum(file.stat().st_size for file in written if file.is_file()):
+            message = (
+                f"{demand.checkpoints} checkpoints and the model take {size_text(needed)}, "
+                f"but {size_text(free_disk)} are free"
+            )
+            fix = "Make room, or choose a folder on another disk."
+            findings.append(Finding("disk", "error", message, str(folder), fix))
+    free, fixed, memory = memory_available(device), demand.fixed / ranks, demand.memory(device)
+    if free is None:
+        return findings
+    if ranks > 1 and not demand.fits(free, device, "replicated", ranks):
+        memory = demand.memory(device, "sharded", ranks)
+    available = f"but {size_text(free)} are free on {device}"
+    if fixed > free:
+        message = f"the model with its optimizer takes {size_text(fixed)} of memory, {available}"
+        fix = "Use a smaller model or another machine."
+        findings.append(Finding("memory", "error", message, fix=fix))
+    elif memory.total > free:
+        message = f"a step may take {size_text(memory.total)} of memory, {available}"
+        fix = f"Halve it; it is {demand.microbatch}." + (
+            "" if demand.training.recompute else " Or set training.recompute=true."
+        )
+        findings.append(Finding("memory", "warning", message, "microbatch_tokens", fix))
+    return findings
 
 
 def choose_parallelism(
@@ -77,61 +108,62 @@ def choose_parallelism(
     least = float(all_gather(plan, local).min())
     if demand.fits(least, device, "replicated", plan.world):
         return plan
-    needed = demand.memory(device, "replicated", plan.world).total
-    message = (
-        f"a step with a whole model may take {_size(needed)} of memory, and {_size(least)} are"
+    needed = size_text(demand.memory(device, "replicated", plan.world).total)
+    progress.message(
+        f"note: the {plan.world} ranks share one model: a step with a whole model may take {needed}"
+        f" of memory, and {size_text(least)} are free"
     )
-    progress.message(f"note: the {plan.world} ranks share one model: {message} free")
     return shard(plan, Sharding())
 
 
-def speed(
-    training_module: TrainingModule, batch: Batch, precision: Precision, progress: Progress = SILENT
-) -> float:
-    """Return the tokens per second in training, measured forward and backward on one batch.
+@dataclass(frozen=True)
+class StepSeconds:
+    """The seconds of the parts of a step.
 
-    The weights do not change. Dropout draws from torch's generator: seed it afterwards.
+    Attributes:
+        per_token: seconds of forward and backward pass per token on one rank, for each batch that
+            was measured, or each phase of a run.
+        update: seconds of an update, clipping included.
+        exchange: seconds that the exchange between ranks adds to an update.
+        per_byte: seconds per byte of a checkpoint; 0 if unknown.
     """
-    device = device_of(training_module)
-    dtype, moved = resolve_precision(precision, device), batch.to(device)
-    training_module.train()
-    rate = 0.0
-    for _ in track(range(2), progress, "measuring the speed of training"):  # the first is slower
-        start = time.perf_counter()
-        with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
-            losses = training_module(moved)
-        torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        rate = batch.layout.tokens / (time.perf_counter() - start)
-    training_module.zero_grad()
-    return rate
+
+    per_token: tuple[float, ...]
+    update: float
+    exchange: float = 0.0
+    per_byte: float = 0.0
 
 
-def update_seconds(
+def measure_updates(
     training_module: TrainingModule,
-    batch: Batch,
+    batches: Sequence[Batch],
     optimizer: torch.optim.Optimizer,
     training: Training,
     progress: Progress = SILENT,
-) -> float:
-    """Return the time of an update, clipping included; at a rate of 0 the weights do not change.
+) -> StepSeconds:
+    """Measure steps on each batch, at a rate of 0: the weights do not change.
 
-    As `speed`, it draws from torch's generator.
+    Dropout draws from torch's generator: seed it afterwards.
     """
     device = device_of(training_module)
-    progress.stage("measuring the time of an update")
-    seconds = 0.0
-    for _ in range(2):  # the first update allocates the moments
-        losses = training_module(batch.to(device))
+    dtype, per_token, update_seconds = resolve_precision(training.precision, device), [], 0.0
+    set_rate(optimizer, 0.0)
+    training_module.train()
+    steps = [(batch.to(device), last) for batch in batches for last in (False, True)]
+    # The first step is slower: it allocates the moments.
+    for batch, last in track(steps, progress, "measuring the speed of training"):
+        start = time.perf_counter()
+        with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
+            losses = training_module(batch)
         torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
         wait(device)
-        start = time.perf_counter()
+        passed = time.perf_counter()
         update(optimizer, training.clip_norm)
         wait(device)
-        seconds = time.perf_counter() - start
-    training_module.zero_grad()
-    return seconds
+        update_seconds = time.perf_counter() - passed
+        if last:
+            per_token.append((passed - start) / batch.layout.tokens)
+    return StepSeconds(tuple(per_token), update_seconds)
 
 
 def seconds_per_byte(folder: Path) -> float:
@@ -146,49 +178,6 @@ def seconds_per_byte(folder: Path) -> float:
         os.fsync(file.fileno())
         hashlib.sha256(content)
         return (time.perf_counter() - start) / len(content)
-
-
-def _check_disk(demand: MemoryDemand, folder: Path) -> list[Finding]:
-    needed = demand.saved * demand.checkpoints + 4 * demand.parameters
-    free = disk_free(folder)
-    # A resumed run replaces the files that it has written.
-    written = [*folder.glob("step-*/*"), *folder.glob("model/*")]
-    if needed <= free + sum(file.stat().st_size for file in written if file.is_file()):
-        return []
-    message = (
-        f"{demand.checkpoints} checkpoints and the model take {_size(needed)}, "
-        f"but {_size(free)} are free"
-    )
-    return [
-        Finding(
-            "disk", "error", message, str(folder), "Make room, or choose a folder on another disk."
-        )
-    ]
-
-
-def _check_memory(demand: MemoryDemand, device: torch.device, ranks: int) -> list[Finding]:
-    free, fixed, memory = memory_available(device), demand.fixed / ranks, demand.memory(device)
-    if free is None:
-        return []
-    if ranks > 1 and not demand.fits(free, device, "replicated", ranks):
-        memory = demand.memory(device, "sharded", ranks)
-    if fixed > free:
-        message = (
-            f"the model with its optimizer takes {_size(fixed)} of memory, "
-            f"but {_size(free)} are free on {device}"
-        )
-        return [Finding("memory", "error", message, fix="Use a smaller model or another machine.")]
-    if (peak := memory.total) > free:
-        message = f"a step may take {_size(peak)} of memory, but {_size(free)} are free on {device}"
-        fix = f"Halve it; it is {demand.microbatch}." + (
-            "" if demand.training.recompute else " Or set training.recompute=true."
-        )
-        return [Finding("memory", "warning", message, "microbatch_tokens", fix)]
-    return []
-
-
-def _size(count: int | float) -> str:
-    return f"{count / 2**20:,.1f} MiB"
 
 
 def compute_as(encoder: Encoder, training: Training, device: torch.device) -> None:
