@@ -18,8 +18,7 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.config import FinetuneConfig, load_config
 from bothways.finetuning.data import read_recorded_split, read_split
 from bothways.finetuning.splits import DevPart, Split, fold_name, parse_part, split_examples
-from bothways.lab.sweeps.folds import FoldRun, finetune_folds
-from bothways.lab.sweeps.runs import SweepFolder
+from bothways.lab.sweeps.folds import FoldRun, cross_validate
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
@@ -270,7 +269,7 @@ def test_folds_predict_each_row_once(tmp_path: Path) -> None:
     settings = load_config(
         FinetuneConfig(model=str(tmp_path / "bert"), train=str(file)), {"epochs": 1}
     )
-    series = finetune_folds(settings, 2, SweepFolder(tmp_path / "cv"))
+    series = cross_validate(settings, 2, tmp_path / "cv").series
     lines = (tmp_path / "cv/out_of_fold.jsonl").read_text().splitlines()
     values = [json.loads(line) for line in lines]
     assert [value["row"] for value in values] == [*range(1, 31)]
@@ -282,13 +281,13 @@ def test_folds_predict_each_row_once(tmp_path: Path) -> None:
     right = sum(value["truth"] == value["prediction"]["label"] for value in values)
     assert right == pytest.approx(sum(15 * accuracy for accuracy in accuracies))
     rows = [{"text": e.text, "label": e.label} for e in examples]
-    resumed = SweepFolder(tmp_path / "cv", resume=True)
-    assert finetune_folds(settings, 2, resumed).runs == series.runs
+    resumed: dict[str, Any] = {"out": tmp_path / "cv", "resume": True}
+    assert cross_validate(settings, 2, **resumed).series.runs == series.runs
     assert FoldRun("f", dataclasses.replace(settings, dev="50%"), rows=rows).digests() == (
         series.runs[0].digests
     )
     with pytest.raises(ConfigError):
-        finetune_folds(settings, 3, resumed)
+        cross_validate(settings, 3, **resumed)
     for wrong in ({"folds": 1}, {"settings": dataclasses.replace(settings, dev="20%")}):
         with pytest.raises(ConfigError):
-            finetune_folds(**{"settings": settings, "folds": 2, "folder": resumed, **wrong})
+            cross_validate(**{"settings": settings, "folds": 2, **resumed, **wrong})

@@ -12,10 +12,10 @@ import dataclasses
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bothways.core.atomic_files import replace_text
 from bothways.core.errors import ConfigError
@@ -23,20 +23,12 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import result_line
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import Rows, read_split
-from bothways.finetuning.run import finetune
-from bothways.finetuning.splits import SplitResult, fold_name
+from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.splits import fold_name
 from bothways.hub.provenance import digest_of_model
-from bothways.lab.sweeps.runs import (
-    FinetuneRun,
-    Series,
-    SweepFolder,
-    SweepOutcome,
-    read_finished,
-    run_all,
-    write_sweep_report,
-)
+from bothways.lab.sweeps import runs
 from bothways.prediction.engine import predict
-from bothways.tasks.base import examples_fingerprint
+from bothways.tasks.base import Metrics, examples_fingerprint
 from bothways.training.parallel import is_main, plan_here
 from bothways.training.run import OnEvent
 
@@ -46,20 +38,12 @@ _TRUTHS = ("label", "labels", "tags", "answers")
 
 
 @dataclass(frozen=True)
-class MetricSpread:
-    """A metric over the folds; the deviation has n − 1 in its denominator."""
-
-    mean: float
-    deviation: float
-
-
-@dataclass(frozen=True)
 class CrossValidation:
     """The scores and predictions of a cross-validation.
 
     Attributes:
         metrics: mean of each metric over the folds.
-        deviations: standard deviation of each metric over the folds.
+        deviations: standard deviation of each metric over the folds, with n − 1.
         predictions: a prediction for each row by the model that was not trained on it, in the order
             of the rows: a dict with "row" (from 1), "where", "truth", "prediction" and "fold".
         series: the runs, one per fold.
@@ -69,7 +53,7 @@ class CrossValidation:
     metrics: Mapping[str, float]
     deviations: Mapping[str, float]
     predictions: tuple[dict[str, Any], ...]
-    series: Series
+    series: runs.Series
     folder: Path | None = None
 
     def __repr__(self) -> str:
@@ -78,97 +62,41 @@ class CrossValidation:
 
 
 @dataclass(frozen=True)
-class FoldRun(FinetuneRun):
-    """The run whose dev data is one fold.
-
-    Attributes:
-        rows: training data to read instead of the source in the settings.
-        on_event: called after each step, report, evaluation and checkpoint.
-    """
-
-    rows: Rows | None = None
-    on_event: OnEvent = field(default=lambda event: None, repr=False)
+class FoldRun(runs.FinetuneRun):
+    """The run whose dev data is one fold; it writes the predictions for the fold."""
 
     def digests(self) -> dict[str, str]:
-        """Return the sha256 of all rows of the fold's two sides, and of the model."""
+        """Return the sha256 of all rows of the fold's two sides, in order, and of the model."""
         if self.rows is None:
             return super().digests()
         split = read_split(self.settings, self.rows)
-        ordered = [example for _, example in _in_order(split)]
+        dev, train = dict(zip(split.dev_rows, split.dev, strict=True)), iter(split.train)
+        count = len(split.train) + len(dev)
+        ordered = [dev[row] if row in dev else next(train) for row in range(count)]
         return {
             "train": examples_fingerprint(ordered),
             "model": digest_of_model(self.settings.model),
         }
 
-    def start(
-        self, folder: Path, *, resume: bool, device: str, progress: Progress
-    ) -> SweepOutcome | None:
-        """Fine-tune, and write the predictions for the fold."""
-        done = finetune(
-            self.settings,
-            folder,
-            train=self.rows,
-            resume=resume,
-            device=device,
-            progress=progress,
-            on_event=self.on_event,
-        )
-        if not done.finished:
-            return None
-        if done.metrics:  # on the main rank
+    def finish(self, done: FinetuneResult, folder: Path) -> Metrics:
+        """Write the predictions, on the main rank."""
+        if done.metrics:
             split = read_split(self.settings, self.rows)
-            results = predict(done.task_model, split.dev)
-            lines = (
-                {"row": row + 1, **_record(example, prediction)}
-                for row, (example, prediction) in zip(split.dev_rows, results, strict=True)
-            )
-            _write_lines(folder / PREDICTIONS, lines)
-        if done.failure is not None:
-            progress.message(done.failure.message(several=True))
-        metric_name = self.settings.chosen_by
-        return SweepOutcome(
-            self.name,
-            done.metrics,
-            done.failure.failed if done.failure else (),
-            metric_name,
-            self.settings.directions(done.task_model.task, done.task_model.labels)[metric_name],
-            done.progress.steps,
-            done.progress.seconds,
-        )
-
-
-def cross_validate(
-    settings: FinetuneConfig,
-    folds: int,
-    out: Path | None = None,
-    rows: Rows | None = None,
-    *,
-    resume: bool = False,
-    device: str = "auto",
-    progress: Progress = SILENT,
-    on_event: OnEvent = lambda event: None,
-) -> CrossValidation:
-    """Fine-tune once per fold as `finetune_folds`, and read the scores and predictions.
-
-    Args:
-        out: folder of the runs; None for a temporary one, in which only one model is kept.
-    """
-    with contextlib.ExitStack() as stack:
-        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        keep: Literal["all", "best"] = "best" if out is None else "all"
-        sweep_folder = SweepFolder(folder, resume, device, progress, keep=keep)
-        series = finetune_folds(settings, folds, sweep_folder, rows, on_event)
-        file, lines = folder / PREDICTIONS, list[str]()
-        if series.finished and file.exists():  # on the main rank
-            lines = file.read_text(encoding="utf8").split("\n")[:-1]
-    spread = fold_spread(series)
-    return CrossValidation(
-        {name: deviation.mean for name, deviation in spread.items()},
-        {name: deviation.deviation for name, deviation in spread.items()},
-        tuple(json.loads(line) for line in lines),
-        series,
-        out,
-    )
+            records = []
+            for row, (example, prediction) in zip(
+                split.dev_rows, predict(done.task_model, split.dev), strict=True
+            ):
+                truths = [{"truth": getattr(example, x)} for x in _TRUTHS if hasattr(example, x)]
+                records.append(
+                    {
+                        "row": row + 1,
+                        "where": example.where,
+                        **(truths[0] if truths else {}),
+                        "prediction": prediction.to_json(),
+                    }
+                )
+            _write_lines(folder / PREDICTIONS, records)
+        return done.metrics
 
 
 def first_fold(folds: int, dev: object = None) -> str:
@@ -186,13 +114,17 @@ def first_fold(folds: int, dev: object = None) -> str:
     return fold_name(1, folds)
 
 
-def finetune_folds(
+def cross_validate(
     settings: FinetuneConfig,
     folds: int,
-    folder: SweepFolder,
+    out: Path | None = None,
     rows: Rows | None = None,
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    progress: Progress = SILENT,
     on_event: OnEvent = lambda event: None,
-) -> Series:
+) -> CrossValidation:
     """Fine-tune once per fold, in `fold-N`; each needs the time of a run.
 
     `folds.json` has mean and deviation of each metric, `out_of_fold.jsonl` the prediction for each
@@ -200,6 +132,7 @@ def finetune_folds(
 
     Args:
         settings: settings of each run; their dev data is None or the first fold.
+        out: folder of the runs; None for a temporary one, in which only one model is kept.
         rows: data instead of the source that the settings name; not an iterator.
 
     Raises:
@@ -207,74 +140,45 @@ def finetune_folds(
         BothwaysError: the errors of `runs.run_all`.
     """
     first_fold(folds, None if settings.dev == fold_name(1, folds) else settings.dev)
-    runs = [
-        FoldRun(
-            f"fold-{number}",
-            dataclasses.replace(settings, dev=fold_name(number, folds)),
-            rows=rows,
-            on_event=on_event,
-        )
-        for number in range(1, folds + 1)
-    ]
-    for run in runs if folder.resume else ():
-        if not (folder.out / run.name / PREDICTIONS).exists() and read_finished(run, folder):
-            message = f"a finished run has no {PREDICTIONS}"
-            raise ConfigError(message, where=folder.out / run.name, fix="Delete its folder.")
-    series = run_all(runs, folder)
-    if series.finished and is_main(plan_here()):
-        spread = {name: dataclasses.asdict(metric) for name, metric in fold_spread(series).items()}
-        write_sweep_report(
-            folder.out / "folds.json", {"folds": folds, "metrics": spread}, series.runs
-        )
-        _write_lines(folder.out / PREDICTIONS, _joined(folder.out, series))
-    return series
+    fold_runs = []
+    for number in range(1, folds + 1):
+        changed = dataclasses.replace(settings, dev=fold_name(number, folds))
+        fold_runs.append(FoldRun(f"fold-{number}", changed, rows=rows, on_event=on_event))
+    with contextlib.ExitStack() as stack:
+        folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        keep: Any = "best" if out is None else "all"
+        sweep_folder = runs.SweepFolder(folder, resume, device, progress, keep=keep)
+        for run in fold_runs if resume else ():
+            file = folder / run.name / PREDICTIONS
+            if not file.exists() and runs.read_finished(run, sweep_folder):
+                message = f"a finished run has no {PREDICTIONS}"
+                raise ConfigError(message, where=file.parent, fix="Delete its folder.")
+        series = runs.run_all(fold_runs, sweep_folder)
+        scores = [run.metrics for run in series.scored]  # those that diverged have none
+        values = {
+            name: [metrics[name] for metrics in scores]
+            for name in (scores[0] if scores else ())
+            if all(name in metrics for metrics in scores)
+        }
+        means = {name: statistics.fmean(numbers) for name, numbers in values.items()}
+        deviations = {
+            name: statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+            for name, numbers in values.items()
+        }
+        predictions: list[dict[str, Any]] = []
+        if series.finished and is_main(plan_here()):
+            for number, outcome in enumerate(series.runs, 1):
+                if (file := folder / outcome.name / PREDICTIONS).exists():
+                    lines = file.read_text(encoding="utf8").split("\n")[:-1]
+                    predictions += [{**json.loads(line), "fold": number} for line in lines]
+            predictions.sort(key=lambda values: values["row"])
+            _write_lines(folder / PREDICTIONS, predictions)
+            spread = {n: {"mean": means[n], "deviation": deviations[n]} for n in values}
+            summary = {"folds": folds, "metrics": spread}
+            runs.write_sweep_report(folder / "folds.json", summary, series.runs)
+    return CrossValidation(means, deviations, tuple(predictions), series, out)
 
 
-def fold_spread(series: Series) -> dict[str, MetricSpread]:
-    """Return mean and deviation of each metric over the folds; runs that diverged have none."""
-    scored = series.scored
-    names = scored[0].metrics if scored else ()
-    values = {
-        name: [run.metrics[name] for run in scored]
-        for name in names
-        if all(name in run.metrics for run in scored)
-    }
-    return {
-        name: MetricSpread(
-            statistics.fmean(scores), statistics.stdev(scores) if len(scores) > 1 else 0.0
-        )
-        for name, scores in values.items()
-    }
-
-
-def _in_order(split: SplitResult) -> list[tuple[int, Any]]:
-    """Return the examples of both sides by their row."""
-    rows = {*split.dev_rows}
-    train = iter(split.train)
-    dev = iter(split.dev)
-    count = len(split.train) + len(split.dev)
-    return [(row, next(dev if row in rows else train)) for row in range(count)]
-
-
-def _record(example: Any, prediction: Any) -> dict[str, Any]:
-    """Return a prediction with the source of its example and the right answer."""
-    name = next((name for name in _TRUTHS if hasattr(example, name)), None)
-    truth = {} if name is None else {"truth": getattr(example, name)}
-    return {"where": example.where, **truth, "prediction": prediction.to_json()}
-
-
-def _joined(out: Path, series: Series) -> Iterator[Mapping[str, Any]]:
-    """Yield the predictions of all folds in the order of the rows."""
-    lines = [
-        {**json.loads(line), "fold": number}
-        for number, run in enumerate(series.runs, 1)
-        if (out / run.name / PREDICTIONS).exists()
-        for line in (out / run.name / PREDICTIONS).read_text(encoding="utf8").split("\n")
-        if line
-    ]
-    yield from sorted(lines, key=lambda values: values["row"])
-
-
-def _write_lines(file: Path, lines: Iterator[Mapping[str, Any]]) -> None:
+def _write_lines(file: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     text = "".join(json.dumps(values, ensure_ascii=False) + "\n" for values in lines)
     replace_text(file, text)

@@ -85,7 +85,10 @@ def grid_cells(base: FinetuneConfig, grid: Grid) -> Iterator[tuple[str, Finetune
     """
     for values in itertools.product(*grid.values()):
         cell = dict(zip(grid, values, strict=True))
-        yield folder_name(cell), _with(base, cell)
+        yield (
+            folder_name(cell),
+            load_config(base, [f"{key}={value}" for key, value in cell.items()]),
+        )
 
 
 def folder_name(cell: Mapping[str, str]) -> str:
@@ -102,22 +105,16 @@ def folder_name(cell: Mapping[str, str]) -> str:
     return f"{beginning}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
-def _with(base: FinetuneConfig, cell: Mapping[str, str]) -> FinetuneConfig:
-    return load_config(base, [f"{key}={value}" for key, value in cell.items()])
-
-
 def sweep_grid(base: FinetuneConfig, grid: Grid, folder: runs.SweepFolder) -> runs.Series:
     """Run every cell; `model` is the best one's, `sweep.json` lists all results.
 
     Raises the errors of `runs.run_all`.
     """
-    series = runs.run_all([runs.FinetuneRun(*cell) for cell in grid_cells(base, grid)], folder)
-    if series.finished:
-        runs.keep_best(series, folder)
+
+    def summary(series: runs.Series) -> Mapping[str, str]:
+        """Name the best run, unless all diverged."""
         best = series.best
-        runs.write_sweep_report(
-            folder.out / "sweep.json",
-            {"best": best.name, "metric": best.metric} if best else {},
-            series.runs,
-        )
-    return series
+        return {"best": best.name, "metric": best.metric} if best else {}
+
+    cells = [runs.FinetuneRun(*cell) for cell in grid_cells(base, grid)]
+    return runs.run_best(cells, folder, "sweep.json", summary)

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import shutil
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,8 @@ from bothways.core.errors import ConfigError, DivergedError, FolderError, Resour
 from bothways.core.json_reader import read_object
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.finetuning.config import FinetuneConfig
-from bothways.finetuning.data import fingerprints
+from bothways.finetuning.data import Rows, fingerprints
+from bothways.finetuning.result import FinetuneResult
 from bothways.finetuning.run import finetune
 from bothways.finetuning.splits import parse_part
 from bothways.hub.hf_config import RECORD
@@ -34,6 +35,7 @@ from bothways.prediction.engine import evaluate_task
 from bothways.tasks.base import Direction, Metrics
 from bothways.training.checkpoint import checkpoints
 from bothways.training.parallel import is_main, plan_here
+from bothways.training.run import OnEvent
 from bothways.training.store import MARK
 
 RESULT = "result.json"
@@ -154,11 +156,15 @@ class FinetuneRun:
     Attributes:
         others: further data that the best weights are scored on; the name is the prefix of the
             metrics.
+        rows: training data to read instead of the source in the settings.
+        on_event: called after each step, report, evaluation and checkpoint.
     """
 
     name: str
     settings: FinetuneConfig
     others: Mapping[str, str] = field(default_factory=dict)
+    rows: Rows | None = None
+    on_event: OnEvent = field(default=lambda event: None, repr=False)
 
     def __post_init__(self) -> None:
         if self.settings.dev is None:
@@ -179,24 +185,38 @@ class FinetuneRun:
         self, folder: Path, *, resume: bool, device: str, progress: Progress
     ) -> SweepOutcome | None:
         """Fine-tune; a warning about a failed run does not advise other seeds."""
-        done = finetune(self.settings, folder, resume=resume, device=device, progress=progress)
+        done = finetune(
+            self.settings,
+            folder,
+            train=self.rows,
+            resume=resume,
+            device=device,
+            progress=progress,
+            on_event=self.on_event,
+        )
         if not done.finished:
             return None
         if done.failure is not None:
             progress.message(done.failure.message(several=True))
-        task, metrics = done.task_model.task, dict(done.metrics)
-        for name, source in self.others.items() if metrics else ():  # on the main rank
-            scores = evaluate_task(done.task_model, task.read(source).examples)
-            metrics |= {f"{name}/{metric}": value for metric, value in scores.items()}
+        metrics, metric = self.finish(done, folder), self.settings.chosen_by
         return SweepOutcome(
             self.name,
             metrics,
             done.failure.failed if done.failure else (),
-            self.settings.chosen_by,
-            self.settings.directions(task, done.task_model.labels)[self.settings.chosen_by],
+            metric,
+            self.settings.directions(done.task_model.task, done.task_model.labels)[metric],
             done.progress.steps,
             done.progress.seconds,
         )
+
+    def finish(self, done: FinetuneResult, folder: Path) -> Metrics:
+        """Return the metrics of a finished run, those on further data included."""
+        metrics = dict(done.metrics)
+        for name, source in self.others.items() if metrics else ():  # on the main rank
+            examples = done.task_model.task.read(source).examples
+            scores = evaluate_task(done.task_model, examples)
+            metrics |= {f"{name}/{metric}": value for metric, value in scores.items()}
+        return metrics
 
 
 def run_all(
@@ -329,6 +349,23 @@ def keep_best(series: Series, sweep_folder: SweepFolder) -> None:
             )
             text = with_first_limit(card.read_text(encoding="utf8"), limit)
             card.write_text(text, encoding="utf8")
+
+
+def run_best(
+    runs: Iterable[Run],
+    folder: SweepFolder,
+    report: str,
+    summarise: Callable[[Series], Mapping[str, Any]],
+) -> Series:
+    """Make all runs; then `model` is the best one's, and `report` lists all results.
+
+    Raises the errors of `run_all`.
+    """
+    series = run_all(runs, folder)
+    if series.finished:
+        keep_best(series, folder)
+        write_sweep_report(folder.out / report, summarise(series), series.runs)
+    return series
 
 
 def write_sweep_report(file: Path, summary: Mapping[str, Any], runs: Many[SweepOutcome]) -> None:

@@ -11,8 +11,10 @@ import dataclasses
 import itertools
 import re
 import statistics
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from typing import Any
 
 from bothways.core.errors import ConfigError
 from bothways.finetuning.config import FinetuneConfig
@@ -53,19 +55,17 @@ def parse_seeds(text: str, start: int = 0) -> tuple[Seed, ...]:
     Raises:
         ConfigError: the text has another form, a number of seeds below 1, or a seed twice.
     """
-    counts = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text.strip())
-    if counts and int(counts[1]) * int(counts[2] or 1) > MOST_RUNS:
-        message = f"{text.strip()!r} is more than {MOST_RUNS:,} runs"
-        fix = "Write a smaller number, or one seed with a comma, such as 12345,."
-        raise ConfigError(message, where="seeds", fix=fix)
-    if crossed := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text.strip()):
-        heads, orders = (range(start, start + int(count)) for count in crossed.groups())
-        return tuple(itertools.product(heads, orders))
+    counts = re.fullmatch(r"0*([1-9]\d*)(?:x([1-9]\d*))?", text.strip())
+    if counts:
+        if int(counts[1]) * int(counts[2] or 1) > MOST_RUNS:
+            message = f"{text.strip()!r} is more than {MOST_RUNS:,} runs"
+            fix = "Write a smaller number, or one seed with a comma, such as 12345,."
+            raise ConfigError(message, where="seeds", fix=fix)
+        heads, *orders = (range(start, start + int(count)) for count in counts.groups() if count)
+        return tuple(itertools.product(heads, orders[0])) if orders else tuple(heads)
     numbers = [number.strip() for number in text.split(",")]
     if len(numbers) > 1 and not numbers[-1]:
         numbers.pop()
-    elif len(numbers) == 1 and numbers[0].isdecimal() and int(numbers[0]) > 0:
-        return tuple(range(start, start + int(numbers[0])))
     seeds = tuple(int(number) for number in numbers if number.isdecimal())
     if "," not in text or len(seeds) != len(numbers) or len(set(seeds)) != len(seeds):
         fix = (
@@ -85,24 +85,19 @@ def finetune_seeds(
     and, unless `order_seed` is set, of the order of the data and dropout. Raises the errors of
     `runs.run_all`.
     """
-    series = runs.run_all((_run(settings, seed) for seed in seeds), folder)
-    if series.finished:
-        runs.keep_best(series, folder)
-        summary = seed_spread(series)
-        runs.write_sweep_report(
-            folder.out / "seeds.json", dataclasses.asdict(summary) if summary else {}, series.runs
-        )
-    return series
+    planned = []
+    for seed in seeds:
+        head, order = (seed, settings.order_seed) if isinstance(seed, int) else seed
+        name = f"seed-{seed}" if isinstance(seed, int) else f"seed-{head}-order-{order}"
+        changed = dataclasses.replace(settings, seed=head, order_seed=order)
+        planned.append(runs.FinetuneRun(name, changed))
 
+    def summary(series: runs.Series) -> Mapping[str, Any]:
+        """Return the spread, unless all diverged."""
+        spread = seed_spread(series)
+        return {} if spread is None else dataclasses.asdict(spread)
 
-def _run(settings: FinetuneConfig, seed: Seed) -> runs.FinetuneRun:
-    """Return the run of a seed."""
-    match seed:
-        case int():
-            return runs.FinetuneRun(f"seed-{seed}", dataclasses.replace(settings, seed=seed))
-        case head, order:
-            crossed = dataclasses.replace(settings, seed=head, order_seed=order)
-            return runs.FinetuneRun(f"seed-{head}-order-{order}", crossed)
+    return runs.run_best(planned, folder, "seeds.json", summary)
 
 
 def seed_spread(series: runs.Series) -> SeedSpread | None:
