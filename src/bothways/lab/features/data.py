@@ -13,12 +13,8 @@ from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.splits import parse_part, split_examples
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
-from bothways.lab.features.tagger import (
-    BiLSTMTagger,
-    Stored,
-)
+from bothways.lab.features.tagger import BiLSTMTagger, Stored
 from bothways.model.layer_mix import LayerChoice, chosen_layers
-from bothways.tasks.base import EncodedExample
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
@@ -89,11 +85,6 @@ class TaggedSentences:
     data: LabelledData
     layers: tuple[int, ...]
 
-    @property
-    def splits(self) -> dict[str, tuple[EncodedExample, ...]]:
-        """The encoded sentences by the folder name of their features."""
-        return {"train": self.data.train, "dev": self.data.dev}
-
 
 def read_tagged_sentences(
     settings: FeatureConfig, choices: Iterable[LayerChoice], device: str
@@ -116,10 +107,5 @@ def read_tagged_sentences(
         split = split_examples(settings.task, train, fraction)
         train, dev = split.train, split.dev
     data = label(task, tokenizer, train, dev, length)
-    return TaggedSentences(
-        Tagger(settings.task, model, tokenizer, data.labels, length)
-        .to(choose_device(device))
-        .eval(),
-        data,
-        layers,
-    )
+    tagger = Tagger(settings.task, model, tokenizer, data.labels, length)
+    return TaggedSentences(tagger.to(choose_device(device)).eval(), data, layers)

@@ -7,8 +7,7 @@ fine-tunes the encoder instead.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,15 +17,10 @@ import torch
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state
-from bothways.core.sequence import Sequence
 from bothways.core.training_module import evaluating
 from bothways.data.list_source import ListSource
 from bothways.data.loader import Loader, Share, in_batches, unchanged
-from bothways.lab.features.data import (
-    FeatureConfig,
-    TaggedSentences,
-    read_tagged_sentences,
-)
+from bothways.lab.features.data import FeatureConfig, read_tagged_sentences
 from bothways.lab.features.tagger import Features, FeatureTagger, open_features
 from bothways.model.layer_mix import LayerChoice, LayerSum, chosen_layers
 from bothways.tasks.base import EncodedExample, Metrics, Output
@@ -90,15 +84,8 @@ def feature_based(
     """Compute features, unless the folder has them, and train on them.
 
     Raises the errors of `prepare_features` and `fit_features`.
-
-    Args:
-        progress: receives stages and warnings.
     """
-    progress.stage("reading the model and the data")
-    sentences = read_tagged_sentences(settings, [settings.layers], device)
-    for finding in sentences.data.findings:
-        progress.message(f"{finding.severity}: {finding}")
-    data = compute_features(sentences, settings, folder, progress)
+    data = prepare_features(settings, folder, [settings.layers], device=device, progress=progress)
     return fit_features(data, settings, device=device, progress=progress)
 
 
@@ -112,6 +99,9 @@ def prepare_features(
 ) -> FeatureData:
     """Read the data and compute the features for all choices, or take them from the folder.
 
+    Args:
+        progress: receives stages and warnings.
+
     Raises:
         BothwaysError: the data has errors; one message lists all of them.
         ConfigError: the encoder has too few blocks for a choice, or too few positions for the
@@ -119,28 +109,16 @@ def prepare_features(
         FolderError: the model cannot be read.
         ResourceError: the disk is full.
     """
+    progress.stage("reading the model and the data")
     sentences = read_tagged_sentences(settings, choices, device)
-    return compute_features(sentences, settings, folder, progress)
-
-
-def compute_features(
-    sentences: TaggedSentences, settings: FeatureConfig, folder: Path, progress: Progress = SILENT
-) -> FeatureData:
-    """Return the features of sentences, computed or from the folder.
-
-    Raises the errors of `prepare_features`.
-    """
+    for finding in sentences.data.findings:
+        progress.message(f"{finding.severity}: {finding}")
     task_model, encoder = sentences.task_model, sentences.task_model.model.encoder
     train, dev = (
         open_features(
-            folder / name,
-            encoder,
-            inputs,
-            sentences.layers,
-            settings.stored,
-            Part(progress, name),
+            folder / name, encoder, inputs, sentences.layers, settings.stored, Part(progress, name)
         )
-        for name, inputs in sentences.splits.items()
+        for name, inputs in (("train", sentences.data.train), ("dev", sentences.data.dev))
     )
     return FeatureData(task_model, train, dev, sentences.data.dev_examples, encoder.config.depth)
 
@@ -202,31 +180,27 @@ def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:
     )
 
 
+@torch.no_grad()
 def tag_words(
     tagger: FeatureTagger, data: FeatureData, words: int = 8192
-) -> Iterator[tuple[TagExample, TagPrediction]]:
-    """Yield the dev sentences with their predictions, without dropout.
+) -> list[tuple[TagExample, TagPrediction]]:
+    """Return the dev sentences with their predictions, without dropout.
 
     The tagger's mode is restored.
 
     Args:
         words: maximum number of words in a batch, unless a sentence has more.
     """
-    outputs = iter(_outputs(tagger, data.dev.sequences(start=len(data.train.values)), words))
-    empty = np.zeros((0, len(data.task_model.labels)), dtype=np.float32)
-    for example in data.dev_examples:
-        logits = next(outputs) if example.words else empty
-        yield example, data.task_model.decode(example, EncodedExample((), 0, 0), [logits])
-
-
-@torch.no_grad()
-def _outputs(tagger: FeatureTagger, sequences: Many[Sequence], words: int) -> list[Output]:
-    """Return the logits of each sentence `(words, labels)`."""
-    outputs: dict[int, Output] = {}
+    sequences, outputs = data.dev.sequences(start=len(data.train.values)), dict[int, Output]()
     with evaluating(tagger):
         for indices, batch in in_batches(sequences, words, tagger.dense.weight.device):
             logits = tagger.logits(batch).float().cpu().numpy()
-            outputs.update(
-                zip(indices, np.split(logits, np.cumsum(batch.layout.lengths)[:-1]), strict=True)
-            )
-    return [outputs[index] for index in range(len(sequences))]
+            parts = np.split(logits, np.cumsum(batch.layout.lengths)[:-1])
+            outputs.update(zip(indices, parts, strict=True))
+    # A sentence without words has no sequence.
+    rows, decode = (outputs[index] for index in range(len(sequences))), data.task_model.decode
+    empty, unread = np.zeros((0, len(data.task_model.labels)), np.float32), EncodedExample((), 0, 0)
+    return [
+        (example, decode(example, unread, [next(rows) if example.words else empty]))
+        for example in data.dev_examples
+    ]

@@ -130,7 +130,7 @@ def open_features(
     labels = np.concatenate([*words, np.zeros(0, dtype=np.int64)])
     if not len(labels):
         return Features(np.zeros((0, len(layers), encoder.width), stored), layers, offsets, labels)
-    about = _about(encoder, inputs, stored)
+    about = {"key": _key(encoder, inputs), "stored": stored}
     cached = _held(folder, about)
     missing = tuple(layer for layer in layers if layer not in cached)
     if missing:
@@ -148,23 +148,6 @@ def open_features(
                 json.dumps({**about, "layers": list(cached)}) + "\n", encoding="utf8"
             )
     return Features(np.load(folder / _VALUES, mmap_mode="r"), cached, offsets, labels)
-
-
-def holds(
-    folder: Path,
-    encoder: Encoder,
-    inputs: Many[EncodedExample],
-    layers: tuple[int, ...],
-    stored: Stored,
-) -> bool:
-    """Return True if `open_features` can take all features from the folder."""
-    return (folder / _ABOUT).is_file() and set(layers) <= set(
-        _held(folder, _about(encoder, inputs, stored))
-    )
-
-
-def _about(encoder: Encoder, inputs: Many[EncodedExample], stored: Stored) -> dict[str, object]:
-    return {"key": _key(encoder, inputs), "stored": stored}
 
 
 def _words(item: EncodedExample) -> NDArray[np.int64]:
@@ -224,13 +207,7 @@ def extract(
             vectors = (
                 torch.stack([hidden[layer][index] for layer in layers], dim=1).float().cpu().numpy()
             )
-            rows = np.concatenate(
-                [
-                    np.arange(starts[sequence_index], starts[sequence_index + 1])
-                    for sequence_index in indices
-                ]
-            )
-            table[rows] = vectors
+            table[np.concatenate([np.arange(starts[n], starts[n + 1]) for n in indices])] = vectors
             done += batch.layout.tokens
             progress.advance(done)
 
