@@ -11,9 +11,9 @@ et al. 2020; Wettig et al. 2022.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences, Segments
@@ -42,21 +42,25 @@ class PretrainCell:
 
     Attributes:
         name: name of its folder.
+        title: name of its row, as in the published table, where it has this row; "" for `name`.
         objective: training objective.
         segments: segments of the phases that read the objective's.
         masking: masking of objectives that hide tokens.
         encoder: change of the table's encoder.
         copies: `data_copies`; 0 for new masks in every epoch.
         share: fraction of the budget.
+        note: description of the row, if the title is not one.
     """
 
     name: str
+    title: str = ""
     objective: Objective | None = None
     segments: Segments | None = None
     masking: Masking | None = None
     encoder: Callable[[EncoderConfig], EncoderConfig] | None = None
     copies: int | None = None
     share: float = 1.0
+    note: str = ""
 
     def settings(self, base: PretrainConfig) -> PretrainConfig:
         """Return the settings of the run, given the table's."""
@@ -97,13 +101,7 @@ Method = Literal["fine-tuned", "BiLSTM"]
 
 @dataclass(frozen=True)
 class ResultRow:
-    """A row of a table: a pre-training run and how it is used.
-
-    Attributes:
-        name: as in the published table, where it has this row.
-        cell: the name of the run.
-        note: description, if the name is not one.
-    """
+    """A row of a table: the name of a pre-training run, how it is used, and a description."""
 
     name: str
     cell: str
@@ -123,25 +121,36 @@ class PretrainTable:
         title: its subject.
         encoder: encoder of its runs, at the size of the paper.
         objective: objective of its runs.
-        cells: the pre-training runs.
-        rows: rows in the table's order; the others are compared with the first one.
+        cells: the pre-training runs in the order of their rows; the others are compared with the
+            first one.
         columns: the tasks of the paper, as named in `COLUMNS`.
         published: the published rows, by the same names.
         held_out: further columns: metrics of held-out text, by their title.
         probes: pairs on which all models with a pair head are scored, by the title of the column.
         notes: differences from the published table.
+        lstm: the title of a row more of a run, for a BiLSTM on its model.
     """
 
     title: str
     encoder: Callable[[], EncoderConfig]
     objective: Objective
     cells: tuple[PretrainCell, ...]
-    rows: tuple[ResultRow, ...]
     columns: tuple[str, ...]
     published: tuple[Published, ...]
     held_out: tuple[tuple[str, str], ...] = (("perplexity", "held-out/perplexity"),)
     probes: tuple[tuple[str, Probe], ...] = ()
     notes: tuple[str, ...] = ()
+    lstm: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> tuple[ResultRow, ...]:
+        """The rows in the table's order."""
+        rows = []
+        for cell in self.cells:
+            rows.append(ResultRow(cell.title or cell.name, cell.name, note=cell.note))
+            if cell.name in self.lstm:
+                rows.append(ResultRow(self.lstm[cell.name], cell.name, "BiLSTM"))
+        return tuple(rows)
 
 
 COLUMNS = {
@@ -221,83 +230,50 @@ def _sharing(scope: Literal["attention", "mlp"]) -> Callable[[EncoderConfig], En
 
 
 _SIZES = ((3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16))
-_SIZE_NAMES = tuple(f"L={depth} H={width} A={heads}" for depth, width, heads in _SIZES)
 _MIXES = ((80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100))
 """Shares of [MASK], of the token itself, and of random tokens, in percent."""
 _RATES = (15, 20, 30, 40, 50, 60, 70, 80)
+_PAIRS = masked_lm.MaskedLMNextSentence(NextSentence(short=0.1))
 
 
 def _mixed(mask: int, random: int, rate: float) -> Masking:
     return Masking(rate, mask=mask / 100, random=random / 100)
 
 
-_RATE_CELLS = (
-    *((f"{rate} %", _mixed(100, 0, rate / 100)) for rate in _RATES),
-    *((f"{rate} %, 80/10/10", _mixed(80, 10, rate / 100)) for rate in (15, 40)),
-)
-_PAIRS = masked_lm.MaskedLMNextSentence(NextSentence(short=0.1))
+def _named(title: str, **changes: Any) -> PretrainCell:
+    """Return a run with a folder named as its row: "40 %, 80/10/10" → "40-80-10-10"."""
+    words = "".join(c if c.isalnum() else " " for c in title.lower()).split()
+    return PretrainCell("-".join(words), title, **changes)
 
-
-def _slug(name: str) -> str:
-    """Return a name for a folder: "40 %, 80/10/10" → "40-80-10-10"."""
-    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
-
-
-def _one_each(cells: tuple[PretrainCell, ...], names: tuple[str, ...]) -> tuple[ResultRow, ...]:
-    return tuple(ResultRow(name, cell.name) for cell, name in zip(cells, names, strict=True))
-
-
-_BERT_5_CELLS = (
-    PretrainCell("base"),
-    PretrainCell("no-nsp", masked_lm.MaskedLM(), NextSentence(short=0.1)),
-    PretrainCell("ltr", CausalLM(), encoder=causal),
-    PretrainCell("gpt", CausalLM(), encoder=gpt_of),
-)
-_SIZE_CELLS = tuple(
-    PretrainCell(_slug(name), encoder=_sized(*size))
-    for name, size in zip(_SIZE_NAMES, _SIZES, strict=True)
-)
-_MIX_NAMES = tuple("/".join(map(str, mix)) for mix in _MIXES)
-_MIX_CELLS = tuple(
-    PretrainCell(_slug(name), masking=_mixed(mask, random, 0.15))
-    for name, (mask, _, random) in zip(_MIX_NAMES, _MIXES, strict=True)
-)
-_STEP_CELLS = tuple(
-    PretrainCell(f"{name}-{round(100 * share)}", objective, encoder=change, share=share)
-    for name, objective, change in (("mlm", None, None), ("ltr", CausalLM(), causal))
-    for share in (0.25, 0.5, 1.0)
-)
-_ALBERT_CELLS = (
-    PretrainCell("none", masked_lm.MaskedLM()),
-    PretrainCell("nsp", _PAIRS),
-    PretrainCell("sop", MaskedLMSentenceOrder()),
-)
-_SHARING_CELLS = (
-    PretrainCell("all-shared"),
-    PretrainCell("attention-shared", encoder=_sharing("attention")),
-    PretrainCell("ffn-shared", encoder=_sharing("mlp")),
-    PretrainCell("not-shared", encoder=_unshared),
-)
-_ELECTRA_CELLS = (
-    PretrainCell("bert"),
-    PretrainCell("replace-mlm", ReplacedLM(judged="masked")),
-    PretrainCell("electra-15", ReplacedTokens(judged="masked")),
-    PretrainCell("all-tokens-mlm", ReplacedLM()),
-    PretrainCell("electra", ReplacedTokens()),
-)
 
 TABLES = {
     "bert-5": PretrainTable(
         "Pre-training tasks (Devlin et al. 2018, section 5.1, table 5)",
         bert.base,
         _PAIRS,
-        _BERT_5_CELLS,
         (
-            ResultRow("BERT-Base", "base"),
-            ResultRow("No NSP", "no-nsp", note="the same pairs, without the loss on them"),
-            ResultRow("LTR & No NSP", "ltr", note="left to right, also in fine-tuning"),
-            ResultRow("+ BiLSTM", "ltr", "BiLSTM"),
-            ResultRow("GPT", "gpt", note="a GPT of the same size, text and budget"),
+            PretrainCell("base", "BERT-Base"),
+            PretrainCell(
+                "no-nsp",
+                "No NSP",
+                masked_lm.MaskedLM(),
+                NextSentence(short=0.1),
+                note="the same pairs, without the loss on them",
+            ),
+            PretrainCell(
+                "ltr",
+                "LTR & No NSP",
+                CausalLM(),
+                encoder=causal,
+                note="left to right, also in fine-tuning",
+            ),
+            PretrainCell(
+                "gpt",
+                "GPT",
+                CausalLM(),
+                encoder=gpt_of,
+                note="a GPT of the same size, text and budget",
+            ),
         ),
         ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD 1.1 F1", "NER"),
         published.BERT_5,
@@ -308,13 +284,16 @@ TABLES = {
             "different objectives do not compare.",
             "GPT has no row in the published table: its text and size are BERT's here.",
         ),
+        lstm={"ltr": "+ BiLSTM"},
     ),
     "bert-6": PretrainTable(
         "Model size (Devlin et al. 2018, section 5.2, table 6)",
         bert.base,
         _PAIRS,
-        _SIZE_CELLS,
-        _one_each(_SIZE_CELLS, _SIZE_NAMES),
+        tuple(
+            _named(f"L={depth} H={width} A={heads}", encoder=_sized(depth, width, heads))
+            for depth, width, heads in _SIZES
+        ),
         ("MNLI-m", "MRPC", "SST-2"),
         published.BERT_6,
         notes=(
@@ -326,8 +305,10 @@ TABLES = {
         "Masking procedures (Devlin et al. 2018, appendix C.2, table 8)",
         bert.base,
         _PAIRS,
-        _MIX_CELLS,
-        _one_each(_MIX_CELLS, _MIX_NAMES),
+        tuple(
+            _named(f"{mask}/{same}/{random}", masking=_mixed(mask, random, 0.15))
+            for mask, same, random in _MIXES
+        ),
         ("MNLI-m", "NER", "NER features"),
         published.BERT_8,
     ),
@@ -335,8 +316,13 @@ TABLES = {
         "Masking rates (Wettig et al. 2022)",
         bert.base,
         masked_lm.MaskedLM(),
-        tuple(PretrainCell(_slug(name), masking=masking) for name, masking in _RATE_CELLS),
-        tuple(ResultRow(name, _slug(name)) for name, _ in _RATE_CELLS),
+        (
+            *(_named(f"{rate} %", masking=_mixed(100, 0, rate / 100)) for rate in _RATES),
+            *(
+                _named(f"{rate} %, 80/10/10", masking=_mixed(80, 10, rate / 100))
+                for rate in (15, 40)
+            ),
+        ),
         ("MNLI-m", "QNLI", "QQP", "SST-2"),
         published.MASKING_RATE,
         notes=("The published rows are of a large model, pre-norm, in batches of 4,096.",),
@@ -346,7 +332,6 @@ TABLES = {
         bert.base,
         masked_lm.MaskedLM(),
         (PretrainCell("static", copies=10), PretrainCell("dynamic", copies=0)),
-        (ResultRow("static", "static"), ResultRow("dynamic", "dynamic")),
         ("SQuAD 2.0 F1", "MNLI-m", "SST-2"),
         published.ROBERTA_1,
         notes=(
@@ -359,14 +344,9 @@ TABLES = {
         bert.base,
         masked_lm.MaskedLM(),
         (
-            PretrainCell("segment-pair", _PAIRS),
-            PretrainCell("full-sentences", masked_lm.MaskedLM()),
-            PretrainCell("doc-sentences", masked_lm.MaskedLM(FullSentences(cross=False))),
-        ),
-        (
-            ResultRow("SEGMENT-PAIR", "segment-pair"),
-            ResultRow("FULL-SENTENCES", "full-sentences"),
-            ResultRow("DOC-SENTENCES", "doc-sentences"),
+            _named("SEGMENT-PAIR", objective=_PAIRS),
+            _named("FULL-SENTENCES", objective=masked_lm.MaskedLM()),
+            _named("DOC-SENTENCES", objective=masked_lm.MaskedLM(FullSentences(cross=False))),
         ),
         ("SQuAD 1.1 F1", "SQuAD 2.0 F1", "MNLI-m", "SST-2"),
         published.ROBERTA_2,
@@ -376,8 +356,11 @@ TABLES = {
         "Sentence losses (Lan et al. 2019, table 5)",
         albert.base,
         masked_lm.MaskedLM(),
-        _ALBERT_CELLS,
-        _one_each(_ALBERT_CELLS, ("none", "NSP", "SOP")),
+        (
+            _named("none", objective=masked_lm.MaskedLM()),
+            _named("NSP", objective=_PAIRS),
+            _named("SOP", objective=MaskedLMSentenceOrder()),
+        ),
         ("MNLI-m", "SST-2"),
         published.ALBERT_SENTENCES,
         held_out=(("MLM accuracy", "held-out/accuracy/masked"),),
@@ -392,8 +375,12 @@ TABLES = {
         "Shared layers (Lan et al. 2019, table 4)",
         albert.base,
         MaskedLMSentenceOrder(),
-        _SHARING_CELLS,
-        _one_each(_SHARING_CELLS, ("all shared", "attention shared", "FFN shared", "not shared")),
+        (
+            _named("all shared"),
+            _named("attention shared", encoder=_sharing("attention")),
+            _named("FFN shared", encoder=_sharing("mlp")),
+            _named("not shared", encoder=_unshared),
+        ),
         ("MNLI-m", "SST-2"),
         published.ALBERT_SHARING,
     ),
@@ -401,9 +388,12 @@ TABLES = {
         "Replaced token detection and masked LM (Clark et al. 2020, section 3.4)",
         electra.PRESETS["electra-base-discriminator"],
         masked_lm.MaskedLM(masking=Masking(0.15)),
-        _ELECTRA_CELLS,
-        _one_each(
-            _ELECTRA_CELLS, ("BERT", "Replace MLM", "ELECTRA 15 %", "All-Tokens MLM", "ELECTRA")
+        (
+            _named("BERT"),
+            _named("Replace MLM", objective=ReplacedLM(judged="masked")),
+            _named("ELECTRA 15 %", objective=ReplacedTokens(judged="masked")),
+            _named("All-Tokens MLM", objective=ReplacedLM()),
+            _named("ELECTRA", objective=ReplacedTokens()),
         ),
         ("MNLI-m", "QNLI", "QQP", "MRPC", "SST-2", "CoLA", "STS-B", "RTE"),
         published.ELECTRA_GAINS,
@@ -417,10 +407,15 @@ TABLES = {
         "Number of training steps (Devlin et al. 2018, appendix C.1, figure 5)",
         bert.base,
         _PAIRS,
-        _STEP_CELLS,
         tuple(
-            ResultRow(f"{name} at {share} %", f"{name.lower()}-{share}")
-            for name in ("MLM", "LTR")
+            PretrainCell(
+                f"{name.lower()}-{share}",
+                f"{name} at {share} %",
+                objective,
+                encoder=change,
+                share=share / 100,
+            )
+            for name, objective, change in (("MLM", None, None), ("LTR", CausalLM(), causal))
             for share in (25, 50, 100)
         ),
         ("MNLI-m",),
