@@ -7,21 +7,19 @@ another seed of pre-training would change is not in the intervals.
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import bothways
-from bothways.core.atomic_files import replace_text
 from bothways.core.report import sections as s
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import quantity, time_text
 from bothways.lab.paper.pretraining_runs import SCALES, RowOutcome, TableRequest, base_settings
 from bothways.lab.paper.pretraining_tables import COLUMNS
+from bothways.lab.paper.results_page import write_results
 from bothways.pretraining.run_page import BASELINES, POINTS, read_records
 
 CONFIDENCE = 0.95
@@ -68,11 +66,6 @@ def spread_text(values: Many[float]) -> str | None:
     return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.1f}"
 
 
-def published_of(request: TableRequest) -> dict[str, Mapping[str, float]]:
-    """Return the published figures by row."""
-    return {row.system: row.values for row in request.plan.published}
-
-
 def held_out_values(request: TableRequest, done: RowOutcome) -> dict[str, float]:
     """Return the columns of held-out text: accuracies and F1 in percent, others as they are."""
     metrics = done.pretrained.metrics
@@ -87,44 +80,40 @@ def held_out_values(request: TableRequest, done: RowOutcome) -> dict[str, float]
 def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
     """Write `results.json`: measured and published figures, and every run."""
     baseline = rows[0] if rows and rows[0].row == request.plan.rows[0] else None
-    values = {
+    entries = []
+    for done in rows:
+        columns, outcome = {}, done.pretrained
+        for column in done.tasks:
+            values, change = done.values(column), None
+            if baseline not in (None, done):
+                change = difference(baseline.values(column), values)
+            columns[column] = {
+                "seeds": list(values),
+                "mean": statistics.fmean(values) if values else None,
+                "difference": None if change is None else dataclasses.asdict(change),
+            }
+        entries.append(
+            {
+                "row": done.row.name,
+                "cell": done.row.cell,
+                "method": done.row.method,
+                "steps": outcome.steps,
+                "seconds": outcome.seconds,
+                "held-out": held_out_values(request, done),
+                "metrics": dict(outcome.metrics),
+                "columns": columns,
+            }
+        )
+    results = {
         "table": request.table,
         "title": request.plan.title,
         "scale": request.scale,
         "budget of a pre-training run": str(base_settings(request).training.until),
         "text": list(request.text),
-        "rows": [_row_values(request, done, baseline) for done in rows],
+        "rows": entries,
         "published": [dataclasses.asdict(row) for row in request.plan.published],
-        "bothways": bothways.__version__,
     }
-    file, text = request.out / "results.json", json.dumps(values, indent=1, ensure_ascii=False)
-    replace_text(file, text)
-    return file
-
-
-def _row_values(
-    request: TableRequest, done: RowOutcome, baseline: RowOutcome | None
-) -> dict[str, Any]:
-    columns = {}
-    for column in done.tasks:
-        values = done.values(column)
-        change = None if baseline in (None, done) else difference(baseline.values(column), values)
-        columns[column] = {
-            "seeds": list(values),
-            "mean": statistics.fmean(values) if values else None,
-            "difference": None if change is None else dataclasses.asdict(change),
-        }
-    outcome = done.pretrained
-    return {
-        "row": done.row.name,
-        "cell": done.row.cell,
-        "method": done.row.method,
-        "steps": outcome.steps,
-        "seconds": outcome.seconds,
-        "held-out": held_out_values(request, done),
-        "metrics": dict(outcome.metrics),
-        "columns": columns,
-    }
+    return write_results(request.out / "results.json", results)
 
 
 def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) -> s.Report:
@@ -139,59 +128,56 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
         f"on {', '.join(request.text)}; fine-tuned with {quantity(seeds, 'seed(s)')} on {count} "
         "examples."
     )
-    page: list[s.Section] = [*_comparison(request, rows)]
-    if differences := _differences(request, rows):
-        page.append(differences)
-    page += [*_curves(request, rows), *_charts(rows), _pretraining(request, rows)]
-    if remarks := _remarks(request):
-        page.append(s.Prose("How to read it", remarks))
+    sources = dict.fromkeys(row.table for row in request.plan.published)
+    small = "Models, text and budget are smaller than those of the published figures: compare the "
+    remarks = [
+        *([f"{small}order of the rows, not the values."] if request.scale == "small" else []),
+        *request.plan.notes,
+        *(f"{row.name}: {row.note}." for row in request.rows if row.note),
+        "Intervals are over the seeds of fine-tuning. Each row is one pre-training run: another "
+        "seed of pre-training moved the GLUE average of an ELECTRA-small by 0.57 points (the "
+        "standard deviation of 14 runs, in the README of electra_pytorch).",
+        *([f"Published figures: {'; '.join(sources)}."] if sources else []),
+    ]
     return s.Report(
         "A table on pre-training, run again",
         f"{request.plan.title}: {len(rows)} of {len(request.plan.rows)} rows.",
         lead,
-        tuple(page),
+        (
+            *_comparison(request, rows),
+            *_differences(request, rows),
+            *_pretraining_curves(request, rows),
+            *_charts(rows),
+            _pretraining_runs(request, rows),
+            s.Prose("How to read it", remarks),
+        ),
         s.colophon(choose_device(device)),
     )
 
 
-def _remarks(request: TableRequest) -> list[str]:
-    rows = [f"{row.name}: {row.note}." for row in request.rows if row.note]
-    sources = dict.fromkeys(row.table for row in request.plan.published)
-    cited = [f"Published figures: {'; '.join(sources)}."] if sources else []
-    small = "Models, text and budget are smaller than those of the published figures: compare the "
-    scale = [f"{small}order of the rows, not the values."] if request.scale == "small" else []
-    seeds = (
-        "Intervals are over the seeds of fine-tuning. Each row is one pre-training run: another "
-        "seed of pre-training moved the GLUE average of an ELECTRA-small by 0.57 points (the "
-        "standard deviation of 14 runs, in the README of electra_pytorch)."
-    )
-    return [*scale, *request.plan.notes, *rows, seeds, *cited]
-
-
 def _comparison(request: TableRequest, rows: Many[RowOutcome]) -> list[s.TableSection]:
     """Return the measured columns next to the published ones, and the other published."""
-    there, done = published_of(request), {outcome.row.name: outcome for outcome in rows}
+    there = {row.system: row.values for row in request.plan.published}
+    done = {outcome.row.name: outcome for outcome in rows}
     held_out = dict.fromkeys(
         title for outcome in rows for title in held_out_values(request, outcome)
     )
     measured = dict.fromkeys([*held_out, *(column for outcome in rows for column in outcome.tasks)])
     published_columns = dict.fromkeys(column for values in there.values() for column in values)
     names = dict.fromkeys([*(row.name for row in request.plan.rows), *there])
-    columns = [
-        cell
-        for column in measured
-        for cell in (column, *(["published"] if column in published_columns else []))
-    ]
-    lines: list[list[s.Cell]] = []
-    for name in names:
-        line: list[s.Cell] = [name]
-        for column in measured:
+    columns, lines = list[str](), {name: list[s.Cell]([name]) for name in names}
+    for column in measured:
+        columns.append(column)
+        for name, line in lines.items():
             line.append(_measured(request, done.get(name), column))
-            if column in published_columns:
+        if column in published_columns:
+            columns.append("published")
+            for name, line in lines.items():
                 line.append(there.get(name, {}).get(column))
-        lines.append(line)
     note = "Measured: mean ± standard deviation over the seeds of fine-tuning, on dev."
-    tables = [s.TableSection("Measured, and published", ["", *columns], lines, note=note)]
+    tables = [
+        s.TableSection("Measured, and published", ["", *columns], [*lines.values()], note=note)
+    ]
     unmeasured = [column for column in published_columns if column not in measured]
     if unmeasured:
         published_rows = [
@@ -221,31 +207,31 @@ def _with_failures(text: str | None, done: RowOutcome, column: str) -> str | Non
     return f"{text or ''} ({failed} of {len(runs)} failed)".strip() if failed else text
 
 
-def _differences(request: TableRequest, rows: Many[RowOutcome]) -> s.TableSection | None:
+def _differences(request: TableRequest, rows: Many[RowOutcome]) -> list[s.TableSection]:
     baseline = request.plan.rows[0]
-    base = next((done for done in rows if done.row == baseline), None)
-    columns = [] if base is None else list(base.tasks)
-    lines: list[list[s.Cell]] = []
+    base, lines = next((done for done in rows if done.row == baseline), None), list[list[s.Cell]]()
     for done in rows:
-        if base is None or done.row == baseline:
-            continue
-        changes = [difference(base.values(column), done.values(column)) for column in columns]
-        lines.append(
-            [done.row.name, *(None if change is None else str(change) for change in changes)]
-        )
-    if not any(any(line[1:]) for line in lines):
-        return None
+        if base is not None and done is not base:
+            changes = [difference(base.values(x), done.values(x)) for x in base.tasks]
+            lines.append([done.row.name, *(str(change) if change else None for change in changes)])
+    if base is None or not any(any(line[1:]) for line in lines):
+        return []
     note = "In points, with the 95 % interval and the p-value of Welch's t-test over seeds."
-    return s.TableSection(f"Difference from {baseline.name}", ["", *columns], lines, note=note)
+    title = f"Difference from {baseline.name}"
+    return [s.TableSection(title, ["", *base.tasks], lines, note=note)]
 
 
-def _curves(request: TableRequest, rows: Many[RowOutcome]) -> list[s.Curves]:
-    """Return the held-out loss of each run over time, one chart for each loss."""
+def _records(request: TableRequest, cell: str) -> list[dict[str, Any]]:
+    file = request.out / "cells" / cell / "metrics.jsonl"
+    return read_records(file) if file.exists() else []
+
+
+def _pretraining_curves(request: TableRequest, rows: Many[RowOutcome]) -> Iterator[s.Curves]:
+    """Yield the held-out loss of each run over time, one chart for each loss."""
     lines: dict[str, list[s.Line]] = {}
     baselines: dict[str, dict[str, float]] = {}
     for cell, outcome in {done.row.cell: done.pretrained for done in rows}.items():
-        file = request.out / "cells" / cell / "metrics.jsonl"
-        records = read_records(file) if file.exists() else []
+        records = _records(request, cell)
         names = dict.fromkeys(n for r in records for n in r if n.startswith("held-out/loss/"))
         for name in names:
             points = [(r["seconds"] / 60, r[name]) for r in records if name in r][-POINTS:]
@@ -257,10 +243,8 @@ def _curves(request: TableRequest, rows: Many[RowOutcome]) -> list[s.Curves]:
                 for prefix, label in BASELINES.items()
                 if f"{prefix}/loss/{target}" in outcome.metrics
             )
-    return [
-        s.Curves(f"Held-out loss: {name}", "minutes", "nats", drawn, baselines[name])
-        for name, drawn in lines.items()
-    ]
+    for target, drawn in lines.items():
+        yield s.Curves(f"Held-out loss: {target}", "minutes", "nats", drawn, baselines[target])
 
 
 def _charts(rows: Many[RowOutcome]) -> list[s.ComparisonChart]:
@@ -277,11 +261,10 @@ def _charts(rows: Many[RowOutcome]) -> list[s.ComparisonChart]:
     return charts
 
 
-def _pretraining(request: TableRequest, rows: Many[RowOutcome]) -> s.Details:
+def _pretraining_runs(request: TableRequest, rows: Many[RowOutcome]) -> s.Details:
     lines: list[list[s.Cell]] = []
     for cell, done in {done.row.cell: done.pretrained for done in rows}.items():
-        file = request.out / "cells" / cell / "metrics.jsonl"
-        records = read_records(file) if file.exists() else []
+        records = _records(request, cell)
         tokens = int(records[-1]["tokens"]) if records else None
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in done.metrics.items())
         lines.append([cell, done.steps, tokens, time_text(done.seconds), metrics or "diverged"])

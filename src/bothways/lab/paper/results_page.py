@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
-
-from typing_extensions import assert_never
 
 import bothways
 from bothways.core.atomic_files import make_folder, replace_text
 from bothways.core.report import sections as s
 from bothways.core.runtime.devices import choose_device
 from bothways.lab.paper.cells import CellOutcome
-from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, Frozen, NotRun, Request
-from bothways.lab.sweeps.runs import SweepOutcome
+from bothways.lab.paper.experiment import BenchmarkPlan, NotRun, Request
 
 
 def measured(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> dict[str, dict[str, float]]:
@@ -41,10 +39,38 @@ def average(row: dict[str, float], averaged: Many[str]) -> dict[str, float]:
     return {"average": statistics.fmean(row[column] for column in averaged)}
 
 
-def write_results(request: Request, plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> Path:
-    """Write `results.json`: measured and published figures, every run, and tasks not run."""
-    done = {outcome.experiment.name: outcome for outcome in outcomes}
-    values = {
+def write_results(file: Path, values: Mapping[str, Any]) -> Path:
+    """Write results as JSON, with the version of this library."""
+    make_folder(file.parent)
+    content = {**values, "bothways": bothways.__version__}
+    replace_text(file, json.dumps(content, indent=1, ensure_ascii=False))
+    return file
+
+
+def benchmark_results(
+    request: Request, plan: BenchmarkPlan, outcomes: Many[CellOutcome]
+) -> dict[str, Any]:
+    """Return measured and published figures, every run, and tasks not run, as plain values."""
+    tasks: dict[str, Any] = {
+        entry.name: {
+            "run": False,
+            "reason": entry.reason if isinstance(entry, NotRun) else "not yet",
+        }
+        for entry in plan.experiments
+    }
+    for outcome in outcomes:
+        tasks[outcome.experiment.name] = {
+            "run": True,
+            "metrics": outcome.metrics,
+            "mean of": [str(outcome.folder / result.name) for result in outcome.counted],
+            "best": None if outcome.best is None else str(outcome.best),
+            "notes": list(outcome.experiment.notes),
+            "cells": [
+                dataclasses.asdict(result) | {"folder": str(outcome.folder / result.name)}
+                for result in outcome.series.runs
+            ],
+        }
+    return {
         "benchmark": plan.title,
         "model": request.model,
         "data": request.data,
@@ -53,54 +79,43 @@ def write_results(request: Request, plan: BenchmarkPlan, outcomes: Many[CellOutc
         "published": [
             {"system": row.system, "table": row.table, **row.values} for row in plan.published
         ],
-        "tasks": {entry.name: _entry(entry, done.get(entry.name)) for entry in plan.experiments},
-        "bothways": bothways.__version__,
+        "tasks": tasks,
     }
-    make_folder(request.out)
-    file, text = request.out / "results.json", json.dumps(values, indent=1, ensure_ascii=False)
-    replace_text(file, text)
-    return file
-
-
-def _entry(entry: Experiment | Frozen | NotRun, outcome: CellOutcome | None) -> dict[str, Any]:
-    match entry:
-        case NotRun(_, reason):
-            return {"run": False, "reason": reason}
-        case Experiment() | Frozen():
-            if outcome is None:
-                return {"run": False, "reason": "not yet"}
-            return {
-                "run": True,
-                "metrics": outcome.metrics,
-                "mean of": [str(outcome.folder / result.name) for result in outcome.counted],
-                "best": None if outcome.best is None else str(outcome.best),
-                "notes": list(entry.notes),
-                "cells": [
-                    dataclasses.asdict(result) | {"folder": str(outcome.folder / result.name)}
-                    for result in outcome.series.runs
-                ],
-            }
-        case _:
-            assert_never(entry)
 
 
 def results_report(
     request: Request, plan: BenchmarkPlan, outcomes: Many[CellOutcome], *, device: str = "auto"
 ) -> s.Report:
     """Return the report."""
-    run, total = len(outcomes), len(plan.experiments)
-    headline = f"{plan.title}: {run} of {total} tasks run."
     lead = f"{request.model}, fine-tuned on {request.data}."
     if departures := request.departures(plan.seeds):
         lead += f" Differences from the paper's protocol: {'; '.join(departures)}."
+    rows: dict[str, list[s.Cell]] = {
+        entry.name: [
+            entry.name, "not run", None, entry.reason if isinstance(entry, NotRun) else "not yet"
+        ]
+        for entry in plan.experiments
+    }  # fmt: skip
+    runs: list[list[s.Cell]] = []
+    for outcome in outcomes:
+        name, notes = outcome.experiment.name, "; ".join(outcome.experiment.notes)
+        rows[name] = [name, "every run diverged", None, notes]
+        if outcome.best is not None:
+            count = f"mean of {len(outcome.counted)}: " if len(outcome.counted) > 1 else ""
+            rows[name] = [name, _listed(outcome.metrics), count + outcome.best.name, notes]
+        for run in outcome.series.runs:
+            failed = " (failed)" if run.failed else ""
+            result = (_listed(run.metrics) or "diverged") + failed
+            runs.append([name, run.name, result, run.steps, round(run.seconds)])
+    columns = ["task", "run", "result", "steps", "seconds"]
     return s.Report(
         "The paper's experiments, run again",
-        headline,
+        f"{plan.title}: {len(outcomes)} of {len(plan.experiments)} tasks run.",
         lead,
         (
             _comparison(plan, outcomes),
-            _tasks(plan, outcomes),
-            s.Details("Every run", (_cells(outcomes),)),
+            s.TableSection("Tasks", ["task", "result", "from", "remarks"], list(rows.values())),
+            s.Details("Every run", (s.TableSection("Every run", columns, runs),)),
         ),
         s.colophon(choose_device(device)),
     )
@@ -110,65 +125,18 @@ def _comparison(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> s.TableSect
     columns = [*plan.columns, *(["average"] if plan.averaged else [])]
     here = {name: row for name, row in measured(plan, outcomes).items() if row}
     there = {f"{row.system} ({row.table})": row.values for row in plan.published}
-    rows: list[list[s.Cell]] = [
-        [name, *(_rounded(row.get(column)) for column in columns)]
-        for name, row in [*here.items(), *there.items()]
-    ]
+    table: list[list[s.Cell]] = [["", *columns]]
+    for name, row in [*here.items(), *there.items()]:
+        table.append([name, *(round(row[x], 1) if x in row else None for x in columns)])
+    if len(columns) > len(table) - 1:
+        # More columns than rows: transpose, because a page has more height than width.
+        table = [list(column) for column in zip(*table, strict=True)]
+    head, *rows = table
     note = " ".join(plan.notes)
-    if len(columns) <= len(rows):
-        return s.TableSection("Measured and published", ["", *columns], rows, note=note)
-    # More columns than rows: transpose, because a page has more height than width.
-    transposed: list[list[s.Cell]] = [
-        [column, *(row[index] for row in rows)] for index, column in enumerate(columns, 1)
-    ]
-    return s.TableSection(
-        "Measured and published", ["", *(str(row[0]) for row in rows)], transposed, note=note
-    )
+    return s.TableSection("Measured and published", [str(x or "") for x in head], rows, note=note)
 
 
-def _rounded(value: float | None) -> s.Cell:
-    return None if value is None else round(value, 1)
-
-
-def _tasks(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> s.TableSection:
-    done = {outcome.experiment.name: outcome for outcome in outcomes}
-    rows = [_task(entry, done.get(entry.name)) for entry in plan.experiments]
-    return s.TableSection("Tasks", ["task", "result", "from", "remarks"], rows)
-
-
-def _task(entry: Experiment | Frozen | NotRun, outcome: CellOutcome | None) -> list[s.Cell]:
-    match entry:
-        case NotRun(name, reason):
-            return [name, "not run", None, reason]
-        case Experiment(name) | Frozen(name):
-            if outcome is None:
-                return [name, "not run", None, "not yet"]
-            if outcome.best is None:
-                return [name, "every run diverged", None, "; ".join(entry.notes)]
-            of = f"mean of {len(outcome.counted)}: " if len(outcome.counted) > 1 else ""
-            return [
-                name,
-                _listed(outcome.metrics),
-                of + outcome.best.name,
-                "; ".join(entry.notes),
-            ]
-        case _:
-            assert_never(entry)
-
-
-def _listed(metrics: dict[str, float]) -> str:
+def _listed(metrics: Mapping[str, float]) -> str:
     return ", ".join(
         f"{name} {value:.4g}" for name, value in metrics.items() if not name.endswith("loss")
     )
-
-
-def _cells(outcomes: Many[CellOutcome]) -> s.TableSection:
-    rows: list[list[s.Cell]] = [
-        _cell(outcome, result) for outcome in outcomes for result in outcome.series.runs
-    ]
-    return s.TableSection("Every run", ["task", "run", "result", "steps", "seconds"], rows)
-
-
-def _cell(outcome: CellOutcome, result: SweepOutcome) -> list[s.Cell]:
-    words = (_listed(dict(result.metrics)) or "diverged") + (" (failed)" if result.failed else "")
-    return [outcome.experiment.name, result.name, words, result.steps, round(result.seconds)]

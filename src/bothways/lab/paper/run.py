@@ -18,7 +18,7 @@ from bothways.lab.paper.cells import CellOutcome, run
 from bothways.lab.paper.cost import cost_table, estimate
 from bothways.lab.paper.experiment import BenchmarkPlan, NotRun, Request
 from bothways.lab.paper.glue_submission import write_submission
-from bothways.lab.paper.results_page import results_report, write_results
+from bothways.lab.paper.results_page import benchmark_results, results_report, write_results
 
 Benchmark = Literal["glue", "squad", "swag", "ner"]
 PLANS = {
@@ -85,7 +85,8 @@ def reproduce(
         if isinstance(entry, NotRun):
             continue
         outcomes.append(run(entry, request.out, device=device, progress=progress))
-        write_results(request, plan, outcomes)
+        results = benchmark_results(request, plan, outcomes)
+        write_results(request.out / "results.json", results)
     files: list[Path] = []
     if benchmark in SUBMISSIONS:
         files = SUBMISSIONS[benchmark](request, outcomes, device=device, progress=progress)
