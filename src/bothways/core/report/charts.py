@@ -184,8 +184,6 @@ _FONT = re.compile(
     r"font: (?:\w+ )*?([\d.]+px) [^;\"]+|font-size: ([\d.]+px); font-family: [^;\"]+"
 )
 """Font declarations; matplotlib before 3.10 wrote the short form."""
-_COORDINATE = re.compile(r"-?\d+\.\d{4,}")
-_NOT_TURNED = re.compile(r' transform="rotate\(-?0 [^"]*\)"')
 
 
 def _to_svg(figure: Figure) -> str:
@@ -210,24 +208,4 @@ def _to_svg(figure: Figure) -> str:
     # Unreferenced ids would occur once per chart, and ids must be unique on a page.
     used = set(re.findall(r'#([\w.-]+)["\')]', svg))
     svg = _DEFINED.sub(lambda match: match[0] if match[1] in used else "", svg)
-    return _short_svg(_FONT.sub(lambda match: f"font-size: {match[1] or match[2]}", svg))
-
-
-def _short_svg(svg: str) -> str:
-    """Shorten an SVG: one element per line, two decimals per coordinate, no empty groups."""
-    pieces: list[str] = []
-    groups: list[str] = []
-    for piece in re.findall(r"<[^>]*>|[^<]+", svg):
-        if piece.startswith("<g"):
-            groups.append(piece)
-        if not piece.isspace() and piece != "<g>" and not (piece == "</g>" and groups[-1] == "<g>"):
-            pieces.append(_short_tag(piece) if piece.startswith("<") else piece)
-        if piece == "</g>":
-            groups.pop()
-    return "".join(pieces).replace("><", ">\n<")
-
-
-def _short_tag(tag: str) -> str:
-    """Shorten a tag to one line, without invisible precision and rotations by 0°."""
-    tag = _COORDINATE.sub(lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), tag)
-    return re.sub(r"\s+", " ", _NOT_TURNED.sub("", re.sub(r'\s+"', '"', tag)))
+    return _FONT.sub(lambda match: f"font-size: {match[1] or match[2]}", svg)
