@@ -22,7 +22,7 @@ from bothways.lab.paper import cells as runner
 from bothways.lab.paper import cost, ner, squad
 from bothways.lab.paper import run as benchmarks
 from bothways.lab.paper.cells import CellOutcome
-from bothways.lab.paper.experiment import Experiment, Frozen, NotRun, Request, find_file
+from bothways.lab.paper.experiment import Experiment, NotRun, Request, find_file
 from bothways.lab.paper.results_page import measured
 from bothways.lab.paper.run import reproduce
 from bothways.lab.sweeps import runs as engine
@@ -98,13 +98,13 @@ def request_of(place: Path, name: str, out: Path, **changes: Any) -> Request:
     return dataclasses.replace(base, **changes)
 
 
-def grid_of(entry: Experiment | Frozen | NotRun) -> list[tuple[float, int, Any, int]]:
+def grid_of(entry: Experiment | NotRun) -> list[tuple[float, int, Any, int]]:
     assert isinstance(entry, Experiment)
     return [(s.training.optimizer.lr, s.batch.n, s.training.until, s.length) for s in entry.grid]
 
 
 def test_settings_match_papers(place: Path, tmp_path: Path) -> None:
-    def planned(name: str) -> tuple[Experiment | Frozen | NotRun, ...]:
+    def planned(name: str) -> tuple[Experiment | NotRun, ...]:
         return benchmarks.PLANS[name](request_of(place, name, tmp_path, overrides=())).experiments
 
     first, second = planned("squad")
@@ -126,11 +126,11 @@ def test_settings_match_papers(place: Path, tmp_path: Path) -> None:
     alone, *_ = ner.ner_plan(
         request_of(place, "ner", tmp_path, grid="none", overrides=())
     ).experiments
-    assert [type(entry) for entry in by_layers] == [Frozen, Frozen, Frozen, NotRun, NotRun, Frozen]
+    assert [type(entry) for entry in by_layers] == [Experiment] * 3 + [NotRun] * 2 + [Experiment]
     assert by_layers[3] == NotRun(
         "sum-last-four", "'weighted_last_four' needs more blocks than the encoder's 2"
     )
-    assert isinstance(by_layers[2], Frozen)
+    assert isinstance(by_layers[2], Experiment)
     assert (
         by_layers[2].seeds,
         by_layers[2].settings.layers,
@@ -144,7 +144,7 @@ def test_conll_test_data_has_own_column(place: Path, tmp_path: Path) -> None:
     planned = ner.ner_plan(request_of(place, "ner", tmp_path))
     tagged, _, _, last, *_ = planned.experiments
     assert isinstance(tagged, Experiment)
-    assert isinstance(last, Frozen)
+    assert isinstance(last, Experiment)
     assert tagged.others == {"test": str(place / "ner" / "eng.testb")}
     results = (fake("one", 0.25, metrics={"f1": 0.25, "test/f1": 0.75, "dev/f1": 0.5}),)
     shown = measured(
@@ -304,7 +304,8 @@ def test_frozen_features_cost_counts_runs_and_data(place: Path, tmp_path: Path) 
     (experiment,) = ner.ner_plan(
         request_of(place, "ner", tmp_path, seeds=3, tasks=("last",))
     ).experiments
-    assert isinstance(experiment, Frozen)
+    assert isinstance(experiment, Experiment)
+    assert isinstance(experiment.settings, FeatureConfig)
     data = read_tagged_sentences(experiment.settings, ["last"], "cpu").data
     tokens = sum(len(sequence) for item in data.train for sequence in item.sequences)
     (costs,), _ = cost.estimate([experiment], tmp_path, device="cpu")

@@ -12,8 +12,6 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from typing_extensions import assert_never
-
 from bothways.core.errors import ResourceError
 from bothways.core.progress import SILENT, Progress
 from bothways.finetuning.config import FinetuneConfig
@@ -21,7 +19,7 @@ from bothways.finetuning.data import fingerprints
 from bothways.hub.provenance import digest_of_model
 from bothways.lab.features.data import FeatureConfig
 from bothways.lab.features.run import fit_features, prepare_features
-from bothways.lab.paper.experiment import Experiment, Frozen
+from bothways.lab.paper.experiment import Experiment
 from bothways.lab.sweeps.runs import FinetuneRun, Run, Series, SweepFolder, SweepOutcome, run_all
 
 
@@ -36,7 +34,7 @@ class CellOutcome:
             setting that did not diverge.
     """
 
-    experiment: Experiment | Frozen
+    experiment: Experiment
     folder: Path
     series: Series
     counted: tuple[SweepOutcome, ...]
@@ -95,50 +93,40 @@ class FeatureRun:
 
 
 def place_of(
-    experiment: Experiment | Frozen, out: Path, device: str = "auto", progress: Progress = SILENT
+    experiment: Experiment, out: Path, device: str = "auto", progress: Progress = SILENT
 ) -> SweepFolder:
     """Return the folder of the runs of an experiment."""
     folder = out / "runs" / experiment.name
     return SweepFolder(folder, True, device, progress, f"{experiment.name}, ", "best")
 
 
-def features_folder(experiment: Frozen, out: Path) -> Path:
-    """Return the folder of the vectors of all runs."""
-    return place_of(experiment, out).out / "features"
-
-
-def first_runs(experiment: Experiment | Frozen, out: Path) -> list[Run]:
+def first_runs(experiment: Experiment, out: Path) -> list[Run]:
     """Return the runs that are known before any is made."""
-    match experiment:
-        case Experiment():
-            count = experiment.seeds if experiment.restarts == "best" else 1
-            return [
-                _finetuning(experiment, settings, seed)
-                for settings in experiment.grid
-                for seed in range(count)
-            ]
-        case Frozen(_, settings, seeds):
-            features = features_folder(experiment, out)
-            return [
-                FeatureRun(f"seed{seed}", dataclasses.replace(settings, seed=seed), features)
-                for seed in range(seeds)
-            ]
-        case _:
-            assert_never(experiment)
+    count = experiment.seeds if experiment.restarts == "best" else 1
+    return [
+        _restart(experiment, settings, seed, out)
+        for settings in experiment.grid
+        for seed in range(count)
+    ]
 
 
-def restarts(experiment: Experiment | Frozen, series: Series) -> list[FinetuneRun]:
+def restarts(experiment: Experiment, series: Series, out: Path) -> list[Run]:
     """Return the restarts of the best of the first runs, with further seeds."""
     best = series.best
-    if isinstance(experiment, Frozen) or experiment.restarts == "best" or best is None:
+    if experiment.restarts == "best" or best is None:
         return []
     setting = experiment.grid[series.runs.index(best)]
-    return [_finetuning(experiment, setting, seed) for seed in range(1, experiment.seeds)]
+    return [_restart(experiment, setting, seed, out) for seed in range(1, experiment.seeds)]
 
 
-def _finetuning(experiment: Experiment, settings: FinetuneConfig, seed: int) -> FinetuneRun:
+def _restart(
+    experiment: Experiment, settings: FinetuneConfig | FeatureConfig, seed: int, out: Path
+) -> Run:
     """Return a run, whose name has the settings in which the runs of an experiment differ."""
     settings = dataclasses.replace(settings, seed=settings.seed + seed)
+    if isinstance(settings, FeatureConfig):  # all restarts read the same vectors
+        features = place_of(experiment, out).out / "features"
+        return FeatureRun(f"seed{settings.seed}", settings, features)
     rate = getattr(settings.training.optimizer, "lr", 0.0)
     until = str(settings.training.until).replace(" ", "-")
     name = f"lr{rate:g}-batch{settings.batch.n}-{until}-seed{settings.seed}"
@@ -146,7 +134,7 @@ def _finetuning(experiment: Experiment, settings: FinetuneConfig, seed: int) -> 
 
 
 def run(
-    experiment: Experiment | Frozen, out: Path, *, device: str, progress: Progress = SILENT
+    experiment: Experiment, out: Path, *, device: str, progress: Progress = SILENT
 ) -> CellOutcome:
     """Make the runs that are not finished.
 
@@ -157,25 +145,17 @@ def run(
     """
     folder = place_of(experiment, out, device, progress)
     grid_runs = run_all(first_runs(experiment, out), folder, expected=experiment.cells)
-    seeds = restarts(experiment, grid_runs) if grid_runs.finished else []
+    seeds = restarts(experiment, grid_runs, out) if grid_runs.finished else []
     series = run_all(seeds, folder, grid_runs) if seeds else grid_runs
     if not series.finished:
         raise KeyboardInterrupt
-    match experiment:
-        case Experiment(restarts="mean"):
-            restarted = series.runs[len(grid_runs.runs) :]
-            counted = tuple(
-                scored for scored in (grid_runs.best, *restarted) if scored and scored.metrics
-            )
-        case Experiment():
-            counted = () if series.best is None else (series.best,)
-        case Frozen():
-            counted = series.scored
-        case _:
-            assert_never(experiment)
+    counted = tuple(filter(None, [series.best]))
+    if experiment.restarts == "mean":
+        restarted = series.runs[len(grid_runs.runs) :]
+        counted = tuple(run for run in (grid_runs.best, *restarted) if run and run.metrics)
     outcome = CellOutcome(experiment, folder.out, series, counted)
-    best = outcome.best
-    if best and isinstance(experiment, Experiment) and not (best / "model").exists():
+    best, fine_tuned = outcome.best, isinstance(experiment.settings, FinetuneConfig)
+    if best and fine_tuned and not (best / "model").exists():
         message = "is the best run now, but its weights were deleted when another run was better"
         raise ResourceError(message, where=best, fix="Delete this folder to run it again.")
     return outcome

@@ -30,7 +30,7 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.resolve import resolve_run
 from bothways.lab.paper import pretraining_runs
 from bothways.lab.paper.cells import first_runs, place_of, restarts
-from bothways.lab.paper.experiment import Experiment, Frozen
+from bothways.lab.paper.experiment import Experiment
 from bothways.lab.sweeps.runs import RESULT, Series, read_finished
 from bothways.model.flops import BACKWARD
 from bothways.model.heads import token_head
@@ -66,9 +66,7 @@ class Cost(NamedTuple):
     seconds: float | None
 
 
-def estimate(
-    entries: Many[Experiment | Frozen], out: Path, *, device: str
-) -> tuple[list[Cost], str]:
+def estimate(entries: Many[Experiment], out: Path, *, device: str) -> tuple[list[Cost], str]:
     """Return the cost of each experiment, of the same model, and a note on the measurement.
 
     Raises:
@@ -83,8 +81,8 @@ def estimate(
         length = settings.length or settings.task.length or loaded.model.config.max_positions
         examples, tokens, sample = _data_size(settings.train, settings.task, length, tokenizer)
         done, seconds = _finished(entry, out), None
-        if isinstance(entry, Experiment):
-            rate = rate or _training_speed(entry.settings, sample, device)
+        if isinstance(settings, FinetuneConfig):
+            rate = rate or _training_speed(settings, sample, device)
             scored = sum(
                 _data_size(source, settings.task, length, tokenizer)[1]
                 for source in (str(settings.dev), *entry.others.values())
@@ -120,12 +118,12 @@ def _data_size(
     return count, sum(map(len, sequences)) * count / len(sample), sequences
 
 
-def _finished(experiment: Experiment | Frozen, out: Path) -> int:
+def _finished(experiment: Experiment, out: Path) -> int:
     """Return the number of finished runs."""
     folder, grid_runs = place_of(experiment, out), first_runs(experiment, out)
     done = [outcome for run in grid_runs if (outcome := read_finished(run, folder)) is not None]
     # Only if all of these are finished is the best setting known, which is restarted.
-    seeds = restarts(experiment, Series(tuple(done))) if len(done) == len(grid_runs) else []
+    seeds = restarts(experiment, Series(tuple(done)), out) if len(done) == len(grid_runs) else []
     return len(done) + sum(read_finished(run, folder) is not None for run in seeds)
 
 

@@ -24,8 +24,6 @@ from bothways.tasks.catalogue import Trainable
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
 
-Restarts = Literal["best", "mean"]
-
 
 @dataclass(frozen=True)
 class Request:
@@ -106,11 +104,11 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A task to fine-tune on.
+    """A task to fine-tune on, or to learn on the vectors of a frozen encoder.
 
     Attributes:
         name: name of the task.
-        grid: the settings to try, each with its first seed.
+        grid: the settings to try, each with its first seed; of a frozen encoder, one.
         seeds: runs per setting.
         restarts: "best" runs every setting with every seed and takes the best run on dev data;
             "mean" chooses the setting by its first seed and takes the mean of that setting's runs.
@@ -120,44 +118,22 @@ class Experiment:
     """
 
     name: str
-    grid: tuple[FinetuneConfig, ...]
+    grid: tuple[FinetuneConfig, ...] | tuple[FeatureConfig]
     seeds: int = 1
-    restarts: Restarts = "best"
+    restarts: Literal["best", "mean"] = "best"
     others: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
-    def settings(self) -> FinetuneConfig:
+    def settings(self) -> FinetuneConfig | FeatureConfig:
         """The settings of the first run."""
         return self.grid[0]
 
     @property
     def cells(self) -> int:
         """Number of runs."""
-        match self.restarts:
-            case "best":
-                return len(self.grid) * self.seeds
-            case "mean":
-                return len(self.grid) + self.seeds - 1
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """A task on the vectors of a frozen encoder; its result is the mean of its restarts.
-
-    Attributes:
-        settings: settings of the run with the first seed.
-    """
-
-    name: str
-    settings: FeatureConfig
-    seeds: int
-    notes: tuple[str, ...] = ()
-
-    @property
-    def cells(self) -> int:
-        """Number of runs."""
-        return self.seeds
+        count = len(self.grid)
+        return count * self.seeds if self.restarts == "best" else count + self.seeds - 1
 
 
 @dataclass(frozen=True)
@@ -188,7 +164,7 @@ class BenchmarkPlan:
     """
 
     title: str
-    experiments: tuple[Experiment | Frozen | NotRun, ...]
+    experiments: tuple[Experiment | NotRun, ...]
     columns: tuple[str, ...]
     measured: Mapping[str, Mapping[str, tuple[str, str]]]
     published: tuple[Published, ...]

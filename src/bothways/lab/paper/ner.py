@@ -22,7 +22,6 @@ from bothways.lab.paper import published
 from bothways.lab.paper.experiment import (
     BenchmarkPlan,
     Experiment,
-    Frozen,
     GridPoint,
     NotRun,
     Request,
@@ -80,7 +79,7 @@ def ner_plan(request: Request) -> BenchmarkPlan:
     )
 
 
-def _experiment(name: str, request: Request) -> Experiment | Frozen | NotRun:
+def _experiment(name: str, request: Request) -> Experiment | NotRun:
     train, dev, test = (find_file(request, *FILES[split]) for split in ("train", "dev", "test"))
     if train is None or dev is None:
         return NotRun(name, f"no {FILES['train' if train is None else 'dev'][0]} in {request.data}")
@@ -107,7 +106,7 @@ def _experiment(name: str, request: Request) -> Experiment | Frozen | NotRun:
     settings = FeatureConfig(
         model=request.model, train=str(source), dev=dev, task=task, layers=choice, tagger=TAGGER
     )
-    return Frozen(name, settings, seeds)
+    return Experiment(name, (settings,), seeds, "mean")
 
 
 def first_sentences(lines: Iterable[str], count: int) -> Iterator[str]:

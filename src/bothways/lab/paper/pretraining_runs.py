@@ -26,7 +26,7 @@ from bothways.hub.model_folder import load_model
 from bothways.lab.paper import glue, ner, pretraining_tables, squad
 from bothways.lab.paper.cells import CellOutcome
 from bothways.lab.paper.cells import run as run_experiment
-from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, Frozen, NotRun, Request
+from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, NotRun, Request
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.model.heads import MaskedHead
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
@@ -372,7 +372,7 @@ def finetuning_folder(request: TableRequest, row: pretraining_tables.ResultRow) 
 
 def experiments_of(
     request: TableRequest, row: pretraining_tables.ResultRow, model: Path
-) -> Iterator[tuple[str, Experiment | Frozen]]:
+) -> Iterator[tuple[str, Experiment]]:
     """Yield the columns that have data with their experiment.
 
     A BiLSTM has columns of labels alone; next to rows that are fine-tuned it may have none.
@@ -380,7 +380,7 @@ def experiments_of(
     Raises:
         DataError: none of the columns has data.
     """
-    experiments, missing = list[tuple[str, Experiment | Frozen]](), list[str]()
+    experiments, missing = list[tuple[str, Experiment]](), list[str]()
     for column in request.tasks or request.plan.columns:
         entry = _experiment(request, row, model, column)
         if isinstance(entry, NotRun):
@@ -399,7 +399,7 @@ def experiments_of(
 
 def _experiment(
     request: TableRequest, row: pretraining_tables.ResultRow, model: Path, column: str
-) -> Experiment | Frozen | NotRun:
+) -> Experiment | NotRun:
     """Return the experiment of a row and a column."""
     scale, task = SCALES[request.scale], pretraining_tables.COLUMNS[column][0]
     folder, plan_of = _benchmark(column)
