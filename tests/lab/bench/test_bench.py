@@ -114,7 +114,7 @@ def test_bench_command_prints_table(
     assert f"torch {torch.__version__}" in said
 
 
-@pytest.mark.parametrize("name", ["nobody", "transformers"])
+@pytest.mark.parametrize("name", ["nobody", "bothways"])
 def test_dead_process_is_reported(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     process = recipe.ContenderProcess(name, TINY, "fp32", CPU)
     if name != "nobody":

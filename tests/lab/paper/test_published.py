@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from bothways.lab.paper import glue, published
+from bothways.lab.paper import published
 from bothways.lab.paper.pretraining_tables import TABLES
 from bothways.lab.paper.published import Published
 
@@ -132,34 +130,3 @@ def test_published_figures_match_papers() -> None:
     rows: list[Published] = [row for table in (*tables, *of_pretraining) for row in table]
     assert {(row.table, row.system): dict(row.values) for row in rows} == entered()
     assert len(rows) == len(entered())
-
-
-def test_glue_tasks_use_metrics_of_table_1() -> None:
-    """Section 4.1: F1 for QQP and MRPC, Spearman's correlation for STS-B; Matthews' is CoLA's own; else accuracy."""
-    own = {"QQP": "f1", "MRPC": "f1", "STS-B": "spearman", "CoLA": "mcc"}
-    assert {task.name: task.metric for task in glue.TASKS_OF_GLUE} == {
-        task.name: own.get(task.name, "accuracy") for task in glue.TASKS_OF_GLUE
-    }
-    alone = {
-        task.name: (task.name, task.metric) for task in glue.TASKS_OF_GLUE if task.name != "MNLI"
-    }
-    assert {
-        "MNLI-m": ("MNLI", "accuracy"),
-        "MNLI-mm": ("MNLI", "dev_mismatched/accuracy"),
-    } | alone == glue.COLUMNS
-    assert tuple(glue.COLUMNS) == (*published.AVERAGED, "WNLI")
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("QQP", "duplicate"),
-        ("SST-2", "positive"),
-        ("CoLA", "acceptable"),
-        ("MRPC", "equivalent"),
-        ("WNLI", "entailment"),
-    ],
-)
-def test_hub_label_names_match_files(name: str, meant: str) -> None:
-    task = next(task for task in glue.TASKS_OF_GLUE if task.name == name)
-    assert dict(zip(task.labels, task.hub_labels, strict=True))["1"] == meant

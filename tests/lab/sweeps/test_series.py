@@ -109,38 +109,22 @@ def test_seeds_run_once_each_and_the_best_is_kept(
             finetune_seeds(base, (0,), dataclasses.replace(place, resume=True))
 
 
-def test_runs_on_other_data_are_refused(
-    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["train", "model"])
+def test_runs_on_other_content_are_refused(
+    name: str, base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = tmp_path / "train.tsv"
-    train.write_bytes(Path(base.train).read_bytes())
-    settings, place = (
-        dataclasses.replace(base, train=str(train)),
-        SweepFolder(tmp_path / "runs", device="cpu"),
-    )
-    finetune_seeds(settings, (0,), place)
-    with train.open("a") as file:
-        file.write(train.read_text().splitlines()[-1] + "\n")
-    monkeypatch.setattr(engine, "finetune", None)  # nothing more is trained
-    with pytest.raises(
-        ConfigError,
-        match=r"seed-0: this run was finished with other content of train",
-    ):
-        finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
-
-
-def test_runs_from_another_model_are_refused(
-    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = dataclasses.replace(base, model=str(shutil.copytree(base.model, tmp_path / "bert")))
+    train, model = shutil.copy(base.train, tmp_path), shutil.copytree(base.model, tmp_path / "bert")
+    settings = dataclasses.replace(base, train=str(train), model=str(model))
     place = SweepFolder(tmp_path / "runs", device="cpu")
     finetune_seeds(settings, (0,), place)
-    make_folder(tmp_path / "bert", seed=1)
-    monkeypatch.setattr(engine, "finetune", None)
-    with pytest.raises(
-        ConfigError,
-        match=r"seed-0: this run was finished with other content of model",
-    ):
+    if name == "train":
+        with Path(train).open("a") as file:
+            file.write(Path(train).read_text().splitlines()[-1] + "\n")
+    else:
+        make_folder(tmp_path / "bert", seed=1)
+    monkeypatch.setattr(engine, "finetune", None)  # nothing more is trained
+    message = f"seed-0: this run was finished with other content of {name}"
+    with pytest.raises(ConfigError, match=message):
         finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
 
 
@@ -236,16 +220,15 @@ def test_series_needs_dev_data_and_own_folder(base: FinetuneConfig, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("text", "seeds"), [("3", (0, 1, 2)), ("7,", (7,)), ("3, 14,15", (3, 14, 15)), ("1", (0,))]
-)
-def test_seeds_are_parsed(text: str, seeds: tuple[int, ...]) -> None:
-    assert parse_seeds(text) == seeds
-    assert parse_seeds("2", 5) == (5, 6)
-
-
-def test_heads_and_orders_are_crossed() -> None:
-    assert parse_seeds("2x3") == ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))
-    assert parse_seeds(" 1x2 ", 4) == ((4, 4), (4, 5))
+    ("text", "start", "seeds"),
+    [
+        ("3", 0, (0, 1, 2)), ("7,", 0, (7,)), ("3, 14,15", 0, (3, 14, 15)), ("1", 0, (0,)),
+        ("2", 5, (5, 6)), ("2x3", 0, ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))),
+        (" 1x2 ", 4, ((4, 4), (4, 5))),
+    ],
+)  # fmt: skip
+def test_seeds_are_parsed(text: str, start: int, seeds: tuple[object, ...]) -> None:
+    assert parse_seeds(text, start) == seeds
 
 
 def test_head_seed_and_order_seed_differ(
