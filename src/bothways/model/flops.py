@@ -173,18 +173,12 @@ def kept_floats(
     """
     # Per block: inputs of norms, products and dropouts. Attention in rectangles also keeps
     # probabilities with their mask, and queries, keys and values once more.
-    plain = not config.has_relative_scores
-    cpu, attention = device.type == "cpu", []
+    attention = []
     for pattern in (config.pattern(layer) for layer in range(config.depth)):
-        full = sees_all(pattern, length)
-        dtype = resolve_precision(precision, device) if cpu else torch.bfloat16
-        call = AttentionCall(
-            device, dtype, config.width // config.heads, length,
-            pattern, config.dropout.attention, learning=True, relative=not plain,
-        )  # fmt: skip
-        fused = plain and full and not cpu
+        full = sees_all(pattern, length) and not config.has_relative_scores
+        fused = full and device.type != "cpu"
         shares = 0.0 if fused else 2 * config.heads * seen(pattern, length)
-        compiled = cpu and choose(call) == Compiled()
+        compiled = _is_compiled(config, pattern, length, device, precision, learning=True)
         attention.append(0.0 if compiled else 4.0 * config.width + shares)
     blocks = [12.0 * config.width + 2 * config.intermediate_size + value for value in attention]
     if recompute:
@@ -202,16 +196,31 @@ def passing_floats(
     """
     relative, attention = config.has_relative_scores, [0.0]
     for pattern in (config.pattern(layer) for layer in range(config.depth)):
-        dtype = resolve_precision(precision, device) if device.type == "cpu" else torch.bfloat16
-        call = AttentionCall(
-            device, dtype, config.width // config.heads, length, pattern, relative=relative
-        )
-        compiled = device.type == "cpu" and choose(call) == Compiled()
+        compiled = _is_compiled(config, pattern, length, device, precision)
         if relative or not (compiled or sees_all(pattern, length)):
             # Relative positions have scores of their own, before and after they are gathered.
             attention.append((5 if relative else 2) * config.heads * seen(pattern, length))
     between = (4 if isinstance(config.mlp, Gated) else 2) * config.intermediate_size
     return 6.0 * config.width + max(between, config.width + max(attention))
+
+
+def _is_compiled(
+    config: EncoderConfig,
+    pattern: Pattern,
+    length: int,
+    device: torch.device,
+    precision: Precision,
+    learning: bool = False,
+) -> bool:
+    """Return True if the compiled kernel computes attention, which keeps no scores."""
+    if device.type != "cpu":
+        return False
+    call = AttentionCall(
+        device, resolve_precision(precision, device), config.width // config.heads, length, pattern,
+        config.dropout.attention if learning else 0.0,
+        learning=learning, relative=config.has_relative_scores,
+    )  # fmt: skip
+    return choose(call) == Compiled()
 
 
 class LossFloats(NamedTuple):

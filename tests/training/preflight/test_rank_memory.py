@@ -15,6 +15,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.flops import LossFloats, kept_floats
 from bothways.model.heads import MaskedHead, PairHead
 from bothways.model.model import Model
+from bothways.model.parameters import parameter_table
 from bothways.training.durations import Steps
 from bothways.training.optimizers import (
     AdamW,
@@ -45,11 +46,11 @@ BLOCK = 12 * WIDTH**2 + 13 * WIDTH
 
 
 def test_blocks_are_counted_apart_from_the_rest() -> None:
-    largest, outside = DEMAND.block_sizes
-    assert largest == BLOCK
-    assert outside == DEMAND.parameters - DEPTH * BLOCK
+    assert (DEMAND.counts.blocks, DEMAND.counts.largest) == (DEPTH * BLOCK, BLOCK)
+    assert DEMAND.parameters == parameter_table(*DEMAND.models[0]).total
     two = dataclasses.replace(DEMAND, models=(*DEMAND.models, *DEMAND.models), shared=7)
-    assert two.block_sizes == (BLOCK, 2 * outside - 7)
+    assert (two.counts.blocks, two.counts.largest) == (2 * DEPTH * BLOCK, BLOCK)
+    assert two.parameters == 2 * DEMAND.parameters - 7
 
 
 def test_the_parts_of_a_whole_rank() -> None:

@@ -141,7 +141,7 @@ def test_a_shard_holds_its_part_of_the_teacher(teacher: str) -> None:
     assert shard.frozen == whole.frozen / 4
     alone = dataclasses.replace(demand, frozen=()).memory(CPU, "sharded", 4)
     block = 12 * 128**2 + 13 * 128
-    outside = demand.frozen_parameters - 4 * block
+    outside = demand.frozen_counts.parameters - 4 * block
     assert shard.gathered == alone.gathered + 4 * (2 * block + outside)
     free = 2 * whole.total
     most = demand.largest_microbatch(free, CPU)

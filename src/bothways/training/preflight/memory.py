@@ -26,7 +26,6 @@ from bothways.model.flops import LossFloats, kept_floats, passing_floats
 from bothways.model.heads import Head
 from bothways.model.init import without_weights
 from bothways.model.model import Model
-from bothways.model.parameters import parameter_table
 from bothways.training import optimizers
 from bothways.training.run import Training
 from bothways.training.schedules import WSD
@@ -77,22 +76,29 @@ Models = tuple[tuple[EncoderConfig, tuple[Head, ...]], ...]
 """The encoder and the heads of each model."""
 
 
-class BlockSizes(NamedTuple):
-    """Parameters of the largest block, and of everything outside the blocks."""
+class WeightCounts(NamedTuple):
+    """Parameters of models, of their hidden matrices, of all blocks, and of the largest block."""
 
+    parameters: int
+    hidden: int
+    blocks: int
     largest: int
-    outside: int
 
     @classmethod
-    def of(cls, models: Models, parameters: int) -> BlockSizes:
-        """Return the sizes of the blocks of models; a shared block counts once."""
-        sizes = []
-        for config, heads in models:
+    def of(cls, models: Models) -> WeightCounts:
+        """Count the parameters of models; a shared block counts once."""
+        parameters, hidden, blocks = 0, 0, list[int]()
+        for spec in models:
             with without_weights():
-                model = Model(config, heads)
-            blocks = model.encoder.blocks.children()
-            sizes += [sum(weight.numel() for weight in block.parameters()) for block in blocks]
-        return cls(max(sizes, default=0), parameters - sum(sizes))
+                model = Model(*spec)
+            parameters += sum(weight.numel() for weight in model.parameters())
+            for module in model.modules():
+                names = getattr(module, "hidden_matrices", {})
+                weights = module.named_parameters() if names else ()
+                hidden += sum(weight.numel() for name, weight in weights if name in names)
+            for block in model.encoder.blocks.children():
+                blocks.append(sum(weight.numel() for weight in block.parameters()))
+        return cls(parameters, hidden, sum(blocks), max(blocks, default=0))
 
 
 @dataclass(frozen=True)
@@ -120,19 +126,20 @@ class MemoryDemand:
     trained: int | None = None
 
     @functools.cached_property
+    def counts(self) -> WeightCounts:
+        """The weights of the models that are trained."""
+        counts = WeightCounts.of(self.models)
+        return counts._replace(parameters=counts.parameters - self.shared)
+
+    @functools.cached_property
+    def frozen_counts(self) -> WeightCounts:
+        """The weights of the models that are only read."""
+        return WeightCounts.of(self.frozen)
+
+    @property
     def parameters(self) -> int:
-        """The number of parameters of all models."""
-        return _parameters(self.models) - self.shared
-
-    @functools.cached_property
-    def frozen_parameters(self) -> int:
-        """The number of parameters of the models that are only read."""
-        return _parameters(self.frozen)
-
-    @functools.cached_property
-    def block_sizes(self) -> BlockSizes:
-        """The sizes that decide what a sharded rank gathers."""
-        return BlockSizes.of(self.models, self.parameters)
+        """The number of parameters of all models that are trained."""
+        return self.counts.parameters
 
     @property
     def checkpoints(self) -> int:
@@ -146,7 +153,7 @@ class MemoryDemand:
         """The bytes of the weights, their gradients, the moments and the average, and of what is
         only read.
         """
-        return sum(self._fixed) + WEIGHT * self.frozen_parameters
+        return sum(self._fixed) + WEIGHT * self.frozen_counts.parameters
 
     @property
     def saved(self) -> int:
@@ -159,15 +166,10 @@ class MemoryDemand:
         """The bytes of the weights, of their gradients, and of the moments and the average."""
         trained = self.parameters if self.trained is None else self.trained
         moment_size = moment_bytes(self.training.optimizer)
-        hidden = (
-            0 if moment_size.hidden == moment_size.others else min(trained, _hidden(self.models))
-        )
+        hidden = min(trained, self.counts.hidden)
         moments = moment_size.hidden * hidden + moment_size.others * (trained - hidden)
-        return WEIGHT * self.parameters, GRADIENT * trained, moments + self._average * trained
-
-    @property
-    def _average(self) -> int:
-        return 0 if self.training.ema is None else AVERAGE_BYTES
+        average = 0 if self.training.ema is None else AVERAGE_BYTES * trained
+        return WEIGHT * self.parameters, GRADIENT * trained, moments + average
 
     def memory(
         self, device: torch.device, placement: Placement = "single", ranks: int = 1
@@ -179,17 +181,19 @@ class MemoryDemand:
         """
         activations = self._activations(device)
         weights, gradients, moments = map(float, self._fixed)
-        frozen = float(WEIGHT * self.frozen_parameters)
+        frozen = float(WEIGHT * self.frozen_counts.parameters)
         unsharded = MemoryPerRank(weights, gradients, moments, activations, frozen)
         match placement:
             case "single" | "replicated":  # replicas exchange gradients in place
                 return unsharded
             case "sharded":
-                largest, outside = self.block_sizes
-                gathered = (WEIGHT + GRADIENT) * (GATHERED * largest + outside)
-                if self.frozen:
-                    largest, outside = BlockSizes.of(self.frozen, self.frozen_parameters)
-                    gathered += WEIGHT * (GATHERED * largest + outside)
+                gathered = 0
+                for counts, size in (
+                    (self.counts, WEIGHT + GRADIENT),
+                    (self.frozen_counts, WEIGHT),
+                ):
+                    outside = counts.parameters - counts.blocks
+                    gathered += size * (GATHERED * counts.largest + outside)
                 return MemoryPerRank(
                     unsharded.weights / ranks,
                     unsharded.gradients / ranks,
@@ -235,22 +239,6 @@ class MemoryDemand:
     ) -> bool:
         """Return True if a step takes no more than the usable share of the free memory."""
         return self.memory(device, placement, ranks).total <= USABLE * free
-
-
-def _parameters(models: Models) -> int:
-    return sum(parameter_table(*model).total for model in models)
-
-
-def _hidden(models: Models) -> int:
-    """Return the number of parameters in hidden matrices."""
-    count = 0
-    for spec in models:
-        with without_weights():
-            model = Model(*spec)
-        for module in model.modules():
-            if names := getattr(module, "hidden_matrices", {}):
-                count += sum(w.numel() for name, w in module.named_parameters() if name in names)
-    return count
 
 
 @dataclass(frozen=True)
