@@ -190,9 +190,9 @@ def test_files_are_found_renamed_or_compressed(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).touch()
     for name in names:
-        assert find_file(request, "eng.train", "train.txt") == str(tmp_path / name)
+        assert find_file(request.data, "eng.train", "train.txt") == str(tmp_path / name)
         (tmp_path / name).unlink()
-    assert find_file(request, "eng.train", "train.txt") is None
+    assert find_file(request.data, "eng.train", "train.txt") is None
 
 
 def test_squad_predictions_suit_official_scorer(place: Path, tmp_path: Path) -> None:

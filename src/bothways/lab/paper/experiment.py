@@ -82,9 +82,9 @@ class Request:
         return tuple(result)
 
 
-def find_file(request: Request, *names: str) -> str | None:
+def find_file(data: str, *names: str) -> str | None:
     """Return the first existing file of these names, plain or compressed, in the data folder."""
-    folder = local_path(request.data)
+    folder = local_path(data)
     files = (folder / f"{name}{suffix}" for name in names for suffix in ("", *COMPRESSED))
     return next((str(file) for file in files if file.is_file()), None)
 

@@ -20,10 +20,9 @@ from typing import Any, Literal
 from typing_extensions import assert_never
 
 from bothways.core.errors import DataError
-from bothways.core.urls import local_path
 from bothways.data.hub_rows import HUB
 from bothways.data.tables import open_table
-from bothways.data.text_io import COMPRESSED, read_lines
+from bothways.data.text_io import read_lines
 from bothways.finetuning.config import ELECTRA_DECAY, ELECTRA_RATE
 from bothways.lab.paper import experiment, published
 from bothways.tasks.catalogue import TASKS
@@ -279,12 +278,8 @@ def source_of(task: GlueTask, split: str, data: str) -> str | None:
         if split == "diagnostic":
             return f"{data}:ax:test"
         return f"{data}:{task.hub}:{split.replace('dev', 'validation')}"
-    folder = local_path(data)
-    folders = [folder / task.name, *([folder / "diagnostic"] if split == "diagnostic" else [])]
-    files = (
-        directory / f"{split}.tsv{suffix}" for directory in folders for suffix in ("", *COMPRESSED)
-    )
-    return next((str(file) for file in files if file.is_file()), None)
+    diagnostic = ("diagnostic/diagnostic.tsv",) if split == "diagnostic" else ()
+    return experiment.find_file(data, f"{task.name}/{split}.tsv", *diagnostic)
 
 
 def write_split(task: GlueTask, split: str, request: experiment.Request) -> tuple[Path, int]:
@@ -300,20 +295,18 @@ def write_split(task: GlueTask, split: str, request: experiment.Request) -> tupl
         raise DataError(f"has no {split}.tsv", where=location, fix=fix)
     limit = request.limit if split == "train" else None
     name = f"{split}-{limit}.jsonl" if limit else f"{split}.jsonl"
-    skipped = _Count()
+    skipped = list[str]()
     rows = itertools.islice(rows_of(task, source, labelled, skipped), limit)
-    return experiment.write_rows(request.out / "data" / task.name / name, rows), skipped.rows
-
-
-@dataclass
-class _Count:
-    rows: int = 0
+    return experiment.write_rows(request.out / "data" / task.name / name, rows), len(skipped)
 
 
 def rows_of(
-    task: GlueTask, source: str, labelled: bool, skipped: _Count
+    task: GlueTask, source: str, labelled: bool, skipped: list[str]
 ) -> Iterator[dict[str, str]]:
     """Yield the rows of a split as {"text", "text_b", "label"}, without the absent ones.
+
+    Args:
+        skipped: receives where the rows are that lack a text or a label.
 
     Raises:
         DataError: the file lacks a column, or a label is not one of the task's.
@@ -322,7 +315,7 @@ def rows_of(
     for location, row in rows(task, source, labelled):
         values = {role: value or "" for role, value in row.items()}
         if labelled and not all(value.strip() for value in values.values()):
-            skipped.rows += 1
+            skipped.append(location)
             continue
         if labelled and task.labels and values["label"] not in task.labels:
             message = f"unknown label {values['label']!r}; {task.name} has {', '.join(task.labels)}"

@@ -80,7 +80,9 @@ def ner_plan(request: Request) -> BenchmarkPlan:
 
 
 def _experiment(name: str, request: Request) -> Experiment | NotRun:
-    train, dev, test = (find_file(request, *FILES[split]) for split in ("train", "dev", "test"))
+    train, dev, test = (
+        find_file(request.data, *FILES[split]) for split in ("train", "dev", "test")
+    )
     if train is None or dev is None:
         return NotRun(name, f"no {FILES['train' if train is None else 'dev'][0]} in {request.data}")
     source = Path(train)

@@ -54,7 +54,7 @@ def _experiment(
     version: str, request: experiment.Request
 ) -> experiment.Experiment | experiment.NotRun:
     train, dev = (
-        experiment.find_file(request, f"{split}-{version}.json") for split in ("train", "dev")
+        experiment.find_file(request.data, f"{split}-{version}.json") for split in ("train", "dev")
     )
     if train is None or dev is None:
         split = "train" if train is None else "dev"
@@ -95,7 +95,7 @@ def write_squad_predictions(
         if outcome.best is None:
             continue
         name = outcome.experiment.name
-        dev = experiment.find_file(request, f"dev-{name}.json") or ""
+        dev = experiment.find_file(request.data, f"dev-{name}.json") or ""
         predictions = list(_predictions(outcome.best, dev, device, progress))
         for kind, values in (
             ("predictions", {id: text for id, text, _ in predictions}),

@@ -32,8 +32,8 @@ def swag_plan(request: experiment.Request) -> experiment.BenchmarkPlan:
 
 
 def _experiment(request: experiment.Request) -> experiment.Experiment | experiment.NotRun:
-    train = experiment.find_file(request, "train.csv", "train.jsonl")
-    dev = experiment.find_file(request, "val.csv", "val.jsonl")
+    train = experiment.find_file(request.data, "train.csv", "train.jsonl")
+    dev = experiment.find_file(request.data, "val.csv", "val.jsonl")
     if train is None or dev is None:
         return experiment.NotRun(
             NAME, f"no {'train' if train is None else 'val'}.csv in {request.data}"
