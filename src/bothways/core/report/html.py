@@ -14,7 +14,7 @@ from bothways.core.errors import ResourceError, optional
 from bothways.core.report import sections
 from bothways.core.report.charts import draw
 from bothways.core.report.sections import Chart, Report, percentage, readable_number
-from bothways.core.report.terminal import cell_text
+from bothways.core.report.terminal import as_table, cell_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -57,6 +57,7 @@ def _template() -> Template:
         "percentage": percentage,
         "readable": readable_number,
         "cell": cell_text,
+        "as_table": as_table,
         "chart": _chart,
     }
     environment.tests["number"] = lambda cell: isinstance(cell, int | float)

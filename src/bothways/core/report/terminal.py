@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
@@ -37,20 +37,8 @@ def render_report(section: sections.Section) -> RenderableType:
     from rich.text import Text
 
     match section:
-        case sections.KeyFigures(figures):
-            return _grid(
-                ("", "", ""), [(figure.label, figure.value, figure.note) for figure in figures]
-            )
-        case sections.Curves():
-            return _curves(section)
-        case sections.ComparisonChart():
-            return _comparison(section)
-        case sections.ConfusionMatrix():
-            return _table(confusion_table(section))
         case sections.Scatter():
             return Text(f"{section.title}: {len(section.x):,} points", style="bold")
-        case sections.TableSection():
-            return _table(section)
         case sections.ExampleSection(title, examples):
             return Group(Text(title, style="bold"), *(_example(example) for example in examples))
         case sections.Prose(title, paragraphs):
@@ -58,7 +46,58 @@ def render_report(section: sections.Section) -> RenderableType:
         case sections.Details(title):
             return Text(title, style="bold")
         case _:
+            table = as_table(section)
+    indices = range(len(table.columns))
+    numeric = [any(isinstance(row[index], int | float) for row in table.rows) for index in indices]
+    cells = [[cell_text(cell) for cell in row] for row in table.rows]
+    rendered = titled(table.title, FittedTable(table.columns, cells, numeric, total=table.total))
+    return Group(rendered, Text(table.note, style="dim")) if table.note else rendered
+
+
+def as_table(
+    section: sections.KeyFigures
+    | sections.Curves
+    | sections.ComparisonChart
+    | sections.ConfusionMatrix
+    | sections.TableSection,
+) -> sections.TableSection:
+    """Return figures, curves, runs or counts as a table; curves as a line of text each."""
+    rows: list[tuple[sections.Cell, ...]]
+    match section:
+        case sections.TableSection():
+            return section
+        case sections.KeyFigures(figures):
+            rows = [(figure.label, figure.value, figure.note) for figure in figures]
+            return sections.TableSection("", ["", "", ""], rows)
+        case sections.ConfusionMatrix(title, labels, counts, note):
+            rows = [(label, *row) for label, row in zip(labels, counts, strict=True)]
+            columns = ["true \\ predicted", *labels]
+            return sections.TableSection(title, columns, rows, note=note)
+        case sections.Curves() | sections.ComparisonChart():
+            number = functools.partial(sections.readable_number, percent=section.percent)
+            baselines = [(name, number(value)) for name, value in section.baselines.items()]
+        case _:
             assert_never(section)
+    if isinstance(section, sections.Curves):
+        rows = [
+            (line.name, sparkline(line), " → ".join(map(number, (line.y[0], line.y[-1]))))
+            for line in section.lines
+            if line.y
+        ]
+        rows += [(name, None, value) for name, value in baselines]
+        return sections.TableSection(f"{section.title}: {section.y_label}", ["", "", ""], rows)
+    rows = [
+        (
+            name,
+            number(section.mean(name)),
+            number(section.spread(name)),
+            "  ".join(map(number, values)),
+        )
+        for name, values in section.groups.items()
+    ]
+    rows += [(name, value, None, None) for name, value in baselines]
+    columns = ["", "mean", "spread (σ)", "each run"]
+    return sections.TableSection(f"{section.title}: {section.measure}", columns, rows)
 
 
 def titled(title: str, table: RenderableType) -> RenderableType:
@@ -67,16 +106,6 @@ def titled(title: str, table: RenderableType) -> RenderableType:
     from rich.text import Text
 
     return Group(Text(title, style="bold"), table) if title else table
-
-
-def _grid(
-    columns: Sequence[str], rows: Sequence[Sequence[sections.Cell]], total: bool = False
-) -> FittedTable:
-    """Build a table; columns of numbers are aligned to the right."""
-    indices = range(len(columns))
-    numeric = [any(isinstance(row[index], int | float) for row in rows) for index in indices]
-    cells = [[cell_text(cell) for cell in row] for row in rows]
-    return FittedTable(columns, cells, numeric, total=total)
 
 
 def cell_text(cell: sections.Cell) -> str:
@@ -90,56 +119,6 @@ def cell_text(cell: sections.Cell) -> str:
             return sections.readable_number(cell)
         case _:
             assert_never(cell)
-
-
-def _table(table: sections.TableSection) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    rendered = titled(table.title, _grid(table.columns, table.rows, table.total))
-    return Group(rendered, Text(table.note, style="dim")) if table.note else rendered
-
-
-def confusion_table(section: sections.ConfusionMatrix) -> sections.TableSection:
-    """Return a confusion matrix as a table."""
-    rows: list[tuple[sections.Cell, ...]] = [
-        (label, *counts) for label, counts in zip(section.labels, section.counts, strict=True)
-    ]
-    return sections.TableSection(
-        section.title, ["true \\ predicted", *section.labels], rows, note=section.note
-    )
-
-
-def _comparison(section: sections.ComparisonChart) -> RenderableType:
-    rows: list[tuple[sections.Cell, ...]] = [
-        (
-            name,
-            sections.readable_number(section.mean(name), section.percent),
-            sections.readable_number(section.spread(name), section.percent),
-            "  ".join(sections.readable_number(value, section.percent) for value in values),
-        )
-        for name, values in section.groups.items()
-    ]
-    rows += [
-        (name, sections.readable_number(value, section.percent), None, None)
-        for name, value in section.baselines.items()
-    ]
-    grid = _grid(("", "mean", "spread (σ)", "each run"), rows)
-    return titled(f"{section.title}: {section.measure}", grid)
-
-
-def _curves(section: sections.Curves) -> RenderableType:
-    number = functools.partial(sections.readable_number, percent=section.percent)
-    rows: list[tuple[sections.Cell, ...]] = [
-        (line.name, sparkline(line), " → ".join(map(number, (line.y[0], line.y[-1]))))
-        for line in section.lines
-        if line.y
-    ]
-    rows += [
-        (name, None, sections.readable_number(value, section.percent))
-        for name, value in section.baselines.items()
-    ]
-    return titled(f"{section.title}: {section.y_label}", _grid(("", "", ""), rows))
 
 
 def sparkline(line: sections.Line, columns: int = _COLUMNS) -> str:
