@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from bothways.cli.options import Device
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from bothways.lab.bench.race import BenchRow
 
 
 def bench(
@@ -32,9 +26,9 @@ def bench(
     """
     from bothways.core.bar import terminal_progress
     from bothways.core.config.checks import require_at_least
-    from bothways.core.report.terminal import titled
+    from bothways.core.report.terminal import render_report
     from bothways.core.runtime.devices import choose_device
-    from bothways.core.terminal import output_console, show_lines
+    from bothways.core.terminal import output_console
     from bothways.lab.bench import race
     from bothways.lab.bench.workloads import SUITED, WORKLOADS
 
@@ -45,33 +39,6 @@ def bench(
         load = WORKLOADS[name]
         with terminal_progress() as progress:
             progress.stage(f"measuring {load.name}, {rounds} rounds in turns")
-            rows = race.measure(load, rounds, target)
-        title = f"Pre-training step, {load.name}, {load.rows} × {load.length} tokens, MLM + NSP"
-        show_lines(console, titled(title, _step_table(rows)))
-        console.print(
-            "× default: relative to transformers in fp32, its default; × same: in equal precision",
-            style="dim",
-        )
+            table = race.measure(load, rounds, target)
+        console.print(render_report(table))
     console.print(race.hardware(target), style="dim")
-
-
-def _step_table(rows: Iterable[BenchRow]) -> Table:
-    """Build the table of a pre-training step, with a row for each contender."""
-    from rich.table import Table
-
-    table = Table()
-    for title in ("", "ms (min–max)", "tokens/s", "× default", "× same", "of GEMM", "memory"):
-        table.add_column(title, justify="right" if title else "left")
-    for row in rows:
-        timing = row.timing
-        table.add_row(
-            f"{timing.contender} {timing.precision}",
-            f"{timing.median * 1e3:.0f} "
-            f"({min(timing.rounds) * 1e3:.0f}–{max(timing.rounds) * 1e3:.0f})",
-            f"{row.tokens_per_second:,.0f}",
-            f"{row.against_default:.2f}",
-            f"{row.against_same:.2f}",
-            f"{row.share_of_gemm:.0%}",
-            "–" if timing.memory is None else f"{timing.memory / 2**20:,.0f} MiB",
-        )
-    return table

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from bothways.core.errors import ResourceError
+from bothways.core.report.sections import Cell, TableSection
 from bothways.core.runtime.allocator import give_back
 from bothways.core.runtime.devices import Precision, describe_device, gemm_rate, has_bf16, wait
 from bothways.lab.bench.workloads import CONTENDERS, Workload, contenders, make_batch
@@ -170,25 +171,8 @@ def high_water_mark(device: torch.device) -> int | None:
     return int(line.split()[1]) * 1024
 
 
-@dataclass(frozen=True)
-class BenchRow:
-    """One row of the table.
-
-    Attributes:
-        against_default: speed relative to transformers in fp32, its default.
-        against_same: speed relative to transformers in the same precision.
-        share_of_gemm: share of the peak rate of matrix products on this machine.
-    """
-
-    timing: Timing
-    tokens_per_second: float
-    against_default: float
-    against_same: float
-    share_of_gemm: float
-
-
-def measure(work: Workload, rounds: int, device: torch.device) -> list[BenchRow]:
-    """Time one workload and compare the contenders.
+def measure(work: Workload, rounds: int, device: torch.device) -> TableSection:
+    """Time one workload and compare the contenders, one in each row.
 
     Raises:
         ResourceError: out of memory, or transformers is not installed.
@@ -196,18 +180,26 @@ def measure(work: Workload, rounds: int, device: torch.device) -> list[BenchRow]
     if importlib.util.find_spec("transformers") is None:
         raise ResourceError("transformers is not installed", fix="Run `pip install transformers`.")
     timings = race(work, rounds, device)
-    median = {(t.contender, t.precision): t.median for t in timings}
-    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    return [
-        BenchRow(
-            t,
-            tokens_per_second=work.tokens / t.median,
-            against_default=median["transformers", "fp32"] / t.median,
-            against_same=median["transformers", t.precision] / t.median,
-            share_of_gemm=work.operations / t.median / gemm_rate(device, dtypes[t.precision]),
+    median = {(timing.contender, timing.precision): timing.median for timing in timings}
+    dtypes, rows = {"fp32": torch.float32, "bf16": torch.bfloat16}, list[list[Cell]]()
+    for timing in timings:
+        step, precision = timing.median, timing.precision
+        peak = gemm_rate(device, dtypes[precision])
+        rows.append(
+            [
+                f"{timing.contender} {precision}",
+                f"{step * 1e3:.0f} ({min(timing.rounds) * 1e3:.0f}–{max(timing.rounds) * 1e3:.0f})",
+                f"{work.tokens / step:,.0f}",
+                f"{median['transformers', 'fp32'] / step:.2f}",
+                f"{median['transformers', precision] / step:.2f}",
+                f"{work.operations / step / peak:.0%}",
+                "–" if timing.memory is None else f"{timing.memory / 2**20:,.0f} MiB",
+            ]
         )
-        for t in timings
-    ]
+    columns = ["", "ms (min–max)", "tokens/s", "× default", "× same", "of GEMM", "memory"]
+    title = f"Pre-training step, {work.name}, {work.rows} × {work.length} tokens, MLM + NSP"
+    note = "× default: relative to transformers in fp32, its default; × same: in equal precision"
+    return TableSection(title, columns, rows, note=note)
 
 
 def hardware(device: torch.device) -> str:
