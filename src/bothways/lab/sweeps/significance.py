@@ -124,29 +124,18 @@ def compare(
     require("report", "a test of significance", "scipy")
     for folder in (*folders(a), *folders(b)):  # fail before reading all the data
         task = open_task_model(folder, task or default_task(folder), device="cpu").task.name
-    left, right_runs = (
-        _grades(
-            (open_task(folder, task, device=device) for folder in folders(name)),
-            source,
-            columns,
-            progress,
-        )
-        for name in (a, b)
-    )
-    if left[0] != right_runs[0]:
+    results, prints = [], set[str]()
+    for name in (a, b):
+        models = (open_task(folder, task, device=device) for folder in folders(name))
+        fingerprint, runs = _grades(models, source, columns, progress)
+        results.append((Side(name, tuple(runs.mean(1).tolist())), runs.mean(0)))
+        prints.add(fingerprint)
+    if len(prints) > 1:
         message = f"{a} and {b} read different examples from it"
-        raise DataError(
-            message,
-            where=source,
-            fix="Name the columns, so that both read the same texts and labels.",
-        )
-    return contrast(
-        Side(a, _means(left[1])),
-        Side(b, _means(right_runs[1])),
-        left[1].mean(0),
-        right_runs[1].mean(0),
-        seed,
-    )
+        fix = "Name the columns, so that both read the same texts and labels."
+        raise DataError(message, where=source, fix=fix)
+    (one, left), (other, right) = results
+    return contrast(one, other, left, right, seed)
 
 
 def default_task(folder: str) -> str:
@@ -156,10 +145,9 @@ def default_task(folder: str) -> str:
         FolderError: the model has neither a task's head nor that of "likelihood".
     """
     try:
-        name = open_task_model(folder, device="cpu").task.name
+        return open_task_model(folder, device="cpu").task.name
     except FolderError:
-        name = open_task_model(folder, "likelihood", device="cpu").task.name
-    return name
+        return open_task_model(folder, "likelihood", device="cpu").task.name
 
 
 def contrast(
@@ -170,39 +158,21 @@ def contrast(
     seed: int = 0,
 ) -> ModelComparison:
     """Compare grades per example."""
+    from scipy import __version__ as version
     from scipy import stats
 
     difference, count = right_scores - left, len(left)
     batch, draws = max(1, _HELD // count), np.random.default_rng(seed)
     if not difference.any():
         return ModelComparison(a, b, count, 0.0, (0.0, 0.0), 1.0)
-    test = stats.permutation_test(
-        (difference,),
-        np.mean,
-        permutation_type="samples",
-        n_resamples=RESAMPLES,
-        batch=batch,
-        vectorized=True,
-        **_rng(draws),
-    )
-    intervals = stats.bootstrap(
-        (difference,),
-        np.mean,
-        n_resamples=RESAMPLES,
-        batch=batch,
-        method="percentile",
-        vectorized=True,
-        **_rng(draws),
-    ).confidence_interval
+    # The argument's name changed in SciPy 1.15.
+    argument = "rng" if tuple(map(int, version.split(".")[:2])) >= (1, 15) else "random_state"
+    options: Any = {"n_resamples": RESAMPLES, "batch": batch, "vectorized": True, argument: draws}
+    data = (difference,)
+    test = stats.permutation_test(data, np.mean, permutation_type="samples", **options)
+    intervals = stats.bootstrap(data, np.mean, method="percentile", **options).confidence_interval
     interval = float(intervals.low), float(intervals.high)
     return ModelComparison(a, b, count, float(difference.mean()), interval, float(test.pvalue))
-
-
-def _rng(draws: np.random.Generator) -> dict[str, np.random.Generator]:
-    """Return the generator as scipy's keyword argument, whose name changed in 1.15."""
-    from scipy import __version__ as version
-
-    return {"rng" if tuple(map(int, version.split(".")[:2])) >= (1, 15) else "random_state": draws}
 
 
 def folders(name: str) -> list[str]:
@@ -211,10 +181,6 @@ def folders(name: str) -> list[str]:
         path for path in local_path(name).glob("seed-*") if is_model_folder(path / "model")
     )
     return [str(path) for path in seeds] or [name]
-
-
-def _means(grades: Float64[np.ndarray, "runs examples"]) -> tuple[float, ...]:
-    return tuple(float(row.mean()) for row in grades)
 
 
 def _grades(
