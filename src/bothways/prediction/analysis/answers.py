@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
 from bothways.core.report import sections as s
 from bothways.prediction.analysis.base import GUESSES, SURE, Judgement, TaskAnalysis, clip
@@ -13,15 +12,7 @@ from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.metrics import grade_answer
 
-QuestionKind = Literal[
-    "right",
-    "right to give none",
-    "boundary wrong",
-    "another place",
-    "no answer given",
-    "answer though there is none",
-]
-KINDS: dict[QuestionKind, str] = {
+KINDS = {
     "right": "exactly a right answer",
     "right to give none": "there is no answer, and none was given",
     "boundary wrong": "shares words with a right answer",
@@ -29,13 +20,14 @@ KINDS: dict[QuestionKind, str] = {
     "no answer given": "there is an answer",
     "answer though there is none": "there is no answer",
 }
+"""The kinds of predictions with their meaning."""
 NONE = "(no answer)"
 AROUND = 200
 """Number of characters of the context that are shown on each side of an answer."""
 
 
-def classify_answer(example: Question, prediction: AnswerPrediction) -> QuestionKind:
-    """Return the kind of a prediction; the question is annotated."""
+def classify_answer(example: Question, prediction: AnswerPrediction) -> str:
+    """Return the kind of a prediction, one of `KINDS`; the question is annotated."""
     grade = grade_answer(prediction.text, example)
     if not example.answers:
         return "right to give none" if not prediction.text else "answer though there is none"
@@ -53,7 +45,7 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kinds: Counter[QuestionKind] = Counter()
+        self.kinds: Counter[str] = Counter()
 
     def add(self, example: Question, prediction: AnswerPrediction) -> Judgement:
         """Doubt the label where a sure answer shares no word with a right one."""
