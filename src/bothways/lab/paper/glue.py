@@ -219,7 +219,7 @@ def glue_plan(request: experiment.Request) -> experiment.BenchmarkPlan:
         tuple(_experiment(task, request) for task in TASKS_OF_GLUE if task.name in names),
         tuple(COLUMNS),
         {experiment.MEASURED: COLUMNS},
-        published.GLUE,
+        published.TABLES["GLUE"],
         published.AVERAGED,
         NOTES,
         seeds=None,

@@ -74,7 +74,7 @@ def ner_plan(request: Request) -> BenchmarkPlan:
         experiments,
         ("dev", "test"),
         {row: cells for row, cells in MEASURED.items() if cells["dev"][0] in names},
-        published.NER,
+        published.TABLES["NER"],
         seeds=SEEDS,
     )
 

@@ -276,7 +276,7 @@ TABLES = {
             ),
         ),
         ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD 1.1 F1", "NER"),
-        published.BERT_5,
+        published.TABLES["BERT_5"],
         notes=(
             "The published table has no column for entities: a left-to-right model reads nothing "
             "to the right of a word there.",
@@ -295,7 +295,7 @@ TABLES = {
             for depth, width, heads in _SIZES
         ),
         ("MNLI-m", "MRPC", "SST-2"),
-        published.BERT_6,
+        published.TABLES["BERT_6"],
         notes=(
             "In equal time a larger model reads less text; with a budget in steps all read the "
             "same, as in the paper.",
@@ -310,7 +310,7 @@ TABLES = {
             for mask, same, random in _MIXES
         ),
         ("MNLI-m", "NER", "NER features"),
-        published.BERT_8,
+        published.TABLES["BERT_8"],
     ),
     "masking-rate": PretrainTable(
         "Masking rates (Wettig et al. 2022)",
@@ -324,7 +324,7 @@ TABLES = {
             ),
         ),
         ("MNLI-m", "QNLI", "QQP", "SST-2"),
-        published.MASKING_RATE,
+        published.TABLES["MASKING_RATE"],
         notes=("The published rows are of a large model, pre-norm, in batches of 4,096.",),
     ),
     "roberta-1": PretrainTable(
@@ -333,7 +333,7 @@ TABLES = {
         masked_lm.MaskedLM(),
         (PretrainCell("static", copies=10), PretrainCell("dynamic", copies=0)),
         ("SQuAD 2.0 F1", "MNLI-m", "SST-2"),
-        published.ROBERTA_1,
+        published.TABLES["ROBERTA_1"],
         notes=(
             "Static masks repeat after ten epochs: a run of fewer epochs has the same masks in "
             "both rows.",
@@ -349,7 +349,7 @@ TABLES = {
             _named("DOC-SENTENCES", objective=masked_lm.MaskedLM(FullSentences(cross=False))),
         ),
         ("SQuAD 1.1 F1", "SQuAD 2.0 F1", "MNLI-m", "SST-2"),
-        published.ROBERTA_2,
+        published.TABLES["ROBERTA_2"],
         notes=("SENTENCE-PAIR, two single sentences an input, is not run.",),
     ),
     "albert-sentences": PretrainTable(
@@ -362,7 +362,7 @@ TABLES = {
             _named("SOP", objective=MaskedLMSentenceOrder()),
         ),
         ("MNLI-m", "SST-2"),
-        published.ALBERT_SENTENCES,
+        published.TABLES["ALBERT_SENTENCES"],
         held_out=(("MLM accuracy", "held-out/accuracy/masked"),),
         probes=(("NSP accuracy", "next"), ("SOP accuracy", "order")),
         notes=(
@@ -382,7 +382,7 @@ TABLES = {
             _named("not shared", encoder=_unshared),
         ),
         ("MNLI-m", "SST-2"),
-        published.ALBERT_SHARING,
+        published.TABLES["ALBERT_SHARING"],
     ),
     "electra": PretrainTable(
         "Replaced token detection and masked LM (Clark et al. 2020, section 3.4)",
@@ -396,7 +396,7 @@ TABLES = {
             _named("ELECTRA", objective=ReplacedTokens()),
         ),
         ("MNLI-m", "QNLI", "QQP", "MRPC", "SST-2", "CoLA", "STS-B", "RTE"),
-        published.ELECTRA_GAINS,
+        published.TABLES["ELECTRA_GAINS"],
         held_out=(("F1 of replaced tokens", "held-out/f1/replaced"),),
         notes=(
             "At the small scale the rows with a generator begin with masked LM in the first part "

@@ -51,20 +51,8 @@ def _read_tables() -> dict[str, tuple[Published, ...]]:
     }
 
 
-_TABLES = _read_tables()
+TABLES = _read_tables()
+"""The published rows by the name of the experiment."""
+
 AVERAGED = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE")
 """The columns of table 1 whose mean is its average: MNLI counts twice, WNLI is excluded."""
-
-GLUE = _TABLES["GLUE"]
-SQUAD = _TABLES["SQUAD"]
-SWAG = _TABLES["SWAG"]
-NER = _TABLES["NER"]
-BERT_5 = _TABLES["BERT_5"]
-BERT_6 = _TABLES["BERT_6"]
-BERT_8 = _TABLES["BERT_8"]
-MASKING_RATE = _TABLES["MASKING_RATE"]
-ROBERTA_1 = _TABLES["ROBERTA_1"]
-ROBERTA_2 = _TABLES["ROBERTA_2"]
-ALBERT_SENTENCES = _TABLES["ALBERT_SENTENCES"]
-ALBERT_SHARING = _TABLES["ALBERT_SHARING"]
-ELECTRA_GAINS = _TABLES["ELECTRA_GAINS"]

@@ -45,7 +45,7 @@ def squad_plan(request: experiment.Request) -> experiment.BenchmarkPlan:
         tuple(_experiment(version, request) for version in request.chosen(tuple(VERSIONS))),
         tuple(COLUMNS),
         {experiment.MEASURED: COLUMNS},
-        published.SQUAD,
+        published.TABLES["SQUAD"],
         notes=NOTES,
     )
 

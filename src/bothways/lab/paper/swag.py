@@ -26,7 +26,7 @@ def swag_plan(request: experiment.Request) -> experiment.BenchmarkPlan:
         (_experiment(request),),
         tuple(COLUMNS),
         {experiment.MEASURED: COLUMNS},
-        published.SWAG,
+        published.TABLES["SWAG"],
         notes=NOTES,
     )
 
