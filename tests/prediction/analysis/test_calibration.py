@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 
-from bothways.prediction.analysis.calibration import Calibration
+from bothways.prediction.analysis.base import Calibration
 
 
 def filled(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> Calibration:

@@ -25,8 +25,7 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.analysis import report as survey
-from bothways.prediction.analysis.base import MAX_CLASSES, SURE, confusion_sections
-from bothways.prediction.analysis.calibration import Calibration
+from bothways.prediction.analysis.base import MAX_CLASSES, SURE, Calibration, confusion_sections
 from bothways.prediction.analysis.report import SHOWN, Worst, analyse, analysis_report
 from bothways.prediction.analysis.slices import Traits
 from bothways.prediction.analysis.texts import ClassAnalysis

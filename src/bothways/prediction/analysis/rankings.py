@@ -43,7 +43,7 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
         """
         labels, logits = _labels(example), np.array(prediction.logits)
         relevant, chances = labels > 0, sigmoid(logits)
-        for logit, label, chance in zip(prediction.logits, labels, chances, strict=True):
+        for logit, label, chance in zip(prediction.logits, labels.tolist(), chances, strict=True):
             self.rankings.add(example.query, logit, label)
             self.calibration.add(chance, label > 0)
         cost = 1 - ndcg(logits, labels) if labels.any() else 0.0

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from bothways.core.report import sections as s
 from bothways.prediction.analysis import base
-from bothways.prediction.analysis.base import SURE, Judgement, TaskAnalysis
-from bothways.prediction.analysis.calibration import Calibration
+from bothways.prediction.analysis.base import SURE, Calibration, Judgement, TaskAnalysis
 from bothways.tasks import predictions as p
 from bothways.tasks.base import Metrics
 from bothways.tasks.choice.task import ChoiceExample
