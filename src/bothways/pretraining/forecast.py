@@ -215,6 +215,7 @@ class _Run:
         for phase, per_token in zip(self.settings.phases, self.step.per_token, strict=True):
             room = end + seconds * phase.share - self._work_seconds(phases)
             end += seconds * phase.share
+            # Without updates the phase would read this much: the root is below.
             limit = room * self.ranks / per_token * (1 + 1e-9)
             phases.append(brentq(excess, 0.0, limit, args=(phases, end)))
         return phases

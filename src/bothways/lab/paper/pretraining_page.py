@@ -50,6 +50,7 @@ def difference(base: Many[float], other: Many[float]) -> Difference | None:
     """
     from scipy import stats
 
+    # Equal values on both sides have no variance to test with.
     if min(len(base), len(other)) < 2 or (len({*base}) == 1 and len({*other}) == 1):
         return None
     test = stats.ttest_ind(other, base, equal_var=False)

@@ -318,6 +318,7 @@ def choose_length(
         limit, passed: seconds of the quickstart, in all and until now.
         use_all: use all of the time.
     """
+    # A slow machine may have used the time up: some seconds are left for a run in any case.
     left, needed = max(5.0, limit - passed), shape.seconds(speed, tuning)
     fine_tuning, seconds = tuning * shape.seeds / speed, shape.tokens / speed
     enough = needed <= left and not use_all

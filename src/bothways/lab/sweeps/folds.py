@@ -69,6 +69,7 @@ class FoldRun(runs.FinetuneRun):
         """Return the sha256 of all rows of the fold's two sides, in order, and of the model."""
         if self.rows is None:
             return super().digests()
+        # In the order of the rows, so that all folds have the digest of the same data.
         split = read_split(self.settings, self.rows)
         dev, train = dict(zip(split.dev_rows, split.dev, strict=True)), iter(split.train)
         count = len(split.train) + len(dev)

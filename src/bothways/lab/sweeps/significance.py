@@ -168,6 +168,7 @@ def contrast(
     # The argument's name changed in SciPy 1.15.
     argument = "rng" if tuple(map(int, version.split(".")[:2])) >= (1, 15) else "random_state"
     options: Any = {"n_resamples": RESAMPLES, "batch": batch, "vectorized": True, argument: draws}
+    # Signs are flipped for the test; differences are drawn with replacement for the interval.
     data = (difference,)
     test = stats.permutation_test(data, np.mean, permutation_type="samples", **options)
     intervals = stats.bootstrap(data, np.mean, method="percentile", **options).confidence_interval

@@ -197,6 +197,7 @@ def confusion_sections(labels: Sequence[str], counts: Confusion) -> list[s.Secti
     """
     indices, note, tables = range(len(labels)), "", list[s.Section]()
     if len(labels) > MAX_CLASSES:
+        # Missed and false ones: Σ row + Σ column − 2 · diagonal.
         errors = counts.true + counts.predicted - 2 * counts.right
         indices = np.sort(np.argsort(-errors, kind="stable")[:MAX_CLASSES]).tolist()
         note = (

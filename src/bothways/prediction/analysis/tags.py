@@ -37,7 +37,7 @@ def outcomes(truth: Sequence[Chunk], predicted: Sequence[Chunk]) -> list[tuple[C
     """
     pairs: list[tuple[Chunk, Outcome]] = []
     unmatched, free = list(truth), list(predicted)
-    for outcome in OUTCOMES[:4]:
+    for outcome in OUTCOMES[:4]:  # those of pairs, the best first
         for chunk in list(unmatched):
             match = next((other for other in free if _outcome(chunk, other) == outcome), None)
             if match is not None:

@@ -205,6 +205,7 @@ class ScoreAnalysis(TaskAnalysis[TextExample, p.ScorePrediction]):
         truth, predicted = np.array(self._truth), np.array(self._predicted)
         residuals = predicted - truth
         low, high = float(truth.min()), float(truth.max())
+        # Both axes have one range, so that the diagonal is where predictions are right.
         ends = min(low, float(predicted.min())), max(high, float(predicted.max()))
         sample = slice(None, None, -(-len(truth) // POINTS))
         x, y, errors = (values[sample].tolist() for values in (truth, predicted, residuals))

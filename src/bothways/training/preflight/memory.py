@@ -187,7 +187,7 @@ class MemoryDemand:
             case "single" | "replicated":  # replicas exchange gradients in place
                 return unsharded
             case "sharded":
-                gathered = 0
+                gathered = 0  # of a frozen model no gradients
                 for counts, size in (
                     (self.counts, WEIGHT + GRADIENT),
                     (self.frozen_counts, WEIGHT),
