@@ -15,47 +15,30 @@ from rich.console import Console
 
 from bothways.core.errors import ResourceError
 from bothways.core.report import charts as figures
+from bothways.core.report import sections
 from bothways.core.report.charts import draw
 from bothways.core.report.html import to_html, write_html
-from bothways.core.report.sections import (
-    ComparisonChart,
-    ConfusionMatrix,
-    Curves,
-    Details,
-    ExampleSection,
-    KeyFigure,
-    KeyFigures,
-    Line,
-    Marked,
-    Prose,
-    Report,
-    ReportExample,
-    ReportGuess,
-    Scatter,
-    TableSection,
-    readable_number,
-)
 from bothways.core.report.terminal import show, sparkline
 
 HOSTILE = "<script>alert('x')</script> & $x^2$"
-COMPARISON = ComparisonChart(
+COMPARISON = sections.ComparisonChart(
     "Which wins?",
     "accuracy",
     {"pre-trained": [0.75, 0.77, 0.79], f"scratch {HOSTILE}": [0.5]},
     {"coin": 0.5},
     percent=True,
 )
-CURVES = Curves(
+CURVES = sections.Curves(
     "Loss curve",
     "tokens",
     "nats",
-    [Line("training", [0, 10_000, 20_000], [6.5, 5.0, 4.25])],
+    [sections.Line("training", [0, 10_000, 20_000], [6.5, 5.0, 4.25])],
     {"unigram": 6.47},
 )
-CONFUSION = ConfusionMatrix(
+CONFUSION = sections.ConfusionMatrix(
     "Mixed up", ["yes", HOSTILE], [[12345, 1], [2, 7]], note="a note to confusions"
 )
-SCATTER = Scatter(
+SCATTER = sections.Scatter(
     "A cloud",
     "true",
     "predicted",
@@ -64,23 +47,23 @@ SCATTER = Scatter(
     ((0, 0), (1, 1)),
     note="a note to a cloud",
 )
-REPORT = Report(
+REPORT = sections.Report(
     title="A title",
     headline=f"It works {HOSTILE}",
     lead="What was done.",
     sections=[
-        KeyFigures([KeyFigure("accuracy", "77.0 %", "± 2.0")]),
+        sections.KeyFigures([sections.KeyFigure("accuracy", "77.0 %", "± 2.0")]),
         COMPARISON,
         CURVES,
-        Curves(
+        sections.Curves(
             "Share curve",
             "tokens",
             "share",
-            [Line("one point", [1], [0.25])],
+            [sections.Line("one point", [1], [0.25])],
             percent=True,
             note="a note to curves",
         ),
-        TableSection(
+        sections.TableSection(
             "Stages",
             ["stage", "seconds"],
             [["read", 12.5], ["all", 12345]],
@@ -89,19 +72,27 @@ REPORT = Report(
         ),
         CONFUSION,
         SCATTER,
-        ExampleSection(
+        sections.ExampleSection(
             "Filled",
             [
-                ReportExample(
-                    ["the ", Marked("[MASK]"), " sat"],
+                sections.ReportExample(
+                    ["the ", sections.Marked("[MASK]"), " sat"],
                     "cat",
-                    [ReportGuess("cat", 0.5, True), ReportGuess(HOSTILE, 0.25, False)],
+                    [
+                        sections.ReportGuess("cat", 0.5, True),
+                        sections.ReportGuess(HOSTILE, 0.25, False),
+                    ],
                 )
             ],
         ),
-        Prose("Why", ["First paragraph.", "Second paragraph."]),
-        Details(
-            "More", [TableSection("Settings", ["name", "value"], [["width", 256], ["empty", None]])]
+        sections.Prose("Why", ["First paragraph.", "Second paragraph."]),
+        sections.Details(
+            "More",
+            [
+                sections.TableSection(
+                    "Settings", ["name", "value"], [["width", 256], ["empty", None]]
+                )
+            ],
         ),
     ],
     colophon="made by a test",
@@ -138,7 +129,7 @@ class Outline(HTMLParser):
             self.words += data
 
 
-def terminal(report: Report) -> str:
+def terminal(report: sections.Report) -> str:
     console = Console(width=120, file=io.StringIO(), color_system=None)
     show(report, console)
     return console.file.getvalue()
@@ -194,7 +185,9 @@ def axes_of(draw_in, chart):
 
 
 def test_a_confusion_is_as_dark_as_its_share_of_the_row():
-    axes = axes_of(figures._draw_confusion, ConfusionMatrix("", ["a", "b"], [[3, 1], [0, 4]]))
+    axes = axes_of(
+        figures._draw_confusion, sections.ConfusionMatrix("", ["a", "b"], [[3, 1], [0, 4]])
+    )
     shares = {
         (square.get_x() + 0.5, square.get_y() + 0.5): square.get_alpha() for square in axes.patches
     }
@@ -212,7 +205,7 @@ def test_a_confusion_is_as_dark_as_its_share_of_the_row():
 def test_a_comparison_has_a_band_of_one_deviation_to_each_side_of_the_mean():
     axes = axes_of(
         figures._draw_comparison,
-        ComparisonChart("", "m", {"a": [1.0, 2.0, 6.0], "b": [4.0]}, {"coin": 0.5}),
+        sections.ComparisonChart("", "m", {"a": [1.0, 2.0, 6.0], "b": [4.0]}, {"coin": 0.5}),
     )
     spread = np.std([1, 2, 6], ddof=1)
     bands = [
@@ -275,7 +268,7 @@ def test_terminal_shows_the_same_figures_but_no_details():
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=5))
 def test_mean_and_spread_are_numpys(values):
-    comparison = ComparisonChart("", "", {"a": values})
+    comparison = sections.ComparisonChart("", "", {"a": values})
     assert comparison.mean("a") == pytest.approx(np.mean(values))
     assert comparison.spread("a") == pytest.approx(
         np.std(values, ddof=1) if len(values) > 1 else 0.0, abs=1e-9
@@ -294,12 +287,12 @@ def test_mean_and_spread_are_numpys(values):
     ],
 )
 def test_numbers_are_readable(value, text):
-    assert readable_number(value) == text
+    assert sections.readable_number(value) == text
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))
 def test_sparkline_shows_lowest_and_highest(values):
-    line = sparkline(Line("", range(len(values)), values), columns=len(values))
+    line = sparkline(sections.Line("", range(len(values)), values), columns=len(values))
     assert len(line) == len(values)
     if max(values) > min(values) + 1e-3:
         assert line[int(np.argmax(values))] == "█"

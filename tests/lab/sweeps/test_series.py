@@ -15,26 +15,14 @@ import torch
 
 from bothways.cli.finetune import print_series
 from bothways.cli.main import app
+from bothways.core import errors
 from bothways.core.bar import error_console
-from bothways.core.errors import (
-    BothwaysError,
-    ConfigError,
-    DivergedError,
-    FolderError,
-    ResourceError,
-)
 from bothways.finetuning import run as job
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.hub.model_folder import load_model
+from bothways.lab.sweeps import grid
 from bothways.lab.sweeps import runs as engine
 from bothways.lab.sweeps import significance as comparison
-from bothways.lab.sweeps.grid import (
-    GRIDS,
-    folder_name,
-    grid_cells,
-    parse_grid,
-    sweep_grid,
-)
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome
 from bothways.lab.sweeps.seeds import SeedSpread, finetune_seeds, parse_seeds, seed_spread
 from bothways.training.durations import Epochs, Steps
@@ -87,7 +75,7 @@ def test_seeds_run_once_each_and_the_best_is_kept(
     assert report["best"] == max(values)
     assert [run["metrics"]["accuracy"] for run in report["runs"]] == values
 
-    with pytest.raises(ResourceError, match="holds the checkpoints of an earlier run"):
+    with pytest.raises(errors.ResourceError, match="holds the checkpoints of an earlier run"):
         finetune_seeds(base, (0, 3), place)
     ran, real = list[str](), engine.finetune
 
@@ -99,13 +87,15 @@ def test_seeds_run_once_each_and_the_best_is_kept(
     again = finetune_seeds(base, (0, 3, 4), dataclasses.replace(place, resume=True))
     assert ran == ["seed-4"]
     assert again.runs[:2] == series.runs
-    with pytest.raises(ConfigError, match=r"seed-0: this run was finished with other settings"):
+    with pytest.raises(
+        errors.ConfigError, match=r"seed-0: this run was finished with other settings"
+    ):
         finetune_seeds(
             dataclasses.replace(base, length=12), (0,), dataclasses.replace(place, resume=True)
         )
     for damage in ("{}", '{"name": "seed-0", "metrics": {}, "failed": [], "unknown": 1}'):
         (tmp_path / "seed-0" / engine.RESULT).write_text(damage)
-        with pytest.raises(FolderError, match=r"result.json: is not the result of a run"):
+        with pytest.raises(errors.FolderError, match=r"result.json: is not the result of a run"):
             finetune_seeds(base, (0,), dataclasses.replace(place, resume=True))
 
 
@@ -124,7 +114,7 @@ def test_runs_on_other_content_are_refused(
         make_folder(tmp_path / "bert", seed=1)
     monkeypatch.setattr(engine, "finetune", None)  # nothing more is trained
     message = f"seed-0: this run was finished with other content of {name}"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(errors.ConfigError, match=message):
         finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
 
 
@@ -141,7 +131,7 @@ def test_data_changed_during_series_is_detected(
 
     monkeypatch.setattr(engine, "finetune", changing)
     with pytest.raises(
-        ConfigError, match=r"runs: seed-0 and seed-1 had different content of .*bert\n"
+        errors.ConfigError, match=r"runs: seed-0 and seed-1 had different content of .*bert\n"
     ):
         finetune_seeds(settings, (0, 1), SweepFolder(tmp_path / "runs", device="cpu"))
 
@@ -171,7 +161,9 @@ def test_diverged_run_does_not_end_series(
 
     def diverging(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
         if settings.seed == 1:
-            raise DivergedError("the loss is not finite", where="step 3", fix="Lower the rate.")
+            raise errors.DivergedError(
+                "the loss is not finite", where="step 3", fix="Lower the rate."
+            )
         return real(settings, folder, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine, "finetune", diverging)
@@ -212,10 +204,10 @@ def test_spread_is_over_scored_runs() -> None:
 
 
 def test_series_needs_dev_data_and_own_folder(base: FinetuneConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^dev: several runs are compared by dev data"):
+    with pytest.raises(errors.ConfigError, match=r"^dev: several runs are compared by dev data"):
         finetune_seeds(dataclasses.replace(base, dev=None), (0,), SweepFolder(tmp_path))
     (tmp_path / ".run").touch()
-    with pytest.raises(ResourceError, match="is the folder of a single run"):
+    with pytest.raises(errors.ResourceError, match="is the folder of a single run"):
         finetune_seeds(base, (0,), SweepFolder(tmp_path))
 
 
@@ -256,44 +248,49 @@ def test_head_seed_and_order_seed_differ(
     "text", ["0", "x", "1,x", "1,1", "", ",", "-1", "0x2", "2x", "2x0", "2x2x2"]
 )
 def test_invalid_seeds_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^seeds: .* does not name seeds\n  Write a number"):
+    with pytest.raises(
+        errors.ConfigError, match=r"^seeds: .* does not name seeds\n  Write a number"
+    ):
         parse_seeds(text)
 
 
 def test_grids_match_paper(base: FinetuneConfig) -> None:
-    found = [settings for _, settings in grid_cells(base, GRIDS["paper"])]
+    found = [settings for _, settings in grid.grid_cells(base, grid.GRIDS["paper"])]
     assert {(s.batch.n, s.training.optimizer.lr, s.training.until) for s in found} == {
         (n, lr, Epochs(epochs))
         for n in (16, 32)
         for lr in (5e-5, 3e-5, 2e-5)
         for epochs in (2.0, 3.0, 4.0)
     }
-    assert len({name for name, _ in grid_cells(base, GRIDS["paper"])}) == len(found) == 18
-    glue = [settings for _, settings in grid_cells(base, parse_grid("glue"))]
+    assert len({name for name, _ in grid.grid_cells(base, grid.GRIDS["paper"])}) == len(found) == 18
+    glue = [settings for _, settings in grid.grid_cells(base, grid.parse_grid("glue"))]
     assert [s.training.optimizer.lr for s in glue] == [5e-5, 4e-5, 3e-5, 2e-5]
     assert {(s.batch.n, s.training.until) for s in glue} == {(32, Epochs(3.0))}
 
 
 def test_grids_are_parsed() -> None:
-    assert parse_grid("training.until='2 epochs, 3 epochs' batch.n=16") == {
+    assert grid.parse_grid("training.until='2 epochs, 3 epochs' batch.n=16") == {
         "training.until": ("2 epochs", "3 epochs"),
         "batch.n": ("16",),
     }
-    assert folder_name({"a.b": "2 epochs", "c": "../x"}) == "a.b=2-epochs,c=..-x"
+    assert grid.folder_name({"a.b": "2 epochs", "c": "../x"}) == "a.b=2-epochs,c=..-x"
     for text in ("nonsense", "a=", "a=1 a=2", "=3"):
         with pytest.raises(
-            ConfigError, match=r"^grid: .* is not a key with values; named grids are paper, glue"
+            errors.ConfigError,
+            match=r"^grid: .* is not a key with values; named grids are paper, glue",
         ):
-            parse_grid(text)
-    with pytest.raises(ConfigError, match=r"^grid: 'batch.n=16,32,16' has a value twice"):
-        parse_grid("batch.n=16,32,16")
-    with pytest.raises(ConfigError, match=r"^grid: is empty"):
-        parse_grid(" ")
+            grid.parse_grid(text)
+    with pytest.raises(errors.ConfigError, match=r"^grid: 'batch.n=16,32,16' has a value twice"):
+        grid.parse_grid("batch.n=16,32,16")
+    with pytest.raises(errors.ConfigError, match=r"^grid: is empty"):
+        grid.parse_grid(" ")
 
 
 def test_long_folder_name_ends_in_hash() -> None:
     names = [
-        folder_name({f"training.optimizer.{place}": "1e-5" for place in range(20)} | {"seed": seed})
+        grid.folder_name(
+            {f"training.optimizer.{place}": "1e-5" for place in range(20)} | {"seed": seed}
+        )
         for seed in "12"
     ]
     assert names[0] != names[1]
@@ -304,15 +301,15 @@ def test_long_folder_name_ends_in_hash() -> None:
 
 
 def test_wrong_setting_fails_before_first_run(base: FinetuneConfig, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"batch\.m: unknown key"):
-        sweep_grid(base, {"batch.n": ("16",), "batch.m": ("1",)}, SweepFolder(tmp_path))
+    with pytest.raises(errors.ConfigError, match=r"batch\.m: unknown key"):
+        grid.sweep_grid(base, {"batch.n": ("16",), "batch.m": ("1",)}, SweepFolder(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
 def test_sweep_keeps_the_best_of_a_grid(base: FinetuneConfig, tmp_path: Path) -> None:
-    series = sweep_grid(
+    series = grid.sweep_grid(
         base,
-        parse_grid("training.optimizer.lr=1e-7,5e-3"),
+        grid.parse_grid("training.optimizer.lr=1e-7,5e-3"),
         SweepFolder(tmp_path, device="cpu"),
     )
     assert [run.name for run in series.runs] == [
@@ -379,7 +376,7 @@ def test_sweep_and_compare_commands(
     ):
         assert word in output.out
     assert "is in many/model" in output.err
-    with pytest.raises(BothwaysError, match="has no column 'nowhere'"):
+    with pytest.raises(errors.BothwaysError, match="has no column 'nowhere'"):
         app(
             ["sweep", *words(base, "--text", "nowhere", "--out", "grid")],
             result_action="return_value",
@@ -412,7 +409,7 @@ def test_sweep_and_compare_commands(
     values = json.loads(capsys.readouterr().out)
     assert values["examples"] == 40
     assert not math.isnan(values["p_value"])
-    with pytest.raises(BothwaysError):
+    with pytest.raises(errors.BothwaysError):
         app(["compare", "many", "nowhere", str(base.dev)], result_action="return_value")
 
 

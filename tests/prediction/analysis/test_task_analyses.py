@@ -23,30 +23,17 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.prediction.analysis import texts
 from bothways.prediction.analysis.answers import NONE, AnswerAnalysis, classify_answer
 from bothways.prediction.analysis.base import TaskAnalysis, clip, guesses
 from bothways.prediction.analysis.rankings import RankingAnalysis
 from bothways.prediction.analysis.report import analyse, analysis_of, analysis_report
 from bothways.prediction.analysis.tags import OUTCOMES, TagAnalysis, outcomes
-from bothways.prediction.analysis.texts import (
-    POINTS,
-    ChoiceAnalysis,
-    LabelSetAnalysis,
-    ScoreAnalysis,
-)
+from bothways.tasks import predictions
 from bothways.tasks.base import Task, TaskModel
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
-from bothways.tasks.predictions import (
-    AnswerPrediction,
-    AnswerSpan,
-    ChoicePrediction,
-    MultilabelPrediction,
-    RankPrediction,
-    ScorePrediction,
-    TagPrediction,
-)
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
@@ -134,10 +121,10 @@ def test_kinds_add_up_to_the_counts_of_the_scores(pairs: list[tuple[str, str]]) 
     assert len(found) - found.count("missed") == counts.predicted.total()
 
 
-def tagged(tags: Sequence[str], chance: float = 0.9) -> TagPrediction:
+def tagged(tags: Sequence[str], chance: float = 0.9) -> predictions.TagPrediction:
     rows = np.full((len(tags), len(TAGS)), (1 - chance) / (len(TAGS) - 1))
     rows[np.arange(len(tags)), [TAGS.index(tag) for tag in tags]] = chance
-    return TagPrediction(("Ada", "in", "Oslo")[: len(tags)], tuple(tags), rows)
+    return predictions.TagPrediction(("Ada", "in", "Oslo")[: len(tags)], tuple(tags), rows)
 
 
 def test_tags_are_counted_and_shown() -> None:
@@ -175,7 +162,7 @@ def test_of_wrong_tags_the_surest_are_shown_first() -> None:
     rows = np.array([[chance, *[(1 - chance) / 4] * 4] for chance in chances])
     shown = TagAnalysis(TaggingTask(), TAGS).show(
         TagExample(words, ("B-LOC", "B-LOC", "O", "B-LOC", "B-LOC"), "made:2"),
-        TagPrediction(words, ("O",) * 5, rows),
+        predictions.TagPrediction(words, ("O",) * 5, rows),
     )
     assert [(guess.answer, guess.probability) for guess in shown.guesses] == [
         ("b: O", 0.9),
@@ -200,14 +187,14 @@ def test_plain_tags_have_no_kinds_of_errors() -> None:
 CONTEXT = "The big cat sat on a mat in Oslo."
 
 
-def answered(text: str, confidence: float = 0.9) -> AnswerPrediction:
+def answered(text: str, confidence: float = 0.9) -> predictions.AnswerPrediction:
     at = CONTEXT.index(text) if text else None
     spans = (
-        AnswerSpan("cat", 8, 11, 1.0, 0.5),
-        AnswerSpan("mat", 21, 24, 0.5, 0.25),
-        AnswerSpan("Oslo", 28, 32, 0.2, 0.1),
+        predictions.AnswerSpan("cat", 8, 11, 1.0, 0.5),
+        predictions.AnswerSpan("mat", 21, 24, 0.5, 0.25),
+        predictions.AnswerSpan("Oslo", 28, 32, 0.2, 0.1),
     )
-    return AnswerPrediction(
+    return predictions.AnswerPrediction(
         "q", text, at, at if at is None else at + len(text), confidence, 0.0, spans
     )
 
@@ -257,7 +244,9 @@ def test_answers_are_counted_and_shown() -> None:
     ]
     assert shown.truth == "big cat / cat"
     named = Question("q", "who", "the Broncos won", (("the Broncos", 0),), False)
-    guesses = answers.show(named, AnswerPrediction("q", "Broncos", 4, 11, 0.9, 0.0, ())).guesses
+    guesses = answers.show(
+        named, predictions.AnswerPrediction("q", "Broncos", 4, 11, 0.9, 0.0, ())
+    ).guesses
     assert guesses == [s.ReportGuess("Broncos", 0.9, True)]  # an article does not count
     best = answers.show(
         KNOWN, answered("cat")
@@ -274,18 +263,22 @@ def test_answers_are_counted_and_shown() -> None:
 def test_of_a_long_context_what_is_near_the_answer_is_shown() -> None:
     context = "x" * 300 + "cat" + "y" * 300
     question = Question("q", "Who?", context, (("cat", 300),), False)
-    shown = AnswerAnalysis().show(question, AnswerPrediction("q", "cat", 300, 303, 0.9, 0.0, ()))
+    shown = AnswerAnalysis().show(
+        question, predictions.AnswerPrediction("q", "cat", 300, 303, 0.9, 0.0, ())
+    )
     assert shown.parts[1:] == ["… " + "x" * 200, s.Marked("cat"), "y" * 200 + " …"]
-    nowhere = AnswerAnalysis().show(question, AnswerPrediction("q", "", None, None, 0.9, 0.0, ()))
+    nowhere = AnswerAnalysis().show(
+        question, predictions.AnswerPrediction("q", "", None, None, 0.9, 0.0, ())
+    )
     assert nowhere.parts[1:] == [clip(context)]
 
 
 def test_residuals_are_numpys() -> None:
     rng = np.random.default_rng()
-    truth, predicted = rng.normal(size=POINTS + 500), rng.normal(size=POINTS + 500)
-    scores = ScoreAnalysis()
+    truth, predicted = rng.normal(size=texts.POINTS + 500), rng.normal(size=texts.POINTS + 500)
+    scores = texts.ScoreAnalysis()
     for a, b in zip(truth.tolist(), predicted.tolist(), strict=True):
-        scores.add(TextExample("x", label=repr(a)), ScorePrediction(b))
+        scores.add(TextExample("x", label=repr(a)), predictions.ScorePrediction(b))
     cloud, rest, table = scores.sections()
     assert isinstance(cloud, s.Scatter)
     assert isinstance(rest, s.Scatter)
@@ -305,9 +298,10 @@ def test_residuals_are_numpys() -> None:
         abs(left).max(),
     ]
     assert [row[1] for row in table.rows] == pytest.approx(expected)
-    assert scores.add(TextExample("x", label="2.5"), ScorePrediction(1.0)).cost == 2.25
+    assert scores.add(TextExample("x", label="2.5"), predictions.ScorePrediction(1.0)).cost == 2.25
     assert (
-        "2.5, predicted 1" in scores.show(TextExample("x", "y", "2.5"), ScorePrediction(1.0)).truth
+        "2.5, predicted 1"
+        in scores.show(TextExample("x", "y", "2.5"), predictions.ScorePrediction(1.0)).truth
     )
 
 
@@ -315,14 +309,15 @@ def test_each_label_is_scikit_learns() -> None:
     rng = np.random.default_rng()
     names = ("a", "b", "c")
     truth, chances = rng.random((80, 3)) < 0.4, rng.random((80, 3))
-    labels = LabelSetAnalysis(names)
+    labels = texts.LabelSetAnalysis(names)
     for held, row in zip(truth, chances, strict=True):
         example = MultilabelExample(
             "x", None, tuple(n for n, h in zip(names, held, strict=True) if h)
         )
         given = tuple(n for n, c in zip(names, row, strict=True) if c >= 0.5)
         labels.add(
-            example, MultilabelPrediction(given, dict(zip(names, row.tolist(), strict=True)))
+            example,
+            predictions.MultilabelPrediction(given, dict(zip(names, row.tolist(), strict=True))),
         )
     table, curve, _ = labels.sections()
     assert isinstance(table, s.TableSection)
@@ -345,14 +340,17 @@ def test_each_label_is_scikit_learns() -> None:
 
 
 def test_a_label_set_is_shown_by_what_is_furthest_from_the_truth() -> None:
-    labels = LabelSetAnalysis(("a", "b"))
+    labels = texts.LabelSetAnalysis(("a", "b"))
     example, prediction = (
         MultilabelExample("x", "y", ("b",)),
-        MultilabelPrediction(("a", "b"), {"a": 0.9, "b": 0.7}),
+        predictions.MultilabelPrediction(("a", "b"), {"a": 0.9, "b": 0.7}),
     )
     assert labels.add(example, prediction).cost == pytest.approx(-(np.log(0.1) + np.log(0.7)) / 2)
     assert labels.add(example, prediction).doubt == pytest.approx(0.9)
-    assert labels.add(example, MultilabelPrediction(("b",), {"a": 0.3, "b": 0.7})).doubt is None
+    assert (
+        labels.add(example, predictions.MultilabelPrediction(("b",), {"a": 0.3, "b": 0.7})).doubt
+        is None
+    )
     assert labels.show(example, prediction).guesses == [
         s.ReportGuess("a", 0.9, False),
         s.ReportGuess("b", 0.7, True),
@@ -361,11 +359,11 @@ def test_a_label_set_is_shown_by_what_is_furthest_from_the_truth() -> None:
 
 
 def test_choices_are_counted_and_shown() -> None:
-    choices = ChoiceAnalysis()
+    choices = texts.ChoiceAnalysis()
     example = ChoiceExample("It", ("rains", "snows", "ends"), 1)
     wrong, right = (
-        ChoicePrediction(0, "rains", (0.85, 0.1, 0.05)),
-        ChoicePrediction(1, "snows", (0.1, 0.8, 0.1)),
+        predictions.ChoicePrediction(0, "rains", (0.85, 0.1, 0.05)),
+        predictions.ChoicePrediction(1, "snows", (0.1, 0.8, 0.1)),
     )
     for prediction in (wrong, right, right):
         choices.add(example, prediction)
@@ -387,7 +385,7 @@ def ranked(query: str, labels: list[float], logits: list[float]) -> tuple[Any, A
     """A query with documents named d0, d1, …, and their scores."""
     documents = tuple(f"d{at}" for at in range(len(labels)))
     example = RankExample(query, documents, tuple(map(float, labels)), f"made:{query}")
-    return example, RankPrediction(query, documents, tuple(logits), tuple(logits))
+    return example, predictions.RankPrediction(query, documents, tuple(logits), tuple(logits))
 
 
 def test_rankings_are_counted_and_shown() -> None:

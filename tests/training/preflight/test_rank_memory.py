@@ -16,16 +16,8 @@ from bothways.model.flops import LossFloats, kept_floats
 from bothways.model.heads import MaskedHead, PairHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
+from bothways.training import optimizers
 from bothways.training.durations import Steps
-from bothways.training.optimizers import (
-    AdamW,
-    BertAdam,
-    Lamb,
-    Muon,
-    StableAdamW,
-    build_optimizer,
-    update,
-)
 from bothways.training.preflight.memory import USABLE, MemoryDemand, choose_placement
 from bothways.training.run import Training
 from bothways.training.schedules import Constant
@@ -33,7 +25,7 @@ from bothways.training.schedules import Constant
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 VOCABULARY, WIDTH, DEPTH = 1000, 64, 4
 ENCODER = EncoderConfig(VOCABULARY, WIDTH, DEPTH, 2, 4 * WIDTH)
-TRAINING = Training(Steps(1), AdamW(), Constant(), precision="fp32")
+TRAINING = Training(Steps(1), optimizers.AdamW(), Constant(), precision="fp32")
 DEMAND = MemoryDemand(
     ((ENCODER, (MaskedHead(), PairHead())),),
     length=128,
@@ -66,7 +58,7 @@ def test_the_parts_of_a_whole_rank() -> None:
 @pytest.mark.parametrize(
     "optimizer",
     [
-        AdamW(), AdamW(lr="auto"), BertAdam(), Lamb(), StableAdamW(), Muon(),
+        optimizers.AdamW(), optimizers.AdamW(lr="auto"), optimizers.BertAdam(), optimizers.Lamb(), optimizers.StableAdamW(), optimizers.Muon(),
         functools.partial(torch.optim.SGD, lr=0.1),
         functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
         functools.partial(torch.optim.AdamW, amsgrad=True),
@@ -81,10 +73,10 @@ def test_the_moments_are_those_that_the_optimizer_keeps(optimizer: Any) -> None:
         for own, count in getattr(module, "hidden_matrices", {}).items()
     }
     given = dataclasses.replace(optimizer, lr=1.0) if hasattr(optimizer, "kind") else optimizer
-    real = build_optimizer(given, model.named_parameters(), matrices=matrices)
+    real = optimizers.build_optimizer(given, model.named_parameters(), matrices=matrices)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
-    update(real, None)
+    optimizers.update(real, None)
     kept = sum(
         value.nbytes
         for parameter, state in real.state.items()

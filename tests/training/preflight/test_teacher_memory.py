@@ -22,16 +22,7 @@ from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Disentangled
-from bothways.objectives.distillation import (
-    AttentionScores,
-    CosineStates,
-    Distillation,
-    DistilLoss,
-    HiddenStates,
-    MaskedTokens,
-    Relations,
-    SoftTargets,
-)
+from bothways.objectives import distillation
 from bothways.pretraining.build import memory_demand
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import modern
@@ -59,7 +50,7 @@ def peak(run: Callable[[], object]) -> int:
     return int(max(np.cumsum(changes)))
 
 
-def batch_for(objective: Distillation) -> Batch:
+def batch_for(objective: distillation.Distillation) -> Batch:
     draw = np.random.default_rng(0)
     special = np.arange(VOCABULARY) < 5
     vocabulary = Vocabulary(special, np.zeros_like(special), 4)
@@ -71,11 +62,13 @@ def batch_for(objective: Distillation) -> Batch:
     return pack(sequences)
 
 
-def settings_for(teacher: str, student: EncoderConfig, *losses: DistilLoss) -> PretrainConfig:
+def settings_for(
+    teacher: str, student: EncoderConfig, *losses: distillation.DistilLoss
+) -> PretrainConfig:
     usual = modern(student)
     return dataclasses.replace(
         usual,
-        objective=Distillation(teacher, losses),
+        objective=distillation.Distillation(teacher, losses),
         phases=(PretrainPhase(LENGTH),),
         microbatch_tokens=LENGTH * SEQUENCES,
         training=dataclasses.replace(usual.training, precision="fp32"),
@@ -85,20 +78,25 @@ def settings_for(teacher: str, student: EncoderConfig, *losses: DistilLoss) -> P
 @pytest.mark.parametrize(
     ("width", "depth", "losses", "most"),
     [
-        (128, 2, (SoftTargets(), MaskedTokens(), CosineStates()), 1.25),
-        (64, 2, (HiddenStates(), AttentionScores()), 1.1),
+        (
+            128,
+            2,
+            (distillation.SoftTargets(), distillation.MaskedTokens(), distillation.CosineStates()),
+            1.25,
+        ),
+        (64, 2, (distillation.HiddenStates(), distillation.AttentionScores()), 1.1),
         # The teacher's pass is the peak: a small student keeps less than a large block holds.
-        (32, 1, (Relations(heads=4),), 1.4),
+        (32, 1, (distillation.Relations(heads=4),), 1.4),
     ],
     ids=["distilbert", "tinybert", "minilm"],
 )
 def test_the_forecast_is_what_a_step_takes(
-    teacher: str, width: int, depth: int, losses: tuple[DistilLoss, ...], most: float
+    teacher: str, width: int, depth: int, losses: tuple[distillation.DistilLoss, ...], most: float
 ) -> None:
     student = EncoderConfig(VOCABULARY, width, depth, 2, 4 * width)
     settings = settings_for(teacher, student, *losses)
     objective = settings.objective
-    assert isinstance(objective, Distillation)
+    assert isinstance(objective, distillation.Distillation)
     specs = objective.models(student)
     models = {role: Model(*spec) for role, spec in specs.items()}
     special = np.zeros(VOCABULARY, dtype=bool)
@@ -128,7 +126,10 @@ def test_a_pass_without_gradient_holds_what_the_widest_block_does(
     config = dataclasses.replace(TEACHER, intermediate_size=hidden)
     if relative:
         config = dataclasses.replace(config, position=Disentangled())
-    model, batch = Model(config, ()).eval(), batch_for(Distillation("none", (CosineStates(),)))
+    model, batch = (
+        Model(config, ()).eval(),
+        batch_for(distillation.Distillation("none", (distillation.CosineStates(),))),
+    )
     with torch.inference_mode():
         model.encoder(batch)
         held = peak(lambda: model.encoder(batch)) / 4 / batch.layout.tokens
@@ -136,7 +137,9 @@ def test_a_pass_without_gradient_holds_what_the_widest_block_does(
 
 
 def test_a_shard_holds_its_part_of_the_teacher(teacher: str) -> None:
-    demand: MemoryDemand = memory_demand(settings_for(teacher, TEACHER, CosineStates()))
+    demand: MemoryDemand = memory_demand(
+        settings_for(teacher, TEACHER, distillation.CosineStates())
+    )
     whole, shard = demand.memory(CPU), demand.memory(CPU, "sharded", 4)
     assert shard.frozen == whole.frozen / 4
     alone = dataclasses.replace(demand, frozen=()).memory(CPU, "sharded", 4)

@@ -11,15 +11,10 @@ from numpy.typing import NDArray
 from bothways.core.report import sections as s
 from bothways.prediction.analysis import base
 from bothways.prediction.analysis.base import SURE, Calibration, Judgement, TaskAnalysis
+from bothways.tasks import metrics
 from bothways.tasks import predictions as p
 from bothways.tasks.base import Metrics
 from bothways.tasks.choice.task import ChoiceExample
-from bothways.tasks.metrics import (
-    Confusion,
-    classification_metrics,
-    multilabel_metrics,
-    negative_log,
-)
 from bothways.tasks.multilabel.task import LEAST, MultilabelExample, constant_labels
 from bothways.tasks.text_examples import TextExample
 
@@ -48,7 +43,9 @@ def _judge_choice(calibration: Calibration, top: float, chance: float, correct: 
         top, chance: probabilities of the given answer and of the right one.
     """
     calibration.add(top, correct)
-    return Judgement(negative_log(chance), top - chance if top >= SURE and not correct else None)
+    return Judgement(
+        metrics.negative_log(chance), top - chance if top >= SURE and not correct else None
+    )
 
 
 class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
@@ -63,7 +60,7 @@ class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
     def __init__(self, labels: Sequence[str]) -> None:
         super().__init__()
         self.labels = tuple(labels)
-        self.confusion = Confusion(len(labels))
+        self.confusion = metrics.Confusion(len(labels))
         self._index = {label: index for index, label in enumerate(labels)}
 
     def add(self, example: TextExample, prediction: p.ClassPrediction) -> Judgement:
@@ -78,9 +75,9 @@ class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
 
     def baseline(self) -> Metrics:
         truth = self.confusion.true
-        majority, top = Confusion(len(self.labels)), int(truth.argmax())
+        majority, top = metrics.Confusion(len(self.labels)), int(truth.argmax())
         majority.pairs.update({(i, top): int(count) for i, count in enumerate(truth) if count})
-        return classification_metrics(majority) if majority.total else {}
+        return metrics.classification_metrics(majority) if majority.total else {}
 
     def sections(self) -> list[s.Section]:
         return [*base.confusion_sections(self.labels, self.confusion), *self.reliability()]
@@ -93,7 +90,7 @@ class ChoiceAnalysis(TaskAnalysis[ChoiceExample, p.ChoicePrediction]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.confusion = Confusion(0)
+        self.confusion = metrics.Confusion(0)
 
     def add(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> Judgement:
         chances, label = prediction.probabilities, example.label
@@ -161,7 +158,7 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
     def baseline(self) -> Metrics:
         answer = constant_labels(self.true, self.examples)
         hits = np.where(answer, self.true, 0)
-        return multilabel_metrics(hits, self.true + answer * self.examples - 2 * hits)
+        return metrics.multilabel_metrics(hits, self.true + answer * self.examples - 2 * hits)
 
     def sections(self) -> list[s.Section]:
         table = base.rates_table("label", self.labels, self.hits, self.true, self.predicted)
