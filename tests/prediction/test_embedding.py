@@ -17,7 +17,7 @@ from bothways.core import bar
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.prediction import layer_sweep
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
-from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep, write_vectors
+from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.sentence_embedding.sts import Correlation
 from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
@@ -46,9 +46,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
+def run(monkeypatch: pytest.MonkeyPatch, place: Path, line: str) -> None:
     monkeypatch.chdir(place)
-    app(list(words), result_action="return_value")
+    app(line.split(), result_action="return_value")
 
 
 def test_tables_have_the_vectors_of_their_texts_with_the_prompt(place: Path) -> None:
@@ -68,14 +68,14 @@ def test_tables_have_the_vectors_of_their_texts_with_the_prompt(place: Path) -> 
 def test_progress_is_printed_as_lines_where_there_is_no_terminal(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ("embed", "bert", "texts.txt", "--out", str(place / "lines.npy"))
-    run(monkeypatch, place, *words)
-    assert "embedding:" not in capsys.readouterr().err  # shorter than ten seconds
+    line = f"embed bert texts.txt --out {place / 'lines.npy'}"
+    run(monkeypatch, place, line)
+    assert "predicting:" not in capsys.readouterr().err  # shorter than ten seconds
     monkeypatch.setattr(bar, "SECONDS_PER_LINE", 0.0)
-    run(monkeypatch, place, *words)
+    run(monkeypatch, place, line)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert re.search(r"^embedding: \d+ examples, \d+% done", captured.err, re.MULTILINE)
+    assert re.search(r"^predicting: \d+ rows, \d+% done", captured.err, re.MULTILINE)
 
 
 def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(
@@ -85,9 +85,9 @@ def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(
     assert isinstance(embedder, Embedder)
     save_sentence_encoder(place / "encoder", embedder)
     (place / "encoder" / "bothways.json").unlink()  # as sentence-transformers would write it
-    run(monkeypatch, place, "evaluate", "encoder", "sts.tsv")
+    run(monkeypatch, place, "evaluate encoder sts.tsv")
     assert "encoder is a sentence encoder and is scored as embed" in capsys.readouterr().err
-    run(monkeypatch, place, "evaluate", "encoder", "sts.tsv", "--task", "embed")
+    run(monkeypatch, place, "evaluate encoder sts.tsv --task embed")
     assert "sentence encoder" not in capsys.readouterr().err
 
 
@@ -125,30 +125,25 @@ def test_the_best_is_that_of_the_highest_rank_correlation() -> None:
     assert Sweep((low, high, Cell(2, "mean", high.correlation)), 2).best is high
 
 
-@pytest.mark.parametrize("count", [0, 1, 9, 10, 2500])
-def test_files_hold_the_vectors_in_order(tmp_path: Path, count: int) -> None:
-    vectors = np.random.default_rng().normal(size=(count, 3)).astype(np.float32)
+def test_files_hold_the_vectors_of_all_parts_in_order(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From standard input, too, whose parts are gone when the file is complete."""
     for name in ("v.npy", "v.parquet", "v.jsonl"):
-        write_vectors(tmp_path / name, iter(vectors), 3)
-    assert np.load(tmp_path / "v.npy").dtype == np.float32
-    np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), vectors)
-    np.testing.assert_array_equal(np.load(tmp_path / "v.npy", mmap_mode="r"), vectors)
-    table = parquet.read_table(tmp_path / "v.parquet")
-    assert table.to_pylist() == [{"vector": row} for row in vectors.tolist()]
-    assert parquet.ParquetFile(tmp_path / "v.parquet").num_row_groups == -(-count // 1024)
-    rows = [json.loads(line)["vector"] for line in (tmp_path / "v.jsonl").read_text().splitlines()]
-    np.testing.assert_array_equal(np.array(rows, dtype=np.float32).reshape(-1, 3), vectors)
-
-
-def test_a_file_that_is_not_whole_does_not_appear(tmp_path: Path) -> None:
-    def broken() -> object:
-        yield np.zeros(2, dtype=np.float32)
-        raise DataError("ends here")
-
-    for name in ("v.npy", "v.parquet", "v.jsonl"):
-        with pytest.raises(DataError, match="ends here"):
-            write_vectors(tmp_path / name, broken(), 2)  # type: ignore[arg-type]
-    assert list(tmp_path.iterdir()) == []
+        run(monkeypatch, place, f"embed bert texts.txt --rows 10 --out {name}")
+    vectors = np.load(place / "v.npy", mmap_mode="r")
+    assert (vectors.shape, vectors.dtype) == ((32, 32), np.float32)
+    assert parquet.read_table(place / "v.parquet")["vector"].to_pylist() == vectors.tolist()
+    rows = [json.loads(line)["vector"] for line in (place / "v.jsonl").read_text().splitlines()]
+    np.testing.assert_array_equal(np.array(rows, dtype=np.float32), vectors)
+    piped = io.TextIOWrapper(io.BytesIO((place / "texts.txt").read_bytes()))
+    monkeypatch.setattr("sys.stdin", piped)
+    run(monkeypatch, place, "embed bert - --rows 10 --out piped.npy")
+    np.testing.assert_array_equal(np.load(place / "piped.npy"), vectors)
+    (place / "empty.txt").touch()
+    run(monkeypatch, place, "embed bert empty.txt --out none.npy")
+    assert len(np.load(place / "none.npy")) == 0
+    assert not [*place.glob(".*")]
 
 
 def test_embed_writes_a_row_for_each_text(
@@ -157,35 +152,28 @@ def test_embed_writes_a_row_for_each_text(
     run(
         monkeypatch,
         place,
-        "embed",
-        "bert",
-        "texts.txt",
-        "pooling=max",
-        "layers=[-2,-1]",
-        "combine=concat",
-        "--out",
-        "v.npy",
+        "embed bert texts.txt pooling=max layers=[-2,-1] combine=concat --out v.npy",
     )
     said = capsys.readouterr().err
     assert "1 of 32 examples (3.1%) was longer than the model reads, and was cut" in said
-    assert "32 vectors of 64 components in v.npy" in said
+    assert "32 rows in v.npy" in said
     task = open_task_model(
         "bert", "embed", settings=["pooling=max", "layers=[-2,-1]", "combine=concat"]
     )
     texts = (place / "texts.txt").read_text().splitlines()
     expected = [prediction.vectors[0] for _, prediction in predict(task, map(TextExample, texts))]
     np.testing.assert_allclose(np.load(place / "v.npy"), np.stack(expected), atol=1e-6)
-    run(monkeypatch, place, "embed", "bert", "sts.tsv", "--text", "sentence2", "--out", "v.parquet")
+    run(monkeypatch, place, "embed bert sts.tsv --text sentence2 --out v.parquet")
     assert parquet.read_table(place / "v.parquet").num_rows == 40
 
 
 def test_evaluate_shows_every_layer_and_names_the_best(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, place, "evaluate", "bert", "sts.tsv", "--task", "embed", "--json")
+    run(monkeypatch, place, "evaluate bert sts.tsv --task embed --json")
     found = json.loads(capsys.readouterr().out)
     assert found["pairs"] == 40
-    run(monkeypatch, place, "evaluate", "bert", "sts.tsv", "--task", "embed")
+    run(monkeypatch, place, "evaluate bert sts.tsv --task embed")
     shown = capsys.readouterr().out
     (best,) = [line for line in shown.splitlines() if "best" in line]
     assert f"{found['best']['spearman']:.4f}" in best
@@ -195,41 +183,32 @@ def test_evaluate_shows_every_layer_and_names_the_best(
 def test_predict_does_every_task(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(monkeypatch, place, "predict", "bert", "masks.txt", "top=2", "--task", "fill")
+    run(monkeypatch, place, "predict bert masks.txt top=2 --task fill")
     one, two = map(json.loads, capsys.readouterr().out.splitlines())
     assert [len(mask) for mask in two["masks"]] == [2, 2]
     assert len(one["fillings"]) == 2
     assert "[MASK]" not in one["text"]
-    run(monkeypatch, place, "predict", "bert", "texts.txt", "--task", "likelihood")
+    run(monkeypatch, place, "predict bert texts.txt --task likelihood")
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(rows) == 32
     assert rows[0]["log_likelihood"] == pytest.approx(
         sum(log for _, log in rows[0]["tokens"]), rel=1e-4
     )
     assert rows[30] == {"log_likelihood": 0.0, "pseudo_perplexity": None, "tokens": []}
-    run(monkeypatch, place, "evaluate", "bert", "texts.txt", "--task", "likelihood", "--json")
+    run(monkeypatch, place, "evaluate bert texts.txt --task likelihood --json")
     total = json.loads(capsys.readouterr().out)
     assert total["pll"] == pytest.approx(sum(row["log_likelihood"] for row in rows), rel=1e-4)
     assert (total["tokens"], total["texts"]) == (sum(len(row["tokens"]) for row in rows), 32)
     (place / "words.txt").write_text("the films was\n")
-    for verb, more in (("evaluate", ["--json"]), ("predict", [])):
+    for verb, more in (("evaluate", "--json"), ("predict", "")):
         said = []
-        for settings in ([], ["variant=word_l2r"]):
-            run(
-                monkeypatch,
-                place,
-                verb,
-                "bert",
-                "words.txt",
-                *settings,
-                "--task",
-                "likelihood",
-                *more,
-            )
+        for settings in ("", "variant=word_l2r"):
+            line = f"{verb} bert words.txt {settings} --task likelihood {more}"
+            run(monkeypatch, place, line)
             said.append(json.loads(capsys.readouterr().out)["pseudo_perplexity"])
         assert said[0] != pytest.approx(said[1], rel=1e-3)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the film\na play\n")))
-    run(monkeypatch, place, "predict", "bert", "--task", "embed")
+    run(monkeypatch, place, "predict bert --task embed")
     assert [len(json.loads(line)["vector"]) for line in capsys.readouterr().out.splitlines()] == [
         32,
         32,
@@ -273,7 +252,7 @@ def test_mistakes_are_told(
     place: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
 ) -> None:
     with pytest.raises(BothwaysError, match=message):
-        run(monkeypatch, place, *words.split())
+        run(monkeypatch, place, words)
 
 
 def test_a_model_without_the_head_cannot_fill(tmp_path: Path) -> None:

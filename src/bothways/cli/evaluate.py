@@ -6,13 +6,19 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from bothways.cli import options
-from bothways.core.terminal import output_console, show_lines
+from bothways.core.atomic_files import check_output_path
+from bothways.core.bar import terminal_progress
+from bothways.core.errors import ConfigError
+from bothways.core.report.sections import TableSection
+from bothways.core.report.terminal import metric_table, render_report, text_table
+from bothways.core.terminal import output_console, quantity, show_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,7 +28,6 @@ if TYPE_CHECKING:
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
     from bothways.tasks.base import Metrics, Reading
-    from bothways.tasks.sentence_embedding.task import Embedder
 
 
 def evaluate(  # noqa: PLR0913 – one option per question
@@ -70,6 +75,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.prediction.predictor import open_task
 
     options.say_kernels(device)
+    columns = {"text": text, "text_b": text_b, "label": label}
     for_rows = {
         "--task": task, "--text": text, "--text-b": text_b, "--label": label, "--report": report,
         "--limit": limit, "--runtime": None if runtime == "torch" else runtime,
@@ -77,84 +83,67 @@ def evaluate(  # noqa: PLR0913 – one option per question
     if blimp is not None:
         _refuse("--blimp", (), for_rows)
         words = settings if file is None else (file, *settings)
-        _evaluate_pairs(folder, blimp, words, length, device, precision, json)
-    elif file is not None and holds_corpus(file):
+        _show(json, *_score_pairs(folder, blimp, words, length, device, precision))
+        return
+    if file is not None and holds_corpus(file):
         fix = "Leave it out; the losses of a pre-trained model depend on --length alone."
         for_rows["--precision int8"] = precision == "int8" or None
         _refuse("a corpus", settings, for_rows, fix)
         assert precision != "int8"
-        _evaluate_on_corpus(folder, file, length, json, device, precision)
-    else:
-
-        def open_in(precision: PredictPrecision) -> Predictor:
-            """Open the model for a precision."""
-            return open_task(
-                folder, task, length=length, device=device, precision=precision, runtime=runtime,
-                settings=settings,
-            )  # fmt: skip
-
-        columns = {"text": text, "text_b": text_b, "label": label}
-        data = _Data(folder, file or "", columns, json)
-        if file is None:
-            _refuse("the dev data of the run", (), {"--task": task, **columns})
-            data = _recorded_data(folder, json)
-        _evaluate_on_rows(open_in, data, precision, report, limit, guessed=task is None)
-
-
-def _evaluate_on_rows(
-    open_in: Callable[[PredictPrecision], Predictor],
-    data: _Data,
-    precision: PredictPrecision,
-    report: Path | None,
-    limit: float | None,
-    *,
-    guessed: bool,
-) -> None:
-    """Print the metrics on labelled data, of int8 next to those of fp32.
-
-    Args:
-        guessed: the task is the model's own; a note says so of a sentence encoder.
-    """
-    from bothways.core.atomic_files import check_output_path
-    from bothways.core.errors import ConfigError
-
+        metrics = _score_on_corpus(folder, file, length or 128, device, precision)
+        _show(json, metrics, metric_table(f"{folder} on {file}", {"": metrics}, ""))
+        return
+    if file is None:
+        _refuse("the dev data of the run", (), {"--task": task, **columns})
+    data = _recorded_data(folder) if file is None else _Data(folder, file, columns)
     if report is not None:
         check_output_path(report, [data.file])
+
+    def open_in(precision: PredictPrecision) -> Predictor:
+        """Open the model for a precision."""
+        return open_task(
+            folder, task, length=length, device=device, precision=precision, runtime=runtime,
+            settings=settings,
+        )  # fmt: skip
+
     if precision == "int8":
-        _compare_int8(open_in, data, report, limit)
+        _compare_int8(open_in, data, report, limit, json)
         return
     if limit is not None:
         message = f"limits the loss of int8, and the precision is {precision}"
         fix = "Add --precision int8, or leave --limit out."
         raise ConfigError(message, where="limit", fix=fix)
     predictor = open_in(precision)
-    if guessed and (name := predictor.task_model.task.name) == "embed":
-        message = f"{data.folder} is a sentence encoder and is scored as {name}"
+    if task is None and (name := predictor.task_model.task.name) == "embed":
+        message = f"{folder} is a sentence encoder and is scored as {name}"
         print(f"note: {message}; --task changes that", file=sys.stderr)
-    _score(predictor, data, report)
+    if report is None and predictor.task_model.task.name == "embed":
+        plain, table = _sweep_layers(predictor, data)
+    else:
+        plain = data.score(predictor) if report is None else _analyse(predictor, data, report)
+        table = metric_table(data.title, {"value": plain})
+    _show(json, plain, table, data.counts)
+
+
+def _show(
+    json: bool, plain: Any, table: RenderableType, counts: PredictionCounts | None = None
+) -> None:
+    """Print the warnings and the result, as one JSON object or as a table."""
+    for warning in counts.warnings if counts else ():
+        print(warning, file=sys.stderr)
+    if json:
+        print(dumps(dict(plain)))
+    else:
+        show_lines(output_console(), table)
 
 
 def _refuse(
     data: str, settings: tuple[str, ...], options: Mapping[str, object], fix: str = "Leave it out."
 ) -> None:
     """Raise ConfigError for options and settings that do nothing with this kind of data."""
-    from bothways.core.errors import ConfigError
-
     name = next((name for name, value in options.items() if value is not None), None)
     if name is not None or settings:
         raise ConfigError(f"does nothing with {data}", where=name or settings[0], fix=fix)
-
-
-def _score(predictor: Predictor, data: _Data, report: Path | None) -> None:
-    """Print the metrics; with a report, analyse each answer; of a sentence encoder, all layers."""
-    from bothways.tasks.sentence_embedding.task import Embedder
-
-    if report is not None:
-        data.show(metrics := _analyse(predictor, data, report), {"value": metrics})
-    elif isinstance(predictor.task_model, Embedder):
-        _sweep_layers(predictor, predictor.task_model, data)
-    else:
-        data.show(metrics := data.score(predictor), {"value": metrics})
 
 
 def _compare_int8(
@@ -162,6 +151,7 @@ def _compare_int8(
     data: _Data,
     report: Path | None,
     limit: float | None,
+    json: bool,
 ) -> None:
     """Print the metrics and the speed of fp32 and int8; raise an error for too great a loss."""
     from bothways.prediction.int8_report import MAX_LOSS, measure_int8
@@ -170,66 +160,49 @@ def _compare_int8(
     if report is not None:
         _analyse(open_in("int8"), data, report)
     columns = {"fp32": measured.fp32.metrics, "int8": measured.int8.metrics}
-    data.show(measured.to_json(), columns)
-    if not data.json:
+    _show(json, measured.to_json(), metric_table(data.title, columns), data.counts)
+    if not json:
         print(measured)
     measured.check(MAX_LOSS if limit is None else limit)
 
 
-def _sweep_layers(predictor: Predictor, embedder: Embedder, data: _Data) -> None:
-    """Print the correlation with gold scores of every layer and pooling."""
-    from bothways.cli.embed import sweep_table
+def _sweep_layers(predictor: Predictor, data: _Data) -> tuple[Any, RenderableType]:
+    """Return the correlation with gold scores of every layer and pooling, the best one marked."""
     from bothways.prediction.layer_sweep import sweep
 
     with data.opened(predictor) as (reading, counts):
-        cells = sweep(embedder, reading.examples, counts=counts)
-    data.show(cells.to_json(), sweep_table(cells, data.title))
+        done = sweep(predictor.task_model, reading.examples, counts=counts)  # type: ignore[arg-type]
+    names = ("layer", "pooling", "pearson", "spearman", "anisotropy")
+    rows = []
+    for cell in done.cells:
+        mark = " ← best" if cell is done.best else ""
+        numbers = (f"{getattr(cell.correlation, name):.4f}" for name in names[2:])
+        rows.append([str(cell.layer), f"{cell.pooling}{mark}", *numbers])
+    note = f"{quantity(done.pairs, 'pair(s)')}. anisotropy: the mean cosine of any two texts"
+    return done.to_json(), text_table(f"{data.title}\n{note}", names, rows)
 
 
-def _evaluate_on_corpus(
-    folder: str,
-    file: str,
-    length: int | None,
-    json: bool,
-    device: str,
-    precision: TrainPrecision,
-) -> None:
-    """Print the losses, accuracies and perplexity of a pre-trained model on a corpus."""
-    from json import dumps
-
-    from bothways.core.bar import terminal_progress
+def _score_on_corpus(
+    folder: str, file: str, length: int, device: str, precision: TrainPrecision
+) -> Metrics:
+    """Return the losses, accuracies and perplexity of a pre-trained model on a corpus."""
     from bothways.data.corpus import Corpus
     from bothways.pretraining.evaluation import evaluate_on_corpus
 
     corpus = Corpus.open(file)
     with terminal_progress():
-        metrics = evaluate_on_corpus(
-            folder, corpus, length=length or 128, device=device, precision=precision
-        )
-    if json:
-        print(dumps(metrics))
-        return
-    from bothways.core.report.terminal import metric_table
-
-    show_lines(output_console(), metric_table(f"{folder} on {file}", {"": metrics}, ""))
+        return evaluate_on_corpus(folder, corpus, length=length, device=device, precision=precision)
 
 
-def _evaluate_pairs(
+def _score_pairs(
     folder: str,
     blimp: Path,
     words: tuple[str, ...],
     length: int | None,
     device: options.Device,
     precision: options.Precision,
-    json: bool,
-) -> None:
-    """Print the accuracies on a folder of minimal pairs; `words` are settings of the task."""
-    from json import dumps
-
-    from bothways.core.bar import terminal_progress
-    from bothways.core.errors import ConfigError
-    from bothways.core.report.sections import TableSection
-    from bothways.core.report.terminal import render_report
+) -> tuple[Any, RenderableType]:
+    """Return the accuracies on a folder of minimal pairs; `words` are settings of the task."""
     from bothways.prediction.pair_suite import evaluate_suite, open_pairs
     from bothways.prediction.predictor import Predictor
 
@@ -240,9 +213,6 @@ def _evaluate_pairs(
     opened = Predictor(open_pairs(folder, settings, length=length, device=device), precision)
     with terminal_progress() as progress:
         scores = evaluate_suite(opened, blimp, progress)
-    if json:
-        print(dumps(scores.to_json()))
-        return
     rows: list[list[str | int | float | None]] = [
         [kind, name, count.pairs, round(100 * count.accuracy, 1)]
         for kind, counts in scores.groups.items()
@@ -251,13 +221,12 @@ def _evaluate_pairs(
     rows.append(["mean of phenomena", None, None, round(100 * scores.mean, 1)])
     rows.append(["all pairs", None, scores.pairs, round(100 * scores.accuracy, 1)])
     title = f"{folder} on {blimp}, {scores.variant}"
-    columns = ["", "name", "pairs", "accuracy, %"]
-    show_lines(output_console(), render_report(TableSection(title, columns, rows)))
+    table = TableSection(title, ["", "name", "pairs", "accuracy, %"], rows)
+    return scores.to_json(), render_report(table)
 
 
-def _recorded_data(folder: str, json: bool) -> _Data:
+def _recorded_data(folder: str) -> _Data:
     """Return the dev data that a run split from its training data, as it was in the run."""
-    from bothways.core.errors import ConfigError
     from bothways.finetuning.data import read_recorded_split
 
     recorded = read_recorded_split(folder)
@@ -265,12 +234,12 @@ def _recorded_data(folder: str, json: bool) -> _Data:
         fix = "Give a file, the folder or URL of a corpus, or --blimp DIR."
         raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
     print(f"note: scored on {recorded.name}, as in training", file=sys.stderr)
-    return _Data(folder, recorded.name, {}, json, examples=recorded.examples)
+    return _Data(folder, recorded.name, {}, examples=recorded.examples)
 
 
 @dataclass
 class _Data:
-    """Labelled data that may be read several times, and how results on it are printed.
+    """Labelled data that may be read several times.
 
     Attributes:
         folder, file: the names of the model and of the data.
@@ -281,7 +250,6 @@ class _Data:
     folder: str
     file: str
     columns: dict[str, str | None]
-    json: bool
     counts: PredictionCounts | None = None
     examples: list[Any] | None = None
 
@@ -309,20 +277,6 @@ class _Data:
         with self.opened(predictor) as (reading, counts):
             return predictor.evaluate(reading, counts=counts)
 
-    def show(self, plain: Any, content: RenderableType | Mapping[str, Metrics]) -> None:
-        """Print the warnings and the result, as one JSON object or as a table."""
-        from json import dumps
-
-        for warning in self.counts.warnings if self.counts else ():
-            print(warning, file=sys.stderr)
-        if self.json:
-            print(dumps(dict(plain)))
-            return
-        from bothways.core.report.terminal import metric_table
-
-        table = metric_table(self.title, content) if isinstance(content, Mapping) else content
-        show_lines(output_console(), table)
-
 
 def _analyse(predictor: Predictor, data: _Data, report: Path) -> Metrics:
     """Write the report; return the metrics."""
@@ -331,11 +285,7 @@ def _analyse(predictor: Predictor, data: _Data, report: Path) -> Metrics:
     with data.opened(predictor) as (reading, counts):
         analysis = analyse(predictor.task_model, reading.examples, counts=counts)
     write_report(
-        predictor.task_model,
-        analysis,
-        report,
-        model=data.folder,
-        data=data.file,
-        precision=predictor.precision,
-    )
+        predictor.task_model, analysis, report,
+        model=data.folder, data=data.file, precision=predictor.precision,
+    )  # fmt: skip
     return analysis.metrics

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from bothways.cli import options
 
-_NO_FORMATS = (".json", ".txt", ".npy")
+_NO_FORMATS = (".json", ".txt")
 """Endings of files that predictions are not written to."""
 
 
@@ -38,9 +38,9 @@ def predict(  # noqa: PLR0913 – one option per question
         Or one text in quotes.
         Then settings of the task, such as top=10 for fill or pooling=max for embed.
     out
-        One file: .jsonl, .csv, .tsv or .parquet. Or a folder of predictions in parts, as JSON lines
-        or Parquet (--format). Both read any number of files, in processes or on a cluster, and the
-        same command continues where it was stopped.
+        One file: .jsonl, .csv, .tsv, .parquet, or .npy for vectors. Or a folder of predictions in
+        parts, as JSON lines or Parquet (--format). Both read any number of files, in processes or
+        on a cluster, and the same command continues where it was stopped.
     task
         A task of finetune, fill, likelihood, prefer, embed, or a common alias of one of them;
         default: the task of the model.

@@ -176,8 +176,15 @@ def metric_table(
         [metric, *(shown(metric, metrics[metric]) for metrics in columns.values())]
         for metric in next(iter(columns.values()))
     ]
-    numeric = [False, *(True for _ in columns)]
-    return titled(title, FittedTable([head, *columns], rows, numeric, framed=True))
+    return text_table(title, [head, *columns], rows)
+
+
+def text_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, framed: bool = True
+) -> RenderableType:
+    """Build a table of texts: names on the left, then numbers, which are aligned to the right."""
+    numeric = [False, *(True for _ in columns[1:])]
+    return titled(title, FittedTable(columns, rows, numeric, framed=framed))
 
 
 @dataclass(frozen=True)

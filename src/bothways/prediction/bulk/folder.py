@@ -29,33 +29,13 @@ from bothways.core.json_reader import read_object
 from bothways.data.documents import Origin, check_versions, origin_of
 from bothways.data.hub_rows import HUB, without_revision
 from bothways.data.text_io import file_at
-from bothways.prediction.bulk.parts import PartJob, PartResult, RejectedRow
-from bothways.prediction.bulk.request import BulkRequest, PartFormat
+from bothways.prediction.bulk.parts import PartJob, PartMarker, PartResult
+from bothways.prediction.bulk.request import BulkRequest
 
 JOB, SUCCESS = "_job.json", "_SUCCESS"
 PARTS, REJECTS, FILES = "_parts", "_rejects", "_files"
 BEGUN, FINISHED = (JOB, PARTS, REJECTS, FILES), ("part-*", f"{PARTS}/[!.]*.json", SUCCESS)
 """Files of a refused job, and globs of files that are never deleted; see `discard_begun`."""
-
-
-@dataclass(frozen=True)
-class PartMarker:
-    """Record of a finished part.
-
-    Attributes:
-        digest: digest of the input rows.
-        share: fraction of its file.
-        size: of the part's file in bytes; None without a row.
-        rows, rejected, cut, blank: see `PartResult`.
-    """
-
-    digest: str
-    share: float
-    size: int | None
-    rows: int
-    rejected: int
-    cut: int
-    blank: int
 
 
 @dataclass(frozen=True)
@@ -74,8 +54,8 @@ class BulkFolder:
         origins: data sets of the Hub as they are when the work begins, files when they are read.
     """
 
-    def __init__(self, out: Path, request: BulkRequest, form: PartFormat) -> None:
-        self.out, self.request, self.form = out, request, form
+    def __init__(self, out: Path, request: BulkRequest) -> None:
+        self.out, self.request = out, request
         self.origins = [*map(_origin, request.files)]
 
     def begin(self) -> None:
@@ -86,7 +66,7 @@ class BulkFolder:
             ConfigError: it was begun with other settings.
             DataError: it was begun with another revision of a data set of the Hub.
         """
-        record, job_file = self.request.record(self.form), self.out / JOB
+        record, job_file = self.request.record(), self.out / JOB
         if job_file.exists():
             _check_same(read_object(job_file), record, job_file)
         else:
@@ -136,14 +116,12 @@ class BulkFolder:
         else:
             replace_file(part_file, lambda file: file.write_bytes(content))
         if result.rejected:
-            replace_file(rejects, lambda file: file.write_bytes(_lines(result.rejected)))
+            rows = (json.dumps(asdict(row), ensure_ascii=False) for row in result.rejected)
+            lines = "".join(f"{row}\n" for row in rows).encode(errors="replace")
+            replace_file(rejects, lambda file: file.write_bytes(lines))
         else:
             rejects.unlink(missing_ok=True)
-        marker = PartMarker(
-            result.digest, result.share, None if content is None else len(content),
-            result.rows, len(result.rejected), result.cut, result.blank,
-        )  # fmt: skip
-        _write_json(marker_file, asdict(marker))
+        _write_json(marker_file, asdict(result.marker))
 
     def finish_file(self, number: int, parts: int) -> None:
         """Mark a file whose parts are all finished; remove parts beyond them of an earlier try."""
@@ -175,9 +153,9 @@ class BulkFolder:
 
     def _places(self, number: int, part: int) -> tuple[Path, Path, Path]:
         """Return the files of a part, of its rejected rows and of its marker."""
-        name = f"{number:05d}-{part:05d}"
+        name, form = f"{number:05d}-{part:05d}", self.request.form
         return (
-            self.out / f"part-{name}.{'jsonl' if self.form == 'spans' else self.form}",
+            self.out / f"part-{name}.{'jsonl' if form == 'spans' else form}",
             self.out / REJECTS / f"{name}.jsonl",
             self.out / PARTS / f"{name}.json",
         )
@@ -211,8 +189,3 @@ def _read(path: Path, kind: type[Any]) -> Any:
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
     replace_file(path, lambda file: file.write_text(text, encoding="utf8", errors="replace"))
-
-
-def _lines(rejected: tuple[RejectedRow, ...]) -> bytes:
-    lines = (json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rejected)
-    return "".join(lines).encode(errors="replace")

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bothways.core.atomic_files import HIDDEN, replace_file
 from bothways.core.errors import ConfigError, DataError, optional
 from bothways.data.hub_rows import HUB
@@ -22,7 +24,7 @@ from bothways.prediction.bulk.folder import REJECTS
 from bothways.prediction.bulk.request import BulkRequest, PartFormat
 
 SUFFIXES: dict[str, PartFormat] = {
-    ".jsonl": "jsonl", ".csv": "jsonl", ".tsv": "jsonl", ".parquet": "parquet",
+    ".jsonl": "jsonl", ".csv": "jsonl", ".tsv": "jsonl", ".parquet": "parquet", ".npy": "npy",
 }  # fmt: skip
 """Endings of files, and the format of the parts that they are made of."""
 
@@ -80,6 +82,8 @@ def join_parts(folder: Path, out: Path, *, flat: bool) -> None:
             replace_file(out, lambda file: _join_tables(parts, file))
         case ".jsonl":
             replace_file(out, lambda file: _join_lines(parts, file))
+        case ".npy":
+            replace_file(out, lambda file: _join_arrays(parts, file))
         case _:
             replace_file(out, lambda file: _write_table(parts, file, out.suffix, flat))
 
@@ -99,6 +103,17 @@ def _join_tables(parts: list[Path], file: Path) -> None:
     with parquet.ParquetWriter(file, schema) as writer:
         for part in parts:
             writer.write_table(parquet.read_table(part))
+
+
+def _join_arrays(parts: list[Path], file: Path) -> None:
+    """Write the arrays of all parts as one, `(rows, width)`, with one of them in memory."""
+    shapes = [np.load(part, mmap_mode="r").shape for part in parts] or [(0, 0)]
+    shape = (sum(rows for rows, _ in shapes), shapes[0][1])
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    with file.open("wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, header)
+        for part in parts:
+            stream.write(np.load(part).tobytes())
 
 
 def _rows(parts: list[Path], flat: bool) -> Iterator[dict[str, Any]]:

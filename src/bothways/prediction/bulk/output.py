@@ -166,7 +166,9 @@ def _parquet(
         for (name, values), kind in zip(columns.items(), types, strict=True)
     }
     if isinstance(predictions[0], VectorPrediction) and len(predictions[0].vectors) == 1:
-        predicted = {"vector": _vectors(predictions)}
+        vectors = np.stack([prediction.vectors[0] for prediction in predictions])
+        flat, width = pyarrow.array(vectors.reshape(-1)), vectors.shape[1]
+        predicted = {"vector": pyarrow.FixedSizeListArray.from_arrays(flat, width)}
     else:
         rows = [prediction_values(prediction, top) for prediction in predictions]
         fields = _fields(type(predictions[0]))
@@ -178,13 +180,6 @@ def _parquet(
     stream = io.BytesIO()
     parquet.write_table(pyarrow.table(arrays | predicted), stream)
     return stream.getvalue()
-
-
-def _vectors(predictions: Many[VectorPrediction]) -> Any:
-    import pyarrow
-
-    rows = np.stack([prediction.vectors[0] for prediction in predictions])
-    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(rows.reshape(-1)), rows.shape[1])
 
 
 def _arrow_value(value: Any, kind: Any) -> Any:

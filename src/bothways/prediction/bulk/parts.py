@@ -19,6 +19,7 @@ from bothways.prediction.bulk.request import BulkRequest, kept_columns
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.base import Reading, Task
 from bothways.tasks.columns import require_columns
+from bothways.tasks.text_examples import TextColumns
 
 KEEP_FIX = f"Name columns of the input: {argument(keep='NAME')}."
 
@@ -67,33 +68,34 @@ class PartJob:
 
 
 @dataclass(frozen=True)
-class PartResult:
-    """A computed part.
+class PartMarker:
+    """Record of a finished part.
 
     Attributes:
-        job: its numbers, digest and share are the job's.
-        content: the bytes of its file; None without a row.
-        rows: in the file.
-        rejected: rows that could not be read or predicted.
+        digest, share: see `PartJob`.
+        size: of the part's file in bytes; None without a row.
+        rows, rejected: rows with and without a prediction.
         cut, blank: see `PredictionCounts`.
     """
 
-    file: int
-    part: int
     digest: str
     share: float
-    content: bytes | None
+    size: int | None
     rows: int
-    rejected: tuple[RejectedRow, ...]
+    rejected: int
     cut: int
     blank: int
 
 
 @dataclass(frozen=True)
-class PartFailure:
-    """A part that cannot be computed, with the error that ends the work."""
+class PartResult:
+    """A computed part: its numbers, its record, the bytes of its file, and rows that it lacks."""
 
-    error: BothwaysError
+    file: int
+    part: int
+    marker: PartMarker
+    content: bytes | None
+    rejected: tuple[RejectedRow, ...]
 
 
 @dataclass
@@ -124,6 +126,7 @@ class FileReader:
             return
         reading = self.task.read(name, request.columns(self.task), labelled=False)
         self.columns = getattr(reading.task, "columns", None)
+        self._check_one_text(name)
         rows, start = self._rows(reading, name), 0.0
         while True:
             chunk = tuple(itertools.islice(rows, request.rows))
@@ -139,6 +142,15 @@ class FileReader:
                 self.number, self.parts - 1, chunk, rejected, key.hexdigest(), end - start
             )
             start = end
+
+    def _check_one_text(self, name: str) -> None:
+        """Refuse pairs of texts where a row has room for one vector: the second would be lost."""
+        columns = self.columns
+        vectors = self.request.form in ("npy", "parquet") and self.task.name == "embed"
+        if vectors and isinstance(columns, TextColumns) and columns.text_b is not None:
+            texts = f"{columns.text!r} and {columns.text_b!r}"
+            message = f"has two texts a row, {texts}, and one is embedded"
+            raise DataError(message, where=name, fix=f"Name one: {argument(text='NAME')}.")
 
     def _rows(self, reading: Reading[Any], name: str) -> Iterator[BulkRow]:
         old = [column for column, _ in self.request.kept]

@@ -110,8 +110,8 @@ class BulkRequest:
         kind = type(task.columns)  # type: ignore[attr-defined]
         return configs.read(kind, chosen_names, where="columns") if chosen_names else None
 
-    def form_for(self, task: Task[Any, Any]) -> PartFormat:
-        """Return the format of the parts.
+    def with_form(self, task: Task[Any, Any]) -> BulkRequest:
+        """Return the request with the format of the parts, the usual one if none is named.
 
         Raises:
             ConfigError: .npy holds neither predictions other than vectors nor columns.
@@ -124,17 +124,14 @@ class BulkRequest:
         if self.form == "npy" and self.keep:
             message = "npy holds no columns to keep"
             raise ConfigError(message, where="format", fix="Choose parquet or jsonl.")
-        if self.form is not None:
-            return self.form
-        if all(name.endswith(".parquet") for name in self.files):
-            return "parquet"
-        if vectors:
-            return "parquet" if self.keep else "npy"
-        return "jsonl"
+        form: PartFormat = "npy" if vectors and not self.keep else "jsonl"
+        if all(name.endswith(".parquet") for name in self.files) or (vectors and self.keep):
+            form = "parquet"
+        return dataclasses.replace(self, form=self.form or form)
 
-    def record(self, form: PartFormat) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Return the settings that decide the output, as plain values."""
-        values = dataclasses.asdict(self) | {"form": form}
+        values = dataclasses.asdict(self)
         values |= {"settings": [*self.settings], "keep": [*self.keep]}
         values["files"] = [*map(without_revision, self.files)]  # the commit is noted apart from it
         del values["device"]

@@ -26,10 +26,10 @@ from bothways.core.terminal import quantity
 from bothways.data.documents import check_origin
 from bothways.data.hub_rows import HUB
 from bothways.data.text_io import file_at
-from bothways.prediction.bulk.folder import BEGUN, FINISHED, BulkFolder, PartMarker
+from bothways.prediction.bulk.folder import BEGUN, FINISHED, BulkFolder
 from bothways.prediction.bulk.one_file import is_file, join_parts, part_format, parts_folder
 from bothways.prediction.bulk.output import column_types, file_types
-from bothways.prediction.bulk.parts import FileReader, PartFailure, PartJob, PartResult
+from bothways.prediction.bulk.parts import FileReader, PartJob, PartMarker, PartResult
 from bothways.prediction.bulk.request import BulkRequest, check_not_inside
 from bothways.prediction.bulk.worker import PartWorker
 from bothways.prediction.engine import PredictionCounts
@@ -39,7 +39,7 @@ from bothways.tasks.columns import reads_as_trained
 ATTEMPTS = 3
 """Maximum number of attempts at a part whose worker is killed."""
 
-Computed = Generator[PartResult | PartFailure]
+Computed = Generator[PartResult | BothwaysError]
 
 
 @dataclass
@@ -60,21 +60,11 @@ class BulkResult:
     cut: int = 0
     blank: int = 0
 
-    def add(self, marker: PartMarker) -> None:
-        """Count a part that was finished before."""
-        self.again += 1
-        self._count(marker.rows, marker.rejected, marker.cut, marker.blank)
-
-    def add_result(self, result: PartResult) -> None:
-        """Count a new part."""
-        self._count(result.rows, len(result.rejected), result.cut, result.blank)
-
-    def _count(self, rows: int, rejected: int, cut: int, blank: int) -> None:
-        self.parts += 1
-        self.rows += rows
-        self.rejected += rejected
-        self.cut += cut
-        self.blank += blank
+    def add(self, marker: PartMarker, *, again: bool) -> None:
+        """Count a part, computed now or finished before."""
+        self.parts, self.again = self.parts + 1, self.again + again
+        for name in ("rows", "rejected", "cut", "blank"):
+            setattr(self, name, getattr(self, name) + getattr(marker, name))
 
     @property
     def warnings(self) -> list[str]:
@@ -90,8 +80,8 @@ def predict_files(
 ) -> BulkResult:
     """Predict all rows of the files into parts in a folder; finished parts stay as they are.
 
-    Where `out` ends in .jsonl, .csv, .tsv or .parquet, it is one file, which is complete or absent:
-    its parts are in a hidden folder next to it until it is written.
+    Where `out` ends in .jsonl, .csv, .tsv, .parquet or .npy, it is one file, which is complete
+    or absent: its parts are in a hidden folder next to it until it is written.
 
     The bytes of a part do not depend on the worker that computes it where predictions are
     batch-invariant; elsewhere they are the same on processors of one kind.
@@ -108,12 +98,12 @@ def predict_files(
     check_not_inside(out, request.files)
     opened = request.open() if workers == LocalWorkers(1) else None
     task = request.read_task() if opened is None else opened.task_model.task
-    form = request.form_for(task)
-    worker = PartWorker(request, form, _threads(workers), opened)
+    request = request.with_form(task)
+    worker = PartWorker(request, _threads(workers), opened)
     first_job = _first_part(request, task)  # what cannot be read, before any work
-    types = _types(request, first_job) if form == "parquet" else None
+    types = _types(request, first_job) if request.form == "parquet" else None
     with lock_folder(out), discard_begun(out, BEGUN, FINISHED):
-        folder = BulkFolder(out, request, form)
+        folder = BulkFolder(out, request)
         folder.begin()
         job = _BulkRun(folder, task, types, progress)
         progress.stage("predicting", job.size)
@@ -260,7 +250,7 @@ class _BulkRun:
             raise DataError(message, where=self.request.files[number], fix=fix)
 
     def _skip(self, number: int, marker: PartMarker) -> None:
-        self.result.add(marker)
+        self.result.add(marker, again=True)
         self.done += marker.share * self._bytes(number)
 
     def _say_guess(self, reader: FileReader, number: int) -> None:
@@ -275,13 +265,13 @@ class _BulkRun:
         rows = round(self.result.rows + share * len(job.rows))
         self.progress.advance(done, quantity(rows, "row(s)"))
 
-    def take(self, result: PartResult | PartFailure) -> None:
+    def take(self, result: PartResult | BothwaysError) -> None:
         """Write a part; raise the error of one that failed."""
-        if isinstance(result, PartFailure):
-            raise result.error
+        if isinstance(result, BothwaysError):
+            raise result
         self.folder.write(result)
-        self.result.add_result(result)
-        self.done += result.share * self._bytes(result.file)
+        self.result.add(result.marker, again=False)
+        self.done += result.marker.share * self._bytes(result.file)
         self.progress.advance(self.done, quantity(self.result.rows, "row(s)"))
         self._open[result.file] -= 1
         self._close(result.file)

@@ -13,8 +13,8 @@ from bothways.core.errors import BothwaysError, DataError
 from bothways.core.jobs.process_pool import NUMBER
 from bothways.prediction import engine
 from bothways.prediction.bulk.output import fits_type, part_content
-from bothways.prediction.bulk.parts import BulkRow, PartFailure, PartJob, PartResult, RejectedRow
-from bothways.prediction.bulk.request import BulkRequest, PartFormat
+from bothways.prediction.bulk.parts import BulkRow, PartJob, PartMarker, PartResult, RejectedRow
+from bothways.prediction.bulk.request import BulkRequest
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.base import EncodedExample, TaskModel
 
@@ -24,13 +24,11 @@ class PartWorker:
     """Predicts parts. It pickles as long as it has predicted none.
 
     Attributes:
-        form: of the parts.
         threads: of a process; None leaves them as they are.
         given: the predictor, in a process that has opened it.
     """
 
     request: BulkRequest
-    form: PartFormat
     threads: int | None = None
     given: Predictor | None = None
 
@@ -47,7 +45,7 @@ class PartWorker:
 
     def __call__(
         self, job: PartJob, on_share: Callable[[float], object] = lambda share: None
-    ) -> PartResult | PartFailure:
+    ) -> PartResult | BothwaysError:
         """Return the part's content, or the error that ends the work.
 
         Args:
@@ -56,7 +54,7 @@ class PartWorker:
         try:
             return self._predict(job, on_share)
         except BothwaysError as error:
-            return PartFailure(error)
+            return error
 
     def _predict(self, job: PartJob, on_share: Callable[[float], object]) -> PartResult:
         task_model, rejects, done = self.opened.task_model, _Rejects(self.request.rejects), 0
@@ -82,11 +80,15 @@ class PartWorker:
             columns = {
                 name: [values[at] for values in columns_by_row] for at, name in enumerate(names)
             }
-            content = part_content(self.form, predictions, self.request.top, columns, job.types)
-        return PartResult(
-            job.file, job.part, job.digest, job.share, content, len(predictions),
-            (*job.rejected, *rejects.rows), counts.cut, counts.blank,
+            content = part_content(
+                self.request.form or "jsonl", predictions, self.request.top, columns, job.types
+            )
+        rejected = (*job.rejected, *rejects.rows)
+        marker = PartMarker(
+            job.digest, job.share, None if content is None else len(content),
+            len(predictions), len(rejected), counts.cut, counts.blank,
         )  # fmt: skip
+        return PartResult(job.file, job.part, marker, content, rejected)
 
     def _fits(self, row: BulkRow, job: PartJob, rejects: _Rejects) -> bool:
         """Return True if the kept values fit their columns; else reject the row."""
