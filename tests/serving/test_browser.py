@@ -81,17 +81,10 @@ def hostile(folder: Path, kind: str) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def application(tmp_path_factory: pytest.TempPathFactory) -> App:
-    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+def application(folder: Path) -> App:
     predictors = {name: predictor(folder, name) for name in NAMES}
     predictors |= {f"hostile-{kind}": hostile(folder, kind) for kind in ("classify", "tag")}
     return application_of(predictors, playground=True)
-
-
-@pytest.fixture(scope="module")
-def url(application: App) -> Iterator[str]:
-    with running(application) as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import base64
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import cohere
@@ -19,15 +20,13 @@ from bothways.core.errors import ConfigError
 from bothways.prediction.predictor import Predictor
 from bothways.serving.app import App, app
 from running_server import running
-from toy_folder import make_folder
 from toy_predictors import TASKS, TEXTS, predictor
 
 NAMES = {"label": "multilabel"}
 
 
 @pytest.fixture(scope="module")
-def predictors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Predictor]:
-    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+def predictors(folder: Path) -> dict[str, Predictor]:
     return {NAMES.get(n, n): predictor(folder, n, batch_invariant=True) for n in TASKS}
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,16 +42,9 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def application(tmp_path_factory: pytest.TempPathFactory) -> App:
-    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+def application(folder: Path) -> App:
     tasks = "classify embed answer tag fill likelihood choice regress rerank"
     return app({name: predictor(folder, name) for name in tasks.split()}, limits=LIMITS)
-
-
-@pytest.fixture(scope="module")
-def url(application: App) -> Iterator[str]:
-    with running(application) as url:
-        yield url
 
 
 def code(response: httpx.Response) -> tuple[int, str]:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,26 +27,17 @@ from bothways.serving.app import App, app, requests_log
 from bothways.serving.limits import Limits
 from bothways.serving.models import ServedModel
 from bothways.serving.run import Server, _JsonLines, bind, url_of
-from running_server import running
-from toy_folder import make_folder
 from toy_predictors import predictor
 
 
 @pytest.fixture(scope="module")
-def predictors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Predictor]:
-    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+def predictors(folder: Path) -> dict[str, Predictor]:
     return {name: predictor(folder, name) for name in ("classify", "embed")}
 
 
 @pytest.fixture(scope="module")
 def application(predictors: dict[str, Predictor]) -> App:
     return app(predictors)
-
-
-@pytest.fixture(scope="module")
-def url(application: App) -> Iterator[str]:
-    with running(application) as url:
-        yield url
 
 
 def place(url: str) -> tuple[str, int]:

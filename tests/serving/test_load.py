@@ -36,15 +36,9 @@ from bothways.serving.errors import retry_after
 from bothways.serving.exchange import read_body
 from bothways.serving.limits import Limits
 from running_server import running
-from toy_folder import make_folder
 from toy_predictors import TASKS, TEXTS, predictor
 
 KINDS = ("classify", "tag", "answer", "embed", "fill")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("place") / "bert")
 
 
 @pytest.fixture(scope="module")

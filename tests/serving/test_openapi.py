@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,23 +12,14 @@ from bothways.serving.app import App, app
 from bothways.serving.limits import Limits
 from bothways.serving.openapi import document
 from bothways.serving.routes import ROUTES
-from bothways.serving.schemas import PREDICTIONS
-from running_server import running
-from toy_folder import make_folder
+from bothways.serving.shapes import PREDICTIONS
 from toy_predictors import TASKS, predictor
 
 
 @pytest.fixture(scope="module")
-def application(tmp_path_factory: pytest.TempPathFactory) -> App:
-    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+def application(folder: Path) -> App:
     limits = Limits(request_tokens=2000, queue_tokens=4000)
     return app({name: predictor(folder, name) for name in TASKS}, limits=limits, playground=True)
-
-
-@pytest.fixture(scope="module")
-def url(application: App) -> Iterator[str]:
-    with running(application) as url:
-        yield url
 
 
 def test_every_route_is_in_the_document(application: App, url: str) -> None:

@@ -18,13 +18,15 @@ from bothways.serving import app as application_of
 from bothways.serving import run as serving_run
 from bothways.serving.app import App
 from bothways.serving.limits import Limits
-from bothways.serving.play import SCRIPTS, pages
+from bothways.serving.play import pages
 from running_server import running
-from toy_folder import make_folder
 from toy_predictors import predictor
 
 NAMES = ("classify", "label", "regress", "tag", "fill", "embed", "answer", "likelihood", "choice")
 PAGE = importlib.resources.files("bothways.serving") / "page"
+SCRIPTS = sorted(
+    path.split("/")[-1].removesuffix(".js") for path in pages() if path.endswith(".js")
+)
 TEXT = "a good film was bad"
 FORBIDDEN = (
     "innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(", "Function(",
@@ -33,21 +35,10 @@ FORBIDDEN = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("place") / "bert")
-
-
-@pytest.fixture(scope="module")
 def application(folder: Path) -> App:
     limits = Limits(request_tokens=4000, queue_tokens=4000)
     predictors = {name: predictor(folder, name, batch_invariant=True) for name in NAMES}
     return application_of(predictors, limits=limits, keys=["sesame"], playground=True)
-
-
-@pytest.fixture(scope="module")
-def url(application: App) -> Iterator[str]:
-    with running(application) as url:
-        yield url
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +133,9 @@ def test_without_the_playground_there_is_no_page_and_no_explanation(folder: Path
 
 
 def test_every_file_is_served_and_small() -> None:
-    names = {item.name for item in PAGE.iterdir()}
-    assert names == {"index.html", "style.css", *(f"{name}.js" for name in SCRIPTS)}
+    kinds = [item.name.partition(".")[2] for item in PAGE.iterdir()]
+    assert (kinds.count("html"), kinds.count("css"), kinds.count("js")) == (1, 1, len(SCRIPTS))
+    assert len(kinds) == len(pages()) == 2 + len(SCRIPTS)
     assert sum(len(page.body) for page in pages().values()) < 100_000
 
 

@@ -7,7 +7,6 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ import httpx
 import pytest
 
 from bothways.serving.app import App, app
-from running_server import running
-from toy_folder import make_folder
 from toy_predictors import TEXTS, predictor
 
 FOREIGN = Path(__file__).parent / "foreign"
@@ -26,15 +23,8 @@ LONG = json.dumps({"inputs": [TEXTS[0] * 20] * 300})
 
 
 @pytest.fixture(scope="module")
-def application(tmp_path_factory: pytest.TempPathFactory) -> App:
-    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+def application(folder: Path) -> App:
     return app(predictor(folder, "classify", batch_invariant=True))
-
-
-@pytest.fixture(scope="module")
-def url(application: App) -> Iterator[str]:
-    with running(application) as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

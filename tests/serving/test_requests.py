@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,8 +16,6 @@ import pytest
 from bothways.serving.app import App, app
 from bothways.serving.limits import Limits
 from bothways.serving.models import chunks
-from running_server import running
-from toy_folder import make_folder
 from toy_predictors import TASKS, TEXTS, predictor
 
 NAMES = ("classify", "regress", "rerank", "label", "choice", "tag", "answer", "fill", "embed")
@@ -24,15 +23,8 @@ QUESTION = {"question": TEXTS[0], "context": " ".join(TEXTS[:4])}
 
 
 @pytest.fixture(scope="module")
-def application(tmp_path_factory: pytest.TempPathFactory) -> App:
-    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+def application(folder: Path) -> App:
     return app({name: predictor(folder, name) for name in NAMES}, playground=True)
-
-
-@pytest.fixture(scope="module")
-def url(application: App) -> Iterator[str]:
-    with running(application) as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

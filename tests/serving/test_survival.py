@@ -47,8 +47,7 @@ class Panic(BaseException):
 
 
 @pytest.fixture(scope="module")
-def predictors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Predictor]:
-    folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
+def predictors(folder: Path) -> dict[str, Predictor]:
     return {name: predictor(folder, name) for name in TASKS}
 
 

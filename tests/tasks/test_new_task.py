@@ -25,8 +25,7 @@ from bothways.prediction.analysis.texts import ClassAnalysis
 from bothways.prediction.bulk.output import part_content
 from bothways.prediction.engine import evaluate_task
 from bothways.prediction.predictor import Predictor
-from bothways.serving.schemas import PREDICTIONS
-from bothways.serving.shapes import SCORED_LABELS
+from bothways.serving.shapes import PREDICTIONS, SCORED_LABELS
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.schemas import json_schema, prediction_type
 from bothways.training.durations import Epochs

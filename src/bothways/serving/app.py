@@ -88,7 +88,10 @@ class App:
         self._posts = {**ROUTES, "/tokenize": TOKENIZE, **explaining}
         self.models = Models(models)
         self.draining, self._warm = False, False
-        self._keys, self._tracing = _encoded(keys), tracing
+        # Clients send keys beyond ASCII in two encodings.
+        latin = [key.encode("latin-1") for key in keys if max(map(ord, key), default=0) < 256]
+        self._keys = [*dict.fromkeys([*(key.encode() for key in keys), *latin])]
+        self._tracing = tracing
         self.metrics = Metrics(limits.queue_tokens)
         self._routes = self._get_routes()
         for model in self.models:
@@ -484,12 +487,6 @@ class App:
             left.cancel()
             if not ticket.computed:
                 self.batcher.cancel(ticket)
-
-
-def _encoded(keys: Many[str]) -> list[bytes]:
-    """Return the bytes by which clients send keys: beyond ASCII they have two encodings."""
-    latin = [key.encode("latin-1") for key in keys if max(map(ord, key), default=0) < 256]
-    return [*dict.fromkeys([*(key.encode() for key in keys), *latin])]
 
 
 def app(

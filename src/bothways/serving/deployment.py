@@ -109,7 +109,10 @@ def named_models(models: Many[str], task: str | None = None) -> dict[str, NamedM
         name, equals, target = word.partition("=")
         if not equals or Path(word).exists():
             name, target = "", word
-        folder, named_task = _folder_and_task(target)
+        # A folder with a colon in its name, or a Hub id, is whole.
+        folder, colon, word_task = target.rpartition(":")
+        if not colon or Path(target).exists() or not (is_task(word_task) or Path(folder).exists()):
+            folder, word_task = target, ""
         if not name:
             path = Path(folder)
             name = path.resolve().name if path.exists() else path.name
@@ -119,17 +122,5 @@ def named_models(models: Many[str], task: str | None = None) -> dict[str, NamedM
         if name in models_by_name:
             message = f"two models are called {name!r}"
             raise ConfigError(message, where="models", fix="Give each a name: NAME=FOLDER.")
-        models_by_name[name] = NamedModel(folder, named_task or task)
+        models_by_name[name] = NamedModel(folder, task_kind(word_task) if word_task else task)
     return models_by_name
-
-
-def _folder_and_task(word: str) -> tuple[str, str | None]:
-    """Return the parts of FOLDER:TASK; a folder with a colon in its name, or a Hub id, is whole.
-
-    Raises:
-        ConfigError: the folder exists, and there is no such task.
-    """
-    folder, colon, task = word.rpartition(":")
-    if not colon or Path(word).exists() or not (is_task(task) or Path(folder).exists()):
-        return word, None
-    return folder, task_kind(task)

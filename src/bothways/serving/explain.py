@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from bothways.core.errors import BothwaysError
 from bothways.prediction.explanation import (
     ExplainedOutput,
     GradientPath,
@@ -32,7 +31,7 @@ from bothways.prediction.explanation import (
 )
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError, over_limit
-from bothways.serving.models import Models, ServedModel, as_request_error
+from bothways.serving.models import Models, ServedModel, request_errors
 from bothways.serving.requests import Count, Input, RequestBody, Text, Whole
 from bothways.serving.shapes import Answer, Query
 from bothways.tasks.base import EncodedExample
@@ -148,26 +147,22 @@ def explain(models: Models, request: ExplainRequest) -> Query:
 
 def _leave_one_out(model: ServedModel, item: Any, target: ExplainedOutput) -> Query:
     task_model = model.task_model
-    try:
+    with request_errors():
         example = model.example(item)
         words = words_of(task_model.tokenizer, example)
         if len(words) > MOST_WORDS:
             limit = ("words to leave out", len(words), "explained_words", MOST_WORDS)
             raise over_limit("too_many_texts", *limit)
         shorter = [without(example, words, n) for n in range(len(words))]
-    except BothwaysError as error:
-        raise as_request_error(error) from error
 
     def write(answer: Answer) -> WordEffects:
         full, *shortened_predictions = answer.predictions
-        try:
+        with request_errors():
             value = value_of(full, target, task_model.labels)
             effects = [
                 value - effect_without(other, n, target, task_model.labels)
                 for n, other in enumerate(shortened_predictions)
             ]
-        except BothwaysError as error:
-            raise as_request_error(error) from error
         return {
             "method": "leave_one_out",
             "label": target.label,
@@ -184,11 +179,9 @@ def _integrated_gradients(
     planned: list[GradientPath] = []
 
     def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
-        try:
+        with request_errors():
             path = gradient_path(model.task_model, examples[0], encoded[0], target, steps)
             task_model = model.predictor.unprepared()
-        except BothwaysError as error:
-            raise as_request_error(error) from error
         planned.append(path)
         length = max(1, len(path.sequence))
         size = max(1, 1024 // length)
@@ -229,10 +222,8 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
         if len(sequence) > MOST_ATTENTION_TOKENS:
             limit = ("tokens", len(sequence), "attention_tokens", MOST_ATTENTION_TOKENS)
             raise over_limit("too_many_tokens", *limit)
-        try:
+        with request_errors():
             task_model = model.predictor.unprepared()
-        except BothwaysError as error:
-            raise as_request_error(error) from error
         return [ModelJob(len(sequence), functools.partial(attentions, task_model, sequence))]
 
     def write(answer: Answer) -> Any:

@@ -5,10 +5,10 @@ The model decides the task. A text gives one answer and a list of texts a list o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
@@ -17,6 +17,7 @@ from bothways.serving import requests, rerank, shapes, tei
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
 from bothways.tasks.mask_filling.task import MaskFillingTask
+from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
 _QUESTION = {
@@ -135,24 +136,15 @@ class TaskRequest(shapes.OwnRequest):
     options: requests.Options = requests.Options()
 
 
-REQUESTS: Mapping[str, type[requests.RequestBody]] = {
-    **dict.fromkeys(tei.CLASSIFIERS, ClassificationRequest),
-    "tag": TaggingRequest,
-    "answer": AnswerRequest,
-    "fill": FillRequest,
-    "embed": tei.EmbedRequest,
-}
-"""The requests of the hosted API by task."""
-
-
 def request_of(models: Models, body: Mapping[str, Any]) -> type[requests.RequestBody]:
     """Return the fields of a request, which depend on the task of the model."""
     kind = models.choose(body.get("model")).kind
     if kind == "rerank" and "query" in body:
         return rerank.RerankRequest
-    if kind == "embed" and isinstance(body.get("inputs"), dict):
-        return tei.SimilarityRequest
-    return REQUESTS.get(kind, TaskRequest)
+    if kind == "embed":
+        compares = isinstance(body.get("inputs"), dict)
+        return tei.SimilarityRequest if compares else tei.EmbedRequest
+    return PIPELINES[kind].request if kind in PIPELINES else TaskRequest
 
 
 def pipeline(models: Models, request: Any) -> shapes.Query:
@@ -161,29 +153,19 @@ def pipeline(models: Models, request: Any) -> shapes.Query:
     Raises:
         RequestError: a parameter that the model does not have.
     """
-    model = models.choose(request.model)
     match request:
         case rerank.RerankRequest():
             return rerank.rerank(models, request)
         case tei.SimilarityRequest():
             return tei.similarity(models, request)
-        case ClassificationRequest():
-            return _text_classification(model, request)
-        case TaggingRequest():
-            return _token_classification(model, request)
-        case AnswerRequest():
-            return _question_answering(model, request)
-        case FillRequest():
-            return _fill_mask(model, request)
         case tei.EmbedRequest():
             return tei.embed(models, request, normalise=False)
-        case _:
-            query: shapes.Query = shapes.own(model.kind).read(models, request)
-            return query
-
-
-def _truncates(request: Any) -> bool:
-    return bool(request.truncate and request.parameters.truncate)
+    model = models.choose(request.model)
+    if model.kind not in PIPELINES:
+        query: shapes.Query = shapes.own(model.kind).read(models, request)
+        return query
+    truncate = bool(request.truncate and request.parameters.truncate)
+    return PIPELINES[model.kind].read(model, request, truncate)
 
 
 class EntityGroup(TypedDict):
@@ -216,15 +198,6 @@ class Filling(TypedDict):
     sequence: str
 
 
-ANSWERS: Mapping[str, Any] = {
-    **dict.fromkeys(tei.CLASSIFIERS, list[list[shapes.LabelScore]]),
-    "tag": list[EntityGroup] | list[list[EntityGroup]],
-    "answer": FoundAnswer | list[FoundAnswer] | list[list[FoundAnswer]],
-    "fill": list[Filling] | list[list[Filling]] | list[list[list[Filling]]],
-    "embed": list[list[float]] | list[float],
-}
-"""The answers of the hosted API by task; other tasks answer as `own`."""
-
 _FUNCTIONS = {
     "classify": "softmax",
     "multilabel": "sigmoid",
@@ -234,34 +207,34 @@ _FUNCTIONS = {
 """The functions that make the scores of each task."""
 
 
-def _text_classification(model: ServedModel, request: ClassificationRequest) -> shapes.Query:
+def _text_classification(
+    model: ServedModel, request: ClassificationRequest, truncate: bool
+) -> shapes.Query:
     parameters, value = request.parameters, request.inputs
     function, top = parameters.function_to_apply, parameters.top_k
     if function not in (None, _FUNCTIONS[model.kind]):
         message = f"function_to_apply must be {_FUNCTIONS[model.kind]}, that of the model's task"
         raise RequestError("invalid", message, param="parameters.function_to_apply")
-    inputs = value if isinstance(value, list) else [value]
 
     def write(answer: shapes.Answer) -> list[list[shapes.LabelScore]]:
         # A list of lists for a single text too: the clients take its first element.
         labels = answer.model.task_model.labels
         return [shapes.class_scores(prediction, labels)[:top] for prediction in answer.predictions]
 
-    return shapes.Query(model, inputs, write, _truncates(request))
+    return shapes.Query(model, value if isinstance(value, list) else [value], write, truncate)
 
 
-def _token_classification(model: ServedModel, request: TaggingRequest) -> shapes.Query:
-    strategy, ignored = (
-        request.parameters.aggregation_strategy,
-        request.parameters.ignore_labels,
-    )
-    texts, several = shapes.as_list(request.inputs), isinstance(request.inputs, list)
+def _token_classification(
+    model: ServedModel, request: TaggingRequest, truncate: bool
+) -> shapes.Query:
+    parameters = request.parameters
+    ignored, by_word = parameters.ignore_labels, parameters.aggregation_strategy == "none"
 
-    def write(answer: shapes.Answer) -> list[EntityGroup] | list[list[EntityGroup]]:
+    def write(answer: shapes.Answer) -> list[list[EntityGroup]]:
         pairs = zip(answer.examples, answer.predictions, strict=True)
-        rows: list[list[EntityGroup]] = [
+        return [
             _words(example, prediction, ignored)
-            if strategy == "none" or prediction.entities is None
+            if by_word or prediction.entities is None
             else [
                 {
                     "entity_group": e.type,
@@ -275,9 +248,8 @@ def _token_classification(model: ServedModel, request: TaggingRequest) -> shapes
             ]
             for example, prediction in pairs
         ]
-        return rows if several else rows[0]
 
-    return shapes.Query(model, texts, write, _truncates(request))
+    return shapes.query_each(model, request.inputs, write, truncate)
 
 
 def _words(example: Any, prediction: Any, ignored: list[str]) -> list[EntityGroup]:
@@ -290,10 +262,8 @@ def _words(example: Any, prediction: Any, ignored: list[str]) -> list[EntityGrou
     ]
 
 
-def _question_answering(model: ServedModel, request: AnswerRequest) -> shapes.Query:
-    parameters, value, top = request.parameters, request.inputs, request.parameters.top_k
-    several = isinstance(value, list)
-    inputs = value if several else [value]
+def _question_answering(model: ServedModel, request: AnswerRequest, truncate: bool) -> shapes.Query:
+    parameters, top = request.parameters, request.parameters.top_k
     task = model.task_model.task
     assert isinstance(task, QuestionAnsweringTask)
     settings: dict[str, Any] = {"n_best": max(top, task.n_best)}
@@ -302,41 +272,38 @@ def _question_answering(model: ServedModel, request: AnswerRequest) -> shapes.Qu
     if parameters.handle_impossible_answer is not None:
         default = 0.0 if task.threshold is None else task.threshold
         settings["threshold"] = default if parameters.handle_impossible_answer else None
-    model = model.with_task(replace(task, **settings))
 
-    def write(answer: shapes.Answer) -> Any:
-        rows: list[Any] = []
-        for prediction in answer.predictions:
-            if top == 1:
-                start, end = prediction.start or 0, prediction.end or 0
-                score = prediction.confidence
-                rows.append({"answer": prediction.text, "score": score, "start": start, "end": end})
-            else:
-                rows.append(
-                    [
-                        {"answer": s.text, "score": s.probability, "start": s.start, "end": s.end}
-                        for s in prediction.spans[:top]
-                    ]
-                )
-        return rows if several else rows[0]
+    def best(prediction: AnswerPrediction) -> FoundAnswer:
+        start, end, score = prediction.start or 0, prediction.end or 0, prediction.confidence
+        return {"answer": prediction.text, "score": score, "start": start, "end": end}
 
-    return shapes.Query(model, inputs, write, _truncates(request))
+    def write(answer: shapes.Answer) -> list[Any]:
+        if top == 1:
+            return [best(prediction) for prediction in answer.predictions]
+        return [
+            [
+                {"answer": s.text, "score": s.probability, "start": s.start, "end": s.end}
+                for s in prediction.spans[:top]
+            ]
+            for prediction in answer.predictions
+        ]
+
+    changed = model.with_task(replace(task, **settings))
+    return shapes.query_each(changed, request.inputs, write, truncate)
 
 
-def _fill_mask(model: ServedModel, request: FillRequest) -> shapes.Query:
+def _fill_mask(model: ServedModel, request: FillRequest, truncate: bool) -> shapes.Query:
     task, top = model.task_model.task, request.parameters.top_k
     assert isinstance(task, MaskFillingTask)
-    texts, several = shapes.as_list(request.inputs), isinstance(request.inputs, list)
     if top is not None and top > task.top:
         message = f"top_k must be at most {task.top}, with which the model is served, not {top}"
         raise RequestError("invalid", message, param="parameters.top_k")
 
-    def write(answer: shapes.Answer) -> Any:
+    def write(answer: shapes.Answer) -> list[Any]:
         pairs = zip(answer.examples, answer.predictions, strict=True)
-        rows = [_fillings(model, example.text, p, top) for example, p in pairs]
-        return rows if several else rows[0]
+        return [_fillings(model, example.text, prediction, top) for example, prediction in pairs]
 
-    return shapes.Query(model, texts, write, _truncates(request))
+    return shapes.query_each(model, request.inputs, write, truncate)
 
 
 def _fillings(
@@ -365,3 +332,31 @@ def _fillings(
             )
         masks.append(fillings)
     return masks[0] if single else masks
+
+
+class Pipeline(NamedTuple):
+    """A task of the hosted API: its request, its answer, and what reads the request."""
+
+    request: type[requests.RequestBody]
+    answer: Any
+    read: Callable[[ServedModel, Any, bool], shapes.Query]
+
+
+PIPELINES: Mapping[str, Pipeline] = {
+    **dict.fromkeys(
+        tei.CLASSIFIERS,
+        Pipeline(ClassificationRequest, list[list[shapes.LabelScore]], _text_classification),
+    ),
+    "tag": Pipeline(
+        TaggingRequest, list[EntityGroup] | list[list[EntityGroup]], _token_classification
+    ),
+    "answer": Pipeline(
+        AnswerRequest,
+        FoundAnswer | list[FoundAnswer] | list[list[FoundAnswer]],
+        _question_answering,
+    ),
+    "fill": Pipeline(
+        FillRequest, list[Filling] | list[list[Filling]] | list[list[list[Filling]]], _fill_mask
+    ),
+}
+"""The tasks of the hosted API; other tasks answer as `own`, and vectors as TEI."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,10 +113,8 @@ class ServedModel:
             RequestError: the task cannot read it, or an object has a field that the task ignores.
         """
         row = _RequestRow(value) if isinstance(value, dict) else value
-        try:
+        with request_errors():
             example = read_input(self.task_model, row, number)
-        except BothwaysError as error:
-            raise as_request_error(error) from error
         unused = [name for name in row if name not in row.used] if row is not value else ()
         if unused:
             path = f"inputs.{unused[0][:100]}"
@@ -130,10 +129,8 @@ class ServedModel:
         Raises:
             RequestError: an example that the task cannot encode.
         """
-        try:
+        with request_errors():
             return self.task_model.encode(examples)
-        except BothwaysError as error:
-            raise as_request_error(error) from error
 
 
 def _check_row(item: Any, limits: Limits) -> None:
@@ -185,9 +182,13 @@ def chunks(model: ServedModel, examples: Many[Any]) -> Iterator[tuple[int, int]]
     yield start, len(examples)
 
 
-def as_request_error(error: BothwaysError) -> RequestError:
-    """Return a user's mistake as the error of a request."""
-    return RequestError("invalid", error.message("json"), param="inputs")
+@contextmanager
+def request_errors() -> Iterator[None]:
+    """Raise a user's mistake as the error of a request."""
+    try:
+        yield
+    except BothwaysError as error:
+        raise RequestError("invalid", error.message("json"), param="inputs") from error
 
 
 _HOW = "a server is started for a task by NAME=FOLDER:TASK"

@@ -14,10 +14,16 @@ from bothways.serving.limits import Limits
 from bothways.serving.models import Models, ServedModel
 from bothways.serving.requests import TEXT, RequestBody, Schema, build_schema
 from bothways.serving.routes import EXPLAIN, RERANK, ROUTES, TOKENIZE
-from bothways.serving.schemas import COUNT, EXAMPLES
 from bothways.serving.shapes import Route
 
 JSON = "application/json"
+EXAMPLES: dict[str, Any] = {
+    "choice": {"context": "It rained.", "endings": ["She took an umbrella.", "She ate."]},
+    "answer": {"question": "Who wrote it?", "context": "Ada Lovelace wrote it in 1843."},
+    "prefer": [["the cats sleep", "the cats sleeps"]],
+    "rerank": [["who sleeps?", "the cat sleeps"]],
+}
+"""Inputs by task, where a text is none."""
 CODES = [code for code in STATUS if code != "client_left"]
 """The codes that a client can receive."""
 HEADERS = {
@@ -100,7 +106,11 @@ def _responses() -> dict[str, Any]:
     for code in CODES:
         by_status.setdefault(STATUS[code], []).append(code)
     content = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
-    seconds = {"description": "seconds", "required": True, "schema": COUNT}
+    seconds = {
+        "description": "seconds",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 0},
+    }
     return {
         str(status): {
             "description": ", ".join(codes),
@@ -180,13 +190,16 @@ def _types(route: Route, kinds: Iterable[str]) -> tuple[list[type[RequestBody]],
         return [route.request], route.answer
     requests, answers = list[type[RequestBody]](), list[Any]()
     for kind in kinds:
-        requests.append(hugging_face.REQUESTS.get(kind, hugging_face.TaskRequest))
-        answers.append(hugging_face.ANSWERS.get(kind) or ROUTES[f"/{kind}"].answer)
         if kind == "embed":
-            requests.append(tei.SimilarityRequest)
-        elif kind == "rerank":
+            requests += [tei.EmbedRequest, tei.SimilarityRequest]
+            answers.append(list[list[float]] | list[float])
+            continue
+        if kind == "rerank":
             requests.append(rerank.RerankRequest)
             answers.append(RERANK.answer)
+        shape = hugging_face.PIPELINES.get(kind)
+        requests.append(shape.request if shape else hugging_face.TaskRequest)
+        answers.append(shape.answer if shape else ROUTES[f"/{kind}"].answer)
     return list(dict.fromkeys(requests)), Union[tuple(answers)]  # noqa: UP007 – of a tuple
 
 

@@ -1,6 +1,6 @@
 """The playground: a page to try models in a browser, and the files that it consists of.
 
-Files come from an allow list, by name. The page loads nothing from elsewhere and runs no inline
+The files are those of one folder, by name. The page loads nothing from elsewhere and runs no inline
 script, and its content security policy makes the browser enforce both.
 """
 
@@ -18,10 +18,6 @@ KINDS = {
     "js": "text/javascript; charset=utf-8",
 }
 """The types of the files, by suffix."""
-SCRIPTS = (
-    "main", "state", "dom", "api", "words", "examples", "inputs", "results", "charts", "tokens",
-    "why", "attention", "snippets",
-)  # fmt: skip
 HEADERS: Mapping[str, str] = MappingProxyType(
     {
         "content-security-policy": (
@@ -61,10 +57,8 @@ MOVED = Page(b"", "text/plain", 308, {**HEADERS, "location": "../play"})
 @functools.cache
 def pages() -> Mapping[str, Page]:
     """Return the files of the playground by path: the page itself is `/play`."""
-    folder = resources.files("bothways.serving") / "page"
-    names = ("style.css", *(f"{name}.js" for name in SCRIPTS))
     files = {
-        f"/play/{name}": Page((folder / name).read_bytes(), KINDS[name.rpartition(".")[2]])
-        for name in names
+        f"/play/{file.name}": Page(file.read_bytes(), KINDS[file.name.rpartition(".")[2]])
+        for file in (resources.files("bothways.serving") / "page").iterdir()
     }
-    return {"/play": Page((folder / "index.html").read_bytes(), KINDS["html"]), **files}
+    return {"/play": files.pop("/play/index.html"), **files}

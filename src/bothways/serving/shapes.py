@@ -22,8 +22,8 @@ from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError
 from bothways.serving.limits import Limits
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.schemas import PREDICTIONS
 from bothways.tasks.base import EncodedExample
+from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.metrics import sigmoid
 from bothways.tasks.predictions import (
     ClassPrediction,
@@ -31,8 +31,15 @@ from bothways.tasks.predictions import (
     RankPrediction,
     ScorePrediction,
 )
+from bothways.tasks.schemas import json_schema, prediction_type
 from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddingTask
 
+PREDICTIONS: dict[str, requests.Schema] = {
+    kind: json_schema(prediction_type(task))
+    for kind, task in ALL_TASKS.items()
+    if kind not in ("embed", "rerank")
+}
+"""The lines of `bothways predict` by task; other routes answer vectors and rankings."""
 Vectors = Float32[np.ndarray, "texts width"]
 
 
@@ -83,6 +90,15 @@ class Query:
     write: Callable[[Answer], Any]
     truncate: bool = True
     jobs: Callable[[Many[Any], Many[EncodedExample]], Many[ModelJob]] | None = None
+
+
+def query_each(
+    model: ServedModel, value: Any, write: Callable[[Answer], list[Any]], truncate: bool
+) -> Query:
+    """Return the query for one input or for a list; the answer to a list alone is a list."""
+    if isinstance(value, list):
+        return Query(model, value, write, truncate)
+    return Query(model, [value], lambda answer: write(answer)[0], truncate)
 
 
 @dataclass(frozen=True)
@@ -191,14 +207,12 @@ def own(kind: str) -> Route:
     """
 
     def read(models: Models, request: OwnRequest) -> Query:
-        model, value = models.choose(request.model, (kind,)), request.inputs
-        several = isinstance(value, list)
+        model = models.choose(request.model, (kind,))
 
-        def write(answer: Answer) -> Any:
-            lines = [prediction.to_json() for prediction in answer.predictions]
-            return lines if several else lines[0]
+        def write(answer: Answer) -> list[Any]:
+            return [prediction.to_json() for prediction in answer.predictions]
 
-        return Query(model, value if several else [value], write, request.truncate)
+        return query_each(model, request.inputs, write, request.truncate)
 
     answers = requests.either(PREDICTIONS[kind], requests.list_of(PREDICTIONS[kind]))
     summary = f"Task {kind}: lines of `bothways predict`"

@@ -123,14 +123,12 @@ def predict(models: Models, request: PredictRequest) -> shapes.Query:
     if raw and model.kind not in ("rerank", "regress"):
         message = f"raw_scores must be false: the scores for {model.kind} are probabilities"
         raise RequestError("invalid", message, param="raw_scores")
-    single = not isinstance(value, list)
 
-    def write(answer: shapes.Answer) -> list[shapes.LabelScore] | list[list[shapes.LabelScore]]:
+    def write(answer: shapes.Answer) -> list[list[shapes.LabelScore]]:
         labels = answer.model.task_model.labels
-        rows = [shapes.class_scores(p, labels, raw=raw) for p in answer.predictions]
-        return rows[0] if single else rows
+        return [shapes.class_scores(p, labels, raw=raw) for p in answer.predictions]
 
-    return shapes.Query(model, [value] if single else value, write, request.truncate)
+    return shapes.query_each(model, value, write, request.truncate)
 
 
 class SimilarityInputs(requests.Fields):
@@ -260,13 +258,18 @@ class ServerInfo(TypedDict):
     models: list[ModelInfo]
 
 
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
+_WINDOWS = ("tag", "answer", "likelihood", "prefer")
+"""Tasks that read long texts in windows, of those without the setting `long_texts`."""
+
+
 def info(models: Models, limits: Limits) -> ServerInfo:
     """Describe the server: TEI's names for the first model, then all models and limits."""
     first = next(iter(models))
     return {
         "model_id": first.name,
         "served_model_name": first.name,
-        "model_dtype": _dtype(first),
+        "model_dtype": _DTYPES[first.predictor.precision],
         "model_type": _model_type(first),
         "max_input_length": first.task_model.length,
         "max_batch_tokens": limits.batch_tokens,
@@ -294,22 +297,13 @@ def _described(model: ServedModel) -> ModelInfo:
         "layers": model.task_model.model.config.depth,
         "mask": tokenizer.token(tokenizer.specials.mask),
         "specials": {"single": tokenizer.template.single, "pair": tokenizer.template.pair},
-        "long_texts": _long_texts(model),
+        "long_texts": getattr(
+            task, "long_texts", "windows" if model.kind in _WINDOWS else "truncate"
+        ),
     }
     if isinstance(task, SentenceEmbeddingTask):
         described["prompts"] = list(task.prompts)
     return described
-
-
-def _long_texts(model: ServedModel) -> str:
-    """Return the treatment of texts beyond the length, as `LongTextTask.long_texts`."""
-    default = "windows" if model.kind in ("tag", "answer", "likelihood", "prefer") else "truncate"
-    return getattr(model.task_model.task, "long_texts", default)
-
-
-def _dtype(model: ServedModel) -> str:
-    names = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
-    return names[model.predictor.precision]
 
 
 def _model_type(model: ServedModel) -> dict[str, Any]:
