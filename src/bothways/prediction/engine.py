@@ -237,15 +237,11 @@ def decode_finite(
     Raises:
         DivergedError: an output is not finite.
     """
-    _check_finite(outputs, example)
-    return task_model.decode(example, encoded, outputs)
-
-
-def _check_finite(outputs: Many[Output], example: object) -> None:
     if not all(np.isfinite(output).all() for output in outputs):
         message = "the model's output is not finite (NaN or infinity)"
         fix = "Its weights are damaged, or its training diverged: use another model."
         raise DivergedError(message, where=getattr(example, "where", None), fix=fix)
+    return task_model.decode(example, encoded, outputs)
 
 
 def window_size(

@@ -329,29 +329,33 @@ def target_values(
     """
     match task_model:
         case TextClassifier():
-            scores = task_model.scores(batch)
-            return _log_odds(
-                scores, task_model.labels.index(_known(target.label, task_model.labels))
-            )
+            return _log_odds(task_model.scores(batch), _label(task_model, target))
         case MultilabelClassifier():
-            label = task_model.labels.index(_known(target.label, task_model.labels))
-            return task_model.scores(batch)[:, label]
+            return task_model.scores(batch)[:, _label(task_model, target)]
         case Regressor():
             return task_model.scores(batch)
         case Tagger():
             scores = task_model.scores(batch)
             scores = scores.view(batch.layout.sequences, -1, scores.shape[1])
-            label = task_model.labels.index(_known(target.label, task_model.labels))
-            return _log_odds(scores[:, target.word], label)
+            return _log_odds(scores[:, target.word], _label(task_model, target))
         case MaskFiller():
             index = torch.as_tensor(batch.target("masked", TokenTargets).index)
             rows = index.view(batch.layout.sequences, -1)[:, target.word]
             logits = torch.cat(list(vocabulary_logits(task_model.model, batch, rows)))
-            id = task_model.tokenizer.id(target.label or "")
-            assert id is not None
-            return _log_odds(logits, id)
+            return _log_odds(logits, _label(task_model, target))
         case _:
             raise TypeError(type(task_model))
+
+
+def _label(task_model: TaskModel[Any, Any], target: ExplainedOutput) -> int:
+    """Return the index of the label, for masks the id of the token; errors as `gradient_path`."""
+    if not isinstance(task_model, MaskFiller):
+        return [*task_model.labels].index(_known(target.label, task_model.labels))
+    id = None if target.label is None else task_model.tokenizer.id(target.label)
+    if id is None:
+        fix = "Give a token as the prediction has it."
+        raise DataError(f"there is no token {target.label!r}", where="label", fix=fix)
+    return id
 
 
 def _log_odds(scores: Float[Tensor, "rows classes"], index: int) -> Float[Tensor, " rows"]:
@@ -362,32 +366,18 @@ def _log_odds(scores: Float[Tensor, "rows classes"], index: int) -> Float[Tensor
 def _check_target(
     task_model: TaskModel[Any, Any], encoded: EncodedExample, target: ExplainedOutput
 ) -> None:
-    match task_model:
-        case TextClassifier() | MultilabelClassifier():
-            _known(target.label, task_model.labels)
-        case Tagger():
-            _known(target.label, task_model.labels)
-            if isinstance(encoded, EncodedSentence) and encoded.word_tokens:
-                message = "the tags of this model come from all tokens of a word"
-                raise DataError(message, where="method", fix="Use leave_one_out.")
-            count = sum(_targets(sequence, "tag") for sequence in encoded.sequences)
-            if not 0 <= target.word < count:
-                raise _no_word(target.word, count)
-        case MaskFiller():
-            if target.label is None or task_model.tokenizer.id(target.label) is None:
-                message = f"there is no token {target.label!r}"
-                raise DataError(
-                    message, where="label", fix="Give a token as the prediction has it."
-                )
-            count = _targets(encoded.sequences[0], "masked")
-            if not 0 <= target.word < count:
-                raise _no_word(target.word, count)
-        case _:
-            pass
-
-
-def _targets(sequence: Sequence, name: str) -> int:
-    return len(sequence.target(name, TokenTargets).index)
+    if isinstance(task_model, Regressor):
+        return
+    _label(task_model, target)
+    if isinstance(encoded, EncodedSentence) and encoded.word_tokens:
+        message = "the tags of this model come from all tokens of a word"
+        raise DataError(message, where="method", fix="Use leave_one_out.")
+    if isinstance(task_model, Tagger | MaskFiller):
+        name = "tag" if isinstance(task_model, Tagger) else "masked"
+        targets = (sequence.target(name, TokenTargets).index for sequence in encoded.sequences)
+        count = sum(map(len, targets))
+        if not 0 <= target.word < count:
+            raise _no_word(target.word, count)
 
 
 def _known(label: str | None, labels: Many[str]) -> str:

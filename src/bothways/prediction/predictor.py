@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,10 +30,11 @@ from bothways.hub import sentence_transformers
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import PROGRAM, resolve_run
+from bothways.hub.static_embedding import StaticEncoder
 from bothways.prediction import engine
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.prediction.session_model import Runtime, SessionModel, open_session
-from bothways.prediction.static_model import StaticModel, open_static
+from bothways.prediction.static_model import open_static
 from bothways.tasks.base import Metrics, Reading, TaskModel
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
@@ -493,16 +494,9 @@ def _read_row(task_model: TaskModel[Any, Any], row: TableRow) -> Any:
             raise DataError(message, where=location)
 
 
-class FolderRecord(NamedTuple):
-    """The task that a folder is for, and the length it was trained with, if known."""
-
-    task: AnyTask
-    length: int | None
-
-
 @dataclass(frozen=True)
-class _RecordFields:
-    """The fields of `bothways.json` that predictions need."""
+class FolderRecord:
+    """The task that a folder is for, and the length it was trained with, if they are known."""
 
     length: int | None = None
     task: AnyTask | None = None
@@ -527,16 +521,9 @@ def open_task(
     runtime: Runtime = "torch",
     settings: Tree | Iterable[str] = (),
 ) -> Predictor:
-    """Open a model folder, the folder of a fine-tuning run, or a Hub id for a task.
+    """Open a model folder, the folder of a fine-tuning run, or a Hub id, as `bothways.load`.
 
     Args:
-        task: a name or alias in `tasks.catalogue`; None for the task of the folder.
-        length: the longest text in tokens; None as in training, else all positions of the model.
-        precision: of matrix products; fp32 gives the same predictions on every machine.
-        batch_invariant: True for predictions that are bit-identical in every batch, see
-            `prepared_model.prepare_model`; without it in fp32 the same to rounding, and sooner if
-            it is short and alone.
-        runtime: "onnxruntime" or "openvino" for the graph in a folder that `bothways export` wrote.
         settings: changed settings of the task: {"pooling": "max"}, or texts such as "pooling=max".
 
     Raises:
@@ -553,7 +540,10 @@ def open_task(
             open_task_model, folder, task, length=length, device=device, settings=settings
         )
         task_model = reopen()
-        if isinstance(task_model.model, StaticModel) and precision not in ("auto", "fp32"):
+        if isinstance(task_model.model.encoder, StaticEncoder) and precision not in (
+            "auto",
+            "fp32",
+        ):
             message = f"a StaticEmbedding folder has no matrix products, and none in {precision}"
             raise ConfigError(message, where="precision", fix="Set the precision to fp32.")
     else:
@@ -600,19 +590,19 @@ def _bind(
     settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)
     settings = rename(settings, _ALIASES)
     if "length" in settings:
-        length = configs.read(_RecordFields, {"length": settings.pop("length")}).length
+        length = configs.read(FolderRecord, {"length": settings.pop("length")}).length
     if "task" in settings:  # as in the settings of a run
         message = "a setting of the task has no prefix here"
         raise ConfigError(message, where="task", fix="Write, for example, columns.text=body.")
-    record = _record(loaded, None if name is None else task_kind(name))
-    task = configs.load(type(record.task), base=record.task, overrides=settings)
+    base, recorded_length = _recorded_task(loaded, None if name is None else task_kind(name))
+    task: AnyTask = configs.load(type(base), base=base, overrides=settings)
     _check_heads(task, loaded)
     projection = (
         sentence_transformers.read_projection(loaded.folder) if task.name == "embed" else None
     )
     if projection is not None:
         loaded.model.heads[sentence_transformers.PROJECTION] = projection
-    lengths = (length, record.length, loaded.model.config.max_positions)
+    lengths = (length, recorded_length, loaded.model.config.max_positions)
     max_length = next(value for value in lengths if value is not None)
     tokenizer = loaded.tokenizer()
     report_findings(check_model(loaded.model.config, tokenizer, max_length))
@@ -651,29 +641,31 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
             raise FolderError(message, where=config, fix="Give each output its own name there.")
 
 
-def _record(loaded: LoadedModel, kind: str | None) -> FolderRecord:
-    """Return the record for this task: ours, that of sentence-transformers, or by the heads."""
+def _recorded_task(loaded: LoadedModel, kind: str | None) -> tuple[AnyTask, int | None]:
+    """Return the task and the length that are recorded: in our file, in that of
+    sentence-transformers, or by the heads.
+    """
     fields = {name: loaded.extra[name] for name in ("length", "task") if name in loaded.extra}
-    record = configs.read(_RecordFields, fields, where=RECORD)
+    record = configs.read(FolderRecord, fields, where=RECORD)
     if record.task is not None and kind in (None, record.task.name):
-        return FolderRecord(record.task, record.length)
+        return record.task, record.length
     if kind in (None, "embed", "rerank"):
         match sentence_transformers.read_program_config(
             loaded.folder, loaded.model.config.max_positions
         ):
             case sentence_transformers.SentenceEncoderConfig() as encoder if kind != "rerank":
-                return FolderRecord(sentence_encoder(encoder), encoder.length)
+                return sentence_encoder(encoder), encoder.length
             case sentence_transformers.CrossEncoderConfig() as reranker if (
                 kind != "embed" and len(loaded.labels) == 1
             ):
-                return FolderRecord(cross_encoder(reranker), reranker.length)
-    return FolderRecord(_default_task(loaded, kind), record.length)
+                return cross_encoder(reranker), reranker.length
+    return _default_task(loaded, kind), record.length
 
 
 def _default_task(loaded: LoadedModel, kind: str | None) -> AnyTask:
     """Return the task of this kind with its defaults, or the first one for the folder's heads."""
     if kind is not None:
-        default = configs.read(_RecordFields, {"task": {"kind": kind}}).task or ClassificationTask()
+        default = configs.read(FolderRecord, {"task": {"kind": kind}}).task or ClassificationTask()
         return default.fitted({*loaded.model.heads})
     # A single output without a problem type is a score, as in transformers.
     problem = loaded.problem or ("regression" if len(loaded.labels) == 1 else None)

@@ -25,6 +25,7 @@ from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.model.attention.patterns import Full
 from bothways.model.block import Block
+from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
 from bothways.model.encoder import Encoder, Hidden, spread
 from bothways.model.head_modules import MaskedOutput, NextTokenOutput
@@ -71,7 +72,9 @@ class PreparedBlock(Block):
         _pack_layers(self.mlp, ("up", "down"), pack)
         if isinstance(self.attention.qkv, GroupedProjection):
             _pack_layers(self.attention.qkv, ("query", "key_value"), pack)
-        self.max_fused_rows = _max_rows(self.mlp.up)
+        # Int8 layers take any number of rows; the panels of others pay off for few.
+        up = self.mlp.up
+        self.max_fused_rows = up.max_rows if isinstance(up, PanelLinear) else math.inf
         self.fused = self._fuse()
 
     def _fuse(self) -> CompiledBlockTail | None:
@@ -273,6 +276,34 @@ class PreparedModel(Model):
             raise ResourceError(message, where="model", fix=fix)
 
 
+class UnpackedModel(PreparedModel):
+    """A model with the interface of a prepared one, of which nothing is packed.
+
+    Args:
+        encoder: computes the vectors, such as a graph in another runtime or a table.
+        heads: by kind.
+        precision: of the encoder.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        heads: dict[str, nn.Module],
+        precision: Literal["fp32", "int8"] = "fp32",
+    ) -> None:
+        nn.Module.__init__(self)
+        self.encoder = encoder  # type: ignore[assignment]
+        self.config: EncoderConfig = encoder.config  # type: ignore[assignment]
+        self.heads, self.specification, self.precision = nn.ModuleDict(heads), (), precision
+        self.device, self.autocast_dtype = torch.device("cpu"), torch.float32
+        self.splits_batches = self.batch_invariant = False
+        self.longest_fused = 0
+        self.eval()
+
+    def check_process(self) -> None:
+        """Allow every process: no kernel of ours has threads here."""
+
+
 def prepare_model(
     model: Model, precision: PredictPrecision = "fp32", *, batch_invariant: bool = False
 ) -> PreparedModel:
@@ -293,7 +324,12 @@ def prepare_model(
     """
     device = devices.device_of(model)
     if precision == "int8":
-        _check_int8(model, device)
+        if not devices.has_int8(device):
+            message = (
+                f"int8 needs instructions that {devices.describe_device(device)} does not have"
+            )
+            fix = "Set the precision to auto or fp32, or the device to cpu."
+            raise ConfigError(message, where="precision", fix=fix)
         resolved: Literal["fp32", "bf16", "int8"] = "int8"
         pack: PackLayer = Int8Linear
         dtype = torch.float32
@@ -344,13 +380,6 @@ def gains_at_bulk(model: Model) -> bool:
     return devices.device_of(model).type == "cpu"
 
 
-def _check_int8(model: Model, device: torch.device) -> None:
-    if not devices.has_int8(device):
-        message = f"int8 needs instructions that {devices.describe_device(device)} does not have"
-        fix = "Set the precision to auto or fp32, or the device to cpu."
-        raise ConfigError(message, where="precision", fix=fix)
-
-
 def _pack_layers(module: nn.Module, names: tuple[str, ...], pack: PackLayer) -> None:
     for name in names:
         layer = getattr(module, name)
@@ -366,8 +395,3 @@ def _kernels(layers: Sequence[nn.Module]) -> list[CompiledLinear] | None:
         if all(isinstance(p, CompiledLinear) for p in products)
         else None
     )
-
-
-def _max_rows(layer: nn.Module) -> float:
-    """Return the most rows for which a layer has a kernel."""
-    return layer.max_rows if isinstance(layer, PanelLinear) else math.inf

@@ -26,7 +26,7 @@ from bothways.hub.model_folder import LoadedModel, read_record
 from bothways.hub.resolve import resolve
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Hidden
-from bothways.prediction.prepared_model import PreparedModel
+from bothways.prediction.prepared_model import UnpackedModel
 
 Arrays = Mapping[str, NDArray[np.int64]]
 Run = Callable[[Arrays], Mapping[str, NDArray[np.float32]]]
@@ -109,7 +109,7 @@ def _places(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return batch.layout.sequence_ids.numpy(), batch.layout.positions.numpy()
 
 
-class SessionModel(PreparedModel):
+class SessionModel(UnpackedModel):
     """A graph with the interface of a prepared model.
 
     Args:
@@ -126,17 +126,8 @@ class SessionModel(PreparedModel):
         run: Run,
         precision: Literal["fp32", "int8"] = "fp32",
     ) -> None:
-        nn.Module.__init__(self)
-        self.config, self.specification, self.precision = config, (), precision
-        self.encoder = SessionEncoder(config, head, run)  # type: ignore[assignment]
-        self.heads = nn.ModuleDict({} if head == "none" else {head: _Given()})
-        self.device, self.autocast_dtype = torch.device("cpu"), torch.float32
-        self.splits_batches = self.batch_invariant = False
-        self.longest_fused = 0
-        self.eval()
-
-    def check_process(self) -> None:
-        """Allow every process: the runtime of the graph has threads of its own."""
+        heads: dict[str, nn.Module] = {} if head == "none" else {head: _Given()}
+        super().__init__(SessionEncoder(config, head, run), heads, precision)
 
     def outputs(
         self, kind: str, batch: Batch, hidden: Hidden, pooled: Tensor | None = None
@@ -176,7 +167,7 @@ def open_session(
         options |= {"int8": "LABELLED_DATA"} if resolved == "int8" else {}
         fix = f"Export the model first: {call('export', 'MODEL', out='FOLDER', **options)}"
         raise FolderError(f"has no {name}", where=path, fix=fix)
-    session = Session(file) if runtime == "onnxruntime" else CompiledModel(file)
+    session = OPENERS[runtime](file)
     head = session.metadata.get(HEAD)
     if head is None:
         message = "was not written by bothways export, so its head is unknown"
@@ -271,3 +262,9 @@ def _openvino_core() -> Any:
     with optional("export", "running an OpenVINO model"):
         import openvino
     return openvino.Core()
+
+
+OPENERS: Mapping[GraphRuntime, Callable[[Path], Session | CompiledModel]] = {
+    "onnxruntime": Session, "openvino": CompiledModel,
+}  # fmt: skip
+"""Opens a file of each runtime."""

@@ -5,34 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import nn
-
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.json_reader import read_object
 from bothways.hub.load_report import LoadReport
 from bothways.hub.model_folder import LoadedModel, read_record
 from bothways.hub.resolve import PROGRAM, resolve
-from bothways.hub.static_embedding import TABLE, StaticEncoder, read_static, static_folder
-from bothways.prediction.prepared_model import PreparedModel
+from bothways.hub.static_embedding import TABLE, read_static, static_folder
+from bothways.prediction.prepared_model import UnpackedModel
 from bothways.text.tokenizer import Tokenizer
-
-
-class StaticModel(PreparedModel):
-    """A table of vectors in place of an encoder; sums of fp32 on the CPU."""
-
-    def __init__(self, encoder: StaticEncoder) -> None:
-        nn.Module.__init__(self)
-        self.config, self.specification, self.precision = encoder.config, (), "fp32"
-        self.encoder = encoder  # type: ignore[assignment]
-        self.heads = nn.ModuleDict()
-        self.device, self.autocast_dtype = torch.device("cpu"), torch.float32
-        self.splits_batches = self.batch_invariant = False
-        self.longest_fused = 0
-        self.eval()
-
-    def check_process(self) -> None:
-        """Allow every process: no kernel has threads of its own."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +44,7 @@ def open_static(name: str | Path, device: str) -> LoadedModel | None:
         message = f"vectors of a StaticEmbedding folder are computed on the CPU, not on {device}"
         raise ConfigError(message, where="device", fix="Set the device to cpu.")
     encoder, tokenizer = read_static(inner)
-    model, program = StaticModel(encoder), folder / PROGRAM
+    model, program = UnpackedModel(encoder, {}), folder / PROGRAM
     program_config = read_object(program, FolderError) if program.is_file() else {}
     model.kept = {"config.json": {}, PROGRAM: program_config}
     report = LoadReport((TABLE,))

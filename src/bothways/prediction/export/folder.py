@@ -18,10 +18,10 @@ from __future__ import annotations
 import fnmatch
 import logging
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from bothways._version import __version__
 from bothways.core.atomic_files import check_not_input, replace_folder
@@ -42,7 +42,7 @@ from bothways.prediction.export.model_graph import ExportedPart, build_graph, he
 from bothways.prediction.export.verification import Comparison, compare
 from bothways.prediction.int8_report import MAX_LOSS, Int8Report, measure_int8
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
-from bothways.prediction.session_model import FILES, HEAD, CompiledModel, GraphRuntime, Session
+from bothways.prediction.session_model import FILES, HEAD, OPENERS, GraphRuntime
 from bothways.tasks.base import Metrics, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, sentence_config
 
@@ -108,30 +108,18 @@ def write_export(
     int8: Int8Gate | None = None,
     progress: Progress = SILENT,
 ) -> ExportResult:
-    """Write a model as a graph for other runtimes, after a comparison of its outputs.
+    """Write a model as a graph, after a comparison of its outputs, as `bothways.export_model`.
 
     Args:
-        folder: a model folder, the folder of a run, or a Hub id.
-        out: the new folder; an earlier export there is replaced.
-        to: "onnx", "openvino", "both", or a list of the first two.
-        task: what the graph computes, as for `bothways.load`; None for the folder's task.
-        length: the longest text in tokens, which programs truncate to; None as in training.
         settings: settings of the task, such as {"pooling": "cls"} or ["pooling=cls"].
         int8: labelled data for second files in int8, which are written only if they pass.
         progress: receives the stages.
-
-    Raises:
-        FolderError: the folder cannot be read, lacks the head of the task, or `out` holds
-            something else.
-        ConfigError: a setting that the graph cannot have; int8 loses more than its limit.
-        DivergedError: a runtime computes other outputs than the model.
-        ResourceError: a package is missing, or `out` cannot be written.
     """
     formats = [*get_args(Format)] if to == "both" else [to] if isinstance(to, str) else [*to]
     require_choice(Format, "to", *formats or ["nothing"])
-    require("export", "exporting a model", "onnx", "onnxruntime")
-    if "openvino" in formats:
-        require("export", "exporting to OpenVINO", "openvino")
+    steps = [TARGETS[name] for name in dict.fromkeys(("onnx", *formats))]
+    # Every format is made of the ONNX file, which is compared with the model first.
+    require("export", "exporting a model", "onnx", *(step.runtime for step in steps))
     source, target = resolve(resolve_run(str(folder))), Path(out)
     check_not_input(target, [source])
     _check_replaceable(target)
@@ -141,24 +129,21 @@ def write_export(
     with replace_folder(target) as hidden:
         _write_companions(hidden, source, task_model, exported)
         _save(build_graph(task_model.model, exported), hidden / ONNX["fp32"])
-        progress.stage("comparing with onnxruntime")
-        session = Session(hidden / ONNX["fp32"])
-        comparisons = [compare(task_model.model, exported, session, "onnxruntime")]
-        if "openvino" in formats:
-            progress.stage("converting to OpenVINO")
-            file = hidden / OPENVINO["fp32"]
-            convert_to_openvino(hidden / ONNX["fp32"], file, exported.head)
-            progress.stage("comparing with OpenVINO")
-            comparisons.append(compare(task_model.model, exported, CompiledModel(file), "OpenVINO"))
+        comparisons = []
+        for step in steps:
+            progress.stage(f"comparing with {step.title}")
+            step.convert(hidden, exported.head)
+            run = OPENERS[step.runtime](hidden / FILES[step.runtime]["fp32"])
+            comparisons.append(compare(task_model.model, exported, run, step.title))
         for comparison in comparisons:
             comparison.check()
         reports: dict[GraphRuntime, Int8Report] = {}
-        if int8 is not None and "onnx" in formats:
-            _quantise(hidden, progress)
-            reports["onnxruntime"] = _gate(hidden, int8, "onnxruntime", progress)
-        if int8 is not None and "openvino" in formats:
-            _store_int8(hidden, task_model.model, exported, progress)
-            reports["openvino"] = _gate(hidden, int8, "openvino", progress)
+        for step in [TARGETS[name] for name in formats] if int8 is not None else ():
+            assert int8 is not None
+            progress.stage(f"quantising for {step.title}")
+            step.quantise(hidden, task_model.model, exported)
+            progress.stage(f"evaluating fp32 and int8 in {step.title}")
+            reports[step.runtime] = _gate(hidden, int8, step.runtime)
         if "onnx" not in formats:
             shutil.rmtree((hidden / ONNX["fp32"]).parent)
         sizes = {
@@ -223,11 +208,10 @@ def _save(graph: onnx.ModelProto, file: Path) -> None:
     )
 
 
-def _quantise(hidden: Path, progress: Progress) -> None:
+def _quantise_onnx(hidden: Path, model: Model, exported: ExportedPart) -> None:
     """Write the ONNX file in int8: weights are rounded here, activations by onnxruntime."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    progress.stage("quantising")
     logger, level = logging.getLogger(), logging.getLogger().level
     logger.setLevel(logging.ERROR)  # a warning that shapes could be inferred beforehand
     try:
@@ -244,9 +228,8 @@ def _quantise(hidden: Path, progress: Progress) -> None:
         logger.setLevel(level)
 
 
-def _store_int8(hidden: Path, model: Model, exported: ExportedPart, progress: Progress) -> None:
+def _quantise_openvino(hidden: Path, model: Model, exported: ExportedPart) -> None:
     """Write the OpenVINO model with weights in int8."""
-    progress.stage("quantising for OpenVINO")
     source = hidden / "onnx" / "int8_weights.onnx"
     _save(with_int8_weights(build_graph(model, exported)), source)
     convert_to_openvino(source, hidden / OPENVINO["int8"], exported.head)
@@ -254,13 +237,12 @@ def _store_int8(hidden: Path, model: Model, exported: ExportedPart, progress: Pr
         file.unlink()
 
 
-def _gate(hidden: Path, gate: Int8Gate, runtime: GraphRuntime, progress: Progress) -> Int8Report:
+def _gate(hidden: Path, gate: Int8Gate, runtime: GraphRuntime) -> Int8Report:
     """Compare int8 with fp32 on labelled data.
 
     Raises:
         ConfigError: it loses more than the limit.
     """
-    progress.stage(f"evaluating fp32 and int8 in {runtime}")
     report = measure_int8(
         lambda precision: open_task(hidden, runtime=runtime, precision=precision),
         gate.evaluate,
@@ -282,6 +264,10 @@ def _check_replaceable(folder: Path) -> None:
         raise FolderError(message, where=folder, fix="Choose an empty or a new folder.")
 
 
+def _convert_openvino(hidden: Path, head: str) -> None:
+    convert_to_openvino(hidden / ONNX["fp32"], hidden / OPENVINO["fp32"], head)
+
+
 def convert_to_openvino(source: Path, target: Path, head: str) -> None:
     """Write an ONNX file as an OpenVINO model, with weights in the precision that they have there.
 
@@ -297,3 +283,19 @@ def convert_to_openvino(source: Path, target: Path, head: str) -> None:
     model = openvino.convert_model(source)
     model.set_rt_info(head, HEAD)
     openvino.save_model(model, target, compress_to_fp16=False)
+
+
+class ExportTarget(NamedTuple):
+    """A format: its runtime, and what writes its files, from that of ONNX and in int8."""
+
+    runtime: GraphRuntime
+    title: str
+    convert: Callable[[Path, str], None]
+    quantise: Callable[[Path, Model, ExportedPart], None]
+
+
+TARGETS: Mapping[str, ExportTarget] = {
+    "onnx": ExportTarget("onnxruntime", "onnxruntime", lambda hidden, head: None, _quantise_onnx),
+    "openvino": ExportTarget("openvino", "OpenVINO", _convert_openvino, _quantise_openvino),
+}
+"""The formats by name; `session_model` has the files and the classes of their runtimes."""
