@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,41 +16,49 @@ OPTIONAL = (
 )  # fmt: skip
 
 
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    """Run `bothways` where none of the optional packages can be imported."""
-    code = f"""
+CODE = f"""
+import contextlib, io, json, sys
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *rest: None if name in {OPTIONAL} else find(name, *rest)
 from bothways.cli.main import main
-main()
+results = []
+for words in json.loads(sys.argv.pop()):
+    sys.argv[1:], status, out, err = words, 0, io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as ended:
+            status = ended.code
+    results.append((status, out.getvalue(), err.getvalue()))
+print(json.dumps(results))
 """
-    command = [sys.executable, "-c", code, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+"""Runs command lines where none of the optional packages can be imported, all in one process."""
 
 
 def test_fine_tuning_and_prediction_without_optional_packages(tmp_path: Path) -> None:
     model, tuned = make_folder(tmp_path / "bert"), tmp_path / "tuned"
     train = write_tsv(tmp_path / "train.tsv", make_examples(32, 0))
     dev = write_tsv(tmp_path / "dev.tsv", make_examples(16, 1))
-    words = ("--train", train, "--dev", dev, "--out", tuned, "--epochs", 1, "--max-length", 32)
-    done = run("finetune", model, *words)
-    assert done.returncode == 0, done.stderr
-    assert not (tuned / "tensorboard").exists()
-    assert not (tuned / "report.html").exists()
-
     texts = tmp_path / "texts.txt"
     texts.write_text("good bad\n", encoding="utf8")
-    done = run("predict", tuned, texts)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 1
-
-    done = run("embed", tuned, texts, "--out", tmp_path / "vectors.parquet")
-    assert done.returncode == 2
-    assert "'pyarrow', which is not installed" in done.stderr
-    assert 'pip install "bothways[data]"' in done.stderr
-
-    done = run("export", tuned, "--out", tmp_path / "exported")
-    assert done.returncode == 2
-    assert "needs the package 'onnx', which is not installed" in done.stderr
-    assert 'pip install "bothways[export]"' in done.stderr
+    lines = [
+        f"finetune {model} --train {train} --dev {dev} --out {tuned} --epochs 1 --max-length 32",
+        f"predict {tuned} {texts}",
+        f"embed {tuned} {texts} --out {tmp_path / 'vectors.parquet'}",
+        f"export {tuned} --out {tmp_path / 'exported'}",
+    ]
+    words = [sys.executable, "-c", CODE, json.dumps([line.split() for line in lines])]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    finetune, predict, embed, export = json.loads(done.stdout)
+    assert finetune[0] == 0, finetune[2]
+    assert not (tuned / "tensorboard").exists()
+    assert not (tuned / "report.html").exists()
+    assert predict[0] == 0, predict[2]
+    assert predict[1].count("\n") == 1
+    assert embed[0] == 2
+    assert "'pyarrow', which is not installed" in embed[2]
+    assert 'pip install "bothways[data]"' in embed[2]
+    assert export[0] == 2
+    assert "needs the package 'onnx', which is not installed" in export[2]
+    assert 'pip install "bothways[export]"' in export[2]

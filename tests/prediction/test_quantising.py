@@ -12,7 +12,6 @@ import torch
 
 from bothways.cli.main import app
 from bothways.core.errors import ConfigError
-from bothways.core.runtime import devices as hardware
 from bothways.core.runtime.devices import has_int8
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
@@ -55,10 +54,10 @@ def opened(place: Path) -> Predictor:
     return open_task(str(place / "model"), device="cpu")
 
 
-def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
+def run(monkeypatch: pytest.MonkeyPatch, place: Path, line: str) -> None:
     monkeypatch.chdir(place)
-    monkeypatch.setattr("sys.argv", ["bothways", *words])
-    app([*words, "--device", "cpu"], result_action="return_value")
+    monkeypatch.setattr("sys.argv", ["bothways", *line.split()])
+    app([*line.split(), "--device", "cpu"], result_action="return_value")
 
 
 def vectors(task: object, texts: list[str]) -> np.ndarray:
@@ -113,7 +112,7 @@ def test_predict_and_embed_in_int8(
 ) -> None:
     answers = {}
     for precision in ("fp32", "int8"):
-        run(monkeypatch, place, "predict", "model", "dev.tsv", "--precision", precision)
+        run(monkeypatch, place, f"predict model dev.tsv --precision {precision}")
         answers[precision] = [
             json.loads(line)["probabilities"]["pos"]
             for line in capsys.readouterr().out.splitlines()
@@ -121,13 +120,7 @@ def test_predict_and_embed_in_int8(
         run(
             monkeypatch,
             place,
-            "embed",
-            "model",
-            "dev.tsv",
-            "--out",
-            f"{precision}.npy",
-            "--precision",
-            precision,
+            f"embed model dev.tsv --out {precision}.npy --precision {precision}",
         )
     assert 0 < np.abs(np.subtract(answers["fp32"], answers["int8"])).max() < 0.05
     exact, found = (np.load(place / f"{precision}.npy") for precision in ("fp32", "int8"))
@@ -141,14 +134,14 @@ def test_evaluate_tells_both_and_the_loss(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ("evaluate", "model", "dev.tsv", "--precision", "int8", "--limit", "100")
+    line = "evaluate model dev.tsv --precision int8 --limit 100"
     written, real = [], survey.write_report
     monkeypatch.setattr(
         survey,
         "write_report",
         lambda *parts, **more: written.append(more["precision"]) or real(*parts, **more),
     )
-    run(monkeypatch, place, *words, "--json", "--report", "report.html")
+    run(monkeypatch, place, f"{line} --json --report report.html")
     found = json.loads(capsys.readouterr().out)
     assert written == ["int8"]  # once, and not while time is taken
     reading = opened.read(str(place / "dev.tsv"), labelled=True)
@@ -166,7 +159,7 @@ def test_evaluate_tells_both_and_the_loss(
     assert "example by example, computed in int8." in (place / "report.html").read_text(
         encoding="utf8"
     )
-    run(monkeypatch, place, *words)
+    run(monkeypatch, place, line)
     shown = " ".join(capsys.readouterr().out.split())
     assert "points of accuracy" in shown
     assert "times as fast" in shown
@@ -179,12 +172,7 @@ def test_a_loss_beyond_the_limit_is_an_error_after_the_table(
         run(
             monkeypatch,
             place,
-            "evaluate",
-            "model",
-            "dev.tsv",
-            "--precision",
-            "int8",
-            "--limit=-200",
+            "evaluate model dev.tsv --precision int8 --limit=-200",
         )
     assert caught.value.where == "precision"
     assert "int8" in capsys.readouterr().out
@@ -241,20 +229,9 @@ def test_training_in_int8_is_refused(place: Path, monkeypatch: pytest.MonkeyPatc
         run(
             monkeypatch,
             place,
-            "finetune",
-            "bert",
-            "dev.tsv",
-            "--out",
-            "run",
-            "training.precision=int8",
+            "finetune bert dev.tsv --out run training.precision=int8",
         )
     assert caught.value.where == "training.precision"
-
-
-def test_a_processor_without_int8_is_told(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "_cpu_flags", lambda: frozenset({"avx2"}))
-    with pytest.raises(ConfigError, match="int8 needs instructions"):
-        open_task(place / "model", device="cpu", precision="int8")
 
 
 def test_what_the_first_time_reads_from_the_disk_does_not_count(opened: Predictor) -> None:
