@@ -141,13 +141,14 @@ def export_model(  # noqa: PLR0913 – one option per question
     """Write a model as a graph for onnxruntime, OpenVINO or a browser, and verify its outputs.
 
     Args:
-        folder: a model folder, the folder of a run, or a Hub id.
-        out: the new folder; an earlier export there is replaced.
-        to: "onnx", "openvino", or "both".
-        task: what the graph computes, as for `load`; `None` for the task of the folder.
+        folder: a fine-tuned model folder, the folder of a run, a sentence encoder, or a Hub id.
+        out: the new folder: the graph with its configuration and tokenizer, without the weights of
+            PyTorch; an earlier export there is replaced.
+        to: format: onnx, openvino, or both.
+        task: what the graph computes, as for predictions; by default the task of the model.
         length: maximum length of a text in tokens; `None` as in training.
-        int8: labelled data, a file, a Hub data set or rows: a file in int8 is written, too, for
-            each of `to`, if it scores as well there as fp32.
+        int8: labelled data, a file, a Hub data set, or in Python rows. A second file in int8 for
+            each format is written if it scores as well as fp32 there.
         limit: points of the metric that int8 may lose; a point is 0.01. `None` for 0.5.
         columns: columns of a file of `int8` by role, "text", "text_b" and "label"; by
             default as in training.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from bothways.core.advice import argument, render
 from bothways.core.bar import shown_progress
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import Progress
@@ -17,29 +18,44 @@ if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Document
     from bothways.data.words import Words
+    from bothways.text.sampling import Sample
     from bothways.text.tokenizer import Tokenizer
 
 
-def train_tokenizer(
-    texts: str | Path | Iterable[str] | Mapping[str, str | Path | Iterable[str]],
+NOTED_MARKS = 0.0075
+"""In files of English Wikipedia up to 0.004 of the letters have an accent."""
+
+
+def train_tokenizer(  # noqa: PLR0913 – one option per question
+    texts: str | Path | Iterable[str | Document] | Mapping[str, str | Path | Iterable[str]],
     size: int = 30_000,
     *,
     kind: str = "wordpiece",
     alpha: float = 0.7,
+    ceiling: float = 200,
+    seed: int = 0,
     column: str = "text",
     out: str | Path | None = None,
+    progress: Progress | bool = True,
     **settings: Any,
 ) -> Tokenizer:
-    """Train a vocabulary.
+    """Train a vocabulary; the same text gives the same one.
 
     Args:
         texts: a file, folder or pattern with text, a URL of these such as "s3://bucket/wiki/", or
-            an iterable of texts; several languages as a mapping from names to these.
+            an iterable of texts or documents; several languages as a mapping from names to these.
         size: number of tokens, special tokens included.
-        kind: "wordpiece" (BERT), "bpe" (RoBERTa) or "unigram" (ALBERT).
-        alpha: of several languages: shares of the training text are proportional to size^alpha.
+        kind: kind of vocabulary: wordpiece as in BERT, bpe as in RoBERTa (over bytes), or unigram
+            as in ALBERT.
+        alpha: of several languages: shares of the training text are proportional to size^alpha: 1
+            as large as they are, 0 equally (mBERT 0.7, XLM-R 0.3). Small ones are repeated.
+        ceiling: maximum size of the training text in millions of characters; longer texts are
+            sampled evenly.
+        seed: seed of that sample.
         column: column of the text in .jsonl, .parquet and Hub rows.
         out: folder to save the tokenizer in.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
         settings: of the kind, such as `lowercase=False`: the fields of its class, such as
             `bothways.text.trainers.WordPiece`.
 
@@ -52,25 +68,65 @@ def train_tokenizer(
         >>> tokenizer.size
         80
     """
-    from bothways.text import trainers
-    from bothways.text.sampling import sample_languages
+    from bothways.text import sampling, trainers
 
     trainer = build_settings(
         choice(kind, trainers.KINDS, "kind"), "tokenizer", size=size, **settings
     )
-    if isinstance(texts, Mapping):
-        languages = {
-            name: (document.text for document in documents_of(source, column=column))
-            for name, source in texts.items()
-        }
-        mixed = sample_languages(languages, alpha, trainers.CEILING)
-        tokenizer = trainers.learn(mixed, trainer)
-    else:
-        lines = (document.text for document in documents_of(texts, column=column))
-        tokenizer = trainers.train_tokenizer(lines, trainer)
-    if out is not None:
-        tokenizer.save(Path(out))
+    characters = int(ceiling * 1e6)
+    with shown_progress(progress) as reporter:
+        if isinstance(texts, Mapping):
+            languages = {
+                name: read_texts(documents_of(source, column=column), reporter)
+                for name, source in texts.items()
+            }
+            sample = sampling.sample_languages(languages, alpha, characters, seed)
+            share = f"a sample of {len(languages)} languages, alpha {alpha:g},"
+        else:
+            documents = documents_of(texts, column=column)
+            sample = sampling.sample(read_texts(documents, reporter), characters, seed)
+            even = f"an even sample ({sample.characters / max(1, sample.total):.1%})"
+            share = "all" if sample.characters == sample.total else even
+        tokenizer = trainers.learn(sample, trainer, lambda texts: read_sample(texts, reporter))
+        if out is not None:
+            tokenizer.save(Path(out))
+        few = f" (the text has no more candidates for the requested {trainer.size:,})"
+        fewer = few if tokenizer.size < trainer.size else ""
+        total = f"{sample.total / 1e6:,.1f} million characters"
+        reporter.message(f"{tokenizer.size:,} tokens{fewer}, trained on {share} of {total}")
+        if (
+            not isinstance(trainer, trainers.ByteBPE)
+            and trainer.lowercase
+            and trainer.strip_accents is None
+        ):
+            marks, letter = trainers.removed_marks(sample.read())
+            if marks > NOTED_MARKS:
+                message = f"{marks:.1%} of the letters have an accent or another mark, such as"
+                fix = f"{argument(strip_accents=False)} keeps them"
+                message += f" {letter!r}, which this vocabulary removes; {fix}"
+                reporter.message(render(f"note: {message}"))
     return tokenizer
+
+
+def read_texts(documents: Iterable[Document], progress: Progress) -> Iterator[str]:
+    """Yield the texts of documents, with progress in bytes where they are of files."""
+    total = getattr(documents, "total", None)
+    progress.stage("reading", total or None)
+    for number, document in enumerate(documents):
+        if total and number % 256 == 0:
+            progress.advance(documents.position)  # type: ignore[attr-defined]
+        yield document.text
+
+
+def read_sample(texts: Sample, progress: Progress) -> Iterator[str]:
+    """Yield the texts of a sample, with progress in characters; later work has no measure."""
+    progress.stage("counting words", texts.characters)
+    done = 0
+    for block in texts.blocks:
+        yield from block
+        done += sum(map(len, block))
+        progress.advance(done)
+    progress.stage("merging pieces")
 
 
 def build_corpus(  # noqa: PLR0913 – one option per question
@@ -90,14 +146,17 @@ def build_corpus(  # noqa: PLR0913 – one option per question
 
     Args:
         texts: a file, folder or pattern, a URL of these, several of them, or documents.
-        tokenizer: a tokenizer, or its folder.
+        tokenizer: a folder, such as one made by `bothways tokenizer train`, a tokenizer.json or a
+            vocab.txt; in Python also a tokenizer.
         out: folder of the corpus.
         column: column of the text in .jsonl, .parquet and Hub rows.
-        boundary: end of a document in a .txt file: "blank" line, "line" or "file"; "auto": blank
-            lines if there are any, else each line is a document.
-        language: language for splitting sentences; "auto" detects it per document.
-        words: for the masking of whole words in Chinese, how a sentence is divided into words:
-            "jieba", "spaces", or a function that returns its words.
+        boundary: end of a document in a .txt file: blank line, line or file; auto: blank lines if
+            there are any, else each line is a document.
+        language: language of the sentences, such as en, zh, de; auto: English or Chinese, by
+            document.
+        words: for the masking of whole words in Chinese: store where words begin, as jieba divides
+            the text (needs bothways[zh]), or at the spaces that another program has put between
+            words; in Python also by a function that returns the words of a sentence.
         cleaning: which documents are dropped besides duplicates, such as
             `bothways.data.cleaning.config.make_cleaning("gopher", 0.8)`: those that the filters of
             Gopher refuse, and near-duplicates.
@@ -153,9 +212,11 @@ def documents_of(
     texts: Any, *, of_paths: bool = False, column: str = "text", boundary: str = "auto"
 ) -> Iterable[Document]:
     """Return the documents of files, or of texts; strings in a list are paths if `of_paths`."""
-    from bothways.data.documents import Boundary, Document, read_documents
+    from bothways.data.documents import Boundary, Document, DocumentReader, read_documents
 
     ends = choice(boundary, {end.value: end for end in Boundary}, "boundary")
+    if isinstance(texts, DocumentReader):
+        return texts
     if isinstance(texts, str | Path):
         return read_documents([str(texts)], column=column, boundary=ends)
     if not isinstance(texts, Iterable):

@@ -56,15 +56,22 @@ def pretrain(  # noqa: PLR0913 – one option per question
         corpus: a corpus, its folder or its URL, or several: a list of folders, whose names are
             the corpora's, or a mapping from names to corpora or folders; the setting
             `mixture` says how often each is read.
-        model: a preset such as "bert-base", or an encoder configuration; vocabulary and padding are
-            the corpus's. `None` for "bert-mini"; with `start`, for the model there.
+        model: the shape to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base,
+            bert-large, roberta-base and other presets, or in Python an encoder configuration.
+            Vocabulary and padding are the corpus's. Default: bert-mini; with `start`, the model
+            there.
         objective: a name such as "masked-lm", or an objective; `None` for the usual one of the
             model.
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
-        start: a model folder whose weights to continue from.
-        recipe: "modern", "paper", "short", "electra", "roberta", "albert", "spanbert", "deberta" or
-            "deberta_v3"; `None` for "short" if `until` is 30 minutes or less, else "modern".
+        start: a model folder or Hub id whose pre-training to continue, instead of `model`; build
+            the corpus with its tokenizer. Name the heads that it lacks, to start them at random,
+            by the setting fresh, such as masked,pair.
+        recipe: settings to start from: modern is current practice; paper has those of Devlin et
+            al. 2018; short is for minutes: many small updates, on short sequences at first;
+            electra is ELECTRA-small's, with a generator; roberta, albert, spanbert, deberta and
+            deberta_v3 are those of these papers, with large batches. Default: short for 30 minutes
+            or less, else modern.
         config: a TOML file with settings; the call's have priority.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
@@ -147,10 +154,11 @@ def adapt(  # noqa: PLR0913 – one option per question
     Args:
         model: a model folder, the folder of a run, or a Hub id.
         texts: files, folders or patterns with text of the domain, or the folder of a corpus.
-        out: folder of the run, with corpora, checkpoints, `model/`, `report.html` and
-            `new_words.txt`.
-        replay: general text or a corpus, read among that of the domain and measured.
-        replay_share: share of the sequences of general text; 0 only measures it.
+        out: folder of the run: corpora, checkpoints, and at the end model/ and report.html; the
+            words that the vocabulary lacks are in new_words.txt.
+        replay: general text, or a corpus of it: read among that of the domain against forgetting,
+            and measured.
+        replay_share: the share of the sequences that are of general text; 0 only measures it.
         until: end of the run, such as "20 minutes"; `None` for one pass over the text, with at
             least 1,000 updates.
         length: tokens of a sequence.
@@ -244,8 +252,9 @@ def finetune(  # noqa: PLR0913 – one option per question
             `dev=0.2` splits a fifth from `train`, by class, with equal texts on one side, and
             `group="user"` keeps the rows with equal values of a column together.
         task: a name such as "classify", "ner" or "qa", or a task.
-        folds: number of folds of a cross-validation: a run per fold of `train`, which is then the
-            dev data. The result has `metrics`, `deviations` and `predictions` for all rows.
+        folds: cross-validation: run once per fold of `train`, which is then the dev data. The
+            result has `metrics`, `deviations` and `predictions` for all rows; `out` has them in
+            folds.json and out_of_fold.jsonl.
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         config: a TOML file with settings; the call's have priority.
         resume: continue from the newest checkpoint in `out`.
@@ -383,16 +392,19 @@ def distil(  # noqa: PLR0913 – one option per question
     task, on the labels and the teacher's outputs.
 
     Args:
-        teacher: a model folder, the folder of a run, or a Hub id.
-        data: a corpus, its folder or its URL, built with the teacher's tokenizer; or labelled data
-            as for `finetune`.
-        student: with a corpus a preset or a model folder, `None` for half of the teacher's layers;
-            with labelled data a model folder or a Hub id.
+        teacher: a model folder, the folder of a run, or a Hub id; with labelled data a fine-tuned
+            one.
+        data: the folder of a corpus that was built with the teacher's tokenizer, or its URL, or
+            labelled data as for `finetune`.
+        student: with a corpus a preset, such as distilbert-base-uncased, or a model folder;
+            default: half of the teacher's layers. With labelled data a model folder or Hub id.
         dev: labelled data by which the best weights are chosen; 0.2 splits a fifth from `data`.
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
-        recipe: "distilbert", "tinybert" or "minilm" with a corpus, "modern", "paper" or "tinybert"
-            with labelled data; `None` for the first.
+        recipe: losses to start from. With a corpus distilbert (the default: predictions, masked
+            LM, cosine), tinybert (hidden states and attention scores) or minilm (relations of one
+            layer, for any width). With labelled data modern (the default) or paper, as for
+            `finetune`, or tinybert (the teacher's layers, then its answers).
         config: a TOML file with settings; the call's have priority.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".

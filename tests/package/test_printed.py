@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from bothways.cli import features, finetune
+from bothways.cli import features, training
 from bothways.cli.main import app
 from bothways.core.report.sections import TableSection
 from bothways.core.report.terminal import metric_table, render_report
@@ -62,7 +62,7 @@ def test_types_of_entities_may_have_brackets() -> None:
     rows = [["share of layer 1 of 2", "0.7500"], ["share of layer 2 of 2", "0.2500"]]
     assert shown(features._table(done))[1:] == [["f1", "0.2500"], ["f1/[/x]", "1.0000"], *rows]
     series = Series((SweepOutcome("lr[/x]", METRICS, (), "f1/[/x]", "highest"),))
-    assert shown(finetune._series_table(series))[:2] == [
+    assert shown(training._series_table(series))[:2] == [
         ["run", "f1/[/x]", "failed"],
         ["lr[/x] (best)", "1.0000", ""],
     ]
@@ -92,7 +92,7 @@ def test_folders_may_have_brackets(
         ["tokenizer", "train", "text.txt", "--size", "60", "--out", "t[/x]"],
         result_action="return_value",
     )
-    assert capsys.readouterr().err.startswith("t[/x]: ")
+    assert capsys.readouterr().err.endswith("The tokenizer is in t[/x].\n")
 
 
 def test_a_title_is_not_wrapped_to_the_width_of_its_table() -> None:

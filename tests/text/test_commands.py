@@ -15,6 +15,7 @@ from cyclopts import CycloptsError
 from pyarrow import parquet
 
 from bothways.cli.main import app
+from bothways.core.advice import interface
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_tokenizer
@@ -65,7 +66,8 @@ def test_train_says_that_it_removes_accents(tmp_path, capsys, kind):
     (tmp_path / "de.txt").write_text("die größeren Häuser\n" * 300)
     (tmp_path / "en.txt").write_text("the larger houses\n" * 300 + "Beyoncé\n")
     options = ["--kind", kind, "--size", 60]
-    run("train", tmp_path / "de.txt", "--out", tmp_path / "a", *options)
+    with interface("command"):
+        run("train", tmp_path / "de.txt", "--out", tmp_path / "a", *options)
     said = " ".join(capsys.readouterr().err.split())
     assert re.search("note: 11.8% of the letters .* such as '[öä]', .*--no-strip-accents", said)
     run("train", tmp_path / "de.txt", "--out", tmp_path / "b", *options, "--no-strip-accents")

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch.distributed import HashStore, TCPStore
 
-from bothways.cli.pretrain import conclude_pretraining
+from bothways.cli.training import conclude_pretraining
 from bothways.pretraining.run import PretrainResult
 from bothways.training import checkpoint, parallel
 from bothways.training.saved_state import NewCheckpoint

@@ -5,15 +5,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bothways.cli import options
 from bothways.core.terminal import output_console, say, show_lines
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from bothways.lab.sweeps.significance import ModelComparison
 
 
 def compare(  # noqa: PLR0913 – one option per question
@@ -43,19 +37,23 @@ def compare(  # noqa: PLR0913 – one option per question
         compared by the log probability of each token given the others (likelihood).
     """
     from bothways.core.bar import terminal_progress
-    from bothways.lab.sweeps.significance import compare as run
-    from bothways.lab.sweeps.significance import default_task, folders
+    from bothways.core.report.terminal import text_table
+    from bothways.lab.sweeps import significance
     from bothways.prediction.predictor import open_task
 
-    task_name = task or default_task(folders(a)[0])
+    task_name = task or significance.default_task(significance.folders(a)[0])
     names = {"text": text, "text_b": text_b, "label": label}
     columns = (
-        options.named_columns(open_task(folders(a)[0], task_name, device="cpu"), **names)
+        options.named_columns(
+            open_task(significance.folders(a)[0], task_name, device="cpu"), **names
+        )
         if any(names.values())
         else None
     )
     with terminal_progress() as progress:
-        comparison = run(a, b, data, columns, device=device, task=task_name, progress=progress)
+        comparison = significance.compare(
+            a, b, data, columns, device=device, task=task_name, progress=progress
+        )
     if json:
         from dataclasses import asdict
         from json import dumps
@@ -63,7 +61,12 @@ def compare(  # noqa: PLR0913 – one option per question
         print(dumps(asdict(comparison)))
         return
     console = output_console()
-    show_lines(console, _table(comparison, data))
+    columns = ("model", "runs", "mean grade", "deviation over seeds")
+    rows = [
+        [side.name, str(len(side.grades)), f"{side.mean:.4f}", _deviation(side.deviation)]
+        for side in (comparison.a, comparison.b)
+    ]
+    show_lines(console, text_table(f"Grades on {data}", columns, rows))
     if task_name == "likelihood":
         say(
             console,
@@ -72,19 +75,8 @@ def compare(  # noqa: PLR0913 – one option per question
     say(console, str(comparison))
 
 
-def _table(comparison: ModelComparison, data: str) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
-
-    from bothways.core.report.terminal import titled
-
-    table = Table()
-    for name in ("model", "runs", "mean grade", "deviation over seeds"):
-        table.add_column(name, justify="left" if name == "model" else "right")
-    for side in (comparison.a, comparison.b):
-        spread = "–" if side.deviation is None else f"{side.deviation:.4f}"
-        table.add_row(Text(side.name), str(len(side.grades)), f"{side.mean:.4f}", spread)
-    return titled(f"Grades on {data}", table)
+def _deviation(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
 
 
 def compare_runs(run: Path, *more: Path, out: Path = Path("runs.html")) -> None:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 import bothways
-from bothways.cli.options import INPUTS, keeping, split_inputs
+from bothways.cli import options
 from bothways.core.bar import error_console, terminal_progress
 from bothways.core.terminal import output_console, quantity, say, show_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from rich.console import Console, RenderableType
 
     from bothways.core.jobs.workers import Workers
     from bothways.data.cleaning.apply import LeftOutExample
@@ -91,8 +90,9 @@ class CleaningOptions:
         return load(Cleaning, base=base, overrides=settings)
 
 
+@options.documented_by(bothways.build_corpus)
 def build(
-    *inputs: Annotated[str, INPUTS],
+    *inputs: Annotated[str, options.INPUTS],
     tokenizer: Path,
     out: Path,
     column: str = "text",
@@ -113,32 +113,16 @@ def build(
         quoted globs, here or at URLs such as s3://bucket/wiki/, or Hub data sets as
         hub:owner/name:configuration:split. Then settings of the cleaning, such as
         word_count.least=20, near_duplicates.shingle=8 or stop_words=none.
-    tokenizer
-        A folder made by `bothways tokenizer train`, a tokenizer.json or a vocab.txt.
-    out
-        Folder of the corpus.
-    column
-        Column of the text in .jsonl, .parquet and Hub rows.
-    boundary
-        End of a document in a .txt file: blank line, line or file; auto: blank lines if there are
-        any, else each line is a document.
-    language
-        Language of the sentences, such as en, zh, de; auto: English or Chinese, by document.
-    words
-        For the masking of whole words in Chinese: store where words begin, as jieba divides the
-        text (needs bothways[zh]), or at the spaces that another program has put between words.
     """
-    from rich.text import Text
-
     from bothways.core.errors import DataError
     from bothways.data.manifest import MANIFEST
 
-    files, settings = split_inputs(inputs)
+    files, settings = options.split_inputs(inputs)
     if not files:
         raise DataError("no input was given", fix="Name files, folders, globs or Hub data sets.")
     console = error_console()
     complete = (out / MANIFEST).exists()
-    with keeping(out, console), terminal_progress(console) as progress:
+    with options.keeping(out, console), terminal_progress(console) as progress:
         result = bothways.build_corpus(
             files, tokenizer, out,
             column=column, boundary=boundary, language=language, words=words,
@@ -146,7 +130,7 @@ def build(
         )  # fmt: skip
     if complete:
         say(console, f"{out} already has the corpus of these inputs; nothing to do.")
-    show_lines(output_console(), Text(str(out), "bold"), _counts(result))
+    show_lines(output_console(), _counts(result, out))
 
 
 def inspect(
@@ -173,8 +157,6 @@ def inspect(
     verify
         Compare the files with the digests in the manifest.
     """
-    from rich.text import Text
-
     from bothways.core.keyed_rng import rng
     from bothways.data.corpus import Corpus
 
@@ -185,7 +167,7 @@ def inspect(
             progress.stage("comparing files with the manifest")
             corpus.verify()
         console.print("All files match the manifest.")
-    show_lines(console, Text(str(folder), "bold"), _counts(corpus), _lengths(corpus))
+    show_lines(console, _counts(corpus, folder), _lengths(corpus))
     count = min(max(documents, 0), len(corpus))
     for document in sorted(rng(seed, "inspect").choice(len(corpus), count, replace=False)):
         _show(corpus, int(document), console)
@@ -194,15 +176,12 @@ def inspect(
             _show_left_out(step, example, console)
 
 
-def _counts(corpus: Corpus) -> Table:
-    from rich.table import Table
+def _counts(corpus: Corpus, title: object) -> RenderableType:
+    from bothways.core.report.terminal import text_table
 
     counts, settings = corpus.manifest.counts, corpus.manifest.settings
     size = sum(stored.bytes for stored in corpus.manifest.files.values())
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in (
+    rows = (
         ("documents of the inputs", f"{corpus.manifest.read.documents:,}"),
         *_steps(corpus.manifest),
         ("documents", f"{counts.documents:,}"),
@@ -213,9 +192,8 @@ def _counts(corpus: Corpus) -> Table:
         ("unknown tokens", f"{corpus.unknown_share:.2%}"),
         ("language", settings.language),
         *((("words", settings.words),) if settings.words else ()),
-    ):
-        table.add_row(name, value)
-    return table
+    )
+    return text_table(str(title), ("", ""), rows)
 
 
 def _steps(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -246,20 +224,18 @@ def _show_left_out(step: str, example: LeftOutExample, console: Console) -> None
         say(console, " ".join(text.split()))
 
 
-def _lengths(corpus: Corpus) -> Table:
-    from rich.table import Table
-
+def _lengths(corpus: Corpus) -> RenderableType:
+    from bothways.core.report.terminal import text_table
     from bothways.data.corpus import length_percentiles
 
-    table = Table(
-        "percentile", *(f"{point} %" for point in _POINTS), title="Lengths", title_justify="left"
-    )
-    for name, offsets in (
-        ("tokens of a sentence", corpus.sentences),
-        ("sentences of a document", corpus.documents),
-    ):
-        table.add_row(name, *(f"{length:,}" for length in length_percentiles(offsets, _POINTS)))
-    return table
+    offsets = {
+        "tokens of a sentence": corpus.sentences, "sentences of a document": corpus.documents,
+    }  # fmt: skip
+    rows = [
+        [name, *(f"{length:,}" for length in length_percentiles(values, _POINTS))]
+        for name, values in offsets.items()
+    ]
+    return text_table("Lengths", ("percentile", *(f"{point} %" for point in _POINTS)), rows)
 
 
 def _show(corpus: Corpus, document: int, console: Console) -> None:

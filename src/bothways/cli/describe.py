@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bothways.core.terminal import output_console, say, show_lines
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from bothways.hub.load_report import LoadReport
     from bothways.model.config import EncoderConfig
@@ -125,23 +125,15 @@ def _folder(model: str, local: bool) -> _Found:
     return _Found(origin, settings.encoder, heads, report)
 
 
-def _table(title: str, *columns: str) -> Table:
-    from rich.table import Table
+def _settings(description: _Found) -> RenderableType:
+    from bothways.core.report.terminal import text_table
 
-    table = Table(title=title, title_justify="left")
-    for at, column in enumerate(columns):
-        table.add_column(column, justify="right" if at else "left")
-    return table
-
-
-def _settings(description: _Found) -> Table:
-    from rich.text import Text
-
-    table = _table("Configuration", "setting", "value")
-    for field in dataclasses.fields(description.config):
-        table.add_row(field.name, Text(_text(getattr(description.config, field.name))))
-    table.add_row("(heads)", ", ".join(map(_head_text, description.heads)) or "none")
-    return table
+    config = description.config
+    rows = [
+        [field.name, _text(getattr(config, field.name))] for field in dataclasses.fields(config)
+    ]
+    rows.append(["(heads)", ", ".join(map(_head_text, description.heads)) or "none"])
+    return text_table("Configuration", ("setting", "value"), rows)
 
 
 def _against(description: _Found) -> list[str]:
@@ -180,7 +172,8 @@ def _head_text(head: Head) -> str:
     return f"{head.kind} ({', '.join(changes)})" if changes else head.kind
 
 
-def _parameters(description: _Found) -> Table:
+def _parameters(description: _Found) -> RenderableType:
+    from bothways.core.report.terminal import text_table
     from bothways.model.parameters import parameter_table
 
     whole = parameter_table(description.config, description.heads)
@@ -190,22 +183,13 @@ def _parameters(description: _Found) -> Table:
     sections.append(("encoder", [entry for entry in encoder if not entry.textbook]))
     for head in whole.entries[len(encoder) :]:
         sections.append((f"{sections[-1][0]} + {head.part}", [head]))
-    table, running = _table("Parameters", "part", "tensors", "count", "share"), 0
+    rows, running = list[list[str]](), 0
     for title, entries in sections:
-        for entry in entries:
-            table.add_row(
-                entry.part, entry.tensors, f"{entry.count:,}", f"{entry.count / whole.total:.2%}"
-            )
         running += sum(entry.count for entry in entries)
-        table.add_row(
-            title,
-            "",
-            f"{running:,}",
-            f"{running / whole.total:.2%}",
-            style="bold",
-            end_section=True,
-        )
-    return table
+        counts = [(entry.part, entry.tensors, entry.count) for entry in entries]
+        for name, tensors, count in [*counts, (title, "", running)]:
+            rows.append([name, tensors, f"{count:,}", f"{count / whole.total:.2%}"])
+    return text_table("Parameters", ("part", "tensors", "count", "share"), rows)
 
 
 _MEMORY = (
@@ -216,18 +200,15 @@ _MEMORY = (
 """Bytes for each parameter."""
 
 
-def _costs(description: _Found, length: int) -> Table:
+def _costs(description: _Found, length: int) -> RenderableType:
+    from bothways.core.report.terminal import text_table
     from bothways.model.flops import BACKWARD, forward_flops
     from bothways.model.parameters import parameter_table
 
     count = parameter_table(description.config, description.heads).total
     forward = forward_flops(description.config, description.heads, length)
-    table = _table("Costs", "what", "how much")
-    for name, size in _MEMORY:
-        table.add_row(f"memory, {name}", f"{count * size / 2**20:,.1f} MiB")
+    rows = [[f"memory, {name}", f"{count * size / 2**20:,.1f} MiB"] for name, size in _MEMORY]
     for name, times in (("inference", 1), ("training", 1 + BACKWARD)):
-        table.add_row(
-            f"operations per token, {name}, length {length}",
-            f"{forward * times / 1e6:,.1f} million",
-        )
-    return table
+        label = f"operations per token, {name}, length {length}"
+        rows.append([label, f"{forward * times / 1e6:,.1f} million"])
+    return text_table("Costs", ("what", "how much"), rows)

@@ -9,6 +9,7 @@ import bothways
 from bothways.cli import options
 
 
+@options.documented_by(bothways.export_model)
 def export(  # noqa: PLR0913 – one option per question
     folder: str,
     *settings: str,
@@ -29,20 +30,8 @@ def export(  # noqa: PLR0913 – one option per question
 
     Parameters
     ----------
-    folder
-        A fine-tuned model folder, the folder of a run, a sentence encoder, or a Hub id.
     settings
         Settings of the task, such as pooling=cls for embed.
-    to
-        onnx, openvino, or both.
-    out
-        The new folder: the graph with its configuration and tokenizer, without the weights of
-        PyTorch.
-    task
-        What the graph computes, as for predict; by default the task of the model.
-    int8
-        Labelled data. A second file in int8 for each format is written if it scores as well as fp32
-        there.
     """
     from bothways.core.bar import terminal_progress
 

@@ -54,23 +54,23 @@ def inspect_step(
 
 
 def _table(step: InspectedStep) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
+    from bothways.core.report.terminal import text_table
 
-    from bothways.core.report.terminal import titled
-
-    table, names = Table(), [*step.sequences[0].losses]
-    for name in ("sequence", "tokens", *names, "gradient norm"):
-        table.add_column(name, justify="left" if name == "sequence" else "right")
-    for sequence in step.sequences:
-        text = sequence.text if len(sequence.text) <= SHOWN else f"{sequence.text[:SHOWN]}…"
-        losses = (f"{sequence.losses[name]:.4g}" for name in names)
-        table.add_row(Text(text), str(sequence.tokens), *losses, f"{sequence.gradient_norm:.4g}")
+    names = [*step.sequences[0].losses]
+    rows = [
+        [
+            item.text if len(item.text) <= SHOWN else f"{item.text[:SHOWN]}…",
+            str(item.tokens),
+            *(f"{item.losses[name]:.4g}" for name in names),
+            f"{item.gradient_norm:.4g}",
+        ]
+        for item in step.sequences
+    ]
     tokens = sum(sequence.tokens for sequence in step.sequences)
     losses = (f"{step.losses[name]:.4g}" if name in step.losses else "–" for name in names)
-    table.add_section()
-    table.add_row(Text("the whole step"), str(tokens), *losses, f"{step.gradient_norm:.4g}")
-    return titled(f"Step {step.step:,}: {quantity(len(step.sequences), 'sequence(s)')}", table)
+    rows.append(["the whole step", str(tokens), *losses, f"{step.gradient_norm:.4g}"])
+    title = f"Step {step.step:,}: {quantity(len(step.sequences), 'sequence(s)')}"
+    return text_table(title, ("sequence", "tokens", *names, "gradient norm"), rows)
 
 
 def _comparison(step: InspectedStep) -> list[str]:

@@ -33,6 +33,7 @@ _COMMANDS = {
     "encode": ["embed", "tokenizer encode"],
     "build": ["corpus build"],
     "search": ["sweep"],
+    "speedrun": ["python benchmarks/speedrun.py"],
 }
 """Words for which spelling suggests another command than is meant, and the commands."""
 _NEAR = 0.7

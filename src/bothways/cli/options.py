@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 
 from cyclopts import Parameter
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bothways.prediction.predictor import Predictor
     from bothways.tasks.base import Reading
 
+Command = TypeVar("Command", bound=Callable[..., None])
 TrainedTask = Annotated[
     str,
     Parameter(
@@ -140,11 +141,6 @@ class RunLength:
     ] = None
 
     @property
-    def settings(self) -> tuple[str, ...]:
-        """The setting as an override; none without an option."""
-        return () if self.duration is None else (f"training.until={self.duration}",)
-
-    @property
     def duration(self) -> str | None:
         """The length as a text; None without an option.
 
@@ -229,6 +225,27 @@ def split_inputs(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
     return tuple(word for word in words if word not in settings), settings
 
 
+def documented_by(function: Callable[..., object]) -> Callable[[Command], Command]:
+    """Complete the help of a command by the arguments of the public function that it calls.
+
+    What the command's own docstring describes, such as the settings among its words, stays.
+    """
+
+    def complete(command: Command) -> Command:
+        help_text, document = inspect.getdoc(command) or "", inspect.getdoc(function) or ""
+        if "\nParameters\n" not in help_text:
+            help_text += "\n\nParameters\n----------"
+        arguments = document.partition("Args:\n")[2].partition("\n\n")[0]
+        for entry in re.split(r"\n(?= {4}\w)", arguments):
+            name, _, text = " ".join(entry.split()).partition(": ")
+            if name in inspect.signature(command).parameters and f"\n{name}\n" not in help_text:
+                help_text += f"\n{name}\n    {text[:1].upper()}{text[1:]}"
+        command.__doc__ = help_text
+        return command
+
+    return complete
+
+
 def settings_for(
     function: Callable[..., object], words: Iterable[str], **options: object
 ) -> dict[str, Any]:
@@ -282,11 +299,6 @@ def _expanded(words: Iterable[str]) -> Iterator[str]:
             yield from map(str, matching_files(word))
 
 
-def is_folder(out: Path) -> bool:
-    """Return True if the output is a folder of parts: it exists as one, or has no suffix."""
-    return out.is_dir() or not out.suffix
-
-
 def one_file(files: tuple[str, ...], options: PartOptions) -> str:
     """Return the only file of a command without a folder for parts; it may be a glob.
 
@@ -313,8 +325,8 @@ def predict_parts(out: Path, options: PartOptions, **settings: Any) -> None:
     Args:
         settings: fields of `bulk.request.BulkRequest` other than those in `options`.
     """
-    from bothways.core.bar import error_console, terminal_progress
-    from bothways.core.terminal import quantity, say
+    from bothways.core.jobs.workers import LocalWorkers, RayWorkers
+    from bothways.core.terminal import quantity
     from bothways.prediction.bulk.one_file import is_file, parts_folder, rejects_file
     from bothways.prediction.bulk.request import BulkRequest
     from bothways.prediction.bulk.run import predict_files
@@ -326,7 +338,9 @@ def predict_parts(out: Path, options: PartOptions, **settings: Any) -> None:
         rows=options.rows,
         rejects=options.rejects,
     )
-    workers = _workers(options)
+    workers: Workers = LocalWorkers(options.processes or 1, options.threads)
+    if options.ray is not None:
+        workers = RayWorkers(options.ray, options.processes, options.threads or 1)
     say_kernels(request.device)
     console = error_console()
     folder = parts_folder(out) if is_file(out) else out
@@ -344,14 +358,6 @@ def predict_parts(out: Path, options: PartOptions, **settings: Any) -> None:
         print(message, file=sys.stderr)
 
 
-def _workers(options: PartOptions) -> Workers:
-    from bothways.core.jobs.workers import LocalWorkers, RayWorkers
-
-    if options.ray is None:
-        return LocalWorkers(options.processes or 1, options.threads)
-    return RayWorkers(options.ray, options.processes, options.threads or 1)
-
-
 def named_columns(opened: Predictor, **columns: str | None) -> Any:
     """Return the named columns as the column type of the task.
 
@@ -367,28 +373,15 @@ def named_columns(opened: Predictor, **columns: str | None) -> Any:
 
 def say_guess(opened: Predictor, reading: Reading[Any], requested: object, source: str) -> None:
     """Print on standard error which columns were guessed, if they differ from training."""
+    from bothways.data.text_io import is_stream
     from bothways.tasks.columns import reads_as_trained
 
     columns, trained = (
         getattr(reader.task, "columns", None) for reader in (reading, opened.task_model)
     )
-    if requested is None and not reads_as_trained(columns, trained) and _has_columns(source):
+    has_columns = not is_stream(source) and ".txt" not in Path(source).suffixes
+    if requested is None and has_columns and not reads_as_trained(columns, trained):
         write_stderr(f"note: the columns are guessed: {columns}")
-
-
-def _has_columns(source: str) -> bool:
-    """Return True if the source has columns, unlike plain text."""
-    from bothways.data.text_io import is_stream
-
-    return not is_stream(source) and ".txt" not in Path(source).suffixes
-
-
-def say_replaced(settings: object, base: object) -> None:
-    """Print a note for each union of which settings have another member than their recipe."""
-    from bothways.core.config.reader import replaced_members
-
-    for member in replaced_members(settings, base):
-        say(error_console(), f"note: {member}")
 
 
 def say_kernels(device: str) -> None:
@@ -436,6 +429,16 @@ def keeping(out: Path, console: Console, subject: str = "Finished work") -> Iter
 
 
 @contextmanager
+def training(out: Path, resume: bool, device: str) -> Iterator[Progress]:
+    """Begin a run in a folder, and show its progress."""
+    if resume and not out.exists():
+        write_stderr(f"note: {out} has no run to resume: starting one")
+    say_kernels(device)
+    with run_progress(out, error_console()) as progress:
+        yield progress
+
+
+@contextmanager
 def run_progress(out: Path, console: Console) -> Iterator[Progress]:
     """Show the progress of runs in a folder; if interrupted outside of a step, say how to go on.
 
@@ -454,10 +457,17 @@ def run_progress(out: Path, console: Console) -> Iterator[Progress]:
             raise
 
 
-def check_begun(out: Path) -> None:
-    """Print a note if there is no run to resume: a new one starts."""
-    if not out.exists():
-        write_stderr(f"note: {out} has no run to resume: starting one")
+def ended_here(console: Console, finished: bool, saved: str = "Saved.") -> bool:
+    """Return True in the process that prints results.
+
+    Raises:
+        KeyboardInterrupt: the run was interrupted, and what is done is saved.
+    """
+    from bothways.training.parallel import is_main, plan_here
+
+    if not finished:
+        stop_saved(console, saved)
+    return is_main(plan_here())
 
 
 def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:

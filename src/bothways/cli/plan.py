@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.cli.options import ConfigFile, Device, JsonOutput, RunLength, say_replaced
+from bothways.cli.options import ConfigFile, Device, JsonOutput, RunLength
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
@@ -60,8 +60,10 @@ def plan(  # noqa: PLR0913 – one option per question
     import json as json_format
 
     from bothways.core.bar import terminal_progress
+    from bothways.core.config.reader import replaced_members
     from bothways.core.errors import ConfigError
     from bothways.core.runtime.cards import card_named
+    from bothways.core.terminal import write_stderr
     from bothways.data.corpus import Corpus
     from bothways.pretraining.config import load_config
     from bothways.pretraining.forecast import UTILISATION, Cards, Here, forecast_run
@@ -69,7 +71,7 @@ def plan(  # noqa: PLR0913 – one option per question
 
     text = None if corpus is None else Corpus.open(corpus)
     base = _base(model, text, recipe, teacher)
-    length = end.settings
+    length = [] if end.duration is None else [f"training.until={end.duration}"]
     if tokens is not None and length:
         message = f"is given as tokens={tokens:g}, and the length of the run once more"
         raise ConfigError(message, where="tokens", fix="Give one of them.")
@@ -79,7 +81,8 @@ def plan(  # noqa: PLR0913 – one option per question
         training = dataclasses.replace(base.training, until=Tokens(int(tokens)))
         base = dataclasses.replace(base, training=training)
     run = load_config(base, [*settings, *length], config)
-    say_replaced(run, base)
+    for member in replaced_members(run, base):
+        write_stderr(f"note: {member}")
     if hardware == "here":
         for name, changed in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
             if changed:
@@ -119,24 +122,12 @@ def _base(
 
 def _show(done: RunForecast) -> None:
     """Print the forecast as tables."""
-    from rich.table import Table
-
-    from bothways.core.report.terminal import titled
+    from bothways.core.report.terminal import text_table
     from bothways.core.terminal import output_console, show_lines, time_text
     from bothways.pretraining.forecast import memory_rows
     from bothways.training.preflight.memory import size_text
 
     console = output_console()
-
-    def table(title: str, rows: list[tuple[str, str]]) -> None:
-        """Print one table of names and values."""
-        grid = Table(show_header=False)
-        grid.add_column()
-        grid.add_column(justify="right")
-        for row in rows:
-            grid.add_row(*row)
-        show_lines(console, titled(title, grid))
-
     interval = done.total / max(1, done.checkpoints)
     checkpoints = (
         f"{done.checkpoints:,} of {size_text(done.checkpoint)}, one each {time_text(interval)}"
@@ -153,10 +144,10 @@ def _show(done: RunForecast) -> None:
     ]
     if done.cost is not None:
         run.append(("price", f"{done.cost:,.2f}"))
-    table(f"A run on {done.hardware}", run)
     rows = memory_rows(done)
     rows.append(("most tokens at once (microbatch_tokens)", f"{done.largest:,}"))
-    table("Memory of a rank", rows)
+    for title, table in ((f"A run on {done.hardware}", run), ("Memory of a rank", rows)):
+        show_lines(console, text_table(title, ("", ""), table))
     say = f"placement: {done.choice.placement}, because {done.choice.why}"
     console.print(say, highlight=False, soft_wrap=True)
     for sentence in done.remarks:

@@ -8,31 +8,28 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from bothways.cli.options import INPUTS
+import bothways
+from bothways.cli.options import INPUTS, documented_by
 from bothways.core.bar import error_console, terminal_progress
-from bothways.core.terminal import output_console, say, show_lines
+from bothways.core.terminal import output_console, show_lines
+from bothways.texts import read_sample, read_texts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from bothways.core.progress import Progress
-    from bothways.text.sampling import Sample
     from bothways.text.tokenizer import Tokenizer
-    from bothways.text.trainers import Kind
     from bothways.text.vocabulary_report import SplitWord, VocabularyReport
 
 Inputs = Annotated[list[str], INPUTS]
 
 _LINES = 256
-_NOTED_MARKS = 0.0075
-"""In files of English Wikipedia up to 0.004 of the letters have an accent."""
 
 
 @Parameter(name="*")
@@ -73,6 +70,7 @@ class VocabularyOptions:
     longest: int | None = None
 
 
+@documented_by(bothways.train_tokenizer)
 def train(
     inputs: Inputs,
     *,
@@ -95,54 +93,34 @@ def train(
         URLs such as s3://bucket/wiki/, or hub:owner/name.
     out
         Folder to write; it must not exist or must be empty.
-    kind
-        wordpiece as in BERT, bpe as in RoBERTa (over bytes), or unigram as in ALBERT.
-    ceiling
-        Maximum size of the training text in millions of characters; longer texts are sampled
-        evenly.
     alpha
         Read each input as a language, with a share of the training text proportional to its size
         to this power: 1 as large as they are, 0 equally (mBERT 0.7, XLM-R 0.3). Small languages are
         repeated. By default all inputs are one text.
-    seed
-        Seed of that sample.
-    column
-        Column of the text in .jsonl and .parquet.
     """
-    from bothways.text.sampling import sample, sample_languages
-    from bothways.text.trainers import ByteBPE, learn, removed_marks
+    from bothways.core.atomic_files import replace_folder
+    from bothways.core.errors import ConfigError, ResourceError
+    from bothways.data.documents import read_documents
+    from bothways.text.trainers import KINDS
 
-    trainer = _kind(kind, options)
-    console = error_console()
-    with _empty_folder(out) as folder, terminal_progress(console) as progress:
-        if alpha is None:
-            texts = sample(_read(inputs, column, progress), int(ceiling * 1e6), seed)
-        else:
-            languages = {name: _read([name], column, progress) for name in inputs}
-            texts = sample_languages(languages, alpha, int(ceiling * 1e6), seed)
-        tokenizer = learn(texts, trainer, lambda sampled: _tracked(sampled, progress))
-        tokenizer.save(folder)
-    fewer = (
-        f" (the text has no more candidates for the requested {trainer.size:,})"
-        if tokenizer.size < trainer.size
-        else ""
-    )
-    share = (
-        "all"
-        if texts.characters == texts.total
-        else f"an even sample ({texts.characters / texts.total:.1%})"
-    )
-    share = share if alpha is None else f"a sample of {len(inputs)} languages, alpha {alpha:g},"
-    text = f"trained on {share} of {texts.total / 1e6:,.1f} million characters"
-    say(console, f"{out}: {tokenizer.size:,} tokens{fewer}, {text}")
-    if not isinstance(trainer, ByteBPE) and trainer.lowercase and trainer.strip_accents is None:
-        marks, letter = removed_marks(texts.read())
-        if marks > _NOTED_MARKS:
-            say(
-                console,
-                f"note: {marks:.1%} of the letters have an accent or another mark, such as "
-                f"{letter!r}, which this vocabulary removes; --no-strip-accents keeps them",
-            )
+    fields = {field.name for field in dataclasses.fields(KINDS[kind])}
+    values = {name: value for name, value in vars(options).items() if value is not None}
+    for name in values.keys() - fields:
+        names = ", ".join("--" + other.replace("_", "-") for other in sorted(fields))
+        message, where = f"is not an option of {kind}", "--" + name.replace("_", "-")
+        raise ConfigError(message, where=where, fix=f"Its options: {names}.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        message = "exists and is not an empty folder"
+        raise ResourceError(message, where=out, fix="Choose another --out.")
+    texts: Any = read_documents(inputs, column=column)
+    if alpha is not None:
+        texts, values["alpha"] = {name: name for name in inputs}, alpha
+    with replace_folder(out) as folder, terminal_progress(error_console()) as progress:
+        bothways.train_tokenizer(
+            texts, kind=kind, ceiling=ceiling, seed=seed, column=column, out=folder,
+            progress=progress, **{"size": KINDS[kind]().size} | values,
+        )  # fmt: skip
+        progress.message(f"The tokenizer is in {out}.")
 
 
 def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = None) -> None:
@@ -199,64 +177,17 @@ def report(
     column
         Column of the text in .jsonl and .parquet.
     """
+    from bothways.data.documents import read_documents
     from bothways.text.sampling import sample
     from bothways.text.tokenizer import Tokenizer
     from bothways.text.vocabulary_report import vocabulary_report as examine
 
     model = Tokenizer.load(tokenizer)
     with terminal_progress() as progress:
-        texts = sample(_read(inputs, column, progress), int(ceiling * 1e6))
-        summary = examine(model, _tracked(texts, progress), examples=examples)
+        documents = read_documents(inputs, column=column)
+        texts = sample(read_texts(documents, progress), int(ceiling * 1e6))
+        summary = examine(model, read_sample(texts, progress), examples=examples)
     show_lines(output_console(), _table(summary, str(tokenizer)))
-
-
-def _kind(name: Literal["wordpiece", "bpe", "unigram"], options: VocabularyOptions) -> Kind:
-    from bothways.core.errors import ConfigError
-    from bothways.text.trainers import KINDS
-
-    names_of_kind = {field.name for field in dataclasses.fields(KINDS[name])}
-    values = {key: value for key, value in dataclasses.asdict(options).items() if value is not None}
-    for key in values.keys() - names_of_kind:
-        names = ", ".join("--" + other.replace("_", "-") for other in sorted(names_of_kind))
-        message = f"is not an option of {name}"
-        raise ConfigError(message, where="--" + key.replace("_", "-"), fix=f"Its options: {names}.")
-    return KINDS[name](**values)
-
-
-def _read(inputs: list[str], column: str, progress: Progress) -> Iterator[str]:
-    """Yield the texts of the documents, with progress in bytes."""
-    from bothways.data.documents import read_documents
-
-    reader = read_documents(inputs, column=column)
-    progress.stage("reading", reader.total or None)
-    for number, document in enumerate(reader):
-        if number % _LINES == 0:
-            progress.advance(reader.position)
-        yield document.text
-
-
-def _tracked(texts: Sample, progress: Progress) -> Iterator[str]:
-    """Yield the texts of a sample, with progress in characters; later work has no measure."""
-    progress.stage("counting words", texts.characters)
-    done = 0
-    for block in texts.blocks:
-        yield from block
-        done += sum(map(len, block))
-        progress.advance(done)
-    progress.stage("merging pieces")
-
-
-@contextmanager
-def _empty_folder(out: Path) -> Iterator[Path]:
-    """Write a folder that does not exist or is empty."""
-    from bothways.core.atomic_files import replace_folder
-    from bothways.core.errors import ResourceError
-
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        message = "exists and is not an empty folder"
-        raise ResourceError(message, where=out, fix="Choose another --out.")
-    with replace_folder(out) as folder:
-        yield folder
 
 
 def _lines(inputs: list[str], progress: Progress) -> Iterator[str]:

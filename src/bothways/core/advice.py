@@ -38,7 +38,7 @@ _interface: Interface = "python"
 def argument(**values: str | float | bool) -> str:
     """Return parameters with their values, as part of a message that `render` spells.
 
-    Values in capitals, such as NAME, are placeholders. True is a flag.
+    Values in capitals, such as NAME, are placeholders. True and False are flags.
     """
     return _marked(None, (), values)
 
@@ -81,7 +81,8 @@ def _options(values: Mapping[str, Any]) -> str:
     words = []
     for name, value in values.items():
         option = "--" + name.replace("_", "-")
-        words.append(option if value is True else f"{option} {value}")
+        flag = {True: option, False: f"--no-{option[2:]}"}
+        words.append(flag[value] if isinstance(value, bool) else f"{option} {value}")
     return " ".join(words)
 
 

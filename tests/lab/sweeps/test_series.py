@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bothways.cli.finetune import print_series
 from bothways.cli.main import app
+from bothways.cli.training import print_series
 from bothways.core import errors
 from bothways.core.bar import error_console
 from bothways.finetuning import run as job

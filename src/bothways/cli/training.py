@@ -1,0 +1,456 @@
+"""`bothways pretrain | adapt | finetune | distil | sweep`: commands that train a model."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import bothways
+from bothways.cli import options
+from bothways.core.bar import error_console
+from bothways.core.errors import ConfigError
+from bothways.core.terminal import output_console, quantity, say, show_lines
+from bothways.training.shorthands import DistilRecipe, PretrainRecipe
+from bothways.training_runs import finetune_settings
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from bothways.finetuning.result import FinetuneResult
+    from bothways.lab.sweeps.folds import CrossValidation
+    from bothways.lab.sweeps.runs import Series
+    from bothways.pretraining.adapt import Adaptation
+    from bothways.pretraining.run import PretrainResult
+
+
+@options.documented_by(bothways.pretrain)
+def pretrain(  # noqa: PLR0913 – one option per question a run answers
+    corpus: str,
+    *more: str,
+    out: options.RunFolder,
+    model: str | None = None,
+    recipe: PretrainRecipe | None = None,
+    start: str | None = None,
+    end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
+    config: options.ConfigFile = None,
+    resume: options.Resume = False,
+    device: options.Device = "auto",
+) -> None:
+    """Pre-train an encoder on a corpus with masked LM and next sentence prediction, or on full
+    sentences as RoBERTa.
+
+    Several GPUs or machines: torchrun --nproc-per-node=N -m bothways pretrain …
+
+    Parameters
+    ----------
+    corpus
+        A folder made by `bothways corpus build`, here or at a URL such as s3://bucket/corpus. What
+        is read of it there is kept in a folder of bounded size (BOTHWAYS_CACHE,
+        BOTHWAYS_CACHE_GB); shuffle=windows is for a corpus that is larger.
+    more
+        Further corpora, built with the same tokenizer, and settings by dotted path, such as
+        objective.masking.rate=0.2, or by a common name, such as lr=5e-4. Several corpora are mixed
+        by mixture.alpha (0.7; 1 reads them by size, 0 equally), or by weights:
+        mixture.kind=by_weight mixture.weights.NAME=0.9, with the names of their folders.
+    """
+    corpora, words = options.split_inputs(more)
+    settings = options.settings_for(bothways.pretrain, words, until=end.duration)
+    with options.training(out, resume, device) as progress:
+        done = bothways.pretrain(
+            [corpus, *corpora] if corpora else corpus,
+            model,
+            start=start,
+            recipe=recipe,
+            config=config,
+            out=out,
+            resume=resume,
+            device=device,
+            progress=progress,
+            **settings,
+        )
+    conclude_pretraining(done, error_console())
+
+
+def conclude_pretraining(done: PretrainResult, console: Console) -> None:
+    """Print the metrics of a finished run; raises KeyboardInterrupt if the run was interrupted."""
+    from bothways.core.report.terminal import metric_table
+    from bothways.hub.hf_config import format_note
+
+    steps, tokens = done.progress.steps, done.progress.tokens
+    if not options.ended_here(console, done.folder is not None, f"Saved after step {steps:,}."):
+        return
+    assert done.folder is not None
+    title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"
+    show_lines(output_console(), metric_table(title, {"": done.metrics}, "", _metric_text))
+    say(console, f"The model is in {done.folder}. {format_note(done.folder)}".strip())
+    if (page := done.folder.parent / "report.html").exists():
+        say(console, f"Curves, metrics and settings: {page}")
+
+
+def _metric_text(name: str, value: float) -> str:
+    return f"{value:.1%}" if "accuracy" in name else f"{value:,.3f}"
+
+
+@options.documented_by(bothways.adapt)
+def adapt(
+    model: options.StartModel,
+    /,
+    *texts: Annotated[str, options.INPUTS],
+    out: Path,
+    replay: list[str] | None = None,
+    replay_share: float = 0.1,
+    end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
+    length: int = 128,
+    resume: options.Resume = False,
+    device: options.Device = "auto",
+) -> None:
+    """Adapt a model to a domain: continue its pre-training on text, measured before and after.
+
+    Without --epochs or --until it reads the text once, with at least 1,000 updates.
+
+    Parameters
+    ----------
+    texts
+        Text of the domain: files (.txt, .jsonl, .parquet, also compressed), folders or globs; or
+        the folder of a corpus. Then settings of pretrain by dotted path or common name, such as
+        lr=1e-5.
+    """
+    files, words = options.split_inputs(texts)
+    if not files:
+        fix = "Name files, folders or a corpus: bothways adapt MODEL TEXTS --out FOLDER"
+        raise ConfigError("names no text of the domain", where="texts", fix=fix)
+    settings = options.settings_for(bothways.adapt, words, until=end.duration)
+    console = error_console()
+    try:
+        with options.training(out, resume, device) as progress:
+            done = bothways.adapt(
+                model, files, out, replay=replay or (), replay_share=replay_share, length=length,
+                resume=resume, device=device, progress=progress, **settings,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        options.stop_saved(console, "What is finished is kept.")
+    saved = f"Saved after step {done.run.progress.steps:,}."
+    if not options.ended_here(console, done.folder is not None, saved):
+        return
+    _show_adaptation(done)
+    say(console, f"The model is in {done.folder}. The report: {out / 'report.html'}")
+
+
+def _show_adaptation(done: Adaptation) -> None:
+    """Print the perplexities before and after, and the fit of the vocabulary."""
+    from bothways.core.report.terminal import text_table
+    from bothways.pretraining.adapt_page import comparison_rows, head_note, vocabulary_rows
+
+    scores = [
+        (str(name), str(metric), f"{before:,.4g}", f"{after:,.4g}")
+        for name, metric, before, after in comparison_rows(done.before, done.after)
+    ]
+    title = "Held-out text, the same masks before and after"
+    general = ["general"] if done.vocabulary.general else []
+    console = output_console()
+    show_lines(
+        console,
+        text_table(title, ("text", "metric", "before", "after"), scores),
+        text_table("", ("vocabulary", "domain", *general), vocabulary_rows(done.vocabulary)),
+    )
+    say(console, f"Are new words worth adding? {done.vocabulary.answer}")
+    if done.new_head:
+        say(console, head_note(done.before))
+
+
+@options.documented_by(bothways.distil)
+def distil(  # noqa: PLR0913 – one option per question a run answers
+    teacher: str,
+    data: str,
+    *overrides: str,
+    student: str | None = None,
+    dev: options.DevData = None,
+    recipe: DistilRecipe | None = None,
+    out: options.RunFolder = Path("distilled"),
+    end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
+    config: options.ConfigFile = None,
+    resume: options.Resume = False,
+    device: options.Device = "auto",
+) -> None:
+    """Train a smaller model on what a teacher computes.
+
+    With a corpus, the student is pre-trained: it learns from the teacher's predictions, vectors or
+    relations between tokens. With labelled data, it is fine-tuned for the teacher's task, on the
+    labels and the teacher's outputs. Both have the vocabulary of the teacher.
+
+    Parameters
+    ----------
+    overrides
+        Settings by dotted path, such as encoder.depth=4 objective.losses.0.temperature=3, or with
+        labelled data teacher.weight=0.7.
+    """
+    from bothways.finetuning.result import FinetuneResult
+
+    settings = options.settings_for(bothways.distil, overrides, until=end.duration)
+    with options.training(out, resume, device) as progress:
+        done = bothways.distil(
+            teacher,
+            data,
+            student,
+            dev,
+            recipe=recipe,
+            config=config,
+            out=out,
+            resume=resume,
+            device=device,
+            progress=progress,
+            **settings,
+        )
+    if isinstance(done, FinetuneResult):
+        conclude_finetuning(done, out, error_console())
+    else:
+        conclude_pretraining(done, error_console())
+
+
+@options.documented_by(bothways.finetune)
+def finetune(  # noqa: PLR0913 – one option per question a run answers
+    model: options.StartModel,
+    train: str,
+    *overrides: str,
+    task: options.TrainedTask = "classify",
+    dev: options.DevData = None,
+    lr: float | None = None,
+    end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
+    batch_size: int | None = None,
+    max_length: int | None = None,
+    text: options.NewTextColumn = None,
+    text_b: options.SecondColumn = None,
+    label: options.LabelColumn = None,
+    group: options.GroupColumn = None,
+    out: options.RunFolder = Path("finetuned"),
+    recipe: options.FineRecipe = "modern",
+    config: options.ConfigFile = None,
+    seeds: str | None = None,
+    folds: int | None = None,
+    teacher: str | None = None,
+    adapter_only: bool = False,
+    resume: bool = False,
+    device: options.Device = "auto",
+) -> None:
+    """Fine-tune a model on labelled data for a task.
+
+    Columns, labels, lengths, vocabulary, memory and disk are checked before training starts. The
+    checkpoint with the best dev metric is saved as a Hugging Face folder.
+
+    Parameters
+    ----------
+    train
+        Labelled data: .csv, .tsv, .jsonl, .parquet (the first three also .gz, .xz, .zst, .bz2), or
+        hub:owner/name:configuration:split.
+    overrides
+        Settings by dotted path or common name, such as metric=mcc warmup=0.06
+        stability.layer_decay=0.9.
+    lr
+        The peak learning rate; default: the recipe's, which is by the width of the model for
+        modern (5e-5 for BERT-base).
+    batch_size
+        Examples per update; default: the recipe's, 32 for modern.
+    max_length
+        The longest sequence in tokens, special tokens included; longer texts are cut. Default: the
+        task's, or what holds 95 % of the training texts whole, if that is more.
+    seeds
+        Run several seeds: a count (5), a list (3,14,15), or heads × data orders (5x3). Each run
+        has a folder seed-N; model/ is the best run's.
+    teacher
+        A fine-tuned model whose outputs are learned in addition to the labels; teacher.weight=0.5
+        and teacher.temperature=2 are its settings.
+    adapter_only
+        Train low-rank changes (lora.rank=8), and save them with the heads alone as an adapter of
+        PEFT.
+    resume
+        Continue from the newest checkpoint in the folder; skip finished runs of several.
+    """
+    from bothways.lab.sweeps.folds import CrossValidation
+    from bothways.lab.sweeps.runs import SweepFolder
+    from bothways.lab.sweeps.seeds import finetune_seeds, parse_seeds
+
+    if seeds is not None and folds is not None:
+        message = "and --folds are both given"
+        raise ConfigError(message, where="--seeds", fix="Leave out one of the two.")
+    settings = task_settings(
+        overrides, {"text": text, "text_b": text_b, "label": label},
+        lr=lr, batch_size=batch_size, max_length=max_length, group=group,
+        until=end.duration, adapter_only=adapter_only or None,
+        teacher=None if teacher is None else {"folder": teacher},
+    )  # fmt: skip
+    if seeds is not None:
+        base, notes = finetune_settings(
+            model, train, dev, task, settings, recipe=recipe, config=config
+        )
+        seed_list = parse_seeds(seeds, base.seed)
+        with options.training(out, resume, device) as progress:
+            for note in notes:
+                progress.message(note)
+            series = finetune_seeds(base, seed_list, SweepFolder(out, resume, device, progress))
+        print_series(series, out, error_console())
+        return
+    with options.training(out, resume, device) as progress:
+        done = bothways.finetune(
+            model,
+            train,
+            dev,
+            task,
+            folds=folds,
+            recipe=recipe,
+            config=config,
+            out=out,
+            resume=resume,
+            device=device,
+            progress=progress,
+            **settings,
+        )
+    if isinstance(done, CrossValidation):
+        print_folds(done, out, error_console())
+    else:
+        conclude_finetuning(done, out, error_console())
+
+
+def task_settings(
+    words: Iterable[str], columns: dict[str, str | None], **arguments: object
+) -> dict[str, Any]:
+    """Return the settings of a fine-tuning, as `settings_for`, with the columns that are named."""
+    names = {name: column for name, column in columns.items() if column is not None}
+    return options.settings_for(bothways.finetune, words, columns=names or None, **arguments)
+
+
+def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> None:
+    """Print the result of a single run; see `print_series`."""
+    from bothways.hub.hf_config import format_note
+
+    if not options.ended_here(console, done.finished, f"Saved after step {done.progress.steps:,}."):
+        return
+    if done.failure is not None:
+        say(console, f"warning: {done.failure}")
+    if done.metrics:
+        show_lines(output_console(), _dev_table(done))
+        say(console, f"Error analysis: {out / 'report.html'}")
+    sentences = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
+    say(console, " ".join(sentence for sentence in sentences if sentence))
+
+
+def _dev_table(done: FinetuneResult) -> RenderableType:
+    """Return the metrics next to the majority baseline's, where that has them."""
+    columns = {"model": done.metrics}
+    if done.baseline.keys() & done.metrics.keys():
+        baseline = {name: done.baseline.get(name, math.nan) for name in done.metrics}
+        columns["majority baseline"] = baseline
+    from bothways.core.report.terminal import metric_table
+
+    return metric_table(
+        "Best checkpoint on the dev data",
+        columns,
+        shown=lambda name, value: "–" if math.isnan(value) else f"{value:.4f}",
+    )
+
+
+def _try(out: Path) -> str:
+    folder = shlex.quote(str(out))
+    return f"Try it: bothways predict {folder} FILE, or in a browser: bothways play {folder}"
+
+
+def print_series(series: Series, out: Path, console: Console) -> None:
+    """Print the results of a series; raise KeyboardInterrupt if the last run was interrupted."""
+    if not options.ended_here(console, series.finished):
+        return
+    show_lines(output_console(), _series_table(series))
+    if series.best is not None:
+        name, model = series.best.name, out / "model"
+        success = f"The best model, of {name}, is in {model}. {_try(out)}"
+        failed = f"warning: every run has probably failed. The model of {name} is in {model}."
+        say(console, failed if series.all_failed else success)
+
+
+def print_folds(scores: CrossValidation, out: Path, console: Console) -> None:
+    """Print mean and deviation of each metric; raise KeyboardInterrupt if a run was interrupted."""
+    from bothways.core.report.terminal import metric_table
+    from bothways.lab.sweeps.folds import PREDICTIONS
+
+    if not options.ended_here(console, scores.series.finished):
+        return
+    columns = {"mean": scores.metrics, "deviation": scores.deviations}
+    title = (
+        f"{quantity(len(scores.series.scored), 'fold(s)')}, each scored by the model of the others"
+    )
+    show_lines(output_console(), metric_table(title, columns))
+    say(console, f"A prediction for each row is in {out / PREDICTIONS}.")
+
+
+def _series_table(series: Series) -> RenderableType:
+    from bothways.core.report.terminal import text_table
+    from bothways.lab.sweeps.seeds import seed_spread
+
+    summary = seed_spread(series)
+    metric = summary.metric if summary else "metric"
+    rows = [
+        [
+            run.name + (" (best)" if run is series.best else ""),
+            f"{run.metrics[metric]:.4f}" if run.metrics else "–",
+            "; ".join(run.failed),
+        ]
+        for run in series.runs
+    ]
+    if summary:
+        for name in ("mean", "median", "best", "deviation"):
+            value = getattr(summary, name)
+            rows.append([name, "–" if value is None else f"{value:.4f}", ""])
+        rows.append(["failed runs", f"{summary.failed} of {len(series.runs)}", ""])
+    title = f"{quantity(len(series.runs), 'run(s)')}, scored on the dev data"
+    return text_table(title, ("run", metric, "failed"), rows)
+
+
+def sweep(  # noqa: PLR0913 – one option per question
+    model: options.StartModel,
+    train: str,
+    *overrides: str,
+    dev: str,
+    task: options.TrainedTask = "classify",
+    text: options.NewTextColumn = None,
+    text_b: options.SecondColumn = None,
+    label: options.LabelColumn = None,
+    group: options.GroupColumn = None,
+    grid: str = "paper",
+    out: Path = Path("sweep"),
+    recipe: options.FineRecipe = "modern",
+    config: options.ConfigFile = None,
+    resume: bool = False,
+    device: options.Device = "auto",
+) -> None:
+    """Fine-tune with every combination of some settings and keep the best model on dev data.
+
+    Each combination is a run in its own folder.
+
+    Parameters
+    ----------
+    train
+        Labelled data, as for finetune.
+    overrides
+        Settings that all runs share, by dotted path.
+    dev
+        Labelled data for comparing the runs, or its share of TRAIN, such as 20%.
+    grid
+        paper (appendix A.3: batch, rate, epochs; 18 runs), glue (section 4.1: four rates), or
+        "key=value,value key=value".
+    out
+        Folder for all runs; model/ is the best model, sweep.json has all results.
+    resume
+        Skip finished runs and continue the interrupted one.
+    """
+    from bothways.lab.sweeps.grid import parse_grid, sweep_grid
+    from bothways.lab.sweeps.runs import SweepFolder
+
+    columns = {"text": text, "text_b": text_b, "label": label}
+    settings = task_settings(overrides, columns, group=group)
+    base, notes = finetune_settings(model, train, dev, task, settings, recipe=recipe, config=config)
+    with options.training(out, resume, device) as progress:
+        for note in notes:
+            progress.message(note)
+        series = sweep_grid(base, parse_grid(grid), SweepFolder(out, resume, device, progress))
+    print_series(series, out, error_console())
