@@ -24,7 +24,7 @@ from bothways.core.errors import ConfigError, FolderError, optional
 from bothways.prediction.predictor import Predictor
 from bothways.serving import openai, openapi, play, tei
 from bothways.serving.batcher import Batcher, Ticket, internal, late, settle
-from bothways.serving.errors import FAILURES, RequestError, over_limit
+from bothways.serving.errors import FAILURES, RequestError
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
 from bothways.serving.metrics import Metrics
 from bothways.serving.models import Models, ServedModel, chunks
@@ -423,12 +423,8 @@ class App:
         for start, stop in chunks(model, examples):
             encoded += await work(model.encode, examples[start:stop])
             tokens = sum(len(sequence) for item in encoded for sequence in item.sequences)
-            if tokens > self.limits.request_tokens:
-                subject = "tokens" + (
-                    "" if stop == len(examples) else f" of the first {stop:,} inputs"
-                )
-                limit = (subject, tokens, "request_tokens", self.limits.request_tokens)
-                raise over_limit("too_many_tokens", *limit)
+            which = "" if stop == len(examples) else f" of the first {stop:,} inputs"
+            self.limits.check("request_tokens", f"tokens{which}", tokens)
         if not query.truncate and any(item.cut for item in encoded):
             length = model.task_model.length
             message = (

@@ -27,7 +27,7 @@ from bothways.prediction.engine import (
     predict_encoded,
     predict_sequences,
 )
-from bothways.serving.errors import RequestError, over_limit, retry_after
+from bothways.serving.errors import RequestError, retry_after
 from bothways.serving.limits import Limits
 from bothways.serving.metrics import Metrics
 from bothways.serving.models import ServedModel
@@ -221,9 +221,7 @@ class Batcher:
         Raises:
             RequestError: it has too many tokens, or there is no room for it.
         """
-        limit = self.limits.request_tokens
-        if ticket.tokens > limit:
-            raise over_limit("too_many_tokens", "tokens", ticket.tokens, "request_tokens", limit)
+        self.limits.check("request_tokens", "tokens", ticket.tokens)
         if (fault := self.fault(math.inf)) is not None:
             raise RequestError("internal", fault)
         if not ticket.units:

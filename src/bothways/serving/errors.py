@@ -79,10 +79,11 @@ class RequestError(Exception):
         return {"error": error, "error_type": self.code}
 
 
-def over_limit(code: str, subject: str, value: int, name: str, limit: int) -> RequestError:
-    """Return the error for a request beyond a limit, with the name of the limit."""
-    message = f"{subject}: {value:,} is above the limit of {limit:,} ({name})"
-    return RequestError(code, message, param=name)
+def check_limit(code: str, subject: str, value: int, name: str, limit: int) -> None:
+    """Refuse a request beyond a limit, with the name of the limit."""
+    if value > limit:
+        message = f"{subject}: {value:,} is above the limit of {limit:,} ({name})"
+        raise RequestError(code, message, param=name)
 
 
 def nothing_given() -> RequestError:

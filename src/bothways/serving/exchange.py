@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 
 import orjson
 
-from bothways.serving.errors import RequestError, over_limit
+from bothways.serving.errors import RequestError
 from bothways.serving.limits import Limits
 from bothways.serving.requests import UrlValue
 
@@ -79,13 +79,12 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limits: Limits
         ClientLeft: the client closed the connection.
     """
     _check_media_type(headers)
-    limit, size = limits.body_bytes, stated_size(headers)
-    if size is not None and size > limit:
-        if "expect" not in headers:  # else the client sends it once this server reads it
-            await _discard(receive)
-        raise over_limit("body_too_large", "bytes", size, "body_bytes", limit)
+    size = stated_size(headers) or 0
+    if size > limits.body_bytes and "expect" not in headers:  # else the client waits for a sign
+        await _discard(receive)
+    limits.check("body_bytes", "bytes", size)
     try:
-        return await asyncio.wait_for(_read(receive, limit), limits.body_seconds)
+        return await asyncio.wait_for(_read(receive, limits), limits.body_seconds)
     except asyncio.TimeoutError:
         message = f"the body took more than {limits.body_seconds:g} s (body_seconds)"
         raise RequestError("request_timeout", message) from None
@@ -137,7 +136,7 @@ def _check_media_type(headers: Mapping[str, str]) -> None:
         raise RequestError("unsupported_media_type", message)
 
 
-async def _read(receive: Receive, limit: int) -> bytes:
+async def _read(receive: Receive, limits: Limits) -> bytes:
     """Return a whole body."""
     chunks, size = [], 0
     while True:
@@ -146,10 +145,9 @@ async def _read(receive: Receive, limit: int) -> bytes:
             raise ClientLeft
         chunk = message.get("body", b"")
         size += len(chunk)
-        if size > limit:
-            if message.get("more_body", False):
-                await _discard(receive)
-            raise over_limit("body_too_large", "bytes", size, "body_bytes", limit)
+        if size > limits.body_bytes and message.get("more_body", False):
+            await _discard(receive)
+        limits.check("body_bytes", "bytes", size)
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)

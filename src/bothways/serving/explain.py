@@ -30,7 +30,7 @@ from bothways.prediction.explanation import (
     words_of,
 )
 from bothways.serving.batcher import ModelJob
-from bothways.serving.errors import RequestError, over_limit
+from bothways.serving.errors import RequestError, check_limit
 from bothways.serving.models import Models, ServedModel, request_errors
 from bothways.serving.requests import Count, Input, RequestBody, Text, Whole
 from bothways.serving.shapes import Answer, Query
@@ -133,9 +133,8 @@ def explain(models: Models, request: ExplainRequest) -> Query:
         message = f"layer must be at most {depth}, not {layer}"
         raise RequestError("invalid", message, param="layer")
     value = request.inputs
-    if (characters := len(str(value))) > MOST_CHARACTERS:
-        limit = ("characters to explain", characters, "explained_characters", MOST_CHARACTERS)
-        raise over_limit("text_too_long", *limit)
+    limit = ("explained_characters", MOST_CHARACTERS)
+    check_limit("text_too_long", "characters to explain", len(str(value)), *limit)
     match request.method:
         case "leave_one_out":
             return _leave_one_out(model, value, target)
@@ -150,9 +149,8 @@ def _leave_one_out(model: ServedModel, item: Any, target: ExplainedOutput) -> Qu
     with request_errors():
         example = model.example(item)
         words = words_of(task_model.tokenizer, example)
-        if len(words) > MOST_WORDS:
-            limit = ("words to leave out", len(words), "explained_words", MOST_WORDS)
-            raise over_limit("too_many_texts", *limit)
+        limit = ("explained_words", MOST_WORDS)
+        check_limit("too_many_texts", "words to leave out", len(words), *limit)
         shorter = [without(example, words, n) for n in range(len(words))]
 
     def write(answer: Answer) -> WordEffects:
@@ -219,9 +217,8 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
         if sequence is None or sequence.parts:
             message = f"attentions are not shown for the task {model.kind!r}"
             raise RequestError("invalid", message, param="method")
-        if len(sequence) > MOST_ATTENTION_TOKENS:
-            limit = ("tokens", len(sequence), "attention_tokens", MOST_ATTENTION_TOKENS)
-            raise over_limit("too_many_tokens", *limit)
+        limit = ("attention_tokens", MOST_ATTENTION_TOKENS)
+        check_limit("too_many_tokens", "tokens", len(sequence), *limit)
         with request_errors():
             task_model = model.predictor.unprepared()
         return [ModelJob(len(sequence), functools.partial(attentions, task_model, sequence))]

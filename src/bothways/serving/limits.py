@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from bothways.core.errors import ConfigError
+from bothways.serving.errors import check_limit
 
 
 @dataclass(frozen=True)
@@ -53,5 +54,14 @@ class Limits:
             fix = "Set limits.queue_tokens to at least as many."
             raise ConfigError(message, where="limits.request_tokens", fix=fix)
 
+    def check(self, name: str, subject: str, value: int) -> None:
+        """Refuse a request in which there is more of a subject than the limit of this name."""
+        check_limit(_CODES[name], subject, value, name, getattr(self, name))
+
+
+_CODES = {
+    "body_bytes": "body_too_large", "texts": "too_many_texts", "text_characters": "text_too_long",
+    "request_characters": "text_too_long", "request_tokens": "too_many_tokens",
+}  # fmt: skip
 
 DEFAULT_LIMITS = Limits()

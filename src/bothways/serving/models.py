@@ -10,7 +10,7 @@ from typing import Any
 
 from bothways.core.errors import BothwaysError
 from bothways.prediction.predictor import Predictor, read_input
-from bothways.serving.errors import RequestError, nothing_given, over_limit
+from bothways.serving.errors import RequestError, nothing_given
 from bothways.serving.limits import Limits
 from bothways.tasks.base import EncodedExample, Task, TaskModel, did_you_mean
 
@@ -86,24 +86,20 @@ class ServedModel:
         """
         if not inputs:
             raise nothing_given()
-        if len(inputs) > limits.texts:
-            raise over_limit("too_many_texts", "inputs", len(inputs), "texts", limits.texts)
-        for item in inputs:
-            _check_row(item, limits)
+        limits.check("texts", "inputs", len(inputs))
+        for item in (item for item in inputs if isinstance(item, dict)):
+            for name, value in item.items():  # words, endings
+                length = len(value) if isinstance(value, list) else 0
+                limits.check("text_characters", f"items of {name[:100]}", length)
         examples = [self.example(item, n) for n, item in enumerate(inputs, 1)]
         texts = characters = 0
         for example in examples:
             lengths = [*map(len, self.task_model.task.texts(example))]
-            if sum(lengths) > limits.text_characters:
-                limit = ("characters of a text", sum(lengths), "text_characters")
-                raise over_limit("text_too_long", *limit, limits.text_characters)
+            limits.check("text_characters", "characters of a text", sum(lengths))
             texts += max(1, len(lengths) - 1)  # a query with its documents counts as these
             characters += sum(lengths)
-        if texts > limits.texts:
-            raise over_limit("too_many_texts", "texts", texts, "texts", limits.texts)
-        if characters > limits.request_characters:
-            limit = ("characters of all pairs", characters, "request_characters")
-            raise over_limit("text_too_long", *limit, limits.request_characters)
+        limits.check("texts", "texts", texts)
+        limits.check("request_characters", "characters of all pairs", characters)
         return examples
 
     def example(self, value: Any, number: int = 1) -> Any:
@@ -131,16 +127,6 @@ class ServedModel:
         """
         with request_errors():
             return self.task_model.encode(examples)
-
-
-def _check_row(item: Any, limits: Limits) -> None:
-    """Refuse lists in an object with columns that are longer than a text: words, endings."""
-    if not isinstance(item, dict):
-        return
-    for name, value in item.items():
-        if isinstance(value, list) and len(value) > limits.text_characters:
-            limit = (f"items of {name[:100]}", len(value), "text_characters")
-            raise over_limit("text_too_long", *limit, limits.text_characters)
 
 
 class _RequestRow(Mapping[str, Any]):

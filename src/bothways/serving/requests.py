@@ -33,7 +33,7 @@ from pydantic import (
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema
 
-from bothways.serving.errors import RequestError, over_limit
+from bothways.serving.errors import RequestError
 from bothways.serving.limits import Limits
 from bothways.tasks.base import did_you_mean
 
@@ -68,13 +68,9 @@ def bounded(value: Any, info: ValidationInfo) -> Any:
     limits = info.context
     if isinstance(limits, Limits) and isinstance(value, list):
         if value and isinstance(value[0], int):  # token ids of one text
-            if len(value) > limits.text_characters:
-                limit = limits.text_characters
-                raise over_limit("text_too_long", "token ids", len(value), "text_characters", limit)
-        elif len(value) > limits.texts:
-            raise over_limit(
-                "too_many_texts", info.field_name or "", len(value), "texts", limits.texts
-            )
+            limits.check("text_characters", "token ids", len(value))
+        else:
+            limits.check("texts", info.field_name or "", len(value))
     return value
 
 

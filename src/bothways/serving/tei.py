@@ -16,7 +16,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from bothways import __version__
 from bothways.serving import requests, shapes
-from bothways.serving.errors import RequestError, nothing_given, over_limit
+from bothways.serving.errors import RequestError, nothing_given
 from bothways.serving.limits import Limits
 from bothways.serving.models import Models, ServedModel
 from bothways.tasks.catalogue import ALL_TASKS
@@ -176,9 +176,8 @@ class TokenizeRequest(requests.RequestBody):
     def _bound_characters(cls, inputs: Any, info: ValidationInfo) -> Any:
         """Refuse more characters than the longest text may have."""
         characters, limits = sum(map(len, shapes.as_list(inputs))), info.context
-        if isinstance(limits, Limits) and characters > limits.text_characters:
-            limit = ("characters", characters, "text_characters", limits.text_characters)
-            raise over_limit("text_too_long", *limit)
+        if isinstance(limits, Limits):
+            limits.check("text_characters", "characters", characters)
         return inputs
 
 
