@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from bothways.cli import features, training
+from bothways.cli import lab, training
 from bothways.cli.main import app
 from bothways.core.report.sections import TableSection
 from bothways.core.report.terminal import metric_table, render_report
@@ -60,7 +60,7 @@ def test_a_table_of_metrics_of_several_models() -> None:
 def test_types_of_entities_may_have_brackets() -> None:
     done: Any = SimpleNamespace(layers="weighted_all", metrics=METRICS, shares=(0.75, 0.25))
     rows = [["share of layer 1 of 2", "0.7500"], ["share of layer 2 of 2", "0.2500"]]
-    assert shown(features._table(done))[1:] == [["f1", "0.2500"], ["f1/[/x]", "1.0000"], *rows]
+    assert shown(lab._feature_table(done))[1:] == [["f1", "0.2500"], ["f1/[/x]", "1.0000"], *rows]
     series = Series((SweepOutcome("lr[/x]", METRICS, (), "f1/[/x]", "highest"),))
     assert shown(training._series_table(series))[:2] == [
         ["run", "f1/[/x]", "failed"],

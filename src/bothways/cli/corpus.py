@@ -122,7 +122,7 @@ def build(
         raise DataError("no input was given", fix="Name files, folders, globs or Hub data sets.")
     console = error_console()
     complete = (out / MANIFEST).exists()
-    with options.keeping(out, console), terminal_progress(console) as progress:
+    with options.resumable(out) as progress:
         result = bothways.build_corpus(
             files, tokenizer, out,
             column=column, boundary=boundary, language=language, words=words,

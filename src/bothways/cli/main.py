@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
+import itertools
 import os
 import signal
 import stat
@@ -60,64 +61,40 @@ app.command(tokenizer)
 app.command(corpus)
 app.command(reproduce)
 
-# name: function in bothways.cli, whose docstring is the help
+# The commands by their module in bothways.cli; the docstring of the function is the help.
 _COMMANDS = {
-    "quickstart": "quickstart:quickstart",
-    "pretrain": "training:pretrain",
-    "adapt": "training:adapt",
-    "finetune": "training:finetune",
-    "distil": "training:distil",
-    "evaluate": "evaluate:evaluate",
-    "predict": "predict:predict",
-    "features": "features:features",
-    "embed": "embed:embed",
-    "serve": "serve:serve",
-    "play": "serve:play",
-    "sweep": "training:sweep",
-    "compare": "compare:compare",
-    "compare-runs": "compare:compare_runs",
-    "inspect-step": "inspect_step:inspect_step",
-    "convert": "convert:convert",
-    "export": "export:export",
-    "describe": "describe:describe",
-    "plan": "plan:plan",
-    "bench": "bench:bench",
-}
-_TOKENIZER = {
-    "train": "tokenizer:train",
-    "encode": "tokenizer:encode",
-    "report": "tokenizer:report",
-}
-_CORPUS = {
-    "build": "corpus:build",
-    "inspect": "corpus:inspect",
-}
-_REPRODUCE = {
-    "glue": "reproduce:glue",
-    "squad": "reproduce:squad",
-    "swag": "reproduce:swag",
-    "ner": "reproduce:ner",
-    "pretraining": "reproduce:pretraining",
+    "compare": ("compare", "compare-runs"),
+    "convert": ("convert",),
+    "describe": ("describe",),
+    "embed": ("embed",),
+    "evaluate": ("evaluate",),
+    "export": ("export",),
+    "inspect_step": ("inspect-step",),
+    "lab": ("quickstart", "features", "bench"),
+    "plan": ("plan",),
+    "predict": ("predict",),
+    "serve": ("serve", "play"),
+    "training": ("pretrain", "adapt", "finetune", "distil", "sweep"),
 }
 _GROUPS = (
-    (app, _COMMANDS), (tokenizer, _TOKENIZER), (corpus, _CORPUS), (reproduce, _REPRODUCE),
-)  # fmt: skip
-for _group, _verbs in _GROUPS:
-    for _name, _home in _verbs.items():
-        _group.command(f"bothways.cli.{_home}", name=_name)
+    (app, _COMMANDS),
+    (tokenizer, {"tokenizer": ("train", "encode", "report")}),
+    (corpus, {"corpus": ("build", "inspect")}),
+    (reproduce, {"lab": ("glue", "squad", "swag", "ner", "pretraining")}),
+)
+for _group, _modules in _GROUPS:
+    for _module, _names in _modules.items():
+        for _name in _names:
+            _group.command(f"bothways.cli.{_module}:{_name.replace('-', '_')}", name=_name)
 app.register_install_completion_command()
-
-
-_LISTS: tuple[list[str], ...] = ([], ["tokenizer"], ["corpus"], ["reproduce"])
-"""Words after which the commands are listed."""
 
 
 def import_for_help(words: list[str]) -> None:
     """Import all commands if these words ask for help, which lists the first line of each."""
-    if {"--help", "-h"} & {*words} or words in _LISTS:
-        for group, verbs in _GROUPS:
-            for verb in verbs:
-                _ = group[verb]
+    if {"--help", "-h"} & {*words} or words in ([], ["tokenizer"], ["corpus"], ["reproduce"]):
+        for group, modules in _GROUPS:
+            for name in itertools.chain(*modules.values()):
+                _ = group[name]
 
 
 def _expand_home(word: str) -> str:

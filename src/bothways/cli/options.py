@@ -342,14 +342,13 @@ def predict_parts(out: Path, options: PartOptions, **settings: Any) -> None:
     if options.ray is not None:
         workers = RayWorkers(options.ray, options.processes, options.threads or 1)
     say_kernels(request.device)
-    console = error_console()
     folder = parts_folder(out) if is_file(out) else out
-    with keeping(folder, console, "What is finished"), terminal_progress(console) as progress:
+    with resumable(folder, "What is finished") as progress:
         done = predict_files(request, out, workers, progress)
     were = "was" if done.again == 1 else "were"
     earlier = f", {done.again:,} of which {were} finished before" if done.again else ""
     count = "" if is_file(out) else f", in {quantity(done.parts, 'part(s)')}"
-    say(console, f"{quantity(done.rows, 'row(s)')} in {out}{count}{earlier}")
+    say(error_console(), f"{quantity(done.rows, 'row(s)')} in {out}{count}{earlier}")
     for warning in done.warnings:
         print(warning, file=sys.stderr)
     if done.rejected:
@@ -426,6 +425,14 @@ def keeping(out: Path, console: Console, subject: str = "Finished work") -> Iter
         finally:
             signal.signal(signal.SIGINT, handler)
         raise
+
+
+@contextmanager
+def resumable(out: Path, subject: str = "Finished work") -> Iterator[Progress]:
+    """Show the progress of work that the same command continues after Ctrl-C; see `keeping`."""
+    console = error_console()
+    with keeping(out, console, subject), terminal_progress(console) as progress:
+        yield progress
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import BertForPreTraining
 
-from bothways.cli.bench import bench
+from bothways.cli.lab import bench
 from bothways.core.errors import ResourceError
 from bothways.hub.model_folder import save_model
 from bothways.lab.bench import race as recipe

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.cli.features import Layers
+from bothways.cli.lab import Layers
 from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, ConfigError

@@ -201,7 +201,7 @@ def test_mistakes_are_errors(tmp_path: Path) -> None:
         run_quickstart(
             tmp_path / "out", files=(write_text(tmp_path),), labels=tmp_path / "few.tsv", **SMALL
         )
-    from bothways.cli.quickstart import quickstart
+    from bothways.cli.lab import quickstart
 
     with pytest.raises(ConfigError, match=r"minutes: must be at least 0\.5"):
         quickstart(minutes=0.1, out=tmp_path / "never")

@@ -1,4 +1,4 @@
-"""`bothways reproduce`: published experiments, measured next to published."""
+"""The commands of `bothways.lab`: quickstart, features, bench and reproduce."""
 
 from __future__ import annotations
 
@@ -8,12 +8,180 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from bothways.cli.options import Device, PaperSettings, StartModel, keeping, say_kernels
-from bothways.core.terminal import output_console, say
+from bothways.cli.options import (
+    Device,
+    JsonOutput,
+    PaperSettings,
+    StartModel,
+    resumable,
+    say_kernels,
+)
+from bothways.core.bar import error_console, terminal_progress
+from bothways.core.terminal import output_console, say, show_lines
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from bothways.core.report.sections import TableSection
+    from bothways.lab.features.run import FeatureResult
     from bothways.lab.paper.run import Benchmark
+
+
+def quickstart(
+    *,
+    minutes: float | None = None,
+    out: Path = Path("quickstart"),
+    corpus: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    labels: Path | None = None,
+) -> None:
+    """Pre-train a small BERT on text of this machine, and measure the gain of pre-training.
+
+    Trains a vocabulary, builds a corpus, pre-trains a BERT, fine-tunes it on a labelled task and
+    compares it with the same architecture from random weights. Writes a table and OUT/report.html.
+    Nothing is downloaded.
+
+    Parameters
+    ----------
+    minutes
+        Total time, of which pre-training gets the most. Default: as long as a model needs to gain,
+        at most 8.
+    out
+        Folder for the corpus, the models and the report: new, empty, or of an interrupted
+        quickstart, which is resumed.
+    corpus
+        Text files, folders or globs, as for `bothways corpus build`; default: the documentation
+        inside this Python installation.
+    labels
+        Labelled file (.tsv, .csv, .jsonl, .parquet); default: a task made from the text.
+    """
+    from bothways.core.errors import ConfigError, require
+    from bothways.core.report.html import write_html
+    from bothways.core.report.terminal import show
+    from bothways.lab.quickstart.gain import run_quickstart
+    from bothways.lab.quickstart.report_page import quickstart_report
+
+    require("report", "the quickstart", "jinja2", "matplotlib", "sklearn")
+    if minutes is not None and minutes < 0.5:
+        raise ConfigError(f"must be at least 0.5, not {minutes:g}", where="minutes")
+    say_kernels("auto")
+    with resumable(out) as progress:
+        result = run_quickstart(
+            out, minutes=minutes, files=corpus, labels=labels, progress=progress
+        )
+        if result is None:
+            raise KeyboardInterrupt
+    report = quickstart_report(result)
+    write_html(report, out / "report.html")
+    show(report, output_console())
+    say(error_console(), f"Report with curves: {out / 'report.html'}")
+
+
+Layers = Literal[
+    "embeddings", "second_to_last", "last", "weighted_last_four", "concat_last_four", "weighted_all"
+]
+"""As `model.layer_mix.LayerChoice`, spelled out so that the command line starts without the library
+behind it.
+"""
+
+
+def features(
+    model: StartModel,
+    train: str,
+    *overrides: str,
+    dev: str,
+    layers: Layers = "concat_last_four",
+    out: Path = Path("features"),
+    json: JsonOutput = False,
+    device: Device = "auto",
+) -> None:
+    """Train a BiLSTM tagger on frozen word vectors of a model, and score it.
+
+    Vectors are computed once and stored; another choice of layers computes only missing ones. The
+    fine-tuned counterpart is bothways finetune --task tag.
+
+    Parameters
+    ----------
+    train
+        Words with tags: CoNLL columns, .jsonl, .parquet, or hub:owner/name:configuration:split.
+    overrides
+        Settings by dotted path, such as tagger.hidden=256 training.until="10 epochs" seed=1.
+    dev
+        Data of the same kind for choosing the best weights, or its share of TRAIN, such as 20%.
+    layers
+        Layers of the encoder and their combination: the choices of the paper's table 7.
+    out
+        The folder of the vectors: words × layers × width × 4 bytes.
+    """
+    from bothways.core.config import reader as configs
+    from bothways.core.config.tree import merge, parse_overrides
+    from bothways.lab.features.data import FeatureConfig
+    from bothways.lab.features.run import feature_based
+
+    options = {"model": model, "train": train, "dev": dev, "layers": layers}
+    settings = configs.load(
+        FeatureConfig,
+        base=FeatureConfig(model=model, train=train, dev=dev),
+        overrides=merge(parse_overrides(overrides), options),
+    )
+    say_kernels(device)
+    with resumable(out, "What was read to its end") as progress:
+        done = feature_based(settings, out, device=device, progress=progress)
+    if json:
+        from json import dumps
+
+        print(dumps({"layers": layers, "metrics": dict(done.metrics), "shares": list(done.shares)}))
+    else:
+        show_lines(output_console(), _feature_table(done))
+
+
+def _feature_table(done: FeatureResult) -> RenderableType:
+    shares = {
+        f"share of layer {index} of {len(done.shares)}": share
+        for index, share in enumerate(done.shares, 1)
+    }
+    from bothways.core.report.terminal import metric_table
+
+    return metric_table(
+        f"Frozen features: {done.layers}",
+        {"value": {**done.metrics, **shares}},
+        "metric on the dev data",
+    )
+
+
+def bench(
+    work: Literal["small", "base", "long", "large", "all"] | None = None,
+    *,
+    rounds: int = 7,
+    device: Device = "auto",
+) -> None:
+    """Time a pre-training step of this library and of transformers.
+
+    Parameters
+    ----------
+    work
+        small: 4 layers × 256, 16 × 128 tokens; base: BERT-base, 16 × 128 (minutes on a CPU);
+        long: BERT-base, 64 × 512; large: BERT-large, 32 × 512; all: small and base on a CPU, the
+        other three on a GPU. Default: small, on a GPU long. The vocabulary has 30,522 tokens. A
+        server is measured by python benchmarks/serving.py.
+    rounds
+        Number of rounds per contender; medians are compared.
+    """
+    from bothways.core.config.checks import require_at_least
+    from bothways.core.report.terminal import render_report
+    from bothways.core.runtime.devices import choose_device
+    from bothways.lab.bench import race
+    from bothways.lab.bench.workloads import SUITED, WORKLOADS
+
+    require_at_least(1, rounds=rounds)
+    console, target = output_console(), choose_device(device)
+    suited = SUITED[target.type]
+    for name in suited if work == "all" else [work or suited[0]]:
+        load = WORKLOADS[name]
+        with terminal_progress() as progress:
+            progress.stage(f"measuring {load.name}, {rounds} rounds in turns")
+            table = race.measure(load, rounds, target)
+        console.print(render_report(table))
+    console.print(race.hardware(target), style="dim")
 
 
 @Parameter(name="*")
@@ -77,7 +245,6 @@ def ner(*overrides: PaperSettings, options: BenchmarkOptions) -> None:
 
 def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: BenchmarkOptions) -> None:
     """Run a benchmark and print the comparison."""
-    from bothways.core.bar import error_console, terminal_progress
     from bothways.core.report.terminal import render_report, show
     from bothways.lab.paper import run as benchmarks
     from bothways.lab.paper.experiment import Request
@@ -102,7 +269,7 @@ def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: Benchm
 
     if not options.dry_run:
         say_kernels(device)
-    with keeping(out, console), terminal_progress(console) as progress:
+    with resumable(out) as progress:
         done = benchmarks.reproduce(
             benchmark,
             request,
@@ -178,7 +345,6 @@ def pretraining(  # noqa: PLR0913 – one option per question
     dry_run
         Only print the cost.
     """
-    from bothways.core.bar import error_console, terminal_progress
     from bothways.core.report.html import write_html
     from bothways.core.report.terminal import render_report, show
     from bothways.core.runtime.devices import choose_device
@@ -202,7 +368,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     if dry_run:
         return
     say_kernels(device)
-    with keeping(out, console), terminal_progress(console) as progress:
+    with resumable(out) as progress:
         rows = run_table(
             request,
             device=device,
