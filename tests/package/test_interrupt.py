@@ -28,7 +28,7 @@ def test_ctrl_c_ends_with_130(
     def interrupted(*words: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bothways.cli.describe._find", interrupted)
+    monkeypatch.setattr("bothways.cli.inspection._find", interrupted)
     monkeypatch.setattr("sys.argv", ["bothways", "describe", "bert-base"])
     with pytest.raises(SystemExit) as status:
         cli.main()
@@ -42,7 +42,7 @@ def test_ctrl_c_while_a_package_written_in_c_is_imported_is_no_traceback(
     def interrupted(*words: object) -> None:
         raise ImportError("initialization failed") from KeyboardInterrupt()
 
-    monkeypatch.setattr("bothways.cli.describe._find", interrupted)
+    monkeypatch.setattr("bothways.cli.inspection._find", interrupted)
     monkeypatch.setattr("sys.argv", ["bothways", "describe", "bert-base"])
     with pytest.raises(SystemExit) as status:
         cli.main()
@@ -61,7 +61,7 @@ def test_other_signals_end_as_ctrl_c_does(
         assert signal.getsignal(number) != signal.SIG_DFL
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("bothways.cli.describe._find", ended)
+    monkeypatch.setattr("bothways.cli.inspection._find", ended)
     monkeypatch.setattr("sys.argv", ["bothways", "describe", "bert-base"])
     with pytest.raises(SystemExit) as status:
         cli.main()

@@ -63,13 +63,11 @@ app.command(reproduce)
 
 # The commands by their module in bothways.cli; the docstring of the function is the help.
 _COMMANDS = {
-    "compare": ("compare", "compare-runs"),
     "convert": ("convert",),
-    "describe": ("describe",),
     "embed": ("embed",),
     "evaluate": ("evaluate",),
     "export": ("export",),
-    "inspect_step": ("inspect-step",),
+    "inspection": ("describe", "compare", "compare-runs", "inspect-step"),
     "lab": ("quickstart", "features", "bench"),
     "plan": ("plan",),
     "predict": ("predict",),
