@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from bothways.cli import options
-from bothways.core.atomic_files import check_output_path
-from bothways.core.errors import ConfigError
 
 _SUFFIXES = (".npy", ".parquet", ".jsonl", "")
 
@@ -57,6 +51,13 @@ def embed(  # noqa: PLR0913 – one option per question
     length
         Maximum length of a text in tokens; default: as in the folder, else all positions.
     """
+    import json
+    import shutil
+    import sys
+    import tempfile
+
+    from bothways.core.atomic_files import check_output_path
+    from bothways.core.errors import ConfigError
     from bothways.data.text_io import STDIN
     from bothways.prediction.bulk.one_file import is_file, parts_folder
 

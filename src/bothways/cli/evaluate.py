@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from bothways.cli import options
-from bothways.core.atomic_files import check_output_path
 from bothways.core.bar import terminal_progress
 from bothways.core.errors import ConfigError
-from bothways.core.report.sections import TableSection
-from bothways.core.report.terminal import metric_table, render_report, text_table
 from bothways.core.terminal import output_console, quantity, show_lines
 
 if TYPE_CHECKING:
@@ -71,6 +68,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
         Write an HTML page with confusions or places, calibration, slices of the data and the
         hardest examples.
     """
+    from bothways.core.atomic_files import check_output_path
+    from bothways.core.report.terminal import metric_table
     from bothways.data.manifest import holds_corpus
     from bothways.prediction.predictor import open_task
 
@@ -154,6 +153,7 @@ def _compare_int8(
     json: bool,
 ) -> None:
     """Print the metrics and the speed of fp32 and int8; raise an error for too great a loss."""
+    from bothways.core.report.terminal import metric_table
     from bothways.prediction.int8_report import MAX_LOSS, measure_int8
 
     measured = measure_int8(open_in, data.score)
@@ -168,6 +168,7 @@ def _compare_int8(
 
 def _sweep_layers(predictor: Predictor, data: _Data) -> tuple[Any, RenderableType]:
     """Return the correlation with gold scores of every layer and pooling, the best one marked."""
+    from bothways.core.report.terminal import text_table
     from bothways.prediction.layer_sweep import sweep
 
     with data.opened(predictor) as (reading, counts):
@@ -203,6 +204,8 @@ def _score_pairs(
     precision: options.Precision,
 ) -> tuple[Any, RenderableType]:
     """Return the accuracies on a folder of minimal pairs; `words` are settings of the task."""
+    from bothways.core.report.sections import TableSection
+    from bothways.core.report.terminal import render_report
     from bothways.prediction.pair_suite import evaluate_suite, open_pairs
     from bothways.prediction.predictor import Predictor
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from bothways.cli import options
 from bothways.core.bar import error_console, terminal_progress
-from bothways.core.report.terminal import text_table
 from bothways.core.terminal import output_console, quantity, say, show_lines
 
 if TYPE_CHECKING:
@@ -135,6 +134,8 @@ def _folder(model: str, local: bool) -> _Found:
 
 
 def _settings(description: _Found) -> RenderableType:
+    from bothways.core.report.terminal import text_table
+
     config = description.config
     rows = [
         [field.name, _text(getattr(config, field.name))] for field in dataclasses.fields(config)
@@ -180,6 +181,7 @@ def _head_text(head: Head) -> str:
 
 
 def _parameters(description: _Found) -> RenderableType:
+    from bothways.core.report.terminal import text_table
     from bothways.model.parameters import parameter_table
 
     whole = parameter_table(description.config, description.heads)
@@ -207,6 +209,7 @@ _MEMORY = (
 
 
 def _costs(description: _Found, length: int) -> RenderableType:
+    from bothways.core.report.terminal import text_table
     from bothways.model.flops import BACKWARD, forward_flops
     from bothways.model.parameters import parameter_table
 
@@ -245,6 +248,7 @@ def compare(  # noqa: PLR0913 – one option per question
         Task of the comparison; default: the task of the first model. Pre-trained models are
         compared by the log probability of each token given the others (likelihood).
     """
+    from bothways.core.report.terminal import text_table
     from bothways.lab.sweeps import significance
     from bothways.prediction.predictor import open_task
 
@@ -346,6 +350,8 @@ def inspect_step(
 
 
 def _step_table(step: InspectedStep) -> RenderableType:
+    from bothways.core.report.terminal import text_table
+
     names = [*step.sequences[0].losses]
     rows = [
         [
