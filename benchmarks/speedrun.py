@@ -194,7 +194,8 @@ class PairRun:
             return None
         pairs = Predictor(open_pairs(folder, device=device))
         scores = evaluate_suite(pairs, self.track.suite, progress)
-        metrics = {name: count.accuracy for name, count in scores.groups["phenomenon"].items()}
+        phenomena = scores.groups["phenomenon"].items()
+        metrics = {name: sum(right) / len(right) for name, right in phenomena}
         at = done.progress
         metrics[ACCURACY] = scores.mean
         return SweepOutcome(self.name, metrics, (), ACCURACY, "highest", at.steps, at.seconds)

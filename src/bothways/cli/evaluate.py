@@ -217,9 +217,9 @@ def _score_pairs(
     with terminal_progress() as progress:
         scores = evaluate_suite(opened, blimp, progress)
     rows: list[list[str | int | float | None]] = [
-        [kind, name, count.pairs, round(100 * count.accuracy, 1)]
-        for kind, counts in scores.groups.items()
-        for name, count in sorted(counts.items())
+        [kind, name, len(pairs), round(100 * sum(pairs) / len(pairs), 1)]
+        for kind, group in scores.groups.items()
+        for name, pairs in sorted(group.items())
     ]
     rows.append(["mean of phenomena", None, None, round(100 * scores.mean, 1)])
     rows.append(["all pairs", None, scores.pairs, round(100 * scores.accuracy, 1)])

@@ -28,59 +28,46 @@ GROUPS = ("phenomenon", "linguistics_term", "field")
 
 
 @dataclass
-class PairCount:
-    """Pairs of a phenomenon, and how many of them the model is right about."""
-
-    pairs: int = 0
-    right: int = 0
-
-    @property
-    def accuracy(self) -> float:
-        """The share of pairs whose first text is more likely."""
-        return self.right / self.pairs
-
-
-@dataclass
 class SuiteScores:
     """Accuracies of a suite of minimal pairs.
 
     Attributes:
         variant: how a text's likelihood was computed, see `MinimalPairTask`.
-        groups: by the names in `GROUPS`, then by the name of the group.
+        groups: for each pair, whether its first text is the more likely one: by the names in
+            `GROUPS`, then by the name of the group.
     """
 
     variant: str
-    groups: dict[str, dict[str, PairCount]] = field(
+    groups: dict[str, dict[str, list[bool]]] = field(
         default_factory=lambda: {name: {} for name in GROUPS}
     )
 
     def add(self, groups: dict[str, str], correct: bool) -> None:
         """Count a pair in its groups."""
         for name, value in groups.items():
-            count = self.groups[name].setdefault(value, PairCount())
-            count.pairs, count.right = count.pairs + 1, count.right + correct
+            self.groups[name].setdefault(value, []).append(correct)
 
     @property
     def pairs(self) -> int:
         """The number of all pairs."""
-        return sum(count.pairs for count in self.groups["phenomenon"].values())
+        return sum(map(len, self.groups["phenomenon"].values()))
 
     @property
     def accuracy(self) -> float:
         """The accuracy on all pairs."""
-        return sum(count.right for count in self.groups["phenomenon"].values()) / self.pairs
+        return sum(map(sum, self.groups["phenomenon"].values())) / self.pairs
 
     @property
     def mean(self) -> float:
         """The mean of the accuracies of the phenomena, whatever their numbers of pairs."""
-        return statistics.fmean(count.accuracy for count in self.groups["phenomenon"].values())
+        return statistics.fmean(map(statistics.fmean, self.groups["phenomenon"].values()))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         groups = {
-            name: {value: count.accuracy for value, count in sorted(counts.items())}
-            for name, counts in self.groups.items()
-            if counts
+            name: {value: sum(pairs) / len(pairs) for value, pairs in sorted(group.items())}
+            for name, group in self.groups.items()
+            if group
         }
         overall = {"accuracy": self.accuracy, "mean": self.mean, "pairs": self.pairs}
         return {**overall, "variant": self.variant, **groups}
