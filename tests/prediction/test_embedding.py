@@ -237,6 +237,7 @@ def test_encode_leaves_no_second_text_out(place: Path) -> None:
             "embed bert sts.tsv --out v.npy",
             r"^sts\.tsv: has two texts a row, 'sentence1' and 'sentence2'",
         ),
+        ("embed bert sts.tsv --out parts", r"^sts\.tsv: has two texts a row, 'sentence1'"),
         (
             "embed bert texts.txt layers=[5] --out v.npy",
             r"^layers: the model has layers 0 \(the embeddings\) to 2",

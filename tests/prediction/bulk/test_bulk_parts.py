@@ -451,14 +451,6 @@ def test_options_of_parts_need_a_folder(model: str, tmp_path: Path) -> None:
         LocalWorkers(0)
 
 
-def test_an_error_survives_the_way_between_processes() -> None:
-    import pickle
-
-    error = DataError("is broken", where=Path("a.txt"), fix="Mend it.")
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again)) == (DataError, str(error))
-
-
 def test_finished_parts_have_markers(model: str, tmp_path: Path) -> None:
     predict_files(request(model, tmp_path), tmp_path / "out")
     markers = sorted((tmp_path / "out" / PARTS).iterdir())
