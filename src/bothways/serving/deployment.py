@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from bothways.core.errors import ConfigError
 from bothways.hub.provenance import digest_of_folder
-from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.predictor import open_task
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.serving.app import App
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
 from bothways.serving.models import ServedModel
-from bothways.serving.tracing import Tracing, tracing
+from bothways.serving.tracing import tracing
 from bothways.tasks.catalogue import is_task, task_kind
 
 
@@ -69,25 +69,21 @@ class Deployment:
     delay: float = 0.0
     playground: bool = False
 
-    def open(self, name: str) -> Predictor:
-        """Return the predictor of a name; errors as `open_task`."""
-        return open_task(
-            *self.models[name],
-            length=self.length,
-            device=self.device,
-            precision=self.precision,
-            batch_invariant=True,
-        )
-
-    def served(self, name: str) -> ServedModel:
-        """Return the model of a name, opened now."""
-        digest = digest_of_folder(self.models[name].folder)
-        return ServedModel(name, self.open(name), int(time.time()), digest)
-
     def app(self) -> App:
         """Return the app with all models opened; errors as `open_task`."""
-        spans: Tracing | None = None if self.traces is None else tracing(self.traces)
-        models = {name: self.served(name) for name in self.models}
+        models = dict[str, ServedModel]()
+        for name, (folder, task) in self.models.items():
+            predictor = open_task(
+                folder,
+                task,
+                length=self.length,
+                device=self.device,
+                precision=self.precision,
+                batch_invariant=True,
+            )
+            digest = digest_of_folder(folder)
+            models[name] = ServedModel(name, predictor, int(time.time()), digest)
+        spans = None if self.traces is None else tracing(self.traces)
         return App(models, self.limits, self.keys, self.hosts, spans, self.playground)
 
 
