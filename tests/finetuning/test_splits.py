@@ -178,7 +178,7 @@ def test_files_and_rows_are_split_alike_and_recorded(tmp_path: Path) -> None:
     assert any(finding.where == "dev" for finding in run.findings)
     recorded = read_recorded_split(str(tmp_path / "run"))
     assert recorded is not None
-    assert len(recorded.examples) == run.origin["data"]["dev"]["examples"]
+    assert len(recorded[1]) == run.origin["data"]["dev"]["examples"]
     app(["evaluate", str(tmp_path / "run")], result_action="return_value")
     with pytest.raises(BothwaysError):  # another split is other data
         bothways.finetune(model, file, dev=0.3, out=tmp_path / "run", resume=True, **usual)

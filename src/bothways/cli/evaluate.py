@@ -236,8 +236,9 @@ def _recorded_data(folder: str) -> _Data:
     if recorded is None:
         fix = "Give a file, the folder or URL of a corpus, or --blimp DIR."
         raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
-    print(f"note: scored on {recorded.name}, as in training", file=sys.stderr)
-    return _Data(folder, recorded.name, {}, examples=recorded.examples)
+    name, examples = recorded
+    print(f"note: scored on {name}, as in training", file=sys.stderr)
+    return _Data(folder, name, {}, examples=examples)
 
 
 @dataclass

@@ -102,16 +102,7 @@ def examine(
     max_positions: int | None = None,
     progress: Progress = SILENT,
 ) -> LabelledData:
-    """Encode and check examples; errors are among the findings.
-
-    Args:
-        length: maximum length of a sequence in tokens. None: the task's own, or the length that
-            holds nearly all training texts whole, if that is more and the model can read it.
-        max_positions: maximum length of the model.
-
-    Returns:
-        The data, whose task has what it counts in training data.
-    """
+    """Encode and check examples as `label`; errors are among the findings."""
     task = task.adapted(train)
     labels, max_length = task.labels(train), max_positions or length or task.length
     all_labels = task.labels([*train, *dev])  # more than `labels` only if there is an error
@@ -160,7 +151,15 @@ def label(
     max_positions: int | None = None,
     progress: Progress = SILENT,
 ) -> LabelledData:
-    """Check and encode examples, once for any number of runs; arguments as `examine`.
+    """Check and encode examples, once for any number of runs.
+
+    Args:
+        length: maximum length of a sequence in tokens. None: the task's own, or the length that
+            holds nearly all training texts whole, if that is more and the model can read it.
+        max_positions: maximum length of the model.
+
+    Returns:
+        The data, whose task has what it counts in training data.
 
     Raises:
         BothwaysError: problems that prevent learning, such as an empty text, an absent label, or
@@ -498,16 +497,10 @@ def read_split(settings: FinetuneConfig, train: Rows | None = None) -> SplitResu
     return split
 
 
-@dataclass(frozen=True)
-class RecordedSplit:
-    """The dev data of a run: its name, such as "20% of t.csv", and its examples."""
+def read_recorded_split(folder: str) -> tuple[str, list[Any]] | None:
+    """Return the name of the dev data of a finished run, such as "20% of t.csv", and its examples.
 
-    name: str
-    examples: list[Any]
-
-
-def read_recorded_split(folder: str) -> RecordedSplit | None:
-    """Return the dev data of a finished run; None if it was not split from the training data.
+    None if it was not split from the training data.
 
     Args:
         folder: a model folder, or the folder of a run.
@@ -534,4 +527,4 @@ def read_recorded_split(folder: str) -> RecordedSplit | None:
         raise DataError(
             message, where=train, fix="Give the earlier file, or a file to evaluate on."
         )
-    return RecordedSplit(settings.sources["dev"], examples)
+    return settings.sources["dev"], examples

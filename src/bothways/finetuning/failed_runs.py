@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -172,12 +172,10 @@ def training_loss(
     Of a large data set, an even sample is used.
     """
     sample = sequences[:: max(1, len(sequences) // SAMPLE)]
-    steps = Loader(
-        ListSource(sample, None), unchanged, ExampleBudget(len(sample)), microbatch_tokens, 0
-    ).epoch()
+    source, size = ListSource(sample, None), ExampleBudget(len(sample))
     steps_of_one = [
         dataclasses.replace(step, microbatches=(batch,))
-        for step in steps
+        for step in Loader(source, unchanged, size, microbatch_tokens, 0).epoch()
         for batch in step.microbatches
     ]
     tracked = track(steps_of_one, progress, "measuring the training loss")
@@ -206,10 +204,8 @@ def signs_of_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
     if expected is None or expected <= 0 or loss < (1 - LEARNED) * expected:
         return ()
     below = "hardly" if loss < expected else "not"
-    return (
-        f"its training loss, {loss:.4f}, is {below} below that of the majority baseline, "
-        f"{expected:.4f}",
-    )
+    baseline_loss = f"that of the majority baseline, {expected:.4f}"
+    return (f"its training loss, {loss:.4f}, is {below} below {baseline_loss}",)
 
 
 def signs_of_little_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
@@ -217,17 +213,8 @@ def signs_of_little_training(loss: float, baseline: Metrics) -> tuple[str, ...]:
     expected = baseline.get("loss", 0.0)
     if expected < MANY_CLASSES or loss < (1 - CONVERGED) * expected:
         return ()
-    return (
-        f"its training loss, {loss:.4f}, is near that of the majority baseline, {expected:.4f}",
-    )
-
-
-def _readable(answer: Hashable) -> str:
-    return (
-        " and ".join(sorted(map(repr, answer))) or "nothing"
-        if isinstance(answer, frozenset)
-        else repr(answer)
-    )
+    message = f"near that of the majority baseline, {expected:.4f}"
+    return (f"its training loss, {loss:.4f}, is {message}",)
 
 
 def signs_of_scores(
@@ -245,9 +232,11 @@ def signs_of_scores(
         return ()
     signs = []
     if answers.alike and answers.count > 1:
-        signs.append(
-            f"it answers {_readable(answers.answer)} for all {answers.count:,} dev examples"
-        )
+        answer = answers.answer
+        text = repr(answer)
+        if isinstance(answer, frozenset):  # a set of labels
+            text = " and ".join(sorted(map(repr, answer))) or "nothing"
+        signs.append(f"it answers {text} for all {answers.count:,} dev examples")
     if worse:
         signs.append(
             f"its {metric} on the dev data, {value:.4f}, is not better than that of a constant "

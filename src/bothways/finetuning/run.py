@@ -50,7 +50,7 @@ from bothways.tasks.base import Metrics, TaskModel
 from bothways.training import parallel
 from bothways.training import run as loop
 from bothways.training.preflight.machine import peak_of
-from bothways.training.store import FolderStore, MemoryStore, run_folder
+from bothways.training.store import FolderStore, MemoryStore, Store, run_folder
 from bothways.training.trackers import Peak
 
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
@@ -110,22 +110,18 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         for remark in remarks(run):
             progress.message(remark)
         peak = _measure_peak(run, torch_device, plan, progress) if run.sources else None
-        changeable = configs.changeable_settings(settings)
+        stage_store: Store = MemoryStore()
+        store: Store = MemoryStore()
+        if folder is not None:
+            changeable = configs.changeable_settings(settings)
+            stage_store = FolderStore(folder / STAGE, identity, changeable)
+            store = FolderStore(folder, identity, changeable, configs.to_toml(settings))
         if settings.stage is not None:
-            stage = (
-                MemoryStore()
-                if folder is None
-                else FolderStore(folder / STAGE, identity, changeable)
-            )
             state = learn_layers(
-                task_model.model, data, settings, stage, plan=plan, progress=progress
+                task_model.model, data, settings, stage_store, plan=plan, progress=progress
             )
             if not state.finished(settings.stage.training.end):
                 return FinetuneResult(task_model, {}, state, settings, findings=run.findings)
-        written = "" if folder is None else configs.to_toml(settings)
-        store = (
-            MemoryStore() if folder is None else FolderStore(folder, identity, changeable, written)
-        )
         training, seed = training_of(settings, data), settings.ordered_by
         steps = train_loader(data, settings, seed, Share(plan.rank, plan.world))
         evaluate = functools.partial(_evaluate, task_model, data, settings) if data.dev else None
