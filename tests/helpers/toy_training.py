@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.training import parallel
 from bothways.training.checkpoint import Best, Keep
-from bothways.training.durations import Steps
+from bothways.training.durations import Duration, Steps
 from bothways.training.loop import evaluate, fit
 from bothways.training.optimizers import (
     AdamW,
@@ -47,7 +48,7 @@ from bothways.training.run import Training, TrainingPhase, TrainingRun
 from bothways.training.schedules import Linear
 from bothways.training.sharding import full_tensor, sharded
 from bothways.training.state import RunState
-from bothways.training.store import FolderStore
+from bothways.training.store import FolderStore, Store
 
 VOCABULARY, EPOCH, WIDTH = 24, 20, 8
 SINGLE = parallel.Single()
@@ -201,6 +202,22 @@ TRAINING = Training(
 
 WHOLE = (Lamb(lr=0.01), StableAdamW(lr=0.01), Muon(lr=0.01))
 """The optimizers whose update depends on whole matrices."""
+
+
+def run_toy(
+    store: Store | Path,
+    training: Training = TRAINING,
+    training_module: Toy | None = None,
+    *,
+    until: Duration | None = None,
+    phases: list[TrainingPhase] | None = None,
+    **options: Any,
+) -> RunState:
+    """Train a toy on endless steps, or on those of `phases`; a folder has no settings."""
+    store = FolderStore(store, {}) if isinstance(store, Path) else store
+    phases = phases or [TrainingPhase(until or training.end, steps)]
+    run = TrainingRun(training_module or toy(), phases, training, SINGLE, store, **options)
+    return run.train()
 
 
 def session(

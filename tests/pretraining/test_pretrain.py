@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -50,6 +49,7 @@ from bothways.training.state import RunState
 from bothways.training.store import run_folder
 from heard_progress import Heard
 from toy_animals import WORDS
+from toy_training import enter_ranks, on_ranks
 
 SMALL = [
     "encoder.width=32",
@@ -83,25 +83,27 @@ def settings(corpus: Corpus, steps: int = 60, **changes: object) -> PretrainConf
     return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
 
 
-def command(
-    corpus: Corpus, out: Path, *more: str, model: str = "bert-tiny", **environment: str
-) -> subprocess.Popen[str]:
-    words = [
-        sys.executable,
-        "-m",
-        "bothways",
-        "pretrain",
-        str(corpus.folder),
-        *(() if "--start" in more else ("--model", model)),
-        *SMALL,
-        *more,
-        "--out",
-        str(out),
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+def words_for(corpus: Corpus, out: Path, *more: str, model: str = "bert-tiny") -> list[str]:
+    start = [] if "--start" in more else ["--model", model]
+    return ["pretrain", str(corpus.folder), *start, *SMALL, *more, "--out", str(out)]
+
+
+def command(words: list[str]) -> subprocess.Popen[str]:
+    """A process of its own, whose messages and exit status are the user's."""
     return subprocess.Popen(
-        words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "bothways", *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
+
+
+def run_rank(rank: int, world: int, port: int, words: list[str]) -> None:
+    """The same command in a process that has imported torch before."""
+    enter_ranks(rank, world, port)
+    torch.set_num_threads(1)
+    app(words, result_action="return_value")
 
 
 def weights(run: Path, role: str = "model") -> dict[str, torch.Tensor]:
@@ -251,8 +253,11 @@ def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(
 ) -> None:
     encoder = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64)
     save_model(tmp_path / "model", Model(encoder, (MaskedHead(), PairHead())), corpus.tokenizer)
-    run = command(corpus, tmp_path / "run", "--start", str(tmp_path / "model"), "encoder.depth=3")
-    assert "model: only its dropout may differ" in " ".join(run.communicate(timeout=60)[1].split())
+    words = words_for(
+        corpus, tmp_path / "run", "--start", str(tmp_path / "model"), "encoder.depth=3"
+    )
+    with pytest.raises(ConfigError, match="model: only its dropout may differ"):
+        app(words, result_action="return_value")
 
 
 @pytest.mark.parametrize(
@@ -288,26 +293,8 @@ def test_two_ranks_come_to_the_weights_of_one(
     model: str, settings: list[str], corpus: Corpus, tmp_path: Path
 ) -> None:
     more = ["training.until=12 steps", *settings]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [
-        command(
-            corpus,
-            tmp_path / "two",
-            *more,
-            model=model,
-            RANK=str(r),
-            LOCAL_RANK=str(r),
-            **shared,
-        )
-        for r in (0, 1)
-    ]
-    alone = command(corpus, tmp_path / "one", *more, model=model)
-    for process in (*ranks, alone):
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+    for world, name in ((1, "one"), (2, "two")):
+        on_ranks(world, run_rank, words_for(corpus, tmp_path / name, *more, model=model))
     for role in {path.parent.name for path in (tmp_path / "one").glob("*/config.json")}:
         one, two = weights(tmp_path / "one", role), weights(tmp_path / "two", role)
         assert one.keys() == two.keys()
@@ -319,34 +306,30 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_with_the_weights_of_an_uninterrup
     corpus: Corpus, tmp_path: Path
 ) -> None:
     more = [
-        "training.until=300 steps",
+        "training.until=150 steps",
         "training.report=1 steps",
-        "training.save=100 steps",
-        "training.evaluate=200 steps",
+        "training.save=50 steps",
+        "training.evaluate=100 steps",
     ]
-    whole = command(corpus, tmp_path / "whole", *more)
-    stopped = command(corpus, tmp_path / "stopped", *more)
+    on_ranks(1, run_rank, words_for(corpus, tmp_path / "whole", *more))
+    stopped = command(words_for(corpus, tmp_path / "stopped", *more))
     lines = tmp_path / "stopped" / "metrics.jsonl"
-    while not (lines.exists() and lines.read_text().count("\n") > 20) and stopped.poll() is None:
+    while not (lines.exists() and lines.read_text().count("\n") > 10) and stopped.poll() is None:
         time.sleep(0.02)
     stopped.send_signal(signal.SIGINT)
     _, errors = stopped.communicate(timeout=120)
     assert stopped.returncode == 130, errors
     assert "--resume" in errors
     assert "Traceback" not in errors
-    resumed = command(corpus, tmp_path / "stopped", *more, "--resume")
-    _, errors = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, errors
-    assert whole.communicate(timeout=120) is not None
+    on_ranks(1, run_rank, words_for(corpus, tmp_path / "stopped", *more, "--resume"))
     one, two = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
 def test_a_run_in_the_folder_is_never_overwritten(corpus: Corpus, tmp_path: Path) -> None:
-    first = command(corpus, tmp_path / "run", "training.until=2 steps")
-    first.communicate(timeout=120)
-    assert first.returncode == 0
-    second = command(corpus, tmp_path / "run", "training.until=2 steps")
+    words = words_for(corpus, tmp_path / "run", "training.until=2 steps")
+    app(words, result_action="return_value")
+    second = command(words)
     _, errors = second.communicate(timeout=60)
     assert second.returncode == 2
     assert "--resume" in errors

@@ -267,6 +267,6 @@ def test_ranks_that_differ_stop_and_ranks_that_agree_repeat(corpus: Corpus, tmp_
     found = inspect_step(run, len(steps))
     assert found.ranks == 2
     assert found.rate == records(run)[len(steps)]["learning_rate"]
-    assert sum(each.tokens for each in found.sequences) == (
-        records(run)[len(steps)]["tokens"] - records(run)[len(steps) - 1]["tokens"]
-    )
+    before = records(run).get(len(steps) - 1, {"tokens": 0})  # on a slow machine there is one step
+    read = sum(each.tokens for each in found.sequences)
+    assert read == records(run)[len(steps)]["tokens"] - before["tokens"]

@@ -12,9 +12,9 @@ from bothways.core.errors import ConfigError
 from bothways.training.average import Average, use_average
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Steps
-from bothways.training.run import Event, TrainingPhase, TrainingRun
+from bothways.training.run import Event
 from bothways.training.store import FolderStore, MemoryStore, Store
-from toy_training import SINGLE, TRAINING, Toy, steps, toy
+from toy_training import TRAINING, Toy, run_toy, toy
 
 
 def run(
@@ -40,10 +40,7 @@ def run(
         scored.append(copied())
         return {"score": float(-len(scored))}
 
-    TrainingRun(
-        training_module, [TrainingPhase(Steps(until), steps)], training, SINGLE, store,
-        evaluation=evaluation, on_event=note,
-    ).train()  # fmt: skip
+    run_toy(store, training, training_module, evaluation=evaluation, on_event=note)  # fmt: skip
     return training_module, weights, scored
 
 

@@ -12,10 +12,9 @@ from bothways.core.errors import ConfigError
 from bothways.training.checkpoint import Best, Keep, checkpoints
 from bothways.training.durations import Steps
 from bothways.training.early_stopping import EarlyStopping
-from bothways.training.run import TrainingPhase, TrainingRun
+from bothways.training.run import TrainingPhase
 from bothways.training.state import RunState
-from bothways.training.store import FolderStore
-from toy_training import SINGLE, TRAINING, steps, toy
+from toy_training import TRAINING, run_toy, steps, toy
 
 HIGH, LOW = Best("m", "highest"), Best("m", "lowest")
 
@@ -74,14 +73,9 @@ def run(
     found = iter(values)
     folder.mkdir(exist_ok=True)
     phases = [TrainingPhase(Steps(7), steps), TrainingPhase(Steps(until), steps)]
-    return TrainingRun(
-        toy(0.1),
-        phases,
-        training,
-        SINGLE,
-        FolderStore(folder, {}),
-        evaluation=lambda progress: {"m": next(found)},
-    ).train()
+    return run_toy(
+        folder, training, toy(0.1), phases=phases, evaluation=lambda progress: {"m": next(found)}
+    )
 
 
 def test_a_run_ends_when_nothing_gets_better(tmp_path: Path) -> None:

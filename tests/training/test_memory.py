@@ -11,10 +11,10 @@ import torch
 from bothways.core.progress import Progress
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Steps
-from bothways.training.run import Event, TrainingPhase, TrainingRun
+from bothways.training.run import Event
 from bothways.training.state import RunState
 from bothways.training.store import MemoryStore
-from toy_training import SINGLE, TRAINING, steps, toy
+from toy_training import TRAINING, run_toy, toy
 
 FREE = dataclasses.replace(TRAINING, until=Steps(7), evaluate=Steps(2), keep=Keep())
 HIGH, LOW = Best("m", "highest"), Best("m", "lowest")
@@ -32,10 +32,7 @@ def run(
 
     store = MemoryStore()
     training = dataclasses.replace(FREE, early_stopping=patience, keep=Keep(1, best))
-    phases = [TrainingPhase(FREE.until, steps)]
-    progress = TrainingRun(
-        training_module, phases, training, SINGLE, store, evaluation=evaluation
-    ).train()
+    progress = run_toy(store, training, training_module, evaluation=evaluation)
     store.load_best(training_module, best)
     return store, progress, seen, training_module.inner.weight.detach()
 
@@ -74,8 +71,6 @@ def test_without_an_evaluation_the_last_weights_stay() -> None:
             told.append(event.progress.steps)
 
     store = MemoryStore()
-    TrainingRun(
-        training_module, [TrainingPhase(FREE.until, steps)], FREE, SINGLE, store, on_event=on_event
-    ).train()
+    run_toy(store, FREE, training_module, on_event=on_event)
     assert (store.history, store.metrics, told) == ([], {}, [1, 2, 3, 4, 5, 6, 7])
     assert not torch.equal(before, training_module.inner.weight)

@@ -18,12 +18,10 @@ from bothways.finetuning.config import expand_shorthands
 from bothways.training.durations import Steps
 from bothways.training.loop import fit
 from bothways.training.optimizers import AdamW, ParameterRule, build_optimizer
-from bothways.training.run import TrainingPhase, TrainingRun
 from bothways.training.schedules import rate_factor
 from bothways.training.state import RunState
-from bothways.training.store import FolderStore
 from toy_folder import make_examples, make_folder
-from toy_training import SINGLE, TRAINING, steps, toy
+from toy_training import SINGLE, TRAINING, run_toy, steps, toy
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -77,14 +75,7 @@ def test_a_factory_and_a_function_train_and_resume(tmp_path: Path) -> None:
             if getattr(event, "kind", "") == "checkpoint" and event.progress.steps == stop:  # type: ignore[attr-defined]
                 raise InterruptedError
 
-        TrainingRun(
-            training_module,
-            [TrainingPhase(Steps(8), steps)],
-            training,
-            SINGLE,
-            FolderStore(folder, {}),
-            on_event=end,
-        ).train()
+        run_toy(folder, training, training_module, on_event=end)
         return training_module.state_dict()
 
     whole = run(tmp_path / "whole", 0)

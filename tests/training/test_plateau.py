@@ -12,11 +12,11 @@ import torch
 from bothways.training import loop
 from bothways.training.checkpoint import Keep, checkpoints
 from bothways.training.durations import Duration, Hours, Steps
-from bothways.training.run import Event, TrainingPhase, TrainingRun
+from bothways.training.run import Event, TrainingPhase
 from bothways.training.schedules import WSD, Linear, Schedule
 from bothways.training.state import RunState
 from bothways.training.store import FolderStore
-from toy_training import SINGLE, TRAINING, Toy, ToyStep, metric_lines, steps, toy
+from toy_training import TRAINING, Toy, ToyStep, metric_lines, run_toy, steps, toy
 
 
 def run(
@@ -38,8 +38,7 @@ def run(
             raise InterruptedError
 
     store = FolderStore(folder, {"training": {"until": str(until)}}, {"training.until"})
-    phases = [TrainingPhase(until, steps)]
-    progress = TrainingRun(training_module, phases, training, SINGLE, store, on_event=note).train()
+    progress = run_toy(store, training, training_module, on_event=note)
     return training_module.state_dict(), progress
 
 
@@ -122,7 +121,7 @@ def test_a_run_by_the_clock_resumes_at_its_time(
             TrainingPhase(Hours(16 / 60), lambda state: clocked(state, 4)),
         ]
         store = FolderStore(folder, {})
-        TrainingRun(training_module, phases, training, SINGLE, store, on_event=note).train()
+        run_toy(store, training, training_module, phases=phases, on_event=note)
         return training_module
 
     whole = session(tmp_path / "whole").state_dict()

@@ -14,7 +14,6 @@ from bothways.core.errors import CheckpointError, ConfigError
 from bothways.training.checkpoint import Best, Keep, checkpoints, read_checkpoint
 from bothways.training.durations import Hours, Steps
 from bothways.training.parallel import Single
-from bothways.training.run import TrainingPhase, TrainingRun
 from bothways.training.store import FolderStore
 from bothways.training.trackers import JsonLines
 from heard_progress import Heard
@@ -25,8 +24,8 @@ from toy_training import (
     killed_in_save,
     metric_lines,
     processes,
+    run_toy,
     session,
-    steps,
     toy,
 )
 
@@ -48,9 +47,14 @@ def whole(tmp_path_factory):
     return folder
 
 
-def assert_equal_runs(folder, whole):
+def equal_weights(folder, whole):
+    """Whether each tensor at the end of two runs is the same."""
     ours, expected = (torch.load(each / "final.pt", weights_only=True) for each in (folder, whole))
-    assert all(torch.equal(ours[name], weight) for name, weight in expected.items())
+    return {torch.equal(ours[name], weight) for name, weight in expected.items()}
+
+
+def assert_equal_runs(folder, whole):
+    assert equal_weights(folder, whole) == {True}
     assert timeless(folder) == timeless(whole)
     assert [path.name for path in checkpoints(folder)] == [path.name for path in checkpoints(whole)]
     then, now = (read_checkpoint(checkpoints(each)[-1]) for each in (whole, folder))
@@ -73,10 +77,7 @@ def test_a_resume_without_the_random_state_would_end_in_other_weights(whole, tmp
     session(tmp_path, 5)
     monkeypatch.setattr("bothways.training.checkpoint._set_random", lambda *_: None)
     session(tmp_path)
-    ours, expected = (
-        torch.load(each / "final.pt", weights_only=True) for each in (tmp_path, whole)
-    )
-    assert not any(torch.equal(ours[name], weight) for name, weight in expected.items())
+    assert equal_weights(tmp_path, whole) == {False}
 
 
 @pytest.mark.parametrize("step", [0, 2, 5, 8, 9, 13])
@@ -127,10 +128,7 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(number, whole, t
     assert dataclasses.replace(saved, seconds=progress.seconds) == progress
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
     assert session(tmp_path).steps == 14
-    ours, expected = (
-        torch.load(each / "final.pt", weights_only=True) for each in (tmp_path, whole)
-    )
-    assert all(torch.equal(ours[name], weight) for name, weight in expected.items())
+    assert equal_weights(tmp_path, whole) == {True}
 
 
 def test_what_the_last_steps_came_to_is_recorded_when_a_run_is_stopped(tmp_path):
@@ -176,15 +174,12 @@ def test_the_best_checkpoint_stays_with_the_newest(tmp_path):
     training = dataclasses.replace(
         TRAINING, evaluate=Steps(2), save=None, until=Steps(8), keep=keep
     )
-    phases = [TrainingPhase(Steps(8), steps)]
-    TrainingRun(
-        training_module,
-        phases,
-        training,
-        Single(),
+    run_toy(
         FolderStore(tmp_path, CONFIG),
+        training,
+        training_module,
         evaluation=lambda progress: {"score": next(values)},
-    ).train()
+    )
     assert [path.name for path in checkpoints(tmp_path)] == ["step-4", "step-8"]
     assert [read_checkpoint(path).metrics["score"] for path in checkpoints(tmp_path)] == [1.0, 4.0]
 
@@ -193,14 +188,7 @@ def test_a_checkpoint_holds_the_metrics_of_its_own_step_alone(tmp_path):
     training = dataclasses.replace(
         TRAINING, evaluate=Steps(4), save=Steps(3), until=Steps(9), keep=Keep(9)
     )
-    TrainingRun(
-        toy(),
-        [TrainingPhase(Steps(9), steps)],
-        training,
-        Single(),
-        FolderStore(tmp_path, {}),
-        evaluation=lambda progress: {"x": 1.0},
-    ).train()
+    run_toy(tmp_path, training, evaluation=lambda progress: {"x": 1.0})
     metrics = {path.name: read_checkpoint(path).metrics for path in checkpoints(tmp_path)}
     assert metrics == {"step-3": {}, "step-6": {}, "step-9": {"x": 1.0}}
 
@@ -212,14 +200,11 @@ def test_a_best_metric_that_is_not_evaluated_is_refused(tmp_path):
     with pytest.raises(
         ConfigError, match="'f1' is not evaluated: there are loss, accuracy"
     ) as caught:
-        TrainingRun(
-            toy(),
-            [TrainingPhase(Steps(14), steps)],
-            training,
-            Single(),
+        run_toy(
             FolderStore(tmp_path, CONFIG),
+            training,
             evaluation=lambda progress: {"loss": 1.0, "accuracy": 0.5},
-        ).train()
+        )
     assert caught.value.where == "training.keep.best.metric"
 
 
@@ -227,15 +212,13 @@ def test_a_run_by_the_clock_ends_with_an_evaluation_and_a_checkpoint(tmp_path):
     training = dataclasses.replace(
         TRAINING, until=Hours(0.2 / 3600), evaluate=None, save=None, keep=Keep()
     )
-    evaluated, phases = [], [TrainingPhase(training.until, steps)]
+    evaluated = []
 
     def evaluation(progress):
         evaluated.append(1)
         return {"x": 1.0}
 
-    progress = TrainingRun(
-        toy(), phases, training, Single(), FolderStore(tmp_path, {}), evaluation=evaluation
-    ).train()
+    progress = run_toy(tmp_path, training, evaluation=evaluation)
     assert progress.seconds >= 0.2
     assert evaluated == [1]
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{progress.steps}"]
@@ -249,14 +232,7 @@ def test_the_time_of_evaluations_is_not_forgotten_in_a_checkpoint(tmp_path):
         time.sleep(0.3)
         return {"x": 1.0}
 
-    TrainingRun(
-        toy(),
-        [TrainingPhase(Steps(2), steps)],
-        training,
-        Single(),
-        FolderStore(tmp_path, {}),
-        evaluation=evaluation,
-    ).train()
+    run_toy(tmp_path, training, evaluation=evaluation)
     assert read_checkpoint(checkpoints(tmp_path)[-1]).progress.seconds > 0.3
 
 
@@ -277,16 +253,8 @@ def test_a_run_whose_time_is_over_after_a_step_that_was_saved_saves_what_it_eval
     )
 
     def session():
-        return TrainingRun(
-            toy(),
-            phases,
-            training,
-            Single(),
-            FolderStore(tmp_path, {}),
-            evaluation=lambda progress: {"x": 1.0},
-        ).train()
+        return run_toy(tmp_path, training, evaluation=lambda progress: {"x": 1.0})
 
-    phases = [TrainingPhase(training.until, steps)]
     done = session()
     saved = read_checkpoint(checkpoints(tmp_path)[-1])
     assert saved.metrics == {"x": 1.0}
@@ -312,34 +280,16 @@ def test_a_run_is_not_resumed_with_another_configuration(whole, tmp_path):
         r"of another run: betas was \[0.9, 0.999\], is 'not set'; model.dropout was 0.2, is 0.1"
     )
     with pytest.raises(CheckpointError, match=changed):
-        TrainingRun(
-            toy(0.2),
-            [TrainingPhase(Steps(14), steps)],
-            TRAINING,
-            Single(),
-            FolderStore(folder, {"model": {"dropout": 0.1}}),
-        ).train()
+        run_toy(FolderStore(folder, {"model": {"dropout": 0.1}}), TRAINING, toy(0.2))
 
 
 def test_data_that_is_not_the_same_is_said_after_the_settings_that_it_may_be_read_by(tmp_path):
     one, other = "a" * 64, "b" * 64
-    TrainingRun(
-        toy(),
-        [TrainingPhase(Steps(1), steps)],
-        TRAINING,
-        Single(),
-        FolderStore(tmp_path, {"data": one, "label": "x"}),
-    ).train()
+    run_toy(FolderStore(tmp_path, {"data": one, "label": "x"}), TRAINING, until=Steps(1))
     with pytest.raises(
         CheckpointError, match=r"of another run: label was 'x', is 'y'; data is not the same\n"
     ):
-        TrainingRun(
-            toy(),
-            [TrainingPhase(Steps(1), steps)],
-            TRAINING,
-            Single(),
-            FolderStore(tmp_path, {"data": other, "label": "y"}),
-        ).train()
+        run_toy(FolderStore(tmp_path, {"data": other, "label": "y"}), TRAINING, until=Steps(1))
 
 
 def test_records_of_a_run_that_left_no_checkpoint_are_begun_anew(tmp_path):
@@ -360,15 +310,7 @@ def test_a_run_shows_its_training_and_its_evaluations(tmp_path):
     training = dataclasses.replace(
         TRAINING, until=Steps(2), evaluate=Steps(1), report=Steps(1), save=None, keep=Keep()
     )
-    TrainingRun(
-        toy(),
-        [TrainingPhase(Steps(2), steps)],
-        training,
-        Single(),
-        FolderStore(tmp_path, {}),
-        evaluation=evaluation,
-        progress=heard,
-    ).train()
+    run_toy(tmp_path, training, evaluation=evaluation, progress=heard)
     training, scoring = ("training", 1.0), ("scoring", 4)
     assert [each[:2] for each in heard.stages] == [training, *(scoring, training) * 2]
     assert [done for _, _, done in heard.stages] == [[0, 0.5, 0.5], [1], [0.5, 1, 1], [1], [1]]
@@ -389,10 +331,7 @@ def test_the_time_of_an_evaluation_is_done_before_the_training_goes_on(tmp_path)
     training = dataclasses.replace(
         TRAINING, until=Hours(1 / hour), evaluate=Hours(0.4 / hour), save=None, keep=Keep()
     )
-    phase, store = TrainingPhase(training.end, steps), FolderStore(tmp_path, {})
-    TrainingRun(
-        toy(), [phase], training, Single(), store, evaluation=evaluation, progress=heard
-    ).train()
+    run_toy(tmp_path, training, evaluation=evaluation, progress=heard)
     shares = [done for name, _, done in heard.stages if name == "training"]
     assert len(shares) > 2
     for before, after in itertools.pairwise(shares[:-1]):
@@ -407,23 +346,9 @@ def broken(progress):
 def test_an_evaluation_that_fails_loses_no_step_and_is_made_up_for(every, tmp_path):
     training = dataclasses.replace(TRAINING, until=Steps(4), evaluate=every, save=None, keep=Keep())
     with pytest.raises(RuntimeError, match="no memory left"):
-        TrainingRun(
-            toy(),
-            [TrainingPhase(Steps(4), steps)],
-            training,
-            Single(),
-            FolderStore(tmp_path, CONFIG),
-            evaluation=broken,
-        ).train()
+        run_toy(FolderStore(tmp_path, CONFIG), training, evaluation=broken)
     assert [path.name for path in checkpoints(tmp_path)] == [f"step-{every.count if every else 4}"]
-    done = TrainingRun(
-        toy(),
-        [TrainingPhase(Steps(4), steps)],
-        training,
-        Single(),
-        FolderStore(tmp_path, CONFIG),
-        evaluation=lambda _: {"m": 1.0},
-    ).train()
+    done = run_toy(FolderStore(tmp_path, CONFIG), training, evaluation=lambda _: {"m": 1.0})
     assert done.steps == 4
     assert read_checkpoint(checkpoints(tmp_path)[-1]).metrics == {"m": 1.0}
     assert [line["m"] for line in metric_lines(tmp_path) if "m" in line] == [1.0]
@@ -435,14 +360,7 @@ def test_a_run_resumed_when_its_time_is_over_has_the_metrics_of_its_last_step(be
 
     def session(training, metrics):
         evaluation = (lambda progress: metrics) if metrics else None
-        return TrainingRun(
-            toy(),
-            [TrainingPhase(training.until, steps)],
-            training,
-            Single(),
-            FolderStore(tmp_path, {}),
-            evaluation=evaluation,
-        ).train()
+        return run_toy(tmp_path, training, evaluation=evaluation)
 
     session(training, before)
     seconds = read_checkpoint(checkpoints(tmp_path)[-1]).progress.seconds
@@ -473,11 +391,7 @@ def test_a_closed_terminal_saves(tmp_path):
 
 def test_events_are_reported(tmp_path):
     events = []
-    TrainingRun(
-        toy(), [TrainingPhase(Steps(2), steps)],
-        dataclasses.replace(TRAINING, until=Steps(2), keep=Keep()),
-        Single(), FolderStore(tmp_path, {}), evaluation=lambda _: {"m": 1.0}, on_event=events.append,
-    ).train()  # fmt: skip
+    run_toy(tmp_path, dataclasses.replace(TRAINING, until=Steps(2), keep=Keep()), evaluation=lambda _: {"m": 1.0}, on_event=events.append)  # fmt: skip
     assert [event.kind for event in events] == [
         "step",
         "step",
