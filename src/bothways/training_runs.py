@@ -437,7 +437,7 @@ def distil(  # noqa: PLR0913 – one option per question
     from bothways.finetuning.distillation import taught_finetuning
     from bothways.pretraining import run as pretraining
     from bothways.pretraining.config import load_config as load_pretraining
-    from bothways.pretraining.distilling import distillation
+    from bothways.pretraining.recipes import distillation
 
     name = None if student is None else _model_name(student, "student")
     if until is not None:

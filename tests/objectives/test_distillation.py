@@ -46,9 +46,8 @@ from bothways.objectives.distillation_losses import (
     squared_difference,
 )
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.distilling import distillation
 from bothways.pretraining.layers import spread_layers, with_layers
-from bothways.pretraining.recipes import distilbert, minilm, tinybert
+from bothways.pretraining.recipes import distilbert, distillation, minilm, tinybert
 from bothways.pretraining.run import pretrain
 from bothways.training.loop import weighted_sum
 from bothways.training.optimizers import AdamW

@@ -109,8 +109,7 @@ def _base(
     """Return the settings of a recipe for a model, which learns from a teacher if there is one."""
     from bothways.model.families.catalogue import PRESETS, preset
     from bothways.pretraining.build import fit_to_corpus, start_encoder
-    from bothways.pretraining.distilling import distillation
-    from bothways.pretraining.recipes import recipe_named
+    from bothways.pretraining.recipes import distillation, recipe_named
 
     if teacher is not None:
         return distillation(teacher, text, model, recipe)

@@ -86,7 +86,11 @@ class FinetuneResult:
         Raises:
             ResourceError: the folder cannot be written.
         """
-        path, task = Path(folder), self.task_model.task
+        path, task, lora = Path(folder), self.task_model.task, self.settings.lora
+        adapter = None
+        if lora is not None and lora.adapter_only:
+            base = portable_name(self.origin["base"]["name"])
+            adapter = TrainedAdapter(base, lora.alpha / lora.rank, self.changes)
         record = {
             "task": configs.to_dict(task),
             "length": self.task_model.length,
@@ -107,16 +111,9 @@ class FinetuneResult:
             card=self.card,
             extra=record,
             extra_files=task.program_files(self.task_model.length),
-            adapter=self._adapter(),
+            adapter=adapter,
         )
         return path
-
-    def _adapter(self) -> TrainedAdapter | None:
-        lora = self.settings.lora
-        if lora is None or not lora.adapter_only:
-            return None
-        base = portable_name(self.origin["base"]["name"])
-        return TrainedAdapter(base, lora.alpha / lora.rank, self.changes)
 
 
 def build_card(done: FinetuneResult, run: PreparedRun) -> Card:

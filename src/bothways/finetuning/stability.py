@@ -11,7 +11,6 @@ for transfer learning (2018); Clark et al. (2020) and their code for ELECTRA.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -90,13 +89,14 @@ def parameter_rules(
     stability: Stability, model: Model, fresh: Collection[str] = ()
 ) -> ParameterRules:
     """Return a function of the rate and pull of each parameter, for `build_optimizer`."""
-    return functools.partial(_rule, stability, len(model.encoder.blocks), frozenset(fresh))
+    depth = len(model.encoder.blocks)
 
+    def rule(name: str) -> ParameterRule:
+        """Return the rule of a parameter; the factors are those of ELECTRA's code."""
+        pull = stability.pull if is_pretrained(name, stability, depth, fresh) else 0.0
+        return ParameterRule(float(stability.layer_decay ** (depth + 2 - level(name, depth))), pull)
 
-def _rule(stability: Stability, depth: int, fresh: Collection[str], name: str) -> ParameterRule:
-    pull = stability.pull if is_pretrained(name, stability, depth, fresh) else 0.0
-    # As in ELECTRA's code.
-    return ParameterRule(float(stability.layer_decay ** (depth + 2 - level(name, depth))), pull)
+    return rule
 
 
 def apply_stability(

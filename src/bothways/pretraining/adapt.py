@@ -171,7 +171,18 @@ def adapt(  # noqa: PLR0913 – one option per question
     settings_for = functools.partial(_settings, source, objective, share, length, until, overrides)
     settings_for(1)  # refuses wrong settings before corpora are built
     with _nothing_left(out, plan):
-        folders = _by_main(plan, lambda: _build(sources, loaded.tokenizer(), out, resume, progress))
+
+        def build() -> dict[str, Path]:
+            """Take the folder of the run, and return the corpora's, built once."""
+            with run_folder(out, resume=resume, progress=progress):
+                pass
+            tokenizer = loaded.tokenizer()
+            return {
+                name: _corpus(paths, tokenizer, out, name, progress).folder
+                for name, paths in sources.items()
+            }
+
+        folders = _by_main(plan, build)
         corpora = {name: Corpus.open(folder) for name, folder in folders.items()}
         start = settings_for(corpora[DOMAIN].manifest.counts.tokens)
         if fresh:
@@ -261,22 +272,6 @@ def _settings(
         start=source,
     )
     return load_config(base, overrides)
-
-
-def _build(
-    sources: Mapping[str, list[str]],
-    tokenizer: Tokenizer,
-    out: Path,
-    resume: bool,
-    progress: Progress,
-) -> dict[str, Path]:
-    """Take the folder of the run, and return the corpora's, built once."""
-    with run_folder(out, resume=resume, progress=progress):
-        pass
-    return {
-        name: _corpus(paths, tokenizer, out, name, progress).folder
-        for name, paths in sources.items()
-    }
 
 
 def _look(

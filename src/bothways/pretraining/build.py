@@ -142,14 +142,6 @@ def _require_vocabulary_of(folder: Path, source: str | Path | None, corpus: Corp
         raise ConfigError(message, where="start", fix=fix)
 
 
-def _frozen(source: str, spec: ModelSpec) -> Model:
-    """Load a model that is only read, with the first layers of its folder."""
-    model = load_model(resolve(resolve_run(source)), spec.heads).model
-    if model.config == spec.encoder:
-        return model
-    return with_layers(model, spec.encoder, range(1, spec.encoder.depth + 1))
-
-
 def build_models(settings: PretrainConfig, corpus: Corpus) -> dict[str, Model]:
     """Return the objective's models by role, seeded; those of `start_folders` are loaded.
 
@@ -160,8 +152,11 @@ def build_models(settings: PretrainConfig, corpus: Corpus) -> dict[str, Model]:
     models, specs = {}, settings.objective.models(settings.encoder)
     folders, frozen = start_folders(settings.start, specs), settings.objective.frozen_models
     for role, spec in specs.items():
-        if role in frozen:
-            models[role] = _frozen(frozen[role], spec)
+        if role in frozen:  # with the first layers of its folder
+            model = load_model(resolve(resolve_run(frozen[role])), spec.heads).model
+            if model.config != spec.encoder:
+                model = with_layers(model, spec.encoder, range(1, spec.encoder.depth + 1))
+            models[role] = model
         elif role in folders:
             models[role] = _load_start(folders[role], role, spec, settings, corpus)
         else:
@@ -297,7 +292,11 @@ def preflight(
     for name, corpus_part in corpora.parts.items():
         corpus_findings = [
             unknown_tokens(corpus_part.unknown_share, fix),
-            *_data_findings(settings, corpus_part),
+            *(
+                item
+                for phase in settings.phases
+                for item in _check_phase(settings, phase, corpus_part)
+            ),
         ]
         prefix = f"{name}: " if name else ""
         findings += [
@@ -387,16 +386,13 @@ def tokens_of_phases(settings: PretrainConfig, corpus_tokens: float) -> list[flo
             return None
 
 
-def _data_findings(settings: PretrainConfig, corpus: Corpus) -> list[Finding]:
-    """Return the findings about the segments of all phases."""
-    result = []
-    for phase in settings.phases:
-        checked: Any = settings.segments_of(phase)
-        if phase.segments is None:
-            objective: Any = settings.objective_of(phase)
-            checked = dataclasses.replace(objective, segments=checked)
-        result += checked.check(corpus)
-    return result
+def _check_phase(settings: PretrainConfig, phase: PretrainPhase, corpus: Corpus) -> list[Finding]:
+    """Return the findings about the segments of a phase, or about the objective with them."""
+    segments: Any = settings.segments_of(phase)
+    if phase.segments is not None:
+        return list(segments.check(corpus))
+    objective: Any = settings.objective_of(phase)
+    return list(dataclasses.replace(objective, segments=segments).check(corpus))
 
 
 def check_class(

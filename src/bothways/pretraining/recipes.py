@@ -16,21 +16,23 @@ from bothways.core.advice import argument
 from bothways.core.config.reader import replaced_members
 from bothways.core.errors import ConfigError
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
+from bothways.data.corpus import Corpus
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
 from bothways.data.segments import FullSentences
-from bothways.model.config import EncoderConfig, Readout
-from bothways.model.families.catalogue import family_for
+from bothways.model.config import EncoderConfig, Readout, with_vocabulary
+from bothways.model.families.catalogue import PRESETS, family_for, preset
 from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned
-from bothways.objectives import distillation
 from bothways.objectives.catalogue import default_objective
+from bothways.objectives.distillation import AttentionScores, Distillation, HiddenStates, Relations
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
-from bothways.pretraining.build import start_encoder
+from bothways.pretraining.build import fit_to_corpus, start_encoder
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.layers import layer_differences, spread_layers
 from bothways.training.durations import Duration, Epochs, Hours, Steps
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, OptimizerConfig
 from bothways.training.run import Training
@@ -320,7 +322,7 @@ def distilbert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
             evaluate=Steps(1000),
             save=Steps(1000),
         ),
-        objective=distillation.Distillation(  # with its losses by default
+        objective=Distillation(  # with its losses by default
             teacher, masking=Masking(unit=RareTokens(0.7), replacements=AnyToken())
         ),
         phases=_full_length(encoder),
@@ -344,9 +346,9 @@ def tinybert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
             BertAdam(lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
             GoogleLinear(0.1),
         ),
-        objective=distillation.Distillation(
+        objective=Distillation(
             teacher,
-            (distillation.HiddenStates(), distillation.AttentionScores()),
+            (HiddenStates(), AttentionScores()),
             masking=None,
         ),
         phases=(PretrainPhase(min(128, encoder.max_positions)),),
@@ -377,9 +379,7 @@ def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
             AdamW(lr=6e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
             Linear(0.01),  # 4,000 updates
         ),
-        objective=distillation.Distillation(
-            teacher, (distillation.Relations(1.0, heads, layer),), masking=None
-        ),
+        objective=Distillation(teacher, (Relations(1.0, heads, layer),), masking=None),
         phases=_full_length(encoder),
         batch=ExampleBudget(256),
     )
@@ -387,6 +387,56 @@ def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
 
 DISTILLING = {"distilbert": distilbert, "tinybert": tinybert, "minilm": minilm}
 """The recipes that also need a teacher."""
+
+
+def distillation(
+    teacher: str, corpus: Corpus | None, student: str | None = None, recipe: str | None = None
+) -> PretrainConfig:
+    """Return the settings of a run in which a student learns from a teacher.
+
+    A student that differs from the teacher in depth alone starts from the teacher's layers, spread
+    from the first to the last: DistilBERT's start. One from a folder starts from its weights, any
+    other at random.
+
+    Args:
+        teacher: a model folder, the folder of a run, or a Hub id.
+        corpus: None for a forecast without one: the vocabulary is then as large as the teacher's.
+        student: a preset, or a model folder; None for half of the teacher's layers.
+        recipe: "distilbert", "tinybert" or "minilm"; None for the first.
+
+    Raises:
+        ConfigError: an unknown recipe, or a loss of the recipe does not fit the two.
+        FolderError: a folder cannot be read.
+    """
+    recipe = recipe or "distilbert"
+    if recipe not in DISTILLING:
+        message, fix = f"unknown recipe {recipe!r}", f"Choose one of {', '.join(DISTILLING)}."
+        raise ConfigError(message, where="recipe", fix=fix)
+    source = start_encoder(teacher)
+    max_length = source.max_positions
+    if student is None:
+        encoder: EncoderConfig = dataclasses.replace(source, depth=max(1, source.depth // 2))
+    elif student in PRESETS:
+        encoder = preset(student)
+        if corpus is None:
+            encoder = with_vocabulary(encoder, source.vocab, source.pad)
+        else:
+            encoder = fit_to_corpus(encoder, corpus.tokenizer)
+    else:
+        encoder = start_encoder(student)
+    settings = DISTILLING[recipe](encoder, teacher)
+    # No sequence is longer than what both read.
+    phases = (
+        dataclasses.replace(phase, length=min(phase.length, max_length))
+        for phase in settings.phases
+    )
+    settings = dataclasses.replace(settings, phases=tuple(phases))
+    if student is not None and student not in PRESETS:
+        return dataclasses.replace(settings, start=student)
+    if source.sharing is not None or layer_differences(source, encoder):
+        return settings
+    layers = spread_layers(encoder.depth, source.depth)
+    return dataclasses.replace(settings, start=teacher, start_layers=layers)
 
 
 def recipe_named(name: str) -> Callable[[EncoderConfig], PretrainConfig]:

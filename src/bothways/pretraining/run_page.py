@@ -71,7 +71,10 @@ def curves(records: Records, metrics: Mapping[str, float], note: str = "") -> It
             metric_line("training", records, name),
             metric_line("held-out", records, f"held-out/{name}"),
         ]
-        for corpus in _corpora(records, name):
+        # Of several corpora, "held-out/CORPUS/loss/…".
+        keys = dict.fromkeys(key for record in records for key in record)
+        held_out = [key[9:] for key in keys if key.startswith("held-out/")]
+        for corpus in (k.removesuffix(f"/{name}") for k in held_out if k.endswith(f"/{name}")):
             lines.append(metric_line(f"held-out, {corpus}", records, f"held-out/{corpus}/{name}"))
         baselines = {
             title: metrics[f"{prefix}/{name}"]
@@ -103,11 +106,12 @@ def write_run_page(
         ResourceError: the page cannot be written.
     """
     records = read_records(file.with_name("metrics.jsonl"))
-    held_out = [
-        [name.removeprefix("held-out/"), value, _baseline(name, metrics)]
-        for name, value in metrics.items()
-        if name.startswith("held-out/")
-    ]
+    held_out: list[list[Any]] = []
+    for key, value in metrics.items():
+        if key.startswith("held-out/"):
+            name = key.removeprefix("held-out/")
+            constant = [f"{k}/{name}" for k in BASELINES if f"{k}/{name}" in metrics]
+            held_out.append([name, value, metrics[constant[0]] if constant else None])
     headline = ", ".join(
         f"{name} {s.readable_number(value)}"
         for name, value, _ in held_out
@@ -129,13 +133,6 @@ def write_run_page(
     write_html(report, file)
 
 
-def _corpora(records: Records, name: str) -> list[str]:
-    """Return the corpora of which held-out text has a metric."""
-    keys = dict.fromkeys(key for record in records for key in record)
-    ends = (key.removeprefix("held-out/") for key in keys if key.startswith("held-out/"))
-    return [key.removesuffix(f"/{name}") for key in ends if key.endswith(f"/{name}")]
-
-
 def _course(records: Records) -> Iterator[s.Curves]:
     """Yield the learning rate and the gradient norm over the tokens read."""
     for name, title, unit in (
@@ -145,12 +142,6 @@ def _course(records: Records) -> Iterator[s.Curves]:
         line = metric_line(title.lower(), records, name)
         if line.x:
             yield s.Curves(title, "million tokens read", unit, [line])
-
-
-def _baseline(name: str, metrics: Mapping[str, float]) -> float | None:
-    """Return the value of a constant answer for a held-out metric, if there is one."""
-    metric = name.removeprefix("held-out/")
-    return next((metrics[f"{k}/{metric}"] for k in BASELINES if f"{k}/{metric}" in metrics), None)
 
 
 def metric_line(title: str, records: Records, name: str) -> s.Line:

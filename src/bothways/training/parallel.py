@@ -265,8 +265,12 @@ def lost_contact(plan: Plan, error: BaseException, prefix: str = "") -> LostRank
     """
     if isinstance(error, BothwaysError | KeyboardInterrupt | SystemExit):
         return None
+    network = getattr(torch.distributed, "DistError", ())
     cause: BaseException | None = error
-    while cause is not None and not _is_of_network(cause):
+    # gloo raises a plain RuntimeError.
+    while cause is not None and not (
+        isinstance(cause, network) or (isinstance(cause, RuntimeError) and "gloo" in str(cause))
+    ):
         cause = cause.__cause__ or cause.__context__
     if cause is None:
         return None
@@ -280,12 +284,6 @@ def lost_contact(plan: Plan, error: BaseException, prefix: str = "") -> LostRank
         f"{prefix}rank {plan.rank} has lost contact with another rank, which has probably ended"
     )
     return LostRankError(message, fix=fix)
-
-
-def _is_of_network(error: BaseException) -> bool:
-    """Return True if torch could not reach another rank; gloo raises a plain RuntimeError."""
-    network = getattr(torch.distributed, "DistError", ())
-    return isinstance(error, network) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def replicate(training_module: TrainingModule, plan: Plan) -> nn.Module:

@@ -16,7 +16,7 @@ for Muon.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -43,7 +43,9 @@ def lamb(parameters: Sequence[OwnRows]) -> None:
         change, decay = parameter.gradient, parameter.group["weight_decay"]
         torch.sqrt(squares, out=change).add_(parameter.group["eps"])
         torch.div(average, change, out=change).add_(parameter.weight, alpha=decay)
-        sums += [_squares(parameter.apart(x)) for x in (parameter.weight, change)]
+        for x in (parameter.weight, change):  # squares whose root is `norm` to the bit
+            norms = [matrix.norm() for matrix in parameter.apart(x)]
+            sums.append(torch.stack(norms).square())
     sizes = [total.sqrt() for total in over_ranks(parameters, sums)]
     for parameter, weight, change in zip(parameters, sizes[::2], sizes[1::2], strict=True):
         trust = torch.where((weight > 0) & (change > 0), weight / change, 1.0)
@@ -59,7 +61,11 @@ def stable_adamw(parameters: Sequence[OwnRows]) -> None:
     sums: list[Tensor] = []
     for parameter in parameters:
         average, squares = _add_to_moments(parameter)
-        correction1, correction2 = _corrections(parameter)
+        steps = parameter.state["step"].clamp(min=1).to(parameter.weight.dtype)
+        correction1, correction2 = (  # 1 − βᵗ
+            -torch.expm1(steps * (math.log(beta) if beta else -math.inf))
+            for beta in parameter.group["betas"]
+        )
         ratio, eps, root = parameter.gradient, parameter.group["eps"], squares / correction2
         ratio.div_(root.clamp(min=eps**2))
         sums.append(torch.stack([ratios.sum() for ratios in parameter.apart(ratio)]))
@@ -130,18 +136,3 @@ def _add_to_moments(parameter: OwnRows) -> tuple[Tensor, Tensor]:
     average.lerp_(parameter.gradient, parameter.keep * (1 - beta1))
     squares.lerp_(parameter.gradient.square_(), parameter.keep * (1 - beta2))
     return average, squares
-
-
-def _corrections(parameter: OwnRows) -> tuple[Tensor, Tensor]:
-    """Return 1 − βᵗ of both moments."""
-    steps = parameter.state["step"].clamp(min=1).to(parameter.weight.dtype)
-    correction1, correction2 = (
-        -torch.expm1(steps * (math.log(beta) if beta else -math.inf))
-        for beta in parameter.group["betas"]
-    )
-    return correction1, correction2
-
-
-def _squares(matrices: Iterable[Tensor]) -> Float[Tensor, " parts"]:
-    """Return the sum of squares of each matrix; its root is `norm` to the bit."""
-    return torch.stack([matrix.norm() for matrix in matrices]).square()
