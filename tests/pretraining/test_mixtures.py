@@ -59,6 +59,7 @@ def settings(corpus: Corpus, steps: int = 12, **changes: object) -> PretrainConf
     return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("pages")
 def test_losses_are_named_by_corpus_and_the_total_is_weighted(
     corpora: dict[str, Corpus], tmp_path: Path
 ) -> None:

@@ -49,7 +49,7 @@ from bothways.training.state import RunState
 from bothways.training.store import run_folder
 from heard_progress import Heard
 from toy_animals import WORDS
-from toy_training import enter_ranks, on_ranks
+from toy_training import enter_ranks, metric_lines, on_ranks
 
 SMALL = [
     "encoder.width=32",
@@ -164,9 +164,7 @@ def test_the_phases_share_the_run_and_the_second_reads_longer_sequences(
         corpus, 10, phases=(PretrainPhase(16, 0.6), PretrainPhase(64, 0.4)), batch=ExampleBudget(8)
     )
     done = pretrain(config, corpus, tmp_path / "run")
-    lines = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = metric_lines(tmp_path / "run")
     assert done.progress.phase == 1
     assert done.progress.steps == 10
     assert done.progress.tokens > 6 * 8 * 10 + 4 * 8 * 17, (
@@ -443,22 +441,6 @@ def test_a_finished_run_is_extended_and_reported_in_another_way(
     assert "4 steps" in (tmp_path / "run" / "config.toml").read_text()
 
 
-class Messages:
-    """Collects messages."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self.lines = lines
-
-    def stage(self, name: str, total: float | int | None = None) -> None:
-        pass
-
-    def advance(self, done: float | int, note: str | None = None) -> None:
-        pass
-
-    def message(self, text: str) -> None:
-        self.lines.append(text)
-
-
 def test_a_run_in_memory_learns_the_same_and_writes_nothing(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -485,16 +467,11 @@ def test_dropout_can_be_set_where_a_model_gives_the_encoder(corpus: Corpus, tmp_
         app([*more, *shape, "--out", str(tmp_path / "kept")], result_action="return_value")
 
 
-def test_the_preflight_says_which_sentences_will_be_cut(corpus: Corpus, tmp_path: Path) -> None:
-    said: list[str] = []
-    pretrain(
-        settings(corpus, 1, phases=(PretrainPhase(8),)),
-        corpus,
-        tmp_path / "run",
-        progress=Messages(said),
-    )
-    assert any("longer than 5 tokens and will be cut" in text for text in said), said
-    assert any("left out, so that pairs fit in 8" in text for text in said), said
+def test_the_preflight_says_which_sentences_will_be_cut(corpus: Corpus) -> None:
+    heard = Heard()
+    pretrain(settings(corpus, 1, phases=(PretrainPhase(8),)), corpus, progress=heard)
+    assert "longer than 5 tokens and will be cut" in heard.text
+    assert "left out, so that pairs fit in 8" in heard.text
     running = settings(corpus, objective=MaskedLM())
     lengths = dataclasses.replace(running, phases=(PretrainPhase(6, 0.5), PretrainPhase(7, 0.5)))
     found = [str(each) for each in preflight(lengths, corpus, None, torch.device("cpu"))]
@@ -608,6 +585,7 @@ def test_resume_starts_a_run_where_there_is_none(corpus: Corpus, tmp_path: Path)
     assert done.folder == tmp_path / "run" / "model"
 
 
+@pytest.mark.usefixtures("pages")
 def test_a_page_shows_the_course_of_a_run(corpus: Corpus, tmp_path: Path) -> None:
     config = settings(corpus, 20)
     training = dataclasses.replace(config.training, report=Steps(2), evaluate=Steps(10))
@@ -636,9 +614,7 @@ def test_a_phase_may_have_segments_of_its_own(corpus: Corpus, tmp_path: Path) ->
         config, training=dataclasses.replace(config.training, report=Steps(1))
     )
     done = pretrain(config, corpus, tmp_path / "run")
-    lines = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
+    lines = metric_lines(tmp_path / "run")
     paired = {line["step"] for line in lines if "loss/pair" in line}
     assert paired == {5, 6, 7, 8}, "the first phase has no pairs to learn from"
     assert done.progress.steps == 8
