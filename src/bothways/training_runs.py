@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -451,24 +452,21 @@ def distil(  # noqa: PLR0913 – one option per question
                 message, where="dev", fix="Leave it out; held_out=0.01 sets aside text."
             )
         text = data if isinstance(data, Corpus) else Corpus.open(data)  # type: ignore[arg-type]
-        base = distillation(_model_name(teacher, "teacher"), text, name, recipe)
-        config_values = load_pretraining(base, settings, _path(config))
-        with shown_progress(progress) as reporter:
-            for note in replaced_members(config_values, base):
-                reporter.message(f"note: {note}")
-            return pretraining.pretrain(
-                config_values, text, _path(out), progress=reporter, **common
-            )
-    train = source_name(data, "train")
-    taught = taught_finetuning(_model_name(teacher, "teacher"), train, name, recipe, dev_name(dev))
-    tuned = load_config(taught, settings, _path(config))
-    dev_rows = None if isinstance(dev, int | float) else dev
+        base: Any = distillation(_model_name(teacher, "teacher"), text, name, recipe)
+        config_values: Any = load_pretraining(base, settings, _path(config))
+        run: Any = functools.partial(pretraining.pretrain, config_values, text)
+    else:
+        train = source_name(data, "train")
+        model = _model_name(teacher, "teacher")
+        base = taught_finetuning(model, train, name, recipe, dev_name(dev))
+        config_values = load_config(base, settings, _path(config))
+        common |= {"train": data, "dev": None if isinstance(dev, int | float) else dev}
+        run = functools.partial(finetuning.finetune, config_values)
     with shown_progress(progress) as reporter:
-        for note in replaced_members(tuned, taught):
+        for note in replaced_members(config_values, base):
             reporter.message(f"note: {note}")
-        return finetuning.finetune(
-            tuned, _path(out), train=data, dev=dev_rows, progress=reporter, **common
-        )
+        result: PretrainResult | FinetuneResult = run(_path(out), progress=reporter, **common)
+        return result
 
 
 def _path(path: str | Path | None) -> Path | None:

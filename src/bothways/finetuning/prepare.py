@@ -186,16 +186,14 @@ def _prepare_in_memory(
     settings: FinetuneConfig, start: Model | EncoderConfig, data: LabelledData, device: torch.device
 ) -> PreparedRun:
     """Prepare one of many runs on the same examples, which `data.label` has checked."""
-    pretrained, tokens = isinstance(start, Model), UNKNOWN if isinstance(start, Model) else 0.0
-    if not pretrained:
+    if not isinstance(start, Model):
         _check_random_start(settings)
-    config = start.config if isinstance(start, Model) else start
-    settings, _ = choose_automatic(settings, config, data, tokens)
     model = start_from(start, data.task.heads(data.labels, settings.dropout), settings.seed)
-    has_pooler = isinstance(start, Model) and "pooler" in start.heads
-    fresh = () if has_pooler or "pooler" not in model.heads else ("pooler",)
+    tokens, had = (UNKNOWN, {*start.heads}) if isinstance(start, Model) else (0.0, set[str]())
+    settings, _ = choose_automatic(settings, model.config, data, tokens)
+    fresh = tuple({"pooler"} & {*model.heads} - had)
     _change_model(model, settings, data, fresh)
-    findings = fresh_pooler(fresh, "the model") if pretrained else []
+    findings = fresh_pooler(fresh, "the model") if isinstance(start, Model) else []
     task_model = _task_model(model, data, settings, device)
     return PreparedRun(settings, task_model, data, fresh, tuple(findings))
 

@@ -238,7 +238,9 @@ def load_weights(folder: Path, training_module: TrainingModule) -> None:
         return
     try:
         stored = load_file(folder / WEIGHTS, device=str(device_of(training_module)))
-        _check_names(training_module, stored, targets)
+        shapes = {name: tensor.shape for name, tensor in stored.items()}
+        if differences := _differences(_same_tensors(training_module), shapes, targets):
+            raise RuntimeError(differences)
         shards = {name: own_part_of(tensor, targets[name]) for name, tensor in stored.items()}
         training_module.load_state_dict(shards, strict=False)
     except (RuntimeError, SafetensorError) as error:
@@ -298,26 +300,25 @@ def _same_tensors(training_module: TrainingModule) -> list[list[str]]:
     return [sorted(names) for names in owners.values()] + [[n] for n in trained if n not in owned]
 
 
-def _check_names(
-    training_module: TrainingModule, stored: Mapping[str, Tensor], targets: Mapping[str, Tensor]
-) -> None:
-    """Raise RuntimeError if tensors are missing, too many or of another shape."""
-    missing = [
-        names[0] for names in _same_tensors(training_module) if not any(n in stored for n in names)
+def _differences(
+    required: Iterable[list[str]], stored: Mapping[str, Any], targets: Mapping[str, Tensor]
+) -> str:
+    """Return what is missing, too much or of another shape; an empty text if all fits.
+
+    Args:
+        required: the names of each tensor, of which one must be there.
+        stored: shapes by name.
+    """
+    missing = [names[0] for names in required if not any(name in stored for name in names)]
+    differing = [
+        f"{name} is {[*shape]}, not {[*targets[name].shape]}"
+        for name, shape in stored.items()
+        if name in targets and shape != targets[name].shape
     ]
     extra = [name for name in stored if name not in targets]
-    differing = [
-        f"{name} is {[*tensor.shape]}, not {[*targets[name].shape]}"
-        for name, tensor in stored.items()
-        if name in targets and tensor.shape != targets[name].shape
-    ]
-    problems = [
-        *(["missing: " + ", ".join(missing)] if missing else []),
-        *(["unexpected: " + ", ".join(extra)] if extra else []),
-        *differing,
-    ]
-    if problems:
-        raise RuntimeError("; ".join(problems))
+    lists = {"missing": missing, "unexpected": extra}
+    texts = [f"{title}: {', '.join(names)}" for title, names in lists.items() if names]
+    return "; ".join([*texts, *differing])
 
 
 def _dcp() -> Any:
@@ -372,18 +373,9 @@ def _metadata(folder: Path) -> Mapping[str, Any]:
 def _read_parts(folder: Path, targets: dict[str, Tensor], prefix: str) -> None:
     """Read parts into tensors of the same names."""
     dcp = _dcp()
-    stored = {n: entry for n, entry in _metadata(folder).items() if n.startswith(prefix)}
-    differing = [
-        *(f"missing: {name}" for name in targets if name not in stored),
-        *(f"unexpected: {name}" for name in stored if name not in targets),
-        *(
-            f"{name} is {[*stored[name].size]}, not {[*target.shape]}"
-            for name, target in targets.items()
-            if name in stored and stored[name].size != target.shape
-        ),
-    ]
-    if differing:
-        raise misfit(folder, SHARDS, RuntimeError("; ".join(differing)))
+    stored = {n: e.size for n, e in _metadata(folder).items() if n.startswith(prefix)}
+    if differences := _differences([[name] for name in targets], stored, targets):
+        raise misfit(folder, SHARDS, RuntimeError(differences))
     reader = dcp.FileSystemReader(folder / SHARDS)
     with warnings.catch_warnings():  # one process without a group is meant
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
