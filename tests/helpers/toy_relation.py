@@ -8,6 +8,7 @@ inheritance. Idea: the vectors of both words, concatenated, go through one dense
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -50,6 +51,11 @@ class RelationExample:
     second: int
     label: str | None = None
     where: str = "an example"
+    text_b: ClassVar[str | None] = None
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ class RelationTask(Task[RelationExample, ClassPrediction]):
         return (RelationHead(len(labels)),)
 
     def texts(self, example: RelationExample) -> tuple[str, ...]:
-        return (" ".join(example.words),)
+        return (example.text,)
 
     def encode(
         self, examples: Many[RelationExample], tokenizer: Tokenizer, labels: Many[str], length: int
@@ -166,6 +172,15 @@ class RelationTask(Task[RelationExample, ClassPrediction]):
         if not confusion.any():
             raise nothing_to_score()
         return {"accuracy": classification_metrics(Confusion.of_matrix(confusion))["accuracy"]}
+
+    def grade(
+        self, example: RelationExample, prediction: ClassPrediction, labels: Many[str]
+    ) -> float:
+        return float(prediction.label == example.label)
+
+    def baseline(self, examples: Many[RelationExample]) -> Metrics:
+        (_, count), *_ = Counter(example.label for example in examples).most_common(1)
+        return {"accuracy": count / len(examples)}
 
 
 def _targets(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

@@ -257,10 +257,3 @@ def test_a_header_is_no_example_where_columns_go_by_number(
     listed = write_rows(tmp_path / "a.jsonl", [{"0": ["text"], "1": "label"}])
     with pytest.raises(DataError, match="column '0' holds list, not text"):
         next(read_examples(listed, TextColumns("0", None, "1")).examples)
-
-
-@pytest.mark.parametrize(("separator", "said"), [(";", "semicolons"), ("\t", "tabs")])
-def test_another_separator_is_named(separator: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(f"text{separator}label\ngood{separator}1\n", encoding="utf8")
-    with pytest.raises(DataError, match=f"seem separated by {said}"):
-        read_examples(str(tmp_path / "a.csv"))

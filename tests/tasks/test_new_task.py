@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Sequence as Many
 from pathlib import Path
 
@@ -20,7 +24,7 @@ from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Learned
-from bothways.prediction.analysis.report import analysis_of
+from bothways.prediction.analysis.report import analyse, analysis_of
 from bothways.prediction.analysis.texts import ClassAnalysis
 from bothways.prediction.bulk.output import part_content
 from bothways.prediction.engine import evaluate_task
@@ -48,6 +52,30 @@ def make_relations(count: int, seed: int) -> list[RelationExample]:
     return examples
 
 
+SERVED = """
+import json, sys
+from bothways.tasks.catalogue import ALL_TASKS
+from toy_relation import RelationHead, RelationTask
+ALL_TASKS["relation"] = RelationTask  # the one entry
+import httpx
+from bothways.hub.model_folder import load_model
+from bothways.prediction.predictor import Predictor
+from bothways.serving.app import App
+from bothways.serving.models import ServedModel
+from running_server import running
+loaded = load_model(sys.argv[1], heads=(RelationHead(2),))
+task_model = RelationTask().bind(loaded.model, loaded.tokenizer(), loaded.labels, 12)
+with running(App({"toy": ServedModel("toy", Predictor(task_model))})) as url:
+    response = httpx.post(url + "/relation", json={"inputs": json.loads(sys.argv[2])})
+    print(response.raise_for_status().text)
+"""
+
+
+def here() -> dict[str, str]:
+    """The environment of a process that imports what this one does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
 def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path: Path) -> None:
     tokenizer, task = make_tokenizer(tmp_path), RelationTask()
     train, dev = make_relations(400, 0), make_relations(60, 1)
@@ -65,7 +93,16 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path: Path) -
     expected = predict([row, {**row, "first": 2, "second": 1}])
     assert expected[0].label == "before"
 
+    analysed = analyse(task_model, dev)
+    assert analysed.metrics == result.metrics
+    assert analysed.baseline["accuracy"] == task.baseline(dev)["accuracy"]
+    assert analysed.sections
+
     place = result.save(tmp_path / "saved")
+    rows = [row, {**row, "first": 2, "second": 1}]
+    process = [sys.executable, "-c", SERVED, str(place), json.dumps(rows)]
+    answers = json.loads(subprocess.check_output(process, env=here(), timeout=300))
+    assert answers == [prediction.to_json() for prediction in expected]
     loaded = load_model(place, heads=(RelationHead(2),))
     assert loaded.labels == ("after", "before")
     again = task.bind(loaded.model, loaded.tokenizer(), loaded.labels, LENGTH)

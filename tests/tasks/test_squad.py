@@ -245,10 +245,3 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 )
 def test_answers_are_found_where_they_are(text: str, start: int, place: int | None) -> None:
     assert located(CONTEXT, text, start) == place
-
-
-def test_columns_are_told() -> None:
-    assert (
-        str(QuestionColumns())
-        == "question = 'question', context = 'context', answers = 'answers', id = 'id'"
-    )
