@@ -123,7 +123,9 @@ def check_case(labels: Many[str]) -> list[Finding]:
     """Report labels that differ in case, invisible characters, or the form of a number only."""
     alike: dict[str, list[str]] = {}
     for label in labels:
-        display = ascii(label) if _hides(label) else repr(label)
+        # Invisible or combining characters make a label look like another text.
+        hides = any(unicodedata.category(letter) in {"Cf", "Mn", "Zs"} for letter in label)
+        display = ascii(label) if hides else repr(label)
         alike.setdefault(_plain_label(label), []).append(display)
     same = [" and ".join(group) for group in alike.values() if len(group) > 1]
     message = (
@@ -132,11 +134,6 @@ def check_case(labels: Many[str]) -> list[Finding]:
     )
     fix = "Spell them alike if they mean the same."
     return [Finding("labels", "warning", message, fix=fix)] if same else []
-
-
-def _hides(label: str) -> bool:
-    """Return True if a label looks like another text: by invisible or combining characters."""
-    return any(unicodedata.category(letter) in {"Cf", "Mn", "Zs"} for letter in label)
 
 
 def _plain_label(label: str) -> str:

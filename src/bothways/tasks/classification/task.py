@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
@@ -42,6 +43,7 @@ from bothways.text.tokenizer import Tokenizer
 
 MANY = 20
 """Number of classes from which labels that are fractions look like scores."""
+_FRACTION = re.compile(r"-?\d+\.\d+")
 
 
 class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
@@ -267,18 +269,13 @@ def _check_labels(train: Many[TextExample], dev: Many[TextExample]) -> list[Find
     findings += text_checks.check_known(
         labels, ((e.label, e.where) for e in dev if e.label is not None)
     )
-    if len(labels) > MANY and sum(map(_is_fraction, labels)) > len(labels) / 2:
+    if len(labels) > MANY and 2 * len(list(filter(_FRACTION.fullmatch, labels))) > len(labels):
         message = (
             f"the {len(labels)} labels look like scores ({places(labels)}); each is a class here"
         )
         fix = f"To learn them as scores, set {argument(task='regress')}."
         findings.append(Finding("labels", "warning", message, fix=fix))
     return findings
-
-
-def _is_fraction(label: str) -> bool:
-    integer, point, decimals = label.removeprefix("-").partition(".")
-    return bool(point) and integer.isdecimal() and decimals.isdecimal()
 
 
 def _check_balance(train: Many[TextExample]) -> list[Finding]:

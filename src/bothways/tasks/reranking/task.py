@@ -338,20 +338,18 @@ def joined_rows(
         example = parse(row.values, columns, row.where)
         assert columns.text_b is not None
         single = columns.negatives is None and isinstance(row.values[columns.text_b], str)
-        if group and not (single and _continues(group[-1], example)):
-            yield _join(group)
-            group = []
+        if group:
+            last = group[-1]
+            alike = (last.labels is None) == (example.labels is None)
+            if not (single and alike and last.query == example.query):
+                yield _join(group)
+                group = []
         group.append(example)
         if not single:
             yield _join(group)
             group = []
     if group:
         yield _join(group)
-
-
-def _continues(last: RankExample, example: RankExample) -> bool:
-    alike = (last.labels is None) == (example.labels is None)
-    return alike and last.query == example.query
 
 
 def _join(group: Many[RankExample]) -> RankExample:

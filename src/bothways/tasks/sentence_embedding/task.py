@@ -32,7 +32,6 @@ from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
-from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import Targets
 from bothways.hub import sentence_transformers
 from bothways.hub.model_card import Card
@@ -195,30 +194,34 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             e.prompt if isinstance(e, PromptedText) else self.default_prompt for e in examples
         ]
         prompt_lengths = {
-            text: len(ids) for text, ids in _encoded({*prompts} - {""}, tokenizer)
-        } | {"": 0}
+            text: len(tokenizer.encode([text])[0]) if text else 0 for text in {*prompts}
+        }
         rows = iter(
             tokenizer.encode(
                 [p + text for p, e in zip(prompts, examples, strict=True) for text in self.texts(e)]
             )
         )
         for prompt, example in zip(prompts, examples, strict=True):
-            texts = [next(rows) for _ in self.texts(example)]
-            fitted = [fit.single(ids, tokenizer.template, prompt_lengths[prompt]) for ids in texts]
-            sequences = [sequence for chunks, _ in fitted for sequence in chunks]
-            if not self.include_prompt:
-                count = prompt_lengths[prompt] and prompt_lengths[prompt] + len(
-                    tokenizer.template.before
-                )
-                sequences = [_without_prompt(sequence, count) for sequence in sequences]
-            results.append(
-                EncodedTexts(
-                    tuple(sequences),
-                    sum(map(len, texts)),
-                    sum(cut for _, cut in fitted),
-                    tuple(len(chunks) for chunks, _ in fitted),
-                )
-            )
+            count, texts = prompt_lengths[prompt], list[EncodedExample]()
+            for ids in [next(rows) for _ in self.texts(example)]:
+                sequences, cut = fit.single(ids, tokenizer.template, count)
+                if not self.include_prompt:
+                    # Without a prompt, [CLS] is pooled, too.
+                    skip = count and count + len(tokenizer.template.before)
+                    sequences = [
+                        dataclasses.replace(
+                            sequence,
+                            targets={
+                                **sequence.targets,
+                                "prompt": PromptTokens(
+                                    np.array([min(skip, len(sequence) - 1)], dtype=np.int64)
+                                ),
+                            },
+                        )
+                        for sequence in sequences
+                    ]
+                texts.append(EncodedExample(tuple(sequences), len(ids), cut))
+            results.append(EncodedTexts.of(texts))
         return results
 
     def score(
@@ -278,16 +281,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             message = f"the model has layers {allowed}, not {unknown_layers[0]}"
             raise ConfigError(message, where="layers", fix=LAST)
         return Embedder(self, model, tokenizer, labels, length)
-
-
-def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> list[tuple[str, Ids]]:
-    all_texts = list(texts)
-    return list(zip(all_texts, tokenizer.encode(all_texts), strict=True)) if all_texts else []
-
-
-def _without_prompt(sequence: Sequence, count: int) -> Sequence:
-    tokens = PromptTokens(np.array([min(count, len(sequence) - 1)], dtype=np.int64))
-    return dataclasses.replace(sequence, targets={**sequence.targets, "prompt": tokens})
 
 
 def skipped(batch: Batch) -> Int[Tensor, " sequences"] | None:

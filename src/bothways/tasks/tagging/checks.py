@@ -14,17 +14,11 @@ from collections.abc import Sequence as Many
 
 from bothways.core.advice import argument
 from bothways.core.finding import Finding, places
+from bothways.tasks import text_checks
 from bothways.tasks.tagging import schemes
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.metrics import types_of
 from bothways.tasks.tagging.table_rows import TAGS, WORDS
-from bothways.tasks.text_checks import (
-    check_case,
-    check_constant,
-    check_overlap,
-    check_rows,
-    report_rows,
-)
 from bothways.tasks.text_examples import LABELS, PAIRS, TEXTS
 
 FEW = 10
@@ -64,7 +58,7 @@ def check_tagged(
         *findings,
         *_check_labels(train, dev, scheme),
         *_check_balance(train, scheme),
-        *check_overlap(train, dev, lambda example: example.words, "sentences"),
+        *text_checks.check_overlap(train, dev, lambda example: example.words, "sentences"),
     ]
 
 
@@ -92,14 +86,16 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
     }  # fmt: skip
     findings = list[Finding]()
     for fault, (where, most, fix) in usual.items():
-        findings += report_rows("rows", where if most else [], fault, fix, "warning")
+        findings += text_checks.report_rows("rows", where if most else [], fault, fix, "warning")
     empty = {"sentence(s) has|have no word": lambda e: not e.words}
     bare = {"sentence(s) has|have words without a tag": lambda e: e.tags is None or not all(e.tags)}
     return [
         *findings,
-        *check_rows(examples, empty, "Remove them."),
-        *check_rows(examples, bare, "Tag all of their words or remove them.", check="labels"),
-        *report_rows(
+        *text_checks.check_rows(examples, empty, "Remove them."),
+        *text_checks.check_rows(
+            examples, bare, "Tag all of their words or remove them.", check="labels"
+        ),
+        *text_checks.report_rows(
             "rows",
             white,
             "word(s) is|are empty or white space, and read as unknown",
@@ -195,7 +191,7 @@ def _check_flaws(examples: Many[TagExample], scheme: schemes.Spelling, name: str
     ]
     fault = f"tag(s) of the {name} data breaks|break the rules of {scheme.upper()}"
     fix = "They are read as by conlleval: a tag that continues nothing begins an entity."
-    return report_rows("labels", broken, fault, fix, "warning")
+    return text_checks.report_rows("labels", broken, fault, fix, "warning")
 
 
 def _check_mixed(examples: Many[TagExample], name: str) -> list[Finding]:
@@ -264,7 +260,7 @@ def _check_labels(
         set(types_of(some)) if entities else set(some) for some in (train_tags, dev_tags)
     )
     kind = "types of entities" if entities else "tags"
-    findings = check_case(sorted(train_types))
+    findings = text_checks.check_case(sorted(train_types))
     if len(train_types) < (1 if entities else 2):
         predicted = ", ".join(map(repr, train_tags)) or "all absent"
         message = f"there is nothing to learn: the tags of the training data are {predicted}"
@@ -296,7 +292,7 @@ def _check_balance(train: Many[TagExample], scheme: schemes.Scheme) -> list[Find
     tags = Counter(tag for example in train for tag in example.tags or ())
     if len(tags) < 2:
         return []
-    findings = check_constant(tags, "words")
+    findings = text_checks.check_constant(tags, "words")
     if scheme != "plain" and schemes.spells_entities(tags) and schemes.OUTSIDE in tags:
         counts = Counter(
             chunk.type for example in train for chunk in schemes.chunks(example.tags or ())

@@ -107,7 +107,10 @@ def open_tagged(
     path, text = local_path(source), requested.text
     suffix, stream = text_io.suffix_of(path), text_io.is_stream(source)
     names = text is not None and not text.isdecimal()
-    head = _head(path) if not labelled and suffix in (".txt", ".tsv") and path.is_file() else []
+    head = list[str]()
+    if not labelled and suffix in (".txt", ".tsv") and path.is_file():
+        with contextlib.closing(text_io.read_lines(path)) as first_lines:
+            head = [line for _, line in itertools.islice(first_lines, _HEAD)]
     # A .tsv is a table if its first line names a column of texts.
     texts = suffix == ".tsv" and any(
         name in table_rows.TEXTS for line in head[:1] for name in line.split("\t")
@@ -149,11 +152,6 @@ def open_tagged(
     unused = unused_columns(table.names, asked_columns(fields))
     opened = task.with_columns(columns)
     return Reading(opened, numbered(), table.share, table, parse, notes, unused)
-
-
-def _head(path: Path) -> list[str]:
-    with contextlib.closing(text_io.read_lines(path)) as lines:
-        return [line for _, line in itertools.islice(lines, _HEAD)]
 
 
 def _open_columns(

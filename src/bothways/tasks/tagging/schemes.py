@@ -172,12 +172,11 @@ def flaws(tags: Many[str], scheme: Spelling) -> list[int]:
         case "iob1":
             return [p for p, (a, b, _) in triples if b.prefix == "B" and b.type != a.type]
         case "bioes":
-            return [p for p, parts_here in triples if _breaks(*parts_here)]
+            return [  # a tag that continues nothing, or is left open
+                p
+                for p, (a, b, c) in triples
+                if (b.prefix in "IE" and not _continues(a, b))
+                or (b.prefix in "BI" and not _continues(b, c))
+            ]
         case _:
             assert_never(scheme)
-
-
-def _breaks(before: TagPart, part: TagPart, after: TagPart) -> bool:
-    """Return True if a BIOES tag continues nothing, or is left open."""
-    lost = part.prefix in "IE" and not _continues(before, part)
-    return lost or (part.prefix in "BI" and not _continues(part, after))

@@ -109,8 +109,11 @@ def choose_columns(
 
 def _guess_text(row: Row, where: str, *, labelled: bool) -> str:
     """Return the column of words; that of a text, if there are no words or no tags for them."""
-    words = [
-        name for name in usual_columns((*WORDS, *WORD), tuple(row)) if not _are_spans(row[name])
+    words = [  # lists of objects, such as the tokens of Prodigy, are no words
+        name
+        for name in usual_columns((*WORDS, *WORD), tuple(row))
+        if not isinstance(value := row[name], list | tuple)
+        or not any(isinstance(item, Mapping) for item in value)
     ]
     texts = usual_columns(TEXTS, tuple(row))
     if labelled and texts and not usual_columns(TAGS, tuple(row)):
@@ -129,11 +132,6 @@ def _usual_labels(row: Row, text: str) -> list[str]:
         if spans:
             return spans
     return usual_columns(TAGS, names) or usual_columns(TAG, names)
-
-
-def _are_spans(value: Any) -> bool:
-    """Return True if a value is a list of objects, such as the tokens of Prodigy."""
-    return isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value)
 
 
 class ArrangedRows(NamedTuple):
