@@ -42,11 +42,10 @@ from bothways.tasks.columns import (
 )
 from bothways.tasks.metrics import negative_log, sigmoid
 from bothways.tasks.predictions import RankPrediction
-from bothways.tasks.prompted_task import PromptedTask
 from bothways.tasks.reranking.metrics import Rankings, ndcg
 from bothways.tasks.text_encoding import EncodedTexts, encode_texts, window_weight
 from bothways.tasks.text_examples import TextColumns, TextExample
-from bothways.tasks.text_task import NumberModel, targets_of
+from bothways.tasks.text_task import NumberModel, PromptedTask, targets_of
 from bothways.text.tokenizer import Tokenizer
 
 QUERIES = ("query", "question", "anchor", "claim", "sentence1", "text_a", "text1")

@@ -41,10 +41,10 @@ from bothways.model.model import Model
 from bothways.tasks.base import Direction, EncodedExample, Metrics, Output, TaskModel
 from bothways.tasks.metrics import TINY
 from bothways.tasks.predictions import VectorPrediction
-from bothways.tasks.prompted_task import PromptedTask
 from bothways.tasks.sentence_embedding.sts import Agreement, gold_score
 from bothways.tasks.text_encoding import EncodedTexts
 from bothways.tasks.text_examples import NOT_NAMED, TextColumns, TextExample
+from bothways.tasks.text_task import PromptedTask
 from bothways.text.tokenizer import Tokenizer
 
 STS = TextColumns("sentence1", "sentence2", "score")
