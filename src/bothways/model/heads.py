@@ -65,7 +65,6 @@ class MaskedHead(HeadValue):
     suffix: ClassVar[str | None] = "ForMaskedLM"
 
     def build(self, config: EncoderConfig) -> nn.Module:
-        """Return a `MaskedOutput`."""
         if config.readout.masked == "direct" and config.embedding is not None:
             message = "a direct head reads the encoder's width, and the embeddings have another"
             raise ConfigError(message, where="encoder.readout.masked", fix="Use an activation.")
@@ -89,12 +88,10 @@ class PoolerHead(_PooledValue):
     title: ClassVar[str] = "pooler"
 
     def build(self, config: EncoderConfig) -> nn.Module:
-        """Return a `Pooler`."""
         return head_modules.Pooler(config)
 
     def reads_pooler(self, config: EncoderConfig) -> bool:
-        """Return False: it is the pooler."""
-        return False
+        return False  # it is the pooler
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,6 @@ class PairHead(_PooledValue):
     fixed_outputs: ClassVar[int | None] = 2
 
     def build(self, config: EncoderConfig) -> nn.Module:
-        """Return a `LinearOutput`."""
         return head_modules.LinearOutput(config, 2, config.readout.pair_dropout)
 
 
@@ -133,14 +129,12 @@ class LabelHead(_PooledValue):
 
     @property
     def outputs(self) -> int:
-        """The number of labels."""
         return self.count
 
     def _source(self, config: EncoderConfig) -> FromPooler | Own | None:
         return None if self.lstm else config.readout.labels
 
     def build(self, config: EncoderConfig) -> nn.Module:
-        """Return a `LinearOutput`, an `OwnOutput` or an `LSTMOutput`."""
         if self.lstm:
             rate = config.head_dropout if self.dropout is None else self.dropout
             return head_modules.LSTMOutput(config, self.lstm, self.count, rate)
@@ -166,11 +160,9 @@ class TagHead(HeadValue):
 
     @property
     def outputs(self) -> int:
-        """The number of tags."""
         return self.count
 
     def build(self, config: EncoderConfig) -> nn.Module:
-        """Return a `LinearOutput` or an `OwnOutput`."""
         return _output(config, config.readout.tokens, self.count, self.dropout)
 
 
@@ -184,7 +176,6 @@ class SpanHead(HeadValue):
     suffix: ClassVar[str | None] = "ForQuestionAnswering"
 
     def build(self, config: EncoderConfig) -> nn.Module:
-        """Return a `DeepOutput`, a `LinearOutput` or an `OwnOutput`."""
         if config.readout.span is not None:
             return head_modules.DeepOutput(config, 2)
         return _output(config, config.readout.tokens, 2, config.readout.span_dropout)
@@ -211,7 +202,6 @@ class ChoiceHead(_PooledValue):
         return config.readout.choice
 
     def build(self, config: EncoderConfig) -> nn.Module:
-        """Return a `LinearOutput` or an `OwnOutput`."""
         return _output(config, self._source(config), 1, self.dropout)
 
 
@@ -224,7 +214,6 @@ class ReplacedHead(HeadValue):
     fixed_outputs: ClassVar[int | None] = 1
 
     def build(self, config: EncoderConfig) -> nn.Module:
-        """Return a `ReplacedOutput`."""
         return head_modules.ReplacedOutput(config)
 
 
@@ -237,7 +226,6 @@ class NextTokenHead(HeadValue):
     suffix: ClassVar[str | None] = "LMHeadModel"
 
     def build(self, config: EncoderConfig) -> nn.Module:
-        """Return a `NextTokenOutput`."""
         if config.embedding is not None and config.readout.output == "embedding":
             raise ConfigError(
                 f"the next-token head predicts with the token embedding, whose {config.embedding} "

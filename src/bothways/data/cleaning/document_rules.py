@@ -28,8 +28,16 @@ UNSPACED_SHARE = 0.2
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n")
 
 
+class Rule(ABC):
+    """Base class of the rules."""
+
+    @abstractmethod
+    def rejects(self, batch: TextBatch) -> Rejected:
+        """Return `(D)`, True for documents to leave out."""
+
+
 @dataclass(frozen=True)
-class WordCount:
+class WordCount(Rule):
     """Documents with too few or too many words (Gopher: 50 to 100,000)."""
 
     least: int = 50
@@ -39,13 +47,12 @@ class WordCount:
         _require_range(self.least, self.most)
 
     def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
         counts = batch.words.counts
         return (counts < self.least) | (counts > self.most)
 
 
 @dataclass(frozen=True)
-class MeanWordLength:
+class MeanWordLength(Rule):
     """Documents whose words are too short or too long on average (Gopher: 3 to 10 characters).
 
     Does not apply to scripts without spaces.
@@ -58,7 +65,6 @@ class MeanWordLength:
         _require_range(self.least, self.most)
 
     def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
         words = batch.words
         counts = np.maximum(words.counts, 1)
         spaced = words.total(words.singles) < UNSPACED_SHARE * counts
@@ -67,7 +73,7 @@ class MeanWordLength:
 
 
 @dataclass(frozen=True)
-class Symbols:
+class Symbols(Rule):
     """Documents with many hash signs, or many ellipses, per word (Gopher: above 0.1)."""
 
     most: float = 0.1
@@ -76,52 +82,58 @@ class Symbols:
         _require_shares("most", [self.most])
 
     def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
         limits = self.most * batch.words.counts
 
         def many(number: int, text: str) -> bool:
-            """Return True for more symbols than the words allow."""
             ellipses = text.count("...") + text.count("…")
             return bool(max(text.count("#"), ellipses) > limits[number])
 
         return batch.judge(many)
 
 
+class LineShare(Rule):
+    """Documents with a high share of some lines."""
+
+    most: float
+
+    def __post_init__(self) -> None:
+        _require_shares("most", [self.most])
+
+    @abstractmethod
+    def counts(self, line: str) -> bool:
+        """Return True for one of these lines."""
+
+    def rejects(self, batch: TextBatch) -> Rejected:
+        def many(_: int, text: str) -> bool:
+            lines = _lines(text)
+            return sum(map(self.counts, lines)) / max(len(lines), 1) > self.most
+
+        return batch.judge(many)
+
+
 @dataclass(frozen=True)
-class BulletLines:
+class BulletLines(LineShare):
     """Documents most of whose lines begin with a bullet (Gopher: above 0.9)."""
 
     most: float = 0.9
     marks: tuple[str, ...] = ("•", "‣", "◦", "●", "▪", "■", "►", "- ", "* ")
 
-    def __post_init__(self) -> None:
-        _require_shares("most", [self.most])
-
-    def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
-        return batch.judge(
-            lambda _, text: _share(line.startswith(self.marks) for line in _lines(text)) > self.most
-        )
+    def counts(self, line: str) -> bool:
+        return line.startswith(self.marks)
 
 
 @dataclass(frozen=True)
-class EllipsisLines:
+class EllipsisLines(LineShare):
     """Documents many of whose lines end in an ellipsis (Gopher: above 0.3)."""
 
     most: float = 0.3
 
-    def __post_init__(self) -> None:
-        _require_shares("most", [self.most])
-
-    def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
-        return batch.judge(
-            lambda _, text: _share(line.endswith(("...", "…")) for line in _lines(text)) > self.most
-        )
+    def counts(self, line: str) -> bool:
+        return line.endswith(("...", "…"))
 
 
 @dataclass(frozen=True)
-class AlphabeticWords:
+class AlphabeticWords(Rule):
     """Documents with few words that have a letter, such as tables (Gopher: below 0.8)."""
 
     least: float = 0.8
@@ -130,12 +142,11 @@ class AlphabeticWords:
         _require_shares("least", [self.least])
 
     def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
         return batch.words.total(batch.words.letters) < self.least * batch.words.counts
 
 
 @dataclass(frozen=True)
-class StopWords:
+class StopWords(Rule):
     """Documents with too few different words of a list (Gopher: fewer than 2 of 8).
 
     Applies only to documents of one language.
@@ -159,7 +170,6 @@ class StopWords:
             raise ConfigError("holds an empty word", where="words")
 
     def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
         find = word_finder(self.words)
 
         def few(number: int, text: str) -> bool:
@@ -177,7 +187,7 @@ class StopWords:
 
 
 @dataclass(frozen=True)
-class RepeatedParts(ABC):
+class RepeatedParts(Rule):
     """Documents too many of whose parts, or of their characters, occurred in them before."""
 
     most: float = 0.3
@@ -192,22 +202,20 @@ class RepeatedParts(ABC):
         """Return the parts of a text."""
 
     def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
-        return batch.judge(lambda _, text: self._repeats(self.parts(text)))
+        def repeats(_: int, text: str) -> bool:
+            parts = self.parts(text)
+            distinct, characters = set(parts), sum(map(len, parts))
+            repeated = characters - sum(map(len, distinct))
+            too_many = len(parts) - len(distinct) > self.most * len(parts)
+            return too_many or repeated > self.most_characters * characters
 
-    def _repeats(self, segments: list[str]) -> bool:
-        distinct = set(segments)
-        repeats = len(segments) - len(distinct)
-        characters = sum(map(len, segments))
-        repeated = characters - sum(map(len, distinct))
-        return repeats > self.most * len(segments) or repeated > self.most_characters * characters
+        return batch.judge(repeats)
 
 
 class RepeatedLines(RepeatedParts):
     """Documents that repeat lines (Gopher: above 0.3 of the lines, 0.2 of their characters)."""
 
     def parts(self, text: str) -> list[str]:
-        """Return the lines of a text."""
         return _lines(text)
 
 
@@ -216,12 +224,11 @@ class RepeatedParagraphs(RepeatedParts):
     characters)."""
 
     def parts(self, text: str) -> list[str]:
-        """Return the paragraphs of a text."""
         return [bare for paragraph in _PARAGRAPH.split(text) if (bare := paragraph.strip())]
 
 
 @dataclass(frozen=True)
-class TopNgrams:
+class TopNgrams(Rule):
     """Documents much of which is the most frequent n-gram of words.
 
     Attributes:
@@ -235,7 +242,6 @@ class TopNgrams:
         _require_shares("most", self.most)
 
     def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
         rejected = np.zeros(len(batch.texts), dtype=np.bool_)
         for ngrams, limit in zip(batch.repeated_ngrams(len(self.most) + 1), self.most, strict=True):
             owners = np.searchsorted(batch.words.offsets, ngrams.firsts, side="right") - 1
@@ -248,7 +254,7 @@ class TopNgrams:
 
 
 @dataclass(frozen=True)
-class RepeatedWords:
+class RepeatedWords(Rule):
     """Documents much of which repeats n-grams of words that occurred in them before.
 
     Attributes:
@@ -265,7 +271,6 @@ class RepeatedWords:
         _require_shares("most", self.most)
 
     def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
         rejected = np.zeros(len(batch.texts), dtype=np.bool_)
         for ngrams in batch.repeated_ngrams(self.shortest + len(self.most) - 1):
             if ngrams.size >= self.shortest:
@@ -276,18 +281,16 @@ class RepeatedWords:
 
 
 @dataclass(frozen=True)
-class UnwantedText:
+class UnwantedText(Rule):
     """Documents with one of some phrases, in any case (C4: filler text, and curly brackets, which
     programs have)."""
 
     phrases: tuple[str, ...] = ("lorem ipsum", "{", "}")
 
     def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
         phrases = [phrase.lower() for phrase in self.phrases]
 
         def has_one(_: int, text: str) -> bool:
-            """Return True for a text with one of the phrases."""
             lower = text.lower()
             return any(phrase in lower for phrase in phrases)
 
@@ -295,7 +298,7 @@ class UnwantedText:
 
 
 @dataclass(frozen=True)
-class SentenceCount:
+class SentenceCount(Rule):
     """Documents with few sentences (C4: fewer than 3)."""
 
     least: int = 3
@@ -304,7 +307,6 @@ class SentenceCount:
         require_at_least(1, least=self.least)
 
     def rejects(self, batch: TextBatch) -> Rejected:
-        """Return `(D)`, True for documents to leave out."""
         return batch.judge(lambda number, _: len(batch.sentences(number)) < self.least)
 
 
@@ -316,11 +318,6 @@ DocumentRule = (
 
 def _lines(text: str) -> list[str]:
     return [bare for line in text.splitlines() if (bare := line.strip())]
-
-
-def _share(matches: Iterable[bool]) -> float:
-    values = list(matches)
-    return sum(values) / max(len(values), 1)
 
 
 def _require_range(least: float | int, most: float | int) -> None:
