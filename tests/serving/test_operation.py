@@ -20,7 +20,7 @@ import torch
 from bothways.cli.main import app as cli
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.hub.model_folder import load_model, save_model
-from bothways.hub.provenance import digest_of_folder
+from bothways.hub.provenance import digest_of_model
 from bothways.model.heads import LabelHead, PoolerHead, TagHead
 from bothways.model.model import Model
 from bothways.serving.app import app, requests_log
@@ -93,15 +93,15 @@ def test_a_server_that_has_ended_leaves_the_loggers_as_they_were(
 def test_the_digest_is_of_what_predictions_depend_on(base: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(base, folder)
-    digest = digest_of_folder(str(folder))
-    assert digest == digest_of_folder(str(base))
+    digest = digest_of_model(str(folder), whole=True)
+    assert digest == digest_of_model(str(base), whole=True)
     (folder / "notes.txt").write_text("a")
-    assert digest_of_folder(str(folder)) == digest
+    assert digest_of_model(str(folder), whole=True) == digest
     for name in ("modules.json", "1_Pooling/config.json", "config.json"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(f'{{"{name}": 1}}')
-        assert digest_of_folder(str(folder)) != digest
-        digest = digest_of_folder(str(folder))
+        assert digest_of_model(str(folder), whole=True) != digest
+        digest = digest_of_model(str(folder), whole=True)
 
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

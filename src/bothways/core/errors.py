@@ -17,6 +17,7 @@ a lost rank, where the same command may succeed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 from collections.abc import Iterator
@@ -65,7 +66,8 @@ class BothwaysError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Support pickling."""
-        return _restored, (type(self), self.what, self.where, self._fix)
+        remade = functools.partial(type(self), self.what, where=self.where, fix=self._fix)
+        return remade, ()
 
     def __str__(self) -> str:
         return self.message()
@@ -76,12 +78,6 @@ class BothwaysError(Exception):
         prefix = prefix if len(prefix) < _LONG_PATH else shortened(prefix)
         text = self.what + (f"\n  {self._fix}" if self._fix else "")
         return printable(render(prefix, interface) + shortened(render(text, interface)))
-
-
-def _restored(
-    kind: type[BothwaysError], what: str, where: str | os.PathLike[str] | None, fix: str | None
-) -> BothwaysError:
-    return kind(what, where=where, fix=fix)
 
 
 class ConfigError(BothwaysError):

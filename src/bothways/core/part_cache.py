@@ -24,7 +24,7 @@ import queue
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,11 +84,9 @@ class Cache:
         )
         return cls(local_path(os.environ.get(FOLDER) or default_folder), round(size * 1e9))
 
-    @contextlib.contextmanager
-    def fetching(self, name: str) -> Iterator[None]:
+    def fetching(self, name: str) -> AbstractContextManager[object]:
         """Wait until no other thread or process fetches what has this name."""
-        with self._locked(_stripe(name)):
-            yield
+        return self._locked(_stripe(name))
 
     def reserve(self, path: Path, size: int) -> Path:
         """Make room for a part that is being fetched, and return the file to write it to."""

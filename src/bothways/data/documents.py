@@ -326,7 +326,12 @@ def _text_documents(
 ) -> Iterator[Document]:
     """Read a plain text file; one that begins with `<doc ` is wiki-extractor's."""
     lines = text_io.read_lines(path, bytes_read, split=True)
-    head = _head(lines)
+    head, size = list[tuple[int, str]](), 0
+    for number, line in lines:
+        head.append((number, line))
+        size += len(line) + 1
+        if size >= SNIFFED:
+            break
     numbered = itertools.chain(head, lines)
     if next((line for _, line in head if line.strip()), "").startswith("<doc "):
         return _wiki_documents(path, numbered)
@@ -342,16 +347,6 @@ def _text_documents(
             return (
                 Document(unwrap(text), f"{path}:{number}") for number, text in _bounded(numbered)
             )
-
-
-def _head(lines: Lines) -> list[tuple[int, str]]:
-    head, size = [], 0
-    for number, line in lines:
-        head.append((number, line))
-        size += len(line) + 1
-        if size >= SNIFFED:
-            break
-    return head
 
 
 def _block_documents(path: urls.Place, lines: Lines) -> Iterator[Document]:

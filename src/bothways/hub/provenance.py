@@ -32,43 +32,25 @@ def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if name not in PATHS}
 
 
-def digest_of_model(name: str) -> str:
+def digest_of_model(name: str, *, whole: bool = False) -> str:
     """Return the SHA-256 of a model's configuration, tokenizer and weights.
 
     Args:
         name: a model folder, the folder of a run, or an id on the Hub.
-
-    Raises:
-        FolderError: as `resolve`.
+        whole: whether everything counts that predictions depend on: also the record of the task
+            and the files of sentence-transformers, but PyTorch's files only where there is no
+            safetensors file.
     """
-    folder = resolve(resolve_run(name))
-    digest = _digest_of_files(folder, _DECISIVE)
-    adapter = read_adapter(folder)
-    return digest if adapter is None else _joined(digest, digest_of_model(str(adapter.base)))
-
-
-def digest_of_folder(name: str) -> str:
-    """Return the SHA-256 of everything in a model folder that its predictions depend on.
-
-    In addition to `digest_of_model` these are the record of the task and the files of
-    sentence-transformers. PyTorch's files count only where there is no safetensors file.
-
-    Args:
-        name: as `digest_of_model`.
-
-    Raises:
-        FolderError: as `resolve`.
-    """
-    folder = resolve(resolve_run(name))
-    # Where both exist, only safetensors are read: a pickle next to them changes nothing.
-    pickles = () if any(folder.glob("*model*.safetensors")) else PICKLE_FILES
-    digest = _digest_of_files(folder, (*MODEL_FILES, *pickles))
-    adapter = read_adapter(folder)
-    return digest if adapter is None else _joined(digest, digest_of_folder(str(adapter.base)))
-
-
-def _joined(*digests: str) -> str:
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
+    folder, patterns = resolve(resolve_run(name)), _DECISIVE
+    if whole:
+        # Where both exist, only safetensors are read: a pickle next to them changes nothing.
+        pickles = () if any(folder.glob("*model*.safetensors")) else PICKLE_FILES
+        patterns = (*MODEL_FILES, *pickles)
+    digest, adapter = _digest_of_files(folder, patterns), read_adapter(folder)
+    if adapter is None:
+        return digest
+    digest += digest_of_model(str(adapter.base), whole=whole)
+    return hashlib.sha256(digest.encode()).hexdigest()
 
 
 def _digest_of_files(folder: Path, patterns: tuple[str, ...]) -> str:

@@ -165,6 +165,13 @@ def is_inside(name: str) -> bool:
     return name not in ("", ".", "..") and len(name) < 256 and not set(name) & set("/\\\0")
 
 
+def require_inside(name: str, file: Path) -> None:
+    """Raise FolderError for a name from `modules.json` that leaves the model's folder."""
+    if not is_inside(name):
+        message = f"the folder of a module must be in the model's folder, not {name!r:.80}"
+        raise FolderError(message, where=file, fix="Copy the model again.")
+
+
 def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
     """Download files of a model, or of the folder `inner` in it."""
     from huggingface_hub import snapshot_download

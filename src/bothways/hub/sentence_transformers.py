@@ -31,7 +31,7 @@ from bothways.core.json_reader import read_json, read_object
 from bothways.hub.hf_config import RECORD, write_hf_config
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import check_replaceable, file_content, save_model
-from bothways.hub.resolve import MODULES, PROGRAM, is_inside, modules_folder
+from bothways.hub.resolve import MODULES, PROGRAM, modules_folder, require_inside
 from bothways.hub.static_embedding import STATIC, StaticEncoder, StaticTokenizer, static_files
 from bothways.hub.weight_files import open_weights
 from bothways.model.activation import Activation, activate
@@ -161,7 +161,8 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     # A longer one in the files cannot be computed: there are no positions for it.
     length = min(positions, _read_length(folder) or positions)
     activations = [config[_OLDEST]] if _OLDEST in config else []
-    activations += [section["activation_fn"]] if _has_activation(section) else []
+    if isinstance(section, dict) and "activation_fn" in section:
+        activations.append(section["activation_fn"])
     if program.get("model_type") == "CrossEncoder" or activations:
         kinds = [kind for kind, _ in _read_modules(root / MODULES)]
         if kinds not in ([], ["Transformer"]):
@@ -179,9 +180,7 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     if kinds != start + ["Dense"] * dense + ["Normalize"] * normalised:
         raise FolderError(_has_modules(kinds), where=root / MODULES, fix=_FIX)
     for _, path in chain[1:]:
-        if not is_inside(path):
-            message = f"the folder of a module must be in the model's folder, not {path!r:.80}"
-            raise FolderError(message, where=root / MODULES, fix="Copy the model again.")
+        require_inside(path, root / MODULES)
     pooling, include_prompt = (
         ("mean", True) if static else _read_pooling(root / chain[1][1] / "config.json")
     )
@@ -242,10 +241,6 @@ def _read_dense(folder: Path) -> tuple[nn.Linear, Activation | Literal["tanh"] |
 
 def _has_modules(kinds: list[str]) -> str:
     return f"its modules are {', '.join(kinds)[:200] or 'none'}"
-
-
-def _has_activation(section: Any) -> bool:
-    return isinstance(section, dict) and "activation_fn" in section
 
 
 def _read_activation(names: list[Any], folder: Path) -> ScoreActivation:

@@ -25,7 +25,7 @@ from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, FolderError, TokenizerError
 from bothways.core.json_reader import read_json, read_utf8
 from bothways.core.sequence import Ids
-from bothways.hub.resolve import MODULES, is_inside
+from bothways.hub.resolve import MODULES, require_inside
 from bothways.hub.weight_files import AGAIN, Weights, open_weights
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Hidden
@@ -100,9 +100,8 @@ def static_folder(folder: Path) -> Path | None:
     file = folder / MODULES
     match read_json(file, FolderError) if file.is_file() else None:
         case [{"type": str(kind), "path": str(path)}, *_] if kind.rpartition(".")[2] == STATIC:
-            if path and not is_inside(path):
-                message = f"the folder of a module must be in the model's folder, not {path!r:.80}"
-                raise FolderError(message, where=file, fix="Copy the model again.")
+            if path:
+                require_inside(path, file)
             return folder / path
         case _:
             return None

@@ -381,7 +381,10 @@ class EncoderConfig:
         sizes = ("vocab", "width", "depth", "heads", "intermediate_size", "embedding")
         require_at_least(1, "encoder", **{name: getattr(self, name) for name in sizes})
         require_at_least(0, "encoder", segments=self.segments, task_types=self.task_types)
-        _require_positive(norm_epsilon=self.norm_epsilon, initial_range=self.initial_range)
+        for name in ("norm_epsilon", "initial_range"):
+            if not getattr(self, name) > 0:
+                message = f"must be above 0, not {getattr(self, name)}"
+                raise ConfigError(message, where=f"encoder.{name}")
         if self.width % self.heads:
             message = f"width {self.width} cannot be divided among {self.heads} heads"
             fix = f"Use a number of heads that divides {self.width}."
@@ -396,7 +399,9 @@ class EncoderConfig:
             message = "must hold at least one pattern"
             raise ConfigError(message, where="encoder.patterns", fix='Full attention is ["full"].')
         self._check_position()
-        _check_pad(self.pad, self.vocab)
+        if self.pad is not None and not 0 <= self.pad < self.vocab:
+            message = f"id {self.pad} is not in the vocabulary of {self.vocab}"
+            raise ConfigError(message, where="encoder.pad")
 
     def _check_groups(self, groups: int) -> None:
         location = "encoder.key_value_heads"
@@ -444,17 +449,6 @@ def with_vocabulary(encoder: EncoderConfig, size: int, pad: int | None) -> Encod
     if isinstance(position, Learned) and position.offset and pad is not None:
         position = replace(position, offset=pad + 1)
     return replace(encoder, vocab=size, pad=pad, position=position)
-
-
-def _require_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ConfigError(f"must be above 0, not {value}", where=f"encoder.{name}")
-
-
-def _check_pad(pad: int | None, vocab: int) -> None:
-    if pad is not None and not 0 <= pad < vocab:
-        raise ConfigError(f"id {pad} is not in the vocabulary of {vocab}", where="encoder.pad")
 
 
 def _shortest(values: Sequence[T]) -> tuple[T, ...]:

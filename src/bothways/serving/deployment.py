@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bothways.core.errors import ConfigError
-from bothways.hub.provenance import digest_of_folder
+from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import open_task
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.serving.app import App
@@ -81,7 +81,7 @@ class Deployment:
                 precision=self.precision,
                 batch_invariant=True,
             )
-            digest = digest_of_folder(folder)
+            digest = digest_of_model(folder, whole=True)
             models[name] = ServedModel(name, predictor, int(time.time()), digest)
         spans = None if self.traces is None else tracing(self.traces)
         return App(models, self.limits, self.keys, self.hosts, spans, self.playground)

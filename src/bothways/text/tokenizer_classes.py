@@ -773,27 +773,18 @@ def _compare(
     """
     _check_model(backend, tokenizer_class, file)
     actual = (backend.normalizer, backend.pre_tokenizer)
-    for text in PROBES:
+    for text in (*PROBES, *_BLANKS):
         words = _divide(*actual, text)
-        if all(
-            words != _divide(expected.normalizer, expected.pre_tokenizer, text)
-            for expected in choices
-        ):
-            other = _divide(choices[0].normalizer, choices[0].pre_tokenizer, text)
-            how = f"divides {text!r} into {words!r:.120}"
-            raise _mismatch(file, how, tokenizer_class, f"into {other!r:.120}")
-    for text in _BLANKS:
-        words = _divide(*actual, text)
-        if all(
-            words != _divide(expected.normalizer, expected.pre_tokenizer, text)
-            for expected in choices
-        ):
-            if not tokenizer_class.pieces:
-                raise _mismatch(
-                    file, f"divides {text!r} into {words!r}", tokenizer_class, "otherwise"
-                )
+        others = [
+            _divide(expected.normalizer, expected.pre_tokenizer, text) for expected in choices
+        ]
+        if words in others:
+            continue
+        if text in _BLANKS and tokenizer_class.pieces:
             backend.pre_tokenizer = choices[0].pre_tokenizer
             break
+        how = f"divides {text!r} into {words!r:.120}"
+        raise _mismatch(file, how, tokenizer_class, f"into {others[0]!r:.120}")
     if tokenizer_class.template and backend.post_processor is not None:
         around = edges(backend, backend.post_processor)
         if all(around != edges(backend, expected.post_processor) for expected in choices):

@@ -320,17 +320,15 @@ def _value(hint: Any, raw: Any, base: Any, location: str) -> Any:
         fix = _how_to_write(_shape(item), raw, join_path(location, "0"))
         raise ConfigError(message, where=location, fix=fix)
     if shape.classes:
-        raw = _table(shape, raw)
+        if isinstance(raw, str) and raw in map(_kind, shape.classes):
+            raw = {"kind": raw}  # the name of a member alone
         if isinstance(raw, Mapping):
             member = _member(shape.classes, raw, base, location)
             return _record(member, raw, base, location, shape.classes)
-        if isinstance(raw, shape.classes) or (shape.is_open and _is_of_python(raw)):
+        of_python = callable(raw) or dataclasses.is_dataclass(raw)
+        if isinstance(raw, shape.classes) or (shape.is_open and of_python):
             return raw
     return _leaf(hint, shape, raw, location)
-
-
-def _is_of_python(raw: Any) -> bool:
-    return callable(raw) or dataclasses.is_dataclass(raw)
 
 
 def _item(hint: Any) -> Any:
@@ -362,12 +360,6 @@ def _items(
         else below
         for index, below in enumerate(old)
     )
-
-
-def _table(shape: _Shape, raw: Any) -> Any:
-    """Expand the name of a member: "linear" → {"kind": "linear"}; keep other values."""
-    is_name = isinstance(raw, str) and raw in map(_kind, shape.classes)
-    return {"kind": raw} if is_name else raw
 
 
 def _member(classes: tuple[type[Any], ...], raw: Tree, base: Any, location: str) -> type[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -195,7 +195,8 @@ def plan_rows(old: Tokenizer, new: Tokenizer, rows: Rows) -> VocabularyChange:
         case MeanOfPieces():
             pass
         case UnusedSlots():
-            changes = [_renamed(change, "unused slot") for change in changes]
+            made: Fate = "mean of pieces"
+            changes = [replace(c, fate="unused slot") if c.fate == made else c for c in changes]
         case Similar(texts):
             changes = _by_contexts(new, changes, texts)
         case _:
@@ -231,12 +232,6 @@ def _change(
     return RowChange(id, token, "mean of pieces", sources)
 
 
-def _renamed(change: RowChange, fate: Fate) -> RowChange:
-    if change.fate != "mean of pieces":
-        return change
-    return RowChange(change.id, change.token, fate, change.sources)
-
-
 def _by_contexts(new: Tokenizer, changes: list[RowChange], texts: Iterable[str]) -> list[RowChange]:
     """Give new rows the mixtures of tokens with similar contexts, where there is one."""
     old_ids = {change.id: change.sources[0][0] for change in changes if change.fate == "kept"}
@@ -244,11 +239,10 @@ def _by_contexts(new: Tokenizer, changes: list[RowChange], texts: Iterable[str])
     fresh = np.array([change.id for change in changes if change.fate != "kept"], dtype=np.int64)
     mixtures = similar_tokens((new.encode(text) for text in texts), new.size, fresh, shared_ids)
     return [
-        RowChange(
-            change.id,
-            change.token,
-            "similar",
-            tuple((old_ids[id], weight) for id, weight in mixtures[change.id]),
+        replace(
+            change,
+            fate="similar",
+            sources=tuple((old_ids[id], weight) for id, weight in mixtures[change.id]),
         )
         if change.id in mixtures
         else change
@@ -266,7 +260,8 @@ def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
             the old rows in each dimension.
     """
     size = change.new.size
-    if size == change.old.size or _extends(change):
+    kept_rows = [row for row in change.rows if row.fate == "kept"]
+    if size == change.old.size or all(row.sources[0][0] == row.id for row in kept_rows):
         size = max(size, model.config.vocab)
     config = with_vocabulary(model.config, size, change.new.specials.pad)
     state = dict(model.state_dict())
@@ -278,11 +273,6 @@ def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
     result.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
     result.kept = model.kept
     return result.eval()
-
-
-def _extends(change: VocabularyChange) -> bool:
-    """Return True if each token that was kept has its old id."""
-    return all(row.sources[0][0] == row.id for row in change.rows if row.fate == "kept")
 
 
 def _by_token(model: Model) -> list[str]:
@@ -322,8 +312,6 @@ def _rows(old: Tensor, change: VocabularyChange, size: int, seed: int) -> Tensor
 
 def _shift_positions(state: dict[str, Tensor], old: EncoderConfig, new: EncoderConfig) -> None:
     """Move position rows to an offset that follows from another padding id, as RoBERTa's."""
-    if not isinstance(old, EncoderConfig) or not isinstance(new, EncoderConfig):
-        return
     old_position, new_position = old.position, new.position
     if not (isinstance(old_position, Learned) and isinstance(new_position, Learned)):
         return
