@@ -107,15 +107,6 @@ class Shard:
     examples: list[LeftOutExample] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class ShardIndex:
-    """What decides the fates of the documents of a shard; see `Shard`."""
-
-    sizes: NDArray[np.uint32]
-    digests: NDArray[np.uint8]
-    fates: NDArray[np.uint8]
-
-
 def splitter_version() -> str:
     """Return the name and version of the sentence splitter."""
     return f"sentencex {importlib.metadata.version('sentencex')}"
@@ -232,9 +223,10 @@ def load_shard(path: Path) -> Shard:
     return Shard(**arrays, examples=[LeftOutExample(**row) for row in rows])
 
 
-def load_index(path: Path) -> ShardIndex:
-    """Read only the index of a shard; errors as `load_shard`."""
-    return ShardIndex(**_read(path, ("sizes", "digests", "fates")))
+def load_index(path: Path) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Read only the sizes, digests and fates of a shard; errors as `load_shard`."""
+    arrays = _read(path, ("sizes", "digests", "fates"))
+    return arrays["sizes"], arrays["digests"], arrays["fates"]
 
 
 def load_signed(path: Path) -> SignedTexts:

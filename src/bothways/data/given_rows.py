@@ -50,7 +50,9 @@ def given_rows(data: Any, where: str) -> Iterable[Any]:
         case bytes() | str():
             pass
         case Iterable():
-            return _rows_with_names(data, getattr(data, "features", None))
+            features = getattr(data, "features", None)
+            classes = class_names(features) if isinstance(features, Mapping) else {}
+            return (named_classes(row, classes) for row in data) if classes else data
     fix = "Give a list, a DataFrame or a datasets.Dataset."
     raise DataError(f"is of type {type(data).__name__}, which has no rows", where=where, fix=fix)
 
@@ -82,11 +84,6 @@ def _rows_of_frame(frame: Any, where: str) -> Iterable[dict[str, Any]]:
         raise DataError(f"two columns are called {twice!r}", where=where, fix="Rename one.")
     values = frame.astype(object).where(frame.notna(), None)
     return [dict(zip(names, row, strict=True)) for row in values.itertuples(index=False, name=None)]
-
-
-def _rows_with_names(data: Iterable[Any], features: Any) -> Iterable[Any]:
-    classes = class_names(features) if isinstance(features, Mapping) else {}
-    return (named_classes(row, classes) for row in data) if classes else data
 
 
 def listed_classes(data: Any) -> dict[str, list[str]]:

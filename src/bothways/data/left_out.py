@@ -67,10 +67,10 @@ def choose_documents(
     fate = {name: np.uint8(number) for number, name in enumerate(steps, 1)}
     digests, shard_fates = [np.zeros((0, 16), dtype=np.uint8)], [np.zeros(0, dtype=np.uint8)]
     for path in shards:
-        index = load_index(path)
-        short = (index.sizes < cleaning.min_tokens) & (index.fates == 0)
-        shard_fates.append(np.where(short, fate[SHORT], index.fates))
-        digests.append(index.digests)
+        sizes, shard_digests, kept = load_index(path)
+        short = (sizes < cleaning.min_tokens) & (kept == 0)
+        shard_fates.append(np.where(short, fate[SHORT], kept))
+        digests.append(shard_digests)
     fates, rows = np.concatenate(shard_fates), np.concatenate(digests)
     fates[(fates == 0) & ~first_occurrences(rows)] = fate[DUPLICATE]
     if cleaning.near_duplicates is None:

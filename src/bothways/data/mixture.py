@@ -122,7 +122,15 @@ class Corpora:
             return cls({"": corpora}, {"": 1.0})
         if not corpora:
             raise DataError("there is no corpus", fix="Give one or more.")
-        _require_one_tokenizer(corpora)
+        (first_name, first), *others = corpora.items()
+        for name, corpus in others:
+            if corpus.tokenizer.fingerprint != first.tokenizer.fingerprint:
+                message = (
+                    f"the corpora {first_name!r} ({first.folder}) and {name!r} ({corpus.folder}) "
+                    "were built with different tokenizers"
+                )
+                fix = "Build all of them with one: train it on text of all of them."
+                raise ConfigError(message, where="corpus", fix=fix)
         sizes = {name: corpus.manifest.counts.tokens for name, corpus in corpora.items()}
         return cls(dict(corpora), shares_of(mixture or Smoothed(), sizes))
 
@@ -167,18 +175,6 @@ class Corpora:
         if len(digests) == 1:
             return digests.popitem()[1]
         return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
-
-
-def _require_one_tokenizer(corpora: Mapping[str, Corpus]) -> None:
-    (first_name, first_corpus), *others_by_name = corpora.items()
-    for name, corpus in others_by_name:
-        if corpus.tokenizer.fingerprint != first_corpus.tokenizer.fingerprint:
-            message = (
-                f"the corpora {first_name!r} ({first_corpus.folder}) and {name!r} "
-                f"({corpus.folder}) were built with different tokenizers"
-            )
-            fix = "Build all of them with one: train it on text of all of them."
-            raise ConfigError(message, where="corpus", fix=fix)
 
 
 def open_corpora(folders: Many[str | Place]) -> Corpus | dict[str, Corpus]:

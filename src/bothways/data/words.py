@@ -61,8 +61,8 @@ def words_name(words: Words) -> str:
             message = f"must be a function that other processes can import, not {words!r:.80}"
             raise ConfigError(message, where="words", fix="Define it in a module.") from error
         return f"{words.__module__}.{getattr(words, '__qualname__', type(words).__qualname__)}"
-    if words not in _NAMED:
-        message = f"must be {', '.join(_NAMED)} or a function, not {words!r:.40}"
+    if words not in ("jieba", "spaces"):
+        message = f"must be jieba, spaces or a function, not {words!r:.40}"
         raise ConfigError(message, where="words")
     if words == "jieba":
         with optional("zh", "dividing Chinese into words"):
@@ -98,20 +98,13 @@ def encode_words(
 
 def _divide(sentence: str, words: Words) -> tuple[str, list[str]]:
     """Return the sentence as it is read, and its words."""
-    return (sentence, list(words(sentence))) if callable(words) else _NAMED[words](sentence)
-
-
-def _by_jieba(sentence: str) -> tuple[str, list[str]]:
+    if callable(words):
+        return sentence, list(words(sentence))
+    if words == "spaces":
+        return _BETWEEN.sub("", sentence), sentence.split()
     import rjieba
 
     return sentence, rjieba.cut(sentence)
-
-
-def _at_spaces(sentence: str) -> tuple[str, list[str]]:
-    return _BETWEEN.sub("", sentence), sentence.split()
-
-
-_NAMED = {"jieba": _by_jieba, "spaces": _at_spaces}
 
 
 def _begins(text: str, words: list[str]) -> list[int]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bothways.core.errors import BothwaysError, ResourceError, optional
@@ -77,50 +76,35 @@ def map_on_ray(
             ray.shutdown()
 
 
-@dataclass(frozen=True)
-class _Given:
-    """A job that an actor has.
-
-    Attributes:
-        actor: its number.
-        since: when the actor was first found to be unreachable, on the monotonic clock; None if
-            it was not.
-    """
-
-    job: Any
-    actor: int
-    since: float | None = None
-
-
 def _dispatch(actors: list[Any], function: Any, jobs: Iterable[Any]) -> Generator[Any]:
     """Give each actor jobs as it becomes free, and yield what comes back."""
     import ray
 
-    waiting, jobs = dict[Any, _Given](), iter(jobs)
+    # The job and the actor of each call, and the time when the actor was first unreachable.
+    waiting, jobs = dict[Any, tuple[Any, int, float | None]](), iter(jobs)
 
-    def give(assignment: _Given) -> None:
-        """Give an actor a job."""
-        waiting[actors[assignment.actor].run.remote([function], assignment.job)] = assignment
+    def give(job: Any, number: int, since: float | None = None) -> None:
+        waiting[actors[number].run.remote([function], job)] = (job, number, since)
 
     free = [number for _ in range(IN_FLIGHT) for number in range(len(actors))]
     job = next(jobs, None)
     while job is not None or waiting:
         while job is not None and free:
-            give(_Given(job, free.pop(0)))
+            give(job, free.pop(0))
             job = next(jobs, None)
         [ready], _ = ray.wait([*waiting], num_returns=1)
-        assignment = waiting.pop(ready)
+        assigned, number, since = waiting.pop(ready)
         try:
             result = ray.get(ready)
         except ray.exceptions.RayError as error:
             if isinstance(error, ray.exceptions.ActorUnavailableError):
-                since = assignment.since or time.monotonic()
+                since = since or time.monotonic()
                 if time.monotonic() - since < UNREACHABLE:
                     time.sleep(PAUSE)
-                    give(_Given(assignment.job, assignment.actor, since))
+                    give(assigned, number, since)
                     continue
             raise _failed(error) from error
-        free.append(assignment.actor)
+        free.append(number)
         del ready  # the object store keeps a result while a reference to it exists
         yield result
 

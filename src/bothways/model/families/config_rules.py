@@ -159,6 +159,7 @@ class ConfigRules:
             raw, "tie_word_embeddings", defaults.readout.output == "embedding", location
         )
         readout = replace(defaults.readout, output="embedding" if tied else "own")
+        defaults = replace(defaults, readout=readout)
         try:
             config = replace(
                 defaults,
@@ -166,7 +167,6 @@ class ConfigRules:
                 position=replace(defaults.position, max_positions=positions),
                 activation=activation,
                 pad=pad,
-                readout=readout,
             )
             check_size(config, "encoder")
             return self.read_more(config, raw, location)

@@ -7,14 +7,13 @@ always 1e-12.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from bothways.model.config import Dropouts, EncoderConfig, Own, Readout
 from bothways.model.families import bert
 from bothways.model.families.common import classes, masked_rules, output_rules
-from bothways.model.families.config_rules import ConfigRules, read_number
+from bothways.model.families.config_rules import ConfigRules
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 
@@ -35,13 +34,6 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     "distilbert-base-cased": lambda: base(bert.CASED),
     "distilbert-base-multilingual-cased": lambda: base(bert.MULTILINGUAL_CASED),
 }
-
-
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
-    return replace(
-        config,
-        readout=replace(config.readout, span_dropout=read_number(raw, "qa_dropout", 0.1, location)),
-    )
 
 
 _LAYER = "distilbert.transformer.layer.{}"
@@ -76,6 +68,7 @@ DISTILBERT = Family(
             "dropout.hidden": "dropout",
             "dropout.attention": "attention_dropout",
             "initial_range": "initializer_range",
+            "readout.span_dropout": "qa_dropout",
         },
         activation="activation",
         ignored=frozenset({"sinusoidal_pos_embds", "tie_weights_"}),
@@ -85,8 +78,6 @@ DISTILBERT = Family(
             "num_hidden_layers": "n_layers",
             "num_attention_heads": "n_heads",
         },
-        read_more=_read_more,
-        write_more=lambda config: {"qa_dropout": config.readout.span_dropout},
     ),
     dropouts={"labels": ("seq_classif_dropout", 0.2), "choice": ("seq_classif_dropout", 0.2)},
 )

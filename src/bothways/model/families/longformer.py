@@ -18,10 +18,10 @@ from bothways.core.errors import FolderError
 from bothways.model.attention.patterns import Pattern, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.families import bert, roberta
-from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
+from bothways.model.families.common import classes, position_buffers
 from bothways.model.families.config_rules import ConfigRules
 from bothways.model.families.family import Family
-from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
+from bothways.model.families.weight_names import KeyTable, Rule, Stack
 from bothways.model.positions import Learned
 
 WINDOW = 512
@@ -79,9 +79,7 @@ _RULES: tuple[Rule, ...] = (
         "encoder.blocks.{}.attention.global_qkv",
         tuple(f"{_LAYER}.{name}_global" for name in ("query", "key", "value")),
     ),
-    Rename("heads.pooler.dense", "longformer.pooler.dense"),
-    *masked_rules("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
-    *output_rules({"labels.inner": "classifier.dense", "labels.dense": "classifier.out_proj"}),
+    *roberta.head_rules("longformer"),
 )
 
 LONGFORMER = Family(

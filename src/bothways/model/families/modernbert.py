@@ -103,7 +103,6 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
             choice=inner,
             tokens=inner,
             masked=activation,
-            span_dropout=config_rules.read_number(raw, "classifier_dropout", 0.0, location),
         ),
     ).canonical
 
@@ -177,7 +176,6 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
             "",
         ),
         "classifier_pooling": {"first": "cls", "mean": "mean"}[inner.reads],
-        "classifier_dropout": config.readout.span_dropout,
         **{key: getattr(config.bias, field) for field, key in _BIASES.items()},
         # Absent ids would be those of the published vocabulary.
         **({} if config.vocab > _PAD else dict.fromkeys(_SPECIALS)),
@@ -219,6 +217,7 @@ MODERNBERT = Family(
             "norm_epsilon": "norm_eps",
             "dropout.attention": "attention_dropout",
             "initial_range": "initializer_range",
+            "readout.span_dropout": "classifier_dropout",
         },
         activation="hidden_activation",
         ignored=frozenset(
@@ -235,7 +234,6 @@ MODERNBERT = Family(
                 "rope_scaling",
                 "layer_norm_eps",
                 "position_embedding_type",
-                "classifier_dropout",
             }
         ),
         fixed={},

@@ -15,7 +15,7 @@ from typing import Any
 from bothways.core.errors import FolderError
 from bothways.model.config import EncoderConfig
 from bothways.model.families import bert, roberta
-from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
+from bothways.model.families.common import classes, position_buffers
 from bothways.model.families.config_rules import UNSEGMENTED, ConfigRules, read_number
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
@@ -60,9 +60,7 @@ _RULES: tuple[Rule, ...] = (
         for rule in (*bert.encoder_rules("mpnet"), *bert.post_norm_rules("mpnet"))
         if ".attention" not in rule.name and "segment" not in rule.name
     ),
-    Rename("heads.pooler.dense", "mpnet.pooler.dense"),
-    *masked_rules("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
-    *output_rules({"labels.inner": "classifier.dense", "labels.dense": "classifier.out_proj"}),
+    *roberta.head_rules("mpnet"),
 )
 
 MPNET = Family(

@@ -59,12 +59,20 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     "camembert-large": lambda: large(FRENCH),
 }
 
+
+def head_rules(stem: str) -> tuple[Rule, ...]:
+    """Return the names of the heads' tensors."""
+    return (
+        Rename("heads.pooler.dense", f"{stem}.pooler.dense"),
+        *masked_rules("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
+        *output_rules({"labels.inner": "classifier.dense", "labels.dense": "classifier.out_proj"}),
+    )
+
+
 _RULES: tuple[Rule, ...] = (
     *bert.encoder_rules("roberta"),
     *bert.post_norm_rules("roberta"),
-    Rename("heads.pooler.dense", "roberta.pooler.dense"),
-    *masked_rules("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias"),
-    *output_rules({"labels.inner": "classifier.dense", "labels.dense": "classifier.out_proj"}),
+    *head_rules("roberta"),
 )
 
 
