@@ -409,9 +409,7 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         weights_file = ADAPTER_WEIGHTS
         files[ADAPTER], tensors = adapter.files(state, config.keys, architecture)
     with replace_folder(path) as hidden:
-        for name, tree in files.items():
-            (hidden / name).parent.mkdir(exist_ok=True)
-            (hidden / name).write_bytes(file_content(tree))
+        write_files(hidden, files)
         text = render_card(card or Card(), architecture)
         (hidden / "README.md").write_text(text, encoding="utf8")
         if tokenizer is not None:
@@ -449,11 +447,12 @@ def check_adapter_only(source: str, model: Model, tokenizer: Tokenizer) -> None:
         raise ConfigError(message, where=location, fix=fix)
 
 
-def file_content(tree: Any) -> bytes:
-    """Return the content of a file: JSON of a tree, or bytes as they are."""
-    if isinstance(tree, bytes):
-        return tree
-    return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()
+def write_files(folder: Path, files: Mapping[str, Any]) -> None:
+    """Write files by name: bytes as they are, other values as JSON."""
+    for name, tree in files.items():
+        text = "" if isinstance(tree, bytes) else json.dumps(tree, indent=2, ensure_ascii=False)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(tree if isinstance(tree, bytes) else f"{text}\n".encode())
 
 
 def check_replaceable(path: Path) -> None:

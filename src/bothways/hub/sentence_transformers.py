@@ -30,7 +30,7 @@ from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_json, read_object
 from bothways.hub.hf_config import RECORD, write_hf_config
 from bothways.hub.model_card import Card
-from bothways.hub.model_folder import check_replaceable, file_content, save_model
+from bothways.hub.model_folder import check_replaceable, save_model, write_files
 from bothways.hub.resolve import MODULES, PROGRAM, modules_folder, require_inside
 from bothways.hub.static_embedding import STATIC, StaticEncoder, StaticTokenizer, static_files
 from bothways.hub.weight_files import open_weights
@@ -184,7 +184,10 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     pooling, include_prompt = (
         ("mean", True) if static else _read_pooling(root / chain[1][1] / "config.json")
     )
-    components, prompts = _read_components(program, file), _read_prompts(program, file)
+    components, prompts = program.get(_CUT), _read_prompts(program, file)
+    if components is not None and (type(components) is not int or components < 1):
+        message = f"{_CUT} must be a number of components, at least 1, not {components!r:.40}"
+        raise FolderError(message, where=file, fix="Set it to null to keep all.")
     return SentenceEncoderConfig(pooling, normalised, components, length, *prompts, include_prompt)
 
 
@@ -302,15 +305,6 @@ def _read_pooling(file: Path) -> tuple[Pooling | tuple[Pooling, ...], bool]:
     return modes[0] if len(modes) == 1 else tuple(modes), include_prompt
 
 
-def _read_components(program: Mapping[str, Any], file: Path) -> int | None:
-    """Return the number of components that are kept, None for all of them."""
-    count = program.get(_CUT)
-    if count is not None and (type(count) is not int or count < 1):
-        message = f"{_CUT} must be a number of components, at least 1, not {count!r:.40}"
-        raise FolderError(message, where=file, fix="Set it to null to keep all.")
-    return count
-
-
 def _read_length(folder: Path) -> int | None:
     """Return the longest text in tokens: of the module, else of the tokenizer."""
     file = folder / _TRANSFORMER
@@ -345,9 +339,7 @@ def save_sentence_folder(
         files |= {**static_files(model.encoder, tokenizer), RECORD: dict(extra or {})}
         check_replaceable(Path(folder))
         with replace_folder(Path(folder)) as hidden:
-            for name, tree in files.items():
-                (hidden / name).parent.mkdir(exist_ok=True)
-                (hidden / name).write_bytes(file_content(tree))
+            write_files(hidden, files)
         return
     if PROJECTION in model.heads:  # is in files of its own
         heads = {kind: head for kind, head in model.heads.items() if kind != PROJECTION}
@@ -385,7 +377,7 @@ def program_files(
             }
             return {
                 "config.json": {_SECTION: {"activation_fn": path}},
-                MODULES: _chain([("", "Transformer")]),
+                MODULES: _chain(["Transformer"]),
                 _TRANSFORMER: {**transformer, **of_task},
                 PROGRAM: {"model_type": "CrossEncoder", "activation_fn": path, **prompts},
             }
@@ -397,10 +389,6 @@ def program_files(
             static = isinstance(model.encoder, StaticEncoder)
             kinds = [STATIC] if static else ["Transformer", "Pooling"]
             kinds += [*("Dense" for _ in dense), *(["Normalize"] * config.normalised)]
-            modules = [
-                ("" if kind == "Transformer" else f"{at}_{kind}", kind)
-                for at, kind in enumerate(kinds)
-            ]
             modes = (config.pooling,) if isinstance(config.pooling, str) else config.pooling
             pooling: dict[str, Any] = {key: mode in modes for key, mode in _KEYS.items()}
             # The keys of the older form are a set, and the order of joined vectors matters.
@@ -412,7 +400,7 @@ def program_files(
                 "include_prompt": config.include_prompt,
             }
             return {
-                MODULES: _chain(modules),
+                MODULES: _chain(kinds),
                 **({} if static else {"1_Pooling/config.json": pooling, _TRANSFORMER: transformer}),
                 **{
                     f"{at}_Dense/{name}": content
@@ -464,8 +452,9 @@ def _dense_files(projection: Projection) -> list[dict[str, Any]]:
     ]
 
 
-def _chain(modules: list[tuple[str, str]]) -> list[dict[str, Any]]:
+def _chain(kinds: list[str]) -> list[dict[str, Any]]:
+    paths = ["" if kind == "Transformer" else f"{at}_{kind}" for at, kind in enumerate(kinds)]
     return [
         {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for at, (path, kind) in enumerate(modules)
+        for at, (path, kind) in enumerate(zip(paths, kinds, strict=True))
     ]

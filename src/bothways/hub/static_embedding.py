@@ -32,6 +32,7 @@ from bothways.model.encoder import Hidden
 from bothways.model.positions import Learned
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Specials
+from bothways.text.tokenizer_files import parse_backend
 
 STATIC = "StaticEmbedding"
 TABLE = "embedding.weight"
@@ -140,12 +141,7 @@ def _read_table(weights: Weights) -> Float[Tensor, "vocab width"]:
 def _read_tokenizer(file: Path) -> tuple[StaticTokenizer, int]:
     """Return the tokenizer, and the length to which it truncates texts."""
     content = read_utf8(file, TokenizerError)
-    try:
-        backend = tokenizers.Tokenizer.from_str(content)
-    except Exception as error:  # tokenizers raises nothing narrower
-        message = f"is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
-        raise TokenizerError(message, where=file, fix="Fetch it again.") from error
-    cut = backend.truncation or {}
+    cut = parse_backend(content, file).truncation or {}
     if cut.get("direction", "right").lower() != "right":
         message = "truncates texts at their beginning"
         raise TokenizerError(message, where=file, fix='Set its "truncation" to null.')

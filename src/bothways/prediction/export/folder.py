@@ -32,7 +32,7 @@ from bothways.core.errors import FolderError, optional, require
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.hub.hf_config import RECORD, read_hf_config
-from bothways.hub.model_folder import VERSION, VOCABULARY, file_content, vocabulary_digest
+from bothways.hub.model_folder import VERSION, VOCABULARY, vocabulary_digest, write_files
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import program_files
 from bothways.model.model import Model
@@ -192,9 +192,7 @@ def _write_companions(
     files["config.json"] = {**read_hf_config(source).raw, **files.get("config.json", {})}
     if exported.sentence is not None:
         files |= program_files(exported.sentence, model)
-    for name, tree in files.items():
-        (hidden / name).parent.mkdir(exist_ok=True)
-        (hidden / name).write_bytes(file_content(tree))
+    write_files(hidden, files)
 
 
 def _save(graph: onnx.ModelProto, file: Path) -> None:
