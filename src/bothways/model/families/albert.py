@@ -7,13 +7,11 @@ predicts the order of two segments (SOP), with dropout; no dropout after the fee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
 from bothways.model.config import Dropouts, EncoderConfig, Readout, Sharing
 from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
-from bothways.model.families.config_rules import NUMBERS, ConfigRules, read_number
+from bothways.model.families.config_rules import NUMBERS, ConfigRules
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 
@@ -41,25 +39,6 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     "albert-xlarge-v2": lambda: _sized(24, 2048, 16),
     "albert-xxlarge-v2": lambda: _sized(12, 4096, 64),
 }
-
-
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
-    sharing = Sharing(
-        read_number(raw, "num_hidden_groups", 1, location),
-        read_number(raw, "inner_group_num", 1, location),
-    )
-    rate = read_number(raw, "classifier_dropout_prob", 0.1, location)
-    return replace(config, sharing=sharing, readout=replace(config.readout, pair_dropout=rate))
-
-
-def _write_more(config: EncoderConfig) -> dict[str, Any]:
-    if config.sharing is None:
-        return {}
-    return {
-        "num_hidden_groups": config.sharing.groups,
-        "inner_group_num": config.sharing.layers_per_group,
-        "classifier_dropout_prob": config.readout.pair_dropout,
-    }
 
 
 _LAYER = "albert.encoder.albert_layer_groups.{}.albert_layers.{}"
@@ -96,12 +75,16 @@ ALBERT = Family(
     ),
     config_rules=ConfigRules(
         _sized(12, 4096, 64),
-        numbers=NUMBERS | {"embedding": "embedding_size"},
+        numbers=NUMBERS
+        | {
+            "embedding": "embedding_size",
+            "sharing.groups": "num_hidden_groups",
+            "sharing.layers_per_group": "inner_group_num",
+            "readout.pair_dropout": "classifier_dropout_prob",
+        },
         ignored=frozenset(
             {"net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor"}
         ),
-        read_more=_read_more,
-        write_more=_write_more,
     ),
     dropouts={"labels": _DROPOUT, "tags": _DROPOUT, "choice": _DROPOUT},
 )

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from bothways.model.attention.patterns import Blocks, Full, Pattern
-from bothways.model.config import Bias, Deep, Dropouts, EncoderConfig, Own
+from bothways.model.config import Deep, Dropouts, EncoderConfig, Own
 from bothways.model.families import bert, config_rules
 from bothways.model.families.common import output_rules, position_buffers
 from bothways.model.families.family import Architecture, Family
@@ -61,26 +61,19 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
     )
     kinds: dict[str, Pattern] = {"block_sparse": Blocks(size, random), "original_full": Full()}
     pattern = config_rules.read_choice(raw, "attention_type", kinds, "block_sparse", location)
-    position = Learned(
-        config.position.max_positions,
-        scaled=config_rules.read_flag(raw, "rescale_embeddings", False, location),
-    )
-    bias = Bias(projections=config_rules.read_flag(raw, "use_bias", True, location))
-    return _with_heads(replace(config, patterns=(pattern,), position=position, bias=bias))
+    return _with_heads(replace(config, patterns=(pattern,)))
 
 
 _SIZES = {"block_size": _BLOCKS.size, "num_random_blocks": _BLOCKS.random}
 
 
 def _write_more(config: EncoderConfig) -> dict[str, Any]:
-    pattern, position = config.pattern(0), config.position
+    pattern = config.pattern(0)
     blocks = pattern if isinstance(pattern, Blocks) else _BLOCKS
     return {
         "attention_type": "block_sparse" if isinstance(pattern, Blocks) else "original_full",
         "block_size": blocks.size,
         "num_random_blocks": blocks.random,
-        "rescale_embeddings": isinstance(position, Learned) and position.scaled,
-        "use_bias": config.bias.projections,
         # transformers' class for answers needs the separator.
         "sep_token_id": _SEPARATOR,
     }
@@ -124,6 +117,8 @@ BIGBIRD = Family(
     ),
     config_rules=config_rules.ConfigRules(
         base(),
+        numbers=config_rules.NUMBERS
+        | {"position.scaled": "rescale_embeddings", "bias.projections": "use_bias"},
         activations={"gelu_new": "gelu_tanh", **config_rules.ACTIVATIONS},
         read_more=_read_more,
         write_more=_write_more,

@@ -6,7 +6,6 @@ than a name is a pair of functions, `read_more` and `write_more`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -86,7 +85,7 @@ class ConfigRules:
 
     Attributes:
         defaults: the configuration that a `config.json` without settings means.
-        numbers: its names of our fields.
+        numbers: its names of our fields that are numbers or flags, by dotted path.
         positions: its name for the longest input.
         activation: its name for the activation.
         activations: its names of activations; the first name of each is written.
@@ -143,31 +142,27 @@ class ConfigRules:
         for key, value in self.fixed.items():
             read_choice(raw, key, {value: value}, value, location)
         defaults = self.defaults
-        numbers = {
-            field: read_number(raw, setting, _at(defaults, field), location)
-            for field, setting in self.numbers.items()
-        }
+        values = {}
+        for path, setting in self.numbers.items():
+            default = _at(defaults, path)
+            read: Callable[..., Any] = read_flag if isinstance(default, bool) else read_number
+            values[path] = read(raw, setting, default, location)
         default = defaults.position.max_positions + _offset(defaults)
         positions = read_number(raw, self.positions, default, location) - _offset(defaults)
         names = (name for name, field in self.activations.items() if field == defaults.activation)
         activation = read_choice(raw, self.activation, self.activations, next(names), location)
         pad = raw.get("pad_token_id", defaults.pad)
         pad = None if pad is None else read_number(raw, "pad_token_id", defaults.pad or 0, location)
-        if defaults.pad is None and pad is not None and not 0 <= pad < numbers["vocab"]:
+        if defaults.pad is None and pad is not None and not 0 <= pad < values["vocab"]:
             pad = None  # nothing reads the id in a family without padding
         tied = read_flag(
             raw, "tie_word_embeddings", defaults.readout.output == "embedding", location
         )
         readout = replace(defaults.readout, output="embedding" if tied else "own")
-        defaults = replace(defaults, readout=readout)
+        defaults = replace(defaults, readout=readout, activation=activation, pad=None)
+        values["position.max_positions"] = positions
         try:
-            config = replace(
-                defaults,
-                **_changes(defaults, numbers),
-                position=replace(defaults.position, max_positions=positions),
-                activation=activation,
-                pad=pad,
-            )
+            config = replace(defaults, **_changes(defaults, values), pad=pad)
             check_size(config, "encoder")
             return self.read_more(config, raw, location)
         except ConfigError as error:
@@ -240,8 +235,11 @@ def check_size(config: EncoderConfig, location: str) -> None:
 
 
 def _at(config: EncoderConfig, path: str) -> Any:
-    """Return the field at a dotted path."""
-    return functools.reduce(getattr, path.split("."), config)
+    """Return the field at a dotted path; None where the configuration has no such field."""
+    part: Any = config
+    for name in path.split("."):
+        part = getattr(part, name, None)
+    return part
 
 
 def _changes(config: EncoderConfig, values: Mapping[str, Any]) -> dict[str, Any]:

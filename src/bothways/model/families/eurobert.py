@@ -15,7 +15,7 @@ from typing import Any
 
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Own, PreNorm, Readout
 from bothways.model.families.common import classes, output_rules
-from bothways.model.families.config_rules import ConfigRules, read_choice, read_flag, read_number
+from bothways.model.families.config_rules import ConfigRules, read_choice, read_number
 from bothways.model.families.family import Family
 from bothways.model.families.rotary import layer_rules, read_rotary, write_rotary
 from bothways.model.families.weight_names import KeyTable, Rename, Tie
@@ -59,14 +59,12 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
     groups = config.heads
     if raw.get("num_key_value_heads") is not None:
         groups = read_number(raw, "num_key_value_heads", groups, location)
-    of_mlp = read_flag(raw, "mlp_bias", False, location)
-    of_attention = read_flag(raw, "attention_bias", False, location)
     reads = read_choice(raw, "classifier_pooling", _POOLINGS, "late", location)
     return replace(
         config,
         position=read_rotary(config, raw, _THETA, location),
         key_value_heads=None if groups == config.heads else groups,
-        bias=Bias(attention=of_attention, mlp=of_mlp, output=of_mlp),
+        bias=replace(config.bias, output=config.bias.mlp),
         readout=replace(config.readout, labels=Own("gelu", reads=reads)),
     )
 
@@ -77,8 +75,6 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
     return {
         "num_key_value_heads": config.key_value_heads or config.heads,
         "head_dim": config.width // config.heads,
-        "mlp_bias": config.bias.mlp,
-        "attention_bias": config.bias.attention,
         "classifier_pooling": next(
             (name for name, value in _POOLINGS.items() if value == reads), ""
         ),
@@ -119,6 +115,8 @@ EUROBERT = Family(
             "norm_epsilon": "rms_norm_eps",
             "dropout.attention": "attention_dropout",
             "initial_range": "initializer_range",
+            "bias.mlp": "mlp_bias",
+            "bias.attention": "attention_bias",
         },
         fixed={},
         published={"clf_pooling": "classifier_pooling"},

@@ -82,16 +82,10 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
     inner = Own(activation, norm=True, reads=reads)
     rate = config_rules.read_number(raw, "embedding_dropout", 0.0, location)
     attention_rate = config.dropout.attention  # also on the output of attention
-    bias = {
-        field: config_rules.read_flag(raw, key, getattr(config.bias, field), location)
-        for field, key in _BIASES.items()
-    }
     return replace(
         config,
         position=Rotary(config.position.max_positions, tuple(bases[kind] for kind in kinds)),
         patterns=tuple(patterns[kind] for kind in kinds),
-        mlp=Gated(config_rules.read_number(raw, "mlp_dropout", 0.0, location)),
-        bias=Bias(**bias),
         dropout=replace(
             config.dropout,
             hidden=attention_rate,
@@ -105,15 +99,6 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
             masked=activation,
         ),
     ).canonical
-
-
-_BIASES = {
-    "attention": "attention_bias",
-    "mlp": "mlp_bias",
-    "norm": "norm_bias",
-    "head": "classifier_bias",
-    "output": "decoder_bias",
-}
 
 
 def _layers(raw: Mapping[str, Any], depth: int, location: str) -> list[str]:
@@ -162,7 +147,7 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         kind: config.base(layers.index(kind)) if kind in layers else default
         for kind, (_, default) in _THETAS.items()
     }
-    inner, gate = config.readout.tokens or _OWN, config.mlp
+    inner = config.readout.tokens or _OWN
     return {
         "layer_types": layers,
         "local_attention": 2 * radius,
@@ -170,13 +155,11 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
             kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
         },
         "embedding_dropout": config.dropout_at("embedding"),
-        "mlp_dropout": gate.dropout if isinstance(gate, Gated) else 0.0,
         "classifier_activation": next(
             (key for key, field in config_rules.ACTIVATIONS.items() if field == inner.activation),
             "",
         ),
         "classifier_pooling": {"first": "cls", "mean": "mean"}[inner.reads],
-        **{key: getattr(config.bias, field) for field, key in _BIASES.items()},
         # Absent ids would be those of the published vocabulary.
         **({} if config.vocab > _PAD else dict.fromkeys(_SPECIALS)),
     }
@@ -218,6 +201,12 @@ MODERNBERT = Family(
             "dropout.attention": "attention_dropout",
             "initial_range": "initializer_range",
             "readout.span_dropout": "classifier_dropout",
+            "mlp.dropout": "mlp_dropout",
+            "bias.attention": "attention_bias",
+            "bias.mlp": "mlp_bias",
+            "bias.norm": "norm_bias",
+            "bias.head": "classifier_bias",
+            "bias.output": "decoder_bias",
         },
         activation="hidden_activation",
         ignored=frozenset(
