@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.part_cache import CACHE_FIX, FETCHERS, GIGABYTES, Cache, CachedFile, fetch_ahead
 from bothways.core.urls import Url, read_url, status_of
-from bothways.data.manifest import MANIFEST, REBUILD, Manifest, Stored, check_file, read_manifest
+from bothways.data.manifest import MANIFEST, REBUILD, Manifest, check_file, read_manifest
 
 
 class RemoteArray:
@@ -177,17 +177,12 @@ def fetch_small_files(url: Url, cache: Cache) -> tuple[Path, Manifest]:
             manifest = read_manifest(folder)
             for name, stored in manifest.files.items():
                 if not name.endswith(".bin"):
-                    _copy(url / name, folder / name, stored)
+                    try:
+                        check_file(folder / name, stored)
+                    except DataError:  # it is not there, or not as the manifest says
+                        _write(folder / name, read_url(url / name))
+                        check_file(folder / name, stored)
     return folder, manifest
-
-
-def _copy(url: Url, path: Path, stored: Stored) -> None:
-    """Copy a file that is not there, or not as the manifest says."""
-    try:
-        check_file(path, stored)
-    except DataError:
-        _write(path, read_url(url))
-        check_file(path, stored)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -279,10 +279,6 @@ def file_size(path: Place) -> int:
     return (file.size or 0) if file else 0
 
 
-def _open(path: Place) -> io.BufferedReader:
-    return open_url(path) if isinstance(path, Url) else path.open("rb")
-
-
 @contextmanager
 def open_bytes(path: Place, bytes_read: BytesRead | None = None) -> Iterator[io.BufferedReader]:
     """Open a file, decompressing it by its suffix; `bytes_read` is kept up to date.
@@ -292,7 +288,7 @@ def open_bytes(path: Place, bytes_read: BytesRead | None = None) -> Iterator[io.
         ResourceError: the file cannot be opened or read.
     """
     bytes_read = bytes_read or BytesRead()
-    with read_errors(path), _open(path) as raw:
+    with read_errors(path), open_url(path) if isinstance(path, Url) else path.open("rb") as raw:
         bytes_read.current = raw if raw.seekable() else None  # a pipe has no position
         try:
             yield _decompressed(raw, path.suffix)

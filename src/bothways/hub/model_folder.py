@@ -181,7 +181,11 @@ def load_model(
     """
     folder, specified = resolve(source), None if heads is None else tuple(heads)
     config, weights = hf_config.open_model(folder, specified or ())
-    _check_depth(config, weights)
+    # More layers than tensors would take long to build for nothing.
+    if (blocks := config.encoder.blocks) > len(weights.shapes):
+        message = f"has {blocks:,} layers, and {weights.file.name} only "
+        message += f"{len(weights.shapes)} tensors"
+        raise FolderError(message, where=config.where, fix=AGAIN)
     if specified is None:
         requested = heads_of(config, weights.shapes)
     else:
@@ -262,16 +266,6 @@ def plan_model(
         unread_files=unread_files(weights.file.parent, weights.file),
     )
     return model, report
-
-
-def _check_depth(config: hf_config.HFConfig, weights: Weights) -> None:
-    """Refuse more layers than tensors, which would take long to build for nothing."""
-    blocks = getattr(config.encoder, "blocks", config.encoder.depth)
-    if blocks > len(weights.shapes):
-        message = (
-            f"has {blocks:,} layers, and {weights.file.name} only {len(weights.shapes)} tensors"
-        )
-        raise FolderError(message, where=config.where, fix=AGAIN)
 
 
 def _check_report(report: LoadReport, table: KeyTable, file: Path, kinds: Collection[str]) -> None:

@@ -46,7 +46,11 @@ def read_sentencepiece(content: bytes) -> SentencePieceModel:
     for number, value in fields(content):
         message = value if isinstance(value, bytes) else b""
         if number == _PIECES:
-            pieces.append(_piece(message))
+            values = dict(fields(message))
+            text, score = values.get(_PIECE), values.get(_SCORE)
+            if not isinstance(text, bytes) or not (score is None or isinstance(score, Fixed)):
+                raise ValueError("a piece has no text, or its score is not a number")
+            pieces.append((text.decode("utf-8"), 0.0 if score is None else score.real))
         elif number == _TRAINER:
             types = (v for at, v in fields(message) if at == _MODEL_TYPE and isinstance(v, int))
             kind = next(types, kind)
@@ -58,12 +62,3 @@ def read_sentencepiece(content: bytes) -> SentencePieceModel:
             "it holds no pieces" if not pieces else f"its model is of the unknown kind {kind}"
         )
     return SentencePieceModel(tuple(pieces), _KINDS[kind], charsmap or None)
-
-
-def _piece(message: bytes) -> tuple[str, float]:
-    values = dict(fields(message))
-    match values.get(_PIECE), values.get(_SCORE):
-        case bytes(text), Fixed() | None as score:
-            return text.decode("utf-8"), 0.0 if score is None else score.real
-        case _:
-            raise ValueError("a piece has no text, or its score is not a number")

@@ -97,7 +97,8 @@ def form_of(tokenizer: Tokenizer, token: str) -> Form | None:
     id = tokenizer.id(token)
     if id is None or tokenizer.special[id] or id == tokenizer.specials.unknown:
         return None
-    if token in _added(tokenizer):
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    if token in {added_token.content for added_token in added}:
         return Form(token, not is_spaceless(token))
     match tokenizer.kind:
         case "BPE" if all(character in byte_of() for character in token):
@@ -168,10 +169,6 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
         message = f"the vocabulary already has every word: {listed(list(map(repr, words)))}"
         raise TokenizerError(message, where="vocabulary", fix="Give words that it splits.")
     return list(tokens)
-
-
-def _added(tokenizer: Tokenizer) -> set[str]:
-    return {token.content for token in tokenizer.backend.get_added_tokens_decoder().values()}
 
 
 def _spec(tokenizer: Tokenizer) -> dict[str, Any]:

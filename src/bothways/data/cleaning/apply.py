@@ -89,7 +89,10 @@ def clean_texts(
     fates = np.zeros(len(texts), dtype=np.uint8)
     batches = list(_batches(cut))
     for batch in batches:
-        fates[batch] = _judge(TextBatch(cut[batch], languages[batch], split), cleaning)
+        text_batch = TextBatch(cut[batch], languages[batch], split)
+        for number, rule in enumerate(cleaning.document_rules.values(), 1):
+            fates[batch][rule.rejects(text_batch) & text_batch.undecided] = number
+            text_batch.undecided = fates[batch] == 0
     names = list(cleaning.document_rules)
     examples += [
         make_example(names[fates[number] - 1], number, texts[number])
@@ -151,15 +154,6 @@ def _sign(batches: Iterable[Sequence[str]], settings: NearDuplicates) -> SignedT
         np.cumsum(np.concatenate([[0], *(batch.shingles.counts for batch in signed)])),
     )
     return SignedTexts(shingles, np.concatenate([batch.signatures for batch in signed]))
-
-
-def _judge(batch: TextBatch, cleaning: Cleaning) -> NDArray[np.uint8]:
-    """Return the fates of a batch."""
-    fates = np.zeros(len(batch.texts), dtype=np.uint8)
-    for number, rule in enumerate(cleaning.document_rules.values(), 1):
-        fates[rule.rejects(batch) & batch.undecided] = number
-        batch.undecided = fates == 0
-    return fates
 
 
 def _batches(texts: Sequence[str]) -> Iterator[slice]:

@@ -212,7 +212,11 @@ def hash_words(
     loop runs over words.
     """
     hashes = np.zeros(len(begins), dtype=np.uint64)
-    for begin, stop in _pieces(begins, ends):
+    stop = 0
+    while (begin := stop) < len(begins):
+        # Words that extend over at most PIECE characters, or one longer word.
+        stop = int(np.searchsorted(ends, begins[begin] + PIECE, side="right"))
+        stop = max(stop, begin + 1)
         start, end = begins[begin], ends[stop - 1]
         powers, inverses = _powers(max(PIECE, 1 << int(end - start).bit_length()))
         sums = np.zeros(end - start + 1, dtype=np.uint64)
@@ -221,16 +225,6 @@ def hash_words(
         low, high = begins[begin:stop] - start, ends[begin:stop] - start
         hashes[begin:stop] = (sums[high] - sums[low]) * inverses[low]
     return mix(hashes)
-
-
-def _pieces(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of words that extend over at most PIECE characters, or of one longer word."""
-    begin = 0
-    while begin < len(begins):
-        stop = int(np.searchsorted(ends, begins[begin] + PIECE, side="right"))
-        stop = max(stop, begin + 1)
-        yield begin, stop
-        begin = stop
 
 
 @functools.lru_cache(maxsize=2)

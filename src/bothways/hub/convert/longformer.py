@@ -57,7 +57,13 @@ def lengthened(model: Model, positions: int = POSITIONS, window: int = WINDOW) -
         message = f"must be at least the model's {old.position.max_positions}, not {positions}"
         raise ConfigError(message, where="positions")
     head = _head_of(model)
-    config = _long(old, old.pad, positions, window)
+    # Positions count from the padding id.
+    config = replace(
+        old,
+        position=Learned(positions, old.pad + 1),
+        patterns=(Window(window // 2, global_attention=True),),
+        readout=replace(roberta.base().readout, output=old.readout.output),
+    )
     if LONGFORMER.config_rules.write(config) is None or not _reads_alike(head, old):
         raise ConfigError(_OTHER, where="encoder", fix=_FIX)
     with without_weights():
@@ -111,13 +117,6 @@ def _reads_alike(head: heads.Head, old: EncoderConfig) -> bool:
             return readout.tokens is None and readout.span is None
         case _:
             return True
-
-
-def _long(old: EncoderConfig, pad: int, positions: int, window: int) -> EncoderConfig:
-    """Return the configuration of the Longformer; its positions count from the padding id."""
-    patterns = (Window(window // 2, global_attention=True),)
-    readout = replace(roberta.base().readout, output=old.readout.output)
-    return replace(old, position=Learned(positions, pad + 1), patterns=patterns, readout=readout)
 
 
 def _weights(

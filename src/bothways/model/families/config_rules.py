@@ -17,17 +17,20 @@ from bothways.model.activation import Activation
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
 
-NUMBERS = {
+SIZES = {
     "vocab": "vocab_size",
     "width": "hidden_size",
     "depth": "num_hidden_layers",
     "heads": "num_attention_heads",
     "intermediate_size": "intermediate_size",
+    "initial_range": "initializer_range",
+}
+"""Fields that nearly all families name alike."""
+NUMBERS = SIZES | {
     "segments": "type_vocab_size",
     "norm_epsilon": "layer_norm_eps",
     "dropout.hidden": "hidden_dropout_prob",
     "dropout.attention": "attention_probs_dropout_prob",
-    "initial_range": "initializer_range",
 }
 """Our fields, by dotted path, with the names that most families give them."""
 UNSEGMENTED = {field: key for field, key in NUMBERS.items() if field != "segments"}

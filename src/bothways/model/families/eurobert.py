@@ -15,7 +15,7 @@ from typing import Any
 
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Own, PreNorm, Readout
 from bothways.model.families.common import classes, output_rules
-from bothways.model.families.config_rules import ConfigRules, read_choice, read_number
+from bothways.model.families.config_rules import SIZES, ConfigRules, read_choice, read_number
 from bothways.model.families.family import Family
 from bothways.model.families.rotary import layer_rules, read_rotary, write_rotary
 from bothways.model.families.weight_names import KeyTable, Rename, Tie
@@ -106,15 +106,10 @@ EUROBERT = Family(
     architectures=classes("EuroBert", heads={"masked", "labels", "tags"}),
     config_rules=ConfigRules(
         _DEFAULT,
-        numbers={
-            "vocab": "vocab_size",
-            "width": "hidden_size",
-            "depth": "num_hidden_layers",
-            "heads": "num_attention_heads",
-            "intermediate_size": "intermediate_size",
+        numbers=SIZES
+        | {
             "norm_epsilon": "rms_norm_eps",
             "dropout.attention": "attention_dropout",
-            "initial_range": "initializer_range",
             "bias.mlp": "mlp_bias",
             "bias.attention": "attention_bias",
         },

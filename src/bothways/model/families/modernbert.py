@@ -191,15 +191,10 @@ MODERNBERT = Family(
     architectures=classes("ModernBert"),
     config_rules=config_rules.ConfigRules(
         base(),
-        numbers={
-            "vocab": "vocab_size",
-            "width": "hidden_size",
-            "depth": "num_hidden_layers",
-            "heads": "num_attention_heads",
-            "intermediate_size": "intermediate_size",
+        numbers=config_rules.SIZES
+        | {
             "norm_epsilon": "norm_eps",
             "dropout.attention": "attention_dropout",
-            "initial_range": "initializer_range",
             "readout.span_dropout": "classifier_dropout",
             "mlp.dropout": "mlp_dropout",
             "bias.attention": "attention_bias",

@@ -78,14 +78,14 @@ def open_bundle(index: Path) -> Weights:
     except MalformedError as error:
         message = f"is not a complete TensorFlow checkpoint: {error}"
         raise FolderError(message, where=index, fix=AGAIN) from error
-    files = {
-        shard: _shard(index, shard, shards)
-        for shard in sorted({entry.shard for entry in entries.values()})
-    }
-    for shard, file in files.items():
-        _check_places(
-            file, {name: entry for name, entry in entries.items() if entry.shard == shard}
-        )
+    files = {}
+    for shard in sorted({entry.shard for entry in entries.values()}):
+        name = f"{index.name.removesuffix('.index')}.data-{shard:05d}-of-{shards:05d}"
+        files[shard] = index.with_name(name)
+        if not files[shard].is_file():
+            message = f"needs {name}, which is not in its folder"
+            raise FolderError(message, where=index, fix="Fetch all files of the checkpoint.")
+        _check_places(files[shard], {n: e for n, e in entries.items() if e.shard == shard})
     shapes = {name: entry.shape for name, entry in entries.items()}
     return Weights(
         index, shapes, lambda name: _read_tensor(files[entries[name].shard], name, entries[name])
@@ -105,14 +105,6 @@ def _content(index: Path) -> bytes:
     except OSError as error:
         message = f"cannot be read: {error.strerror}"
         raise FolderError(message, where=index, fix="Check the permissions.") from error
-
-
-def _shard(index: Path, shard: int, shards: int) -> Path:
-    file = index.with_name(f"{index.name.removesuffix('.index')}.data-{shard:05d}-of-{shards:05d}")
-    if not file.is_file():
-        message = f"needs {file.name}, which is not in its folder"
-        raise FolderError(message, where=index, fix="Fetch all files of the checkpoint.")
-    return file
 
 
 def _check_places(file: Path, entries: Mapping[str, BundleEntry]) -> None:
@@ -162,7 +154,12 @@ def _read_index(data: bytes) -> tuple[int, dict[str, BundleEntry]]:
             raise MalformedError(f"{key!r} follows {previous!r}: names must increase")
         previous = key
         if not key:
-            shards = _header(value)
+            header = _numbers(value, shards=1, big_endian=2)
+            shards = header["shards"]
+            if header["big_endian"]:
+                raise MalformedError("its numbers are big-endian")
+            if not 1 <= shards <= 99_999:
+                raise MalformedError(f"it cannot have {shards} data files")
         elif shards is None:
             raise MalformedError("it has no header")
         else:
@@ -266,16 +263,6 @@ def _numbers(message: bytes, **numbers: int) -> dict[str, int]:
     )
     values = {number: value for number, value in integers if isinstance(value, int)}
     return {name: values.get(number, 0) for name, number in numbers.items()}
-
-
-def _header(message: bytes) -> int:
-    """Return the number of data files."""
-    numbers = _numbers(message, shards=1, big_endian=2)
-    if numbers["big_endian"]:
-        raise MalformedError("its numbers are big-endian")
-    if not 1 <= numbers["shards"] <= 99_999:
-        raise MalformedError(f"it cannot have {numbers['shards']} data files")
-    return numbers["shards"]
 
 
 def _entry(name: str, message: bytes, shards: int) -> BundleEntry:

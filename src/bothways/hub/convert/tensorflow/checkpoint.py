@@ -28,7 +28,7 @@ from bothways.hub.weight_files import Weights
 from bothways.model.families import albert, bert, electra
 from bothways.model.families.config_rules import read_choice
 from bothways.model.families.family import Architecture, Family
-from bothways.model.families.weight_names import Shape, TensorPlacement, Tie
+from bothways.model.families.weight_names import Shape, Tie
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Bert
@@ -120,7 +120,12 @@ def read_tensorflow(source: str | Path, part: ModelPart | None = None) -> Tensor
         for variable in bundle.shapes
         if (place := names.place(dialect.paths, dialect.family.keys, variable)) is not None
     }
-    weights = _renamed(bundle, dict(places.values()))
+    by_name = dict(places.values())
+    weights = Weights(
+        bundle.file,
+        {name: at.part_shape(bundle.shapes[at.names[0]]) for name, at in by_name.items()},
+        lambda name: by_name[name].join([bundle.read(by_name[name].names[0])]),
+    )
     settings = _settings(dialect, weights)
     model, report = build_model(settings, weights, heads_of(settings, weights.shapes))
     left = {name: _why(name, bundle.shapes) for name in bundle.shapes if name not in places}
@@ -173,16 +178,6 @@ def _dialect(variables: Collection[str], part: ModelPart | None, index: Path) ->
         f"holds no BERT, ALBERT or ELECTRA of Google's code: its variables are {variable_names}"
     )
     raise FolderError(message, where=index, fix="Checkpoints of other code have other names.")
-
-
-def _renamed(bundle: Weights, places: Mapping[str, TensorPlacement]) -> Weights:
-    """Return variables with transformers' names and layout."""
-    shapes = {
-        name: place.part_shape(bundle.shapes[place.names[0]]) for name, place in places.items()
-    }
-    return Weights(
-        bundle.file, shapes, lambda name: places[name].join([bundle.read(places[name].names[0])])
-    )
 
 
 def _settings(dialect: Dialect, weights: Weights) -> HFConfig:
