@@ -121,38 +121,27 @@ class FullSentences(Segments):
     def plan(
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator
     ) -> list[SpanPlan]:
-        """Return the sequences of a block, shuffled."""
-        return plan_spans(block, self.length, self.cross, rng)
+        """Return the sequences of a block, shuffled.
 
-
-def plan_spans(
-    block: EpochBlock, length: int, cross: bool, rng: np.random.Generator
-) -> list[SpanPlan]:
-    """Return all sequences of a block, shuffled.
-
-    Every sentence is in exactly one sequence; longer sentences are cut at multiples of the room.
-
-    Args:
-        length: the maximum length of a sequence, specials included; at least 3.
-        cross: whether a sequence may continue with the next document of the block.
-    """
-    room = length - FullSentences.specials
-    pieces = _pieces(block, room)
-    opens, closes, document = pieces[0].tolist(), pieces[1].tolist(), pieces[2].tolist()
-    heads = np.searchsorted(pieces[2], np.arange(len(block.owners) + 1)).tolist()
-    tokens = np.cumsum(pieces[1] - pieces[0])
-    # The pieces [i, e) take ends[e - 1] − begins[i] tokens: their own, and one [SEP] per document
-    # boundary among them.
-    ends = (tokens + pieces[2]).tolist()
-    begins = (tokens - (pieces[1] - pieces[0]) + pieces[2]).tolist()
-    spans, at = [], 0
-    while at < len(opens):
-        limit = len(opens) if cross else heads[document[at] + 1]
-        stop = bisect_right(ends, begins[at] + room, at + 1, limit)
-        cuts = [at, *heads[document[at] + 1 : document[stop - 1] + 1], stop]
-        spans.append(SpanPlan(tuple((opens[i], closes[e - 1]) for i, e in pairwise(cuts))))
-        at = stop
-    return [spans[i] for i in rng.permutation(len(spans)).tolist()]
+        Every sentence is in exactly one sequence; longer ones are cut at multiples of the room.
+        """
+        room = self.room
+        pieces = _pieces(block, room)
+        opens, closes, document = pieces[0].tolist(), pieces[1].tolist(), pieces[2].tolist()
+        heads = np.searchsorted(pieces[2], np.arange(len(block.owners) + 1)).tolist()
+        tokens = np.cumsum(pieces[1] - pieces[0])
+        # The pieces [i, e) take ends[e - 1] − begins[i] tokens: their own, and one [SEP] per
+        # document boundary among them.
+        ends = (tokens + pieces[2]).tolist()
+        begins = (tokens - (pieces[1] - pieces[0]) + pieces[2]).tolist()
+        spans, at = [], 0
+        while at < len(opens):
+            limit = len(opens) if self.cross else heads[document[at] + 1]
+            stop = bisect_right(ends, begins[at] + room, at + 1, limit)
+            cuts = [at, *heads[document[at] + 1 : document[stop - 1] + 1], stop]
+            spans.append(SpanPlan(tuple((opens[i], closes[e - 1]) for i, e in pairwise(cuts))))
+            at = stop
+        return [spans[i] for i in rng.permutation(len(spans)).tolist()]
 
 
 def _pieces(block: EpochBlock, room: int) -> tuple[Whole, Whole, Whole]:

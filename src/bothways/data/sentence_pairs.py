@@ -138,7 +138,17 @@ class NextSentence(PairSegments):
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator
     ) -> list[PairPlan]:
         """Return the pairs of a block, shuffled."""
-        return plan_pairs(block, selection, self.length, self.short, rng)
+        targets = target_lengths(len(block.owners), self.room, self.short, rng)
+        document, begin, middle, stop, label = gather_chunks(block, targets, rng, pairs_again=True)
+        a, a_stop = block.starts[begin], block.stops[middle - 1]
+        # A random pair of one sentence has no rest; its unused `middle` may be past the block.
+        b, b_stop = block.starts[np.minimum(middle, len(block.starts) - 1)], block.stops[stop - 1]
+        random = np.flatnonzero(label)
+        target_tokens = (targets[document] - (a_stop - a))[random]
+        b[random], b_stop[random] = draw_other_segments(
+            block.owners[document[random]], target_tokens, selection, block.window, rng
+        )
+        return shuffled_pairs((a, a_stop, b, b_stop), label, self.room, rng)
 
     def read_in_place(self, pairs: Whole) -> NDArray[np.bool_]:
         """Return True for the pairs that are not random."""
@@ -220,30 +230,6 @@ class SentenceOrder(PairSegments):
         ordered = np.where(swapped, spans[[2, 3, 0, 1]], spans)[:, keep]
         label = (swapped | is_other)[keep].astype(np.int64)
         return shuffled_pairs(ordered, label, self.room, rng)
-
-
-def plan_pairs(
-    block: EpochBlock, selection: Selection, length: int, short: float, rng: np.random.Generator
-) -> list[PairPlan]:
-    """Return all pairs of a block, shuffled.
-
-    Args:
-        selection: the documents from which random segments come.
-        length: the maximum length of a sequence, specials included; at least 5.
-        short: the share of documents whose target length is drawn.
-    """
-    room = length - PAIR_SPECIALS
-    targets = target_lengths(len(block.owners), room, short, rng)
-    document, begin, middle, stop, label = gather_chunks(block, targets, rng, pairs_again=True)
-    a, a_stop = block.starts[begin], block.stops[middle - 1]
-    # A random pair of one sentence has no rest; its `middle` may be past the block and is unused.
-    b, b_stop = block.starts[np.minimum(middle, len(block.starts) - 1)], block.stops[stop - 1]
-    random = np.flatnonzero(label)
-    target_tokens = (targets[document] - (a_stop - a))[random]
-    b[random], b_stop[random] = draw_other_segments(
-        block.owners[document[random]], target_tokens, selection, block.window, rng
-    )
-    return shuffled_pairs((a, a_stop, b, b_stop), label, room, rng)
 
 
 def shuffled_pairs(
