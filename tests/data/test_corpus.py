@@ -37,6 +37,7 @@ from bothways.data.left_out import first_occurrences
 from bothways.data.manifest import MANIFEST
 from bothways.data.sentences import split_sentences
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.trainers import SPECIALS
 from child_processes import assert_they_end, children
 from stand_in_ray import stand_in
 
@@ -62,11 +63,7 @@ WORDS = [
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     letters = string.ascii_lowercase + string.digits + string.punctuation + "数学"
     tokens = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
+        *SPECIALS,
         *letters,
         *(f"##{c}" for c in letters),
         "the",
@@ -186,11 +183,7 @@ def test_decoded_it_is_the_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
 def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     assert (shards.token_type(2**16), shards.token_type(2**16 + 1)) == ("uint16", "uint32")
     tokens = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
+        *SPECIALS,
         *(f"x{i}" for i in range(2**16)),
         "last",
     ]

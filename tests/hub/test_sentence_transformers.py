@@ -33,6 +33,7 @@ from bothways.tasks.sentence_embedding.task import (
 )
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.trainers import SPECIALS
 from closeness import assert_close
 from drawn_settings import draw_settings
 
@@ -44,11 +45,7 @@ SENTENCES = [
     "A dog barks.",
 ]
 TOKENS = (
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
+    *SPECIALS,
     "the",
     "cat",
     "dog",

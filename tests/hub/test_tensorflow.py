@@ -23,15 +23,12 @@ from bothways.core.layout import Layout
 from bothways.hub.convert.tensorflow.checkpoint import read_tensorflow
 from bothways.hub.model_folder import load_model
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.trainers import SPECIALS
 from bundle_writer import field, varint, write_checkpoint
 from model_folders import LENGTHS, VOCAB, assert_same_outputs, outputs, peer_outputs, text
 
 WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
+    *SPECIALS,
     "the",
     "cat",
     "##s",
