@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import lzma
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from bothways.core.errors import DataError
+from bothways.data.tables import RowError
 from bothways.tasks.base import Reading
 from bothways.tasks.question_answering.examples import (
     Question,
@@ -245,3 +247,18 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 )
 def test_answers_are_found_where_they_are(text: str, start: int, place: int | None) -> None:
     assert located(CONTEXT, text, start) == place
+
+
+def test_rows_go_on_and_are_numbered_after_a_broken_one(tmp_path: Path) -> None:
+    lines = [json.dumps({"question": name, "context": "c"}) for name in "ab"]
+    (tmp_path / "rows.jsonl").write_text("\n".join([lines[0], "{broken", lines[1]]))
+    reading = open_questions(str(tmp_path / "rows.jsonl"), labelled=False)
+    assert reading.table is not None
+    assert reading.parse is not None
+    reading.table.skip_broken()
+    found = list[tuple[str, str]]()
+    for _ in range(3):
+        with contextlib.suppress(RowError):
+            question = reading.parse(next(reading.table.rows))
+            found.append((question.id, question.question))
+    assert found == [("1", "a"), ("2", "b")]

@@ -207,15 +207,18 @@ class TableTask(Task[E, P]):
             DataError: columns go by number and the first row is a header, which would be an
                 example.
         """
-        head_row = next(table.rows)
-        names: dict[str, Any] = {
-            role: head_row.values.get(column)
+        numbers = {
+            role: column
             for role, value in vars(columns).items()
             for column in _listed(value)
             if column.isdecimal()
         }
+        if not numbers:
+            return table
+        head_row = next(table.rows)
+        names: dict[str, Any] = {role: head_row.values.get(at) for role, at in numbers.items()}
         known = {name for c in self.column_table for name in itertools.chain(c.names, *c.pairs)}
-        if names and all(isinstance(name, str) and name in known for name in names.values()):
+        if all(isinstance(name, str) and name in known for name in names.values()):
             fix = f"Name the columns: {_spelled(names)}."
             message = "is a header, but the columns are given by number"
             raise DataError(message, where=head_row.where, fix=fix)

@@ -13,6 +13,7 @@ context, with nearly always the same result.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
@@ -31,6 +32,7 @@ from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.targets import SpanTargets
+from bothways.data.tables import TableRow
 from bothways.model.config import Deep
 from bothways.model.heads import Head, SpanHead
 from bothways.objectives.losses import span_loss
@@ -207,10 +209,12 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
                 self.with_columns(columns or self.columns), questions, unused=unused
             )
         table, selected = self.open(source, columns, labelled)
-        rows = (
-            replace(row, values={selected.id: number, **row.values})
-            for number, row in enumerate(table.rows, 1)
-        )
+
+        def numbered(row: TableRow, number: int) -> TableRow:
+            return replace(row, values={selected.id: number, **row.values})
+
+        # Unlike a generator, `map` goes on after a row that cannot be read, and does not count it.
+        rows = map(numbered, table.rows, itertools.count(1))
         return base.Reading.of_table(
             self.with_columns(selected),
             replace(table, rows=rows),
