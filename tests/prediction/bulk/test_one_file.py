@@ -91,11 +91,12 @@ def test_a_file_has_the_rows_of_standard_output(
             assert lines[4].split("\t")[:2] == ["tab bed", "k3"]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_an_interrupted_file_is_absent_and_continues(
-    model: str, table: Path, monkeypatch: pytest.MonkeyPatch
+    suffix: str, model: str, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = BulkRequest(model, (str(table),), keep=("id",), rows=4)
-    whole, out = table.with_name("whole.csv"), table.with_name("out.csv")
+    whole, out = table.with_name(f"whole{suffix}"), table.with_name(f"out{suffix}")
     predict_files(request, whole)
     take, taken = run._BulkRun.take, []
 
