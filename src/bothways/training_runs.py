@@ -107,7 +107,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
     source = None if start is None else str(start)
     encoder = encoder_of(model, source, tokenizer)
-    overrides = dict(settings)
+    folder, overrides = _run_folder(out, settings), dict(settings)
     if isinstance(objective, str):  # first: settings of the objective change it
         overrides = {"objective": objective.replace("-", "_"), **settings}
     if until is not None:
@@ -128,7 +128,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
         return run.pretrain(
             config_values,
             text,
-            _path(out),
+            folder,
             resume=resume,
             device=device,
             progress=reporter,
@@ -303,6 +303,7 @@ def finetune(  # noqa: PLR0913 – one option per question
     from bothways.finetuning import run
     from bothways.lab.sweeps.folds import cross_validate, first_fold
 
+    folder = _run_folder(out, settings)
     source = first_fold(folds, dev) if folds is not None else dev
     config_values, notes = finetune_settings(
         model, train, source, task, settings,
@@ -319,9 +320,9 @@ def finetune(  # noqa: PLR0913 – one option per question
         }
         if folds is not None:
             rows = list(train) if isinstance(train, Iterator) else train
-            return cross_validate(config_values, folds, _path(out), rows, **common)
+            return cross_validate(config_values, folds, folder, rows, **common)
         dev_rows = None if isinstance(dev, int | float) else dev
-        return run.finetune(config_values, _path(out), train=train, dev=dev_rows, **common)
+        return run.finetune(config_values, folder, train=train, dev=dev_rows, **common)
 
 
 def _model_name(model: object, location: str) -> str:
@@ -440,6 +441,7 @@ def distil(  # noqa: PLR0913 – one option per question
     from bothways.pretraining.config import load_config as load_pretraining
     from bothways.pretraining.recipes import distillation
 
+    folder = _run_folder(out, settings)
     name = None if student is None else _model_name(student, "student")
     if until is not None:
         settings["until"] = until
@@ -465,8 +467,15 @@ def distil(  # noqa: PLR0913 – one option per question
     with shown_progress(progress) as reporter:
         for note in replaced_members(config_values, base):
             reporter.message(f"note: {note}")
-        result: PretrainResult | FinetuneResult = run(_path(out), progress=reporter, **common)
+        result: PretrainResult | FinetuneResult = run(folder, progress=reporter, **common)
         return result
+
+
+def _run_folder(out: str | Path | None, settings: dict[str, Any]) -> Path | None:
+    """Return `out`, which transformers calls `output_dir`, without it among the settings."""
+    if out is not None and "output_dir" in settings:
+        raise ConfigError("sets what 'out' sets, which is given, too", where="output_dir")
+    return _path(settings.pop("output_dir", out))
 
 
 def _path(path: str | Path | None) -> Path | None:

@@ -193,10 +193,12 @@ def test_rows_have_a_run_folder_that_is_resumed(model: Path, tmp_path: Path) -> 
     assert (done.folder, alone.folder) == (tmp_path / "run" / "model", None)
     for name in ("metrics.jsonl", "report.html", "config.toml"):
         assert (tmp_path / "run" / name).exists()
-    again = bothways.finetune(
-        model, rows(64, 0), rows(30, 1), out=tmp_path / "run", resume=True, **settings
-    )
-    assert again.metrics == done.metrics
+    run = {**settings, "output_dir": tmp_path / "run"}  # its name in transformers
+    again = bothways.finetune(model, rows(64, 0), rows(30, 1), resume=True, **run)
+    assert (again.folder, again.metrics) == (done.folder, done.metrics)
+    with pytest.raises(ConfigError) as caught:
+        bothways.finetune(model, rows(64, 0), rows(30, 1), out=tmp_path / "other", **run)
+    assert caught.value.where == "output_dir"
     with pytest.raises(BothwaysError, match=r"is of another run: data\.train is not the same"):
         bothways.finetune(
             model, rows(65, 0), rows(30, 1), out=tmp_path / "run", resume=True, **settings
