@@ -110,6 +110,8 @@ def check_openai(client: openai.OpenAI, predictors: dict[str, Predictor]) -> Non
         client.embeddings.create(model="embed", input="a", dimensions=33)
 
 
+# Python 3.14 deprecates a function that the client calls.
+@pytest.mark.filterwarnings("ignore:'asyncio.iscoroutinefunction':DeprecationWarning")
 def test_cohere(url: str, predictors: dict[str, Predictor]) -> None:
     with httpx.Client() as transport:
         client = cohere.ClientV2("none", base_url=url, httpx_client=transport)
