@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.core.errors import ConfigError, DataError
+from bothways.data.hub_rows import class_names
 from bothways.data.tables import Table, is_header, open_table
 from bothways.data.text_io import BytesRead, read_lines
 from fake_hub import fake_hub
@@ -210,6 +211,14 @@ def test_a_local_data_set_is_read_like_one_of_the_hub(
         (None, None, "hub:owner/name:cola:validation:row 4"),
     ]
     assert asked == [(("owner/name", "cola"), {"split": "validation", "streaming": True})]
+
+
+def test_lists_of_classes_have_their_names_in_every_release_of_datasets() -> None:
+    import datasets
+
+    label = datasets.ClassLabel(names=["no", "yes"])
+    features = {"label": label, "tags": datasets.Sequence(label), "before 4": [label]}
+    assert class_names(features) == {name: ["no", "yes"] for name in features}
 
 
 def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

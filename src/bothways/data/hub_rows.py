@@ -177,7 +177,10 @@ def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names of the classes of each column that holds classes, or lists of them."""
     from datasets import ClassLabel
 
-    kinds = {name: getattr(kind, "feature", kind) for name, kind in features.items()}
+    kinds = {
+        name: kind[0] if isinstance(kind, list) else getattr(kind, "feature", kind)
+        for name, kind in features.items()
+    }  # a list of one is that of datasets before 4
     return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
 
 
