@@ -474,7 +474,8 @@ def distil(  # noqa: PLR0913 – one option per question
 def _run_folder(out: str | Path | None, settings: dict[str, Any]) -> Path | None:
     """Return `out`, which transformers calls `output_dir`, without it among the settings."""
     if out is not None and "output_dir" in settings:
-        raise ConfigError("sets what 'out' sets, which is given, too", where="output_dir")
+        message = "sets what 'out' sets, which is given, too"
+        raise ConfigError(message, where="output_dir", fix="Leave one of them out.")
     return _path(settings.pop("output_dir", out))
 
 

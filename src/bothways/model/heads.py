@@ -43,7 +43,7 @@ class HeadValue:
         raise NotImplementedError
 
     def _source(self, config: EncoderConfig) -> FromPooler | Own | None:
-        """Return what it reads of a sequence; None for every token."""
+        """Return the source of its input in a sequence; None for every token."""
         return None
 
     def reads_one_token(self, config: EncoderConfig) -> bool:

@@ -303,7 +303,7 @@ def _same_tensors(training_module: TrainingModule) -> list[list[str]]:
 def _differences(
     required: Iterable[list[str]], stored: Mapping[str, Any], targets: Mapping[str, Tensor]
 ) -> str:
-    """Return what is missing, too much or of another shape; an empty text if all fits.
+    """Describe tensors that are missing, unknown or of another shape; empty if all fit.
 
     Args:
         required: the names of each tensor, of which one must be there.
