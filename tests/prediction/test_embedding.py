@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import re
 from pathlib import Path
@@ -140,10 +141,27 @@ def test_files_hold_the_vectors_of_all_parts_in_order(
     monkeypatch.setattr("sys.stdin", piped)
     run(monkeypatch, place, "embed bert - --rows 10 --out piped.npy")
     np.testing.assert_array_equal(np.load(place / "piped.npy"), vectors)
-    (place / "empty.txt").touch()
-    run(monkeypatch, place, "embed bert empty.txt --out none.npy")
-    assert len(np.load(place / "none.npy")) == 0
+    reader, writer = os.pipe()
+    os.write(writer, (place / "texts.txt").read_bytes())
+    os.close(writer)
+    run(monkeypatch, place, f"embed bert /dev/fd/{reader} --rows 10 --out fifo.npy")  # <(command)
+    np.testing.assert_array_equal(np.load(place / "fifo.npy"), vectors)
     assert not [*place.glob(".*")]
+
+
+def test_files_that_cannot_be_embedded_are_named_and_leave_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "empty.txt").touch()
+    with pytest.raises(DataError, match="holds no row") as caught:
+        run(monkeypatch, place, "embed bert empty.txt --out none.npy")
+    assert caught.value.where == "empty.txt"
+    for text in ('{"a": 1}', '{"text": 3', "\x00\x01"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        with pytest.raises(DataError) as caught:
+            run(monkeypatch, place, "embed bert - --text text --out none.npy")
+        assert str(caught.value.where).startswith("standard input")
+    assert not [*place.glob(".*"), *place.glob("none*")]
 
 
 def test_embed_writes_a_row_for_each_text(

@@ -51,15 +51,14 @@ def embed(  # noqa: PLR0913 – one option per question
     length
         Maximum length of a text in tokens; default: as in the folder, else all positions.
     """
+    import contextlib
     import json
     import shutil
-    import sys
-    import tempfile
 
     from bothways.core.atomic_files import check_output_path
     from bothways.core.errors import ConfigError
-    from bothways.data.text_io import STDIN
-    from bothways.prediction.bulk.one_file import is_file, parts_folder
+    from bothways.data.text_io import is_stream
+    from bothways.prediction.bulk.one_file import is_file, parts_folder, spooled
 
     files, settings = options.split_inputs(inputs)
     if out.suffix and not out.is_dir():
@@ -74,17 +73,17 @@ def embed(  # noqa: PLR0913 – one option per question
         settings += (f"prompt_name={json.dumps(prompt_name)}", "prompt=none")
     if prompt is not None:
         settings += (f"prompt={json.dumps(prompt)}",)
-    with tempfile.NamedTemporaryFile(suffix=".jsonl" if text else ".txt") as spool:
-        piped = files == (STDIN,) and is_file(out)
-        if piped:  # parts are made of files, which can be read again
-            shutil.copyfileobj(sys.stdin.buffer, spool)
-            spool.flush()
-        try:
-            options.predict_parts(
-                out, parts,
-                model=folder, files=(spool.name,) if piped else files, settings=settings,
-                task="embed", text=text, length=length, precision=precision, device=device,
-            )  # fmt: skip
-        finally:
-            if piped:  # they cannot be continued
-                shutil.rmtree(parts_folder(out), ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        names = list(files)
+        if is_file(out):
+            for number, name in enumerate(files):
+                if is_stream(name):
+                    # Parts of a pipe cannot be continued.
+                    stack.callback(shutil.rmtree, parts_folder(out), ignore_errors=True)
+                    suffix = ".jsonl" if text else ".txt"
+                    names[number] = stack.enter_context(spooled(name, suffix))
+        options.predict_parts(
+            out, parts,
+            model=folder, files=tuple(names), settings=settings,
+            task="embed", text=text, length=length, precision=precision, device=device,
+        )  # fmt: skip

@@ -247,7 +247,7 @@ class MemoryStore:
     def save(
         self, tensors: RunTensors, state: RunState, metrics: Metrics, keep: saved.Keep
     ) -> None:
-        """saved.Keep the weights if their metrics are the best so far."""
+        """Keep the weights if their metrics are the best so far."""
         metrics = {name: value for name, value in metrics.items() if name not in (BEST, WAITED)}
         if not metrics or keep.best is None:
             return

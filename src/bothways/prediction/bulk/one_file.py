@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import csv
 import json
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bothways.core.atomic_files import HIDDEN, replace_file
-from bothways.core.errors import ConfigError, DataError, optional
+from bothways.core.errors import BothwaysError, ConfigError, DataError, optional
 from bothways.data.hub_rows import HUB
-from bothways.data.text_io import file_at
+from bothways.data.text_io import STANDARD_INPUT, STDIN, file_at, read_lines, standard_input
 from bothways.prediction.bulk.folder import REJECTS
 from bothways.prediction.bulk.request import BulkRequest, PartFormat
 
@@ -42,6 +44,25 @@ def parts_folder(out: Path) -> Path:
 def rejects_file(out: Path) -> Path:
     """Return the file of the rows without a prediction."""
     return out.with_name(f"{out.name}.rejects.jsonl")
+
+
+@contextmanager
+def spooled(name: str, suffix: str) -> Iterator[str]:
+    """Copy a pipe to a temporary file, since parts are made of what can be read again.
+
+    Errors name the pipe.
+    """
+    lines = standard_input() if name == STDIN else read_lines(file_at(name))
+    with tempfile.NamedTemporaryFile("w", suffix=suffix, encoding="utf8") as file:
+        file.writelines(f"{text}\n" for _, text in lines)
+        file.flush()
+        try:
+            yield file.name
+        except BothwaysError as error:
+            if error.where is not None:
+                shown = STANDARD_INPUT if name == STDIN else name
+                error.where = str(error.where).replace(file.name, shown)
+            raise
 
 
 def part_format(request: BulkRequest, out: Path) -> PartFormat:

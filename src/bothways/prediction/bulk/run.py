@@ -121,6 +121,10 @@ def _predict_one_file(
     folder = parts_folder(out)
     parts_request = replace(request, form=part_format(request, out))
     result = predict_files(parts_request, folder, workers, progress)
+    if not result.parts:
+        shutil.rmtree(folder)
+        fix = "Give a file with at least one example."
+        raise DataError("holds no row", where=", ".join(request.files), fix=fix)
     progress.stage(f"writing {out.name}")
     join_parts(folder, out, flat=request.top is None)
     shutil.rmtree(folder)
