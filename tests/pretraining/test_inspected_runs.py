@@ -159,7 +159,7 @@ def ready_commands() -> list[tuple[str, list[str]]]:
             words = [line.removeprefix("- ") for line in lines[:end]]
         else:
             after = text[text.index("-m bothways") + len("-m bothways") :].replace("\\\n", " ")
-            words = shlex.split(after.replace("$REMOTE", "s3://bucket/run"))
+            words = shlex.split(after)
         found.append((file.name, words))
     return found
 

@@ -373,16 +373,12 @@ def learn_layers(
     share = Share(plan.rank, plan.world)
     steps = Loader(source, unchanged, settings.batch, settings.microbatch_tokens, seed, share)
     torch.manual_seed(seed + 1 + plan.rank)
-    training, remote = stage.training, settings.training.keep.remote
-    if training.keep.remote is None and remote is not None:  # a copy where the run has one
-        keep = dataclasses.replace(training.keep, remote=f"{remote.rstrip('/')}/{STAGE}")
-        training = dataclasses.replace(training, keep=keep)
-    note = f"note: first the teacher's layers, {training.end}; forecasts are of what follows"
+    note = f"note: first the teacher's layers, {stage.training.end}; forecasts are of what follows"
     progress.message(note)
     return TrainingRun(
         training_module,
-        [TrainingPhase(training.end, lambda at: ahead(steps.steps(at.cursor), device))],
-        training,
+        [TrainingPhase(stage.training.end, lambda at: ahead(steps.steps(at.cursor), device))],
+        stage.training,
         plan,
         store,
         progress=Part(progress, "layers"),

@@ -46,8 +46,8 @@ class LayerStage:
         layers: for `HiddenStates` and `AttentionScores`, the teacher's layer, from 1, for each of
             the student's; None spreads them evenly, the last for the last.
         training: its length and optimizer. The default is from TinyBERT's code; its batch is
-            the run's, and so are `recompute` and `compiled`. Copies of its checkpoints are in the
-            folder "layers" of the run's checkpoints, unless `keep.remote` names another location.
+            the run's, and so are `recompute` and `compiled`. Its checkpoints are in the folder
+            "layers" of the run.
     """
 
     losses: tuple[CosineStates | HiddenStates | AttentionScores | Relations, ...] = (

@@ -68,15 +68,12 @@ class Keep:
     """The checkpoints that stay: the newest `last`, and the best.
 
     Attributes:
-        remote: a URL that fsspec opens, such as "s3://bucket/run", where the same checkpoints are
-            kept; a run in a folder that lacks the newest one continues from there.
         asynchronous: write them from a copy in memory while training goes on. An error of writing
             is then raised at the next save.
     """
 
     last: int = 2
     best: Best | None = None
-    remote: str | None = None
     asynchronous: bool = False
 
     def __post_init__(self) -> None:

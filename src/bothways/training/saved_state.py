@@ -46,7 +46,6 @@ _MAKE_ROOM = f"Make room, then {AGAIN}: the checkpoints before are whole."
 
 Group = Any
 """A process group of torch, or None for the one of all ranks."""
-KeepPart = Callable[[Path, list[Path]], object]
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,11 @@ class NewCheckpoint:
     rest: Mapping[str, Any]
     in_parts: bool
 
-    def write(self, group: Group = None, keep_part: KeepPart = lambda folder, files: None) -> None:
+    def write(self, group: Group = None) -> None:
         """Write the checkpoint; called on all ranks.
 
         Args:
             group: the ranks, if this is called in a thread, which must not use their usual group.
-            keep_part: receives the folder that is not complete yet, and the files in it that this
-                rank has written in parts.
 
         Raises:
             ResourceError: there is no room or no permission; earlier checkpoints are untouched.
@@ -126,7 +123,6 @@ class NewCheckpoint:
                     files = sorted((hidden / SHARDS).glob(f"__{self.plan.rank}_*"))
                     if is_main(self.plan):
                         files.append(hidden / SHARDS / ".metadata")  # the table of contents
-                    keep_part(hidden, files)
                     result = {f"{SHARDS}/{file.name}": file_digest(file) for file in files}
             except BothwaysError as error:
                 result = error  # sent to the other ranks, which would wait for this one

@@ -28,8 +28,7 @@ from bothways.core.training_module import TrainingModule
 from bothways.training import checkpoint as saved
 from bothways.training.average import use_average
 from bothways.training.early_stopping import BEST, WAITED, Metrics
-from bothways.training.parallel import Plan, Sharded, barrier, from_main_rank, is_main, on_all_ranks
-from bothways.training.remote import Remote
+from bothways.training.parallel import Plan, Sharded, from_main_rank, is_main, on_all_ranks
 from bothways.training.saved_state import Group, RunTensors, new_checkpoint
 from bothways.training.signals import Interruption
 from bothways.training.state import RunState
@@ -104,7 +103,6 @@ class FolderStore:
         Raises:
             CheckpointError: a checkpoint is of another run, or all are damaged.
         """
-        fetched = self._fetch(tensors.plan, keep)
         checkpoint, notes = from_main_rank(tensors.plan, self._choose)
         state, metrics = RunState(), dict[str, int | float]()
         if checkpoint is not None:
@@ -112,28 +110,7 @@ class FolderStore:
             metrics = dict(checkpoint.metrics)
         if is_main(tensors.plan) and self.settings is not None:
             replace_text(self.folder / "config.toml", self.settings)
-        return state, metrics, [*fetched, *notes]
-
-    def _fetch(self, plan: Plan, keep: saved.Keep) -> list[str]:
-        """Copy the remote checkpoints that the folder lacks; return notes.
-
-        On each machine one rank does so, for a folder that the machines do not share.
-        """
-        if keep.remote is None:
-            return []
-        remote = Remote(keep.remote)
-        names = from_main_rank(plan, lambda: list(remote.checkpoints()))
-        notes = []
-        if getattr(plan, "local_rank", 0) == 0:
-            here = {folder.name for folder in saved.checkpoints(self.folder)}
-            missing = [name for name in names if name not in here]
-            for name in missing:
-                remote.fetch(name, self.folder)
-                notes.append(f"note: copied {name} from {remote.url}")
-            if missing:
-                remote.fetch_records(self.folder)
-        barrier(plan)  # for the copies
-        return notes
+        return state, metrics, notes
 
     def _choose(self) -> tuple[saved.Checkpoint | None, list[str]]:
         """Return the checkpoint to continue from, and notes."""
@@ -177,18 +154,12 @@ class FolderStore:
             self.folder, tensors, state,
             metrics=metrics, config=self.config, copied=keep.asynchronous,
         )  # fmt: skip
-        remote = None if keep.remote is None else Remote(keep.remote)
 
         def write(group: Group = None) -> None:
-            """Write it, copy it, and delete those that need not stay."""
-            new.write(group, remote.send if remote else lambda folder, files: None)
-            if not is_main(plan):
-                return
-            saved.prune(self.folder, keep, state.steps, state.plateau)
-            if remote is not None:
-                remote.complete(new.folder)
-                remote.send_records(self.folder)
-                remote.keep_only(folder.name for folder in saved.checkpoints(self.folder))
+            """Write it, and delete those that need not stay."""
+            new.write(group)
+            if is_main(plan):
+                saved.prune(self.folder, keep, state.steps, state.plateau)
 
         if keep.asynchronous:
             group = self._background.group(plan)
