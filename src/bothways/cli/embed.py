@@ -39,8 +39,7 @@ def embed(  # noqa: PLR0913 – one option per question
         components=256 for the first 256; include_prompt=false. Default: the settings of the
         folder, else the mean of the last layer.
     out
-        vectors.npy, .parquet or .jsonl; or a folder for vectors in parts, in processes or on a
-        cluster.
+        vectors.npy, .parquet or .jsonl; or a folder for vectors in parts.
     text
         Column of the text.
     prompt_name

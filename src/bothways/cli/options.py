@@ -24,7 +24,6 @@ from bothways.training.shorthands import FinetuneRecipe
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from bothways.core.jobs.workers import Workers
     from bothways.core.progress import Progress
     from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.predictor import Predictor
@@ -197,19 +196,12 @@ class PartOptions:
     ] = False
     processes: Annotated[
         int | None,
-        Parameter(help="With --out DIR: processes that predict; default: 1, on Ray all it has."),
+        Parameter(help="With --out DIR: processes that predict; default: 1."),
     ] = None
     threads: Annotated[
         int | None,
         Parameter(
-            help="With --out DIR: threads of each process; default: an equal share of the cores; "
-            "on Ray 1."
-        ),
-    ] = None
-    ray: Annotated[
-        str | None,
-        Parameter(
-            help="With --out DIR: predict on a Ray cluster: auto, ray://HOST:10001, or local."
+            help="With --out DIR: threads of each process; default: an equal share of the cores."
         ),
     ] = None
 
@@ -325,7 +317,6 @@ def predict_parts(out: Path, options: PartOptions, **settings: Any) -> None:
     Args:
         settings: fields of `bulk.request.BulkRequest` other than those in `options`.
     """
-    from bothways.core.jobs.workers import LocalWorkers, RayWorkers
     from bothways.core.terminal import quantity
     from bothways.prediction.bulk.one_file import is_file, parts_folder, rejects_file
     from bothways.prediction.bulk.request import BulkRequest
@@ -338,13 +329,10 @@ def predict_parts(out: Path, options: PartOptions, **settings: Any) -> None:
         rows=options.rows,
         rejects=options.rejects,
     )
-    workers: Workers = LocalWorkers(options.processes or 1, options.threads)
-    if options.ray is not None:
-        workers = RayWorkers(options.ray, options.processes, options.threads or 1)
     say_kernels(request.device)
     folder = parts_folder(out) if is_file(out) else out
     with resumable(folder, "What is finished") as progress:
-        done = predict_files(request, out, workers, progress)
+        done = predict_files(request, out, options.processes or 1, options.threads, progress)
     were = "was" if done.again == 1 else "were"
     earlier = f", {done.again:,} of which {were} finished before" if done.again else ""
     count = "" if is_file(out) else f", in {quantity(done.parts, 'part(s)')}"

@@ -39,8 +39,8 @@ def predict(  # noqa: PLR0913 – one option per question
         Then settings of the task, such as top=10 for fill or pooling=max for embed.
     out
         One file: .jsonl, .csv, .tsv, .parquet, or .npy for vectors. Or a folder of predictions in
-        parts, as JSON lines or Parquet (--format). Both read any number of files, in processes or
-        on a cluster, and the same command continues where it was stopped.
+        parts, as JSON lines or Parquet (--format). Both read any number of files, in several
+        processes, and the same command continues where it was stopped.
     task
         A task of finetune, fill, likelihood, prefer, embed, or a common alias of one of them;
         default: the task of the model.

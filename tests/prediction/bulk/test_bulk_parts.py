@@ -17,14 +17,13 @@ from pyarrow import dataset, parquet
 
 from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
-from bothways.core.jobs.workers import LocalWorkers, RayWorkers
 from bothways.model.kernels import library
+from bothways.prediction.bulk import run
 from bothways.prediction.bulk.folder import FILES, PARTS, REJECTS, SUCCESS
 from bothways.prediction.bulk.output import part_content, prediction_values
 from bothways.prediction.bulk.request import BulkRequest
 from bothways.prediction.bulk.run import BulkResult, predict_files
 from heard_progress import Heard
-from stand_in_ray import stand_in
 from toy_bulk import make_classifier, make_rows, write_rows
 from toy_folder import make_folder
 from toy_predictors import TASKS, predictor
@@ -353,9 +352,12 @@ def test_output_that_changes_is_not_complete_until_the_end(model: str, tmp_path:
 def test_a_refused_job_leaves_nothing_behind(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in(monkeypatch)
-    with pytest.raises(ResourceError, match="no Ray cluster"):
-        predict_files(request(model, tmp_path), tmp_path / "out", RayWorkers("ray://nowhere:1"))
+    def killed(*_: object) -> None:
+        raise ResourceError("a worker process was killed (signal 9)")
+
+    monkeypatch.setattr(run, "map_in_order", killed)
+    with pytest.raises(ResourceError, match="was killed"):
+        predict_files(request(model, tmp_path), tmp_path / "out", processes=2)
     assert not (tmp_path / "out").exists()
 
 
@@ -458,7 +460,7 @@ def test_options_of_parts_need_a_folder(model: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--window: is for predictions that are printed"):
         command("predict", model, files[0], "--out", tmp_path / "out", "--window", 5)
     with pytest.raises(ConfigError, match="processes: must be at least 1"):
-        LocalWorkers(0)
+        predict_files(request(model, tmp_path), tmp_path / "out", processes=0)
 
 
 def test_finished_parts_have_markers(model: str, tmp_path: Path) -> None:

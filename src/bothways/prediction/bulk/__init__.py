@@ -1,1 +1,1 @@
-"""Predictions for many files: parts in processes or on a cluster, resumed where they stopped."""
+"""Predictions for many files: parts in processes, resumed where they stopped."""

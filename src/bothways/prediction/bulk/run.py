@@ -14,12 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import assert_never
-
 from bothways.core.atomic_files import check_output_path
+from bothways.core.config.checks import require_at_least
 from bothways.core.errors import BothwaysError, DataError
 from bothways.core.folder_lock import discard_begun, lock_folder
-from bothways.core.jobs.workers import LocalWorkers, RayWorkers, Workers, map_jobs
+from bothways.core.jobs.process_pool import map_in_order
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.limits import usable_cores
 from bothways.core.terminal import quantity
@@ -75,7 +74,8 @@ class BulkResult:
 def predict_files(
     request: BulkRequest,
     out: Path,
-    workers: Workers = LocalWorkers(),  # noqa: B008 – frozen
+    processes: int = 1,
+    threads: int | None = None,
     progress: Progress = SILENT,
 ) -> BulkResult:
     """Predict all rows of the files into parts in a folder; finished parts stay as they are.
@@ -86,6 +86,10 @@ def predict_files(
     The bytes of a part do not depend on the worker that computes it where predictions are
     batch-invariant; elsewhere they are the same on processors of one kind.
 
+    Args:
+        processes: processes that predict; 1 computes in this one.
+        threads: of each; None: all cores, divided by the processes.
+
     Raises:
         ConfigError: an invalid setting, or the folder was begun with other ones.
         DataError: a file or a row cannot be read; finished parts are kept.
@@ -93,13 +97,16 @@ def predict_files(
         ResourceError: the folder is in use or holds other files; a worker was killed repeatedly.
         KeyboardInterrupt: interrupted; the same call continues.
     """
+    require_at_least(1, processes=processes, threads=threads)
     if is_file(out):
-        return _predict_one_file(request, out, workers, progress)
+        return _predict_one_file(request, out, processes, threads, progress)
     check_not_inside(out, request.files)
-    opened = request.open() if workers == LocalWorkers(1) else None
+    opened = request.open() if processes == 1 and threads is None else None
     task = request.read_task() if opened is None else opened.task_model.task
     request = request.with_form(task)
-    worker = PartWorker(request, _threads(workers), opened)
+    if processes > 1:
+        threads = threads or max(1, usable_cores() // processes)
+    worker = PartWorker(request, threads, opened)
     first_job = _first_part(request, task)  # what cannot be read, before any work
     types = _types(request, first_job) if request.form == "parquet" else None
     with lock_folder(out), discard_begun(out, BEGUN, FINISHED):
@@ -107,7 +114,7 @@ def predict_files(
         folder.begin()
         job = _BulkRun(folder, task, types, progress)
         progress.stage("predicting", job.size)
-        with contextlib.closing(_computed(worker, job, workers)) as results:
+        with contextlib.closing(_computed(worker, job, processes)) as results:
             for result in results:
                 job.take(result)
         job.end()
@@ -115,12 +122,12 @@ def predict_files(
 
 
 def _predict_one_file(
-    request: BulkRequest, out: Path, workers: Workers, progress: Progress
+    request: BulkRequest, out: Path, processes: int, threads: int | None, progress: Progress
 ) -> BulkResult:
     check_output_path(out)
     folder = parts_folder(out)
     parts_request = replace(request, form=part_format(request, out))
-    result = predict_files(parts_request, folder, workers, progress)
+    result = predict_files(parts_request, folder, processes, threads, progress)
     if not result.parts:
         shutil.rmtree(folder)
         fix = "Give a file with at least one example."
@@ -129,17 +136,6 @@ def _predict_one_file(
     join_parts(folder, out, flat=request.top is None)
     shutil.rmtree(folder)
     return result
-
-
-def _threads(workers: Workers) -> int | None:
-    """Return the threads of a process; None to leave them as they are."""
-    match workers:
-        case LocalWorkers(processes, None):
-            return None if processes == 1 else max(1, usable_cores() // processes)
-        case LocalWorkers(_, threads) | RayWorkers(_, _, threads):
-            return threads
-        case _:
-            assert_never(workers)
 
 
 def _first_part(request: BulkRequest, task: Task[Any, Any]) -> PartJob | None:
@@ -162,17 +158,13 @@ def _types(request: BulkRequest, first_job: PartJob | None) -> tuple[Any, ...]:
     return column_types([row.kept for row in first_job.rows], old, name)
 
 
-def _computed(worker: PartWorker, job: _BulkRun, workers: Workers) -> Computed:
-    """Yield the results of the parts, in any order."""
-    match workers:
-        case LocalWorkers(1):
-            for part_job in job.jobs():
-                yield worker(part_job, functools.partial(job.advance, part_job))
-        case LocalWorkers() | RayWorkers():
-            gpu = job.request.device != "cpu"
-            yield from map_jobs(worker, job.jobs(), workers, attempts=ATTEMPTS, gpu=gpu)
-        case _:
-            assert_never(workers)
+def _computed(worker: PartWorker, job: _BulkRun, processes: int) -> Computed:
+    """Yield the results of the parts, in their order."""
+    if processes > 1:
+        yield from map_in_order(worker, job.jobs(), processes, ATTEMPTS)
+        return
+    for part_job in job.jobs():
+        yield worker(part_job, functools.partial(job.advance, part_job))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A worker: opens the model once and predicts parts, in any process of any machine."""
+"""A worker: opens the model once and predicts parts, in any process."""
 
 from __future__ import annotations
 
