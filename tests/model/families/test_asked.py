@@ -21,6 +21,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Disentangled
 from bothways.objectives.masked_lm import MaskedLMModule
 from drawn_settings import draw_settings
+from spread import in_turn
 
 LENGTHS = [7, 11, 2, 9]
 CONFIGS = {
@@ -80,9 +81,13 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    "only", [[0], [0, 7, 18, 20], [20, 3, 11], list(range(sum(LENGTHS))), []], ids=len
+    ("config", "only"),
+    in_turn(
+        [(config,) for config in CONFIGS.values()],
+        [[0], [0, 7, 18, 20], [20, 3, 11], list(range(sum(LENGTHS))), []],
+        [*CONFIGS],
+    ),
 )
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_those_asked_for_are_as_all_would_be_and_the_others_0(
     config: EncoderConfig, only: list[int]
 ) -> None:

@@ -40,6 +40,7 @@ from family_peers import (
     assert_folder_comes_back,
     peer,
 )
+from spread import in_turn
 
 CASES = [
     (family, architecture)
@@ -89,16 +90,14 @@ def alone(theirs: nn.Module, batch: Batch, start: int, stop: int) -> dict[str, T
     return row
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("family", "architecture"), CASES, ids=NAMES)
+@pytest.mark.parametrize(("family", "architecture", "seed"), in_turn(CASES, range(3), NAMES))
 def test_every_class_equals_transformers(
     family: Family, architecture: Architecture, seed: int, tmp_path: Path
 ) -> None:
     assert_class_equals(family, architecture, seed, inputs, tmp_path)
 
 
-@pytest.mark.parametrize("seed", [5, 6, 8])
-@pytest.mark.parametrize(("family", "architecture"), CASES, ids=NAMES)
+@pytest.mark.parametrize(("family", "architecture", "seed"), in_turn(CASES, [5, 6, 8], NAMES))
 def test_a_folder_comes_back_as_it_was(
     family: Family, architecture: Architecture, seed: int, tmp_path: Path
 ) -> None:
