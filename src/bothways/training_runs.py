@@ -404,9 +404,8 @@ def distil(  # noqa: PLR0913 – one option per question
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         recipe: losses to start from. With a corpus distilbert (the default: predictions, masked
-            LM, cosine), tinybert (hidden states and attention scores) or minilm (relations of one
-            layer, for any width). With labelled data modern (the default) or paper, as for
-            `finetune`, or tinybert (the teacher's layers, then its answers).
+            LM, cosine) or minilm (relations of one layer, for any width). With labelled data
+            modern (the default) or paper, as for `finetune`.
         config: a TOML file with settings; the call's have priority.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
@@ -435,8 +434,7 @@ def distil(  # noqa: PLR0913 – one option per question
     from bothways.data.corpus import Corpus
     from bothways.data.manifest import holds_corpus
     from bothways.finetuning import run as finetuning
-    from bothways.finetuning.config import load_config
-    from bothways.finetuning.distillation import taught_finetuning
+    from bothways.finetuning.config import load_config, taught_finetuning
     from bothways.pretraining import run as pretraining
     from bothways.pretraining.config import load_config as load_pretraining
     from bothways.pretraining.recipes import distillation

@@ -20,7 +20,6 @@ from bothways.finetuning.lora import LoRA, LoRALinear, add_changes, merge_change
 from bothways.finetuning.prepare import prepare_run
 from bothways.finetuning.run import finetune
 from bothways.finetuning.stability import Stability
-from bothways.finetuning.teacher import LayerStage, Teacher
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -237,9 +236,7 @@ def test_measures_that_change_the_weights_are_refused(name: str) -> None:
         FinetuneConfig(lora=LoRA(), stability=Stability(**{name: value}))  # type: ignore[arg-type]
 
 
-def test_a_stage_and_random_weights_are_refused(settings: FinetuneConfig) -> None:
-    with pytest.raises(ConfigError, match=r"^teacher\.stage: updates all weights"):
-        dataclasses.replace(settings, teacher=Teacher("other", stage=LayerStage()))
+def test_random_weights_are_refused(settings: FinetuneConfig) -> None:
     ready = prepare_run(dataclasses.replace(settings, lora=None), None, torch.device("cpu"))
     method = FinetuneConfig(FAST, 16, lora=LoRA())
     with pytest.raises(ConfigError, match=r"^lora: keeps the encoder's weights"):

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from bothways.core.advice import argument
 from bothways.core.config import reader as configs
@@ -25,7 +25,8 @@ from bothways.finetuning.lora import LoRA
 from bothways.finetuning.metrics import Metric, OwnMetrics, named_metrics
 from bothways.finetuning.splits import DevPart, Split, parse_part
 from bothways.finetuning.stability import Stability
-from bothways.finetuning.teacher import LayerStage, Teacher
+from bothways.objectives.distillation import Teacher
+from bothways.prediction.predictor import open_task_model
 from bothways.tasks.base import MIN_LENGTH, Direction, Task
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.classification.task import ClassificationTask
@@ -134,7 +135,11 @@ class FinetuneConfig:
         named_metrics(self.metrics)
         require_seed(seed=self.seed, order_seed=self.order_seed)
         self._check_sources()
-        self._check_pairs()
+        fix = "Leave out one of the two."
+        for name in ("reinitialise", "mixout", "pull") if self.lora is not None else ():
+            if getattr(self.stability, name):
+                message = "changes the encoder's own weights, which lora leaves as they are"
+                raise ConfigError(message, where=f"stability.{name}", fix=fix)
 
     def _check_sources(self) -> None:
         """Raise ConfigError for settings of dev data that a run on files does not have."""
@@ -150,25 +155,6 @@ class FinetuneConfig:
         if self.metrics:
             fix = "Give dev, or leave metrics out."
             raise ConfigError("are of dev data, and there is none", where="metrics", fix=fix)
-
-    def _check_pairs(self) -> None:
-        """Raise ConfigError for two settings that contradict each other."""
-        fix = "Leave out one of the two."
-        for name in ("reinitialise", "mixout", "pull") if self.lora is not None else ():
-            if getattr(self.stability, name):
-                message = "changes the encoder's own weights, which lora leaves as they are"
-                raise ConfigError(message, where=f"stability.{name}", fix=fix)
-        if self.stage and (self.stability.mixout or self.stability.pull):
-            message = "pulls weights back to those before teacher.stage"
-            raise ConfigError(message, where="stability", fix=fix)
-        if self.stage and self.lora is not None:
-            message = "updates all weights of the student and cannot be combined with lora"
-            raise ConfigError(message, where="teacher.stage", fix=fix)
-
-    @property
-    def stage(self) -> LayerStage | None:
-        """The stage in which the teacher's layers are learned; None without one."""
-        return None if self.teacher is None else self.teacher.stage
 
     @property
     def dev_part(self) -> DevPart | None:
@@ -258,19 +244,6 @@ def electra_finetuning(task: Trainable) -> FinetuneConfig:
     )
 
 
-def tinybert_finetuning(task: Trainable) -> FinetuneConfig:
-    """Return the settings in which TinyBERT learns the answers of a fine-tuned teacher.
-
-    Three epochs of 32 examples at 3e-5, after the stage that learns its layers
-    (`layer_stage.LayerStage`).
-
-    Source: Jiao et al. 2019; huawei-noah/Pretrained-Language-Model, TinyBERT, README.
-    """
-    paper = paper_finetuning(task)
-    training = dataclasses.replace(paper.training, until=Epochs(3.0), optimizer=BertAdam(lr=3e-5))
-    return dataclasses.replace(paper, training=training, length=None, batch=ExampleBudget(32))
-
-
 PAPER: dict[str, tuple[float, float, int]] = {"choice": (3.0, 2e-5, 16)}
 """Epochs, learning rate and batch size of tasks where the paper's differ from 3, 5e-5 and 32."""
 
@@ -279,6 +252,39 @@ RECIPES: dict[str, Callable[[Trainable], FinetuneConfig]] = {
     "paper": paper_finetuning,
     "electra": electra_finetuning,
 }
+
+
+def taught_finetuning(
+    teacher: str,
+    train: str,
+    student: str | None,
+    recipe: str | None = None,
+    dev: str | None = None,
+) -> FinetuneConfig:
+    """Return the settings of a run in which a student learns the task of its teacher.
+
+    Names and recipes are as in `bothways.distil`.
+
+    Raises:
+        ConfigError: no student, an unknown recipe, or the teacher was not fine-tuned for a task.
+        FolderError: the teacher cannot be read.
+    """
+    if student is None:
+        message = "is missing: labelled data needs a pre-trained student"
+        fix = "Name one with the teacher's vocabulary, or give a corpus folder to pre-train one."
+        raise ConfigError(message, where="student", fix=fix)
+    if recipe is not None and recipe not in RECIPES:
+        message = f"{recipe!r} is for a corpus, and the data is labelled"
+        raise ConfigError(message, where="recipe", fix=f"Choose one of {', '.join(RECIPES)}.")
+    task = open_task_model(teacher).task
+    if not isinstance(task, get_args(Trainable)):
+        message = f"{teacher} is for the task {task.name!r}, which needs no labels"
+        fix = "Choose a fine-tuned teacher, or give a corpus folder instead of labelled data."
+        raise ConfigError(message, where="teacher", fix=fix)
+    settings = RECIPES[recipe or "modern"](type(task)())
+    taught_by = Teacher(teacher)
+    return dataclasses.replace(settings, model=student, train=train, dev=dev, teacher=taught_by)
+
 
 SHORTHANDS: Mapping[str, str] = {
     **shorthands.TRAINING_NAMES, "batch_size": "batch.n", "max_length": "length",

@@ -25,7 +25,6 @@ from bothways.finetuning.forecast import forecast
 from bothways.finetuning.lora import add_changes
 from bothways.finetuning.scaled_head import scale_outputs
 from bothways.finetuning.stability import apply_stability, fresh_pooler
-from bothways.finetuning.teacher import objective_of
 from bothways.hub.model_folder import LoadedModel, check_adapter_only, load_model
 from bothways.hub.provenance import digest_of_model, without_places
 from bothways.hub.resolve import resolve_run
@@ -33,7 +32,6 @@ from bothways.model.config import EncoderConfig
 from bothways.model.flops import LossFloats
 from bothways.model.heads import Head, LabelHead, TagHead
 from bothways.model.model import Model
-from bothways.objectives.step_cost import loss_floats
 from bothways.tasks.base import TaskModel
 from bothways.training.preflight.machine import check_machine, compute_as
 from bothways.training.preflight.memory import MemoryDemand
@@ -171,7 +169,7 @@ def prepare_run(
     )
     if settings.teacher is not None:
         precision = settings.training.precision
-        data = with_teacher_scores(data, settings.teacher, device, precision, folder, progress)
+        data = with_teacher_scores(data, settings.teacher, device, precision, progress)
     task_model = _task_model(model, data, settings, device)
     time = forecast(task_model, data, settings, training_of(settings, data), folder, progress)
     findings += [] if time is None else [time]
@@ -253,32 +251,18 @@ def _task_model(
 
 
 def _memory_demand(settings: FinetuneConfig, model: Model, data: LabelledData) -> MemoryDemand:
-    """Return the demands of the run, or of its first stage, which holds a teacher, too."""
-    demand = MemoryDemand(
+    """Return the demands of the run; labels need logits, probabilities, gradients and targets."""
+    count, tagged = len(data.labels), data.task.name == "tag"
+    per_token = 3 * count / (1 if tagged else data.tokens / len(data.sequences))
+    dense = data.task.problem == "multi_label_classification"
+    return MemoryDemand(
         ((model.config, model.specification),),
         max(len(sequence) for sequence in data.sequences),
         settings.microbatch_tokens,
         settings.training,
-        losses=_label_floats(data),
+        losses=LossFloats(per_token, fixed=dense * count * (len(data.train) + len(data.dev))),
         trained=sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
     )
-    if settings.teacher is None or settings.stage is None:
-        return demand
-    objective = objective_of(settings.stage, settings.teacher.folder, model.config)
-    teacher = objective.models(model.config)["teacher"]
-    return dataclasses.replace(
-        demand,
-        losses=loss_floats(objective, model.config),
-        frozen=((teacher.encoder, teacher.heads),),
-    )
-
-
-def _label_floats(data: LabelledData) -> LossFloats:
-    """Return the floats that labels need: logits, probabilities and gradients, and targets."""
-    count, tagged = len(data.labels), data.task.name == "tag"
-    per_token = 3 * count / (1 if tagged else data.tokens / len(data.sequences))
-    dense = data.task.problem == "multi_label_classification"
-    return LossFloats(per_token, fixed=dense * count * (len(data.train) + len(data.dev)))
 
 
 def remarks(run: PreparedRun) -> list[str]:

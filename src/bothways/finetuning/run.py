@@ -35,7 +35,7 @@ from bothways.finetuning.data import (
     train_loader,
     tune,
 )
-from bothways.finetuning.distillation import STAGE, TaughtModule, learn_layers
+from bothways.finetuning.distillation import TaughtModule
 from bothways.finetuning.lora import merge_changes
 from bothways.finetuning.metrics import scored
 from bothways.finetuning.prepare import PreparedRun, prepare_run, remarks
@@ -98,8 +98,7 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
     torch_device = parallel.rank_device(plan, choose_device(device))
     with contextlib.ExitStack() as stack:
         if folder is not None and parallel.is_main(plan):
-            for path in (folder, folder / STAGE) if settings.stage is not None else (folder,):
-                stack.enter_context(run_folder(path, resume=resume, progress=progress))
+            stack.enter_context(run_folder(folder, resume=resume, progress=progress))
         stack.enter_context(parallel.connected(plan, torch_device))
         run = prepare_run(
             settings, folder, torch_device, progress, train=train, dev=dev, start=start
@@ -110,18 +109,10 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         for remark in remarks(run):
             progress.message(remark)
         peak = _measure_peak(run, torch_device, plan, progress) if run.sources else None
-        stage_store: Store = MemoryStore()
         store: Store = MemoryStore()
         if folder is not None:
             changeable = configs.changeable_settings(settings)
-            stage_store = FolderStore(folder / STAGE, identity, changeable)
             store = FolderStore(folder, identity, changeable, configs.to_toml(settings))
-        if settings.stage is not None:
-            state = learn_layers(
-                task_model.model, data, settings, stage_store, plan=plan, progress=progress
-            )
-            if not state.finished(settings.stage.training.end):
-                return FinetuneResult(task_model, {}, state, settings, findings=run.findings)
         training, seed = training_of(settings, data), settings.ordered_by
         steps = train_loader(data, settings, seed, Share(plan.rank, plan.world))
         evaluate = functools.partial(_evaluate, task_model, data, settings) if data.dev else None

@@ -1,31 +1,37 @@
-"""Distillation in pre-training: a student learns what a frozen teacher computes from the same text.
+"""Distillation: a student learns what a frozen teacher computes from the same text.
 
 | loss | compares | source |
 |---|---|---|
 | `SoftTargets` | softmax(z/T) over the vocabulary | DistilBERT (Sanh et al. 2019) |
 | `MaskedTokens` | nothing: masked LM, from the text | DistilBERT |
 | `CosineStates` | the directions of last vectors | DistilBERT |
-| `HiddenStates` | embeddings and outputs of layers | TinyBERT (Jiao et al. 2019) |
-| `AttentionScores` | queries · keys in layers | TinyBERT |
 | `Relations` | queries, keys and values, each with themselves | MiniLMv2 (Wang et al. 2020) |
 
 The teacher reads what the student reads, masks included. It is in no optimizer and no checkpoint,
 has no gradient, and stays in evaluation mode. Means are over real tokens: there is no padding.
+
+Arrays of vocabulary size, and of one number per pair of tokens, are the peak of memory. Here they
+exist for a few rows at a time: each chunk goes from its scores to its gradient while it is in the
+cache, and only the gradient for the student's vectors is kept.
+
+`Teacher` has the settings of a teacher in fine-tuning (`finetuning.distillation`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from bothways.core.advice import call
 from bothways.core.batch import Batch
@@ -33,7 +39,9 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.config.reader import CHANGEABLE
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
+from bothways.core.layout import Layout
 from bothways.core.loss import Loss
+from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
 from bothways.core.targets import Targets, TokenTargets
 from bothways.core.training_module import TrainingModule
@@ -43,24 +51,82 @@ from bothways.data.segments import FullSentences
 from bothways.hub.hf_config import open_model, read_hf_config
 from bothways.hub.infer_heads import heads_of
 from bothways.hub.resolve import resolve, resolve_run
-from bothways.model.attention.patterns import Full
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Hidden, recorded_projections
 from bothways.model.heads import MaskedHead
-from bothways.model.init import initialise
+from bothways.model.kernels.cross_entropy import row_chunks
 from bothways.model.model import Model
-from bothways.model.positions import Learned
-from bothways.objectives import distillation_losses as sums
 from bothways.objectives.masked_lm import masked_prediction
 from bothways.objectives.objective import ModelSpec, Objective, require_head
 from bothways.text.tokenizer import Tokenizer
 
 LossT = TypeVar("LossT")
-LayerPairs = tuple[tuple[int, int], ...]
-"""Layers of the student, each with its layer of the teacher, from 1."""
 
 LOGIT_ROWS = 512
 """Tokens whose logits over the vocabulary exist at a time: 62 MB in fp32 with 30,522 entries."""
+PAIR_ARRAYS = 4
+"""Arrays of scores that exist at once. One Xeon core with AMX, 48 relation heads, 128 tokens: parts
+of a quarter of `loss_chunk_elements_cpu` take 0.6 of the time of whole ones."""
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A fine-tuned model that a smaller one learns from.
+
+    The loss is (1 − weight) · that of the labels + weight · the mean of the soft loss: T² ·
+    KL(teacher ‖ student) of softmax(z/T) over classes, choices or the tokens of a span, of each
+    label by itself in a multilabel task, and the squared difference of numbers.
+
+    Source: Hinton et al. 2015; Sanh et al. 2019, section 3, "an additional step of distillation".
+
+    Attributes:
+        folder: a model folder, the folder of a run, or a Hub id; of the same task, labels and
+            vocabulary.
+        weight: the share of the soft loss, from 0 to 1.
+        temperature: T.
+        unlabelled: further data of the task, without labels: for the soft loss alone.
+
+    Examples:
+        >>> from bothways.objectives.distillation import Teacher
+        >>> Teacher("my-classifier", weight=0.7).temperature
+        2.0
+    """
+
+    folder: str = field(metadata=CHANGEABLE)  # the run knows the teacher by its SHA-256
+    weight: float = 0.5
+    temperature: float = 2.0
+    unlabelled: str | None = field(default=None, metadata=CHANGEABLE)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight <= 1:
+            message = f"must be from 0 to 1, not {self.weight}"
+            raise ConfigError(message, where="teacher.weight")
+        _require_positive("teacher.temperature", self.temperature)
+
+
+def _require_positive(location: str, value: float, fix: str | None = None) -> None:
+    if not 0 < value < math.inf:
+        raise ConfigError(f"must be above 0, not {value}", where=location, fix=fix)
+
+
+def check_teacher(
+    folder: str, tokenizer: Tokenizer, length: int, location: str, fixes: tuple[str, str]
+) -> list[Finding]:
+    """Return errors if a teacher cannot read sequences of `length` tokens of a tokenizer.
+
+    Args:
+        location: the setting that names the teacher.
+        fixes: advice for another vocabulary and for too few positions.
+    """
+    path, findings = resolve(resolve_run(folder)), []
+    if difference := Tokenizer.load(path).difference(tokenizer):
+        message = f"the teacher {folder} has another vocabulary than the student: {difference}"
+        findings.append(Finding("ids", "error", message, location, fixes[0]))
+    if length > (positions := read_hf_config(path).encoder.max_positions):
+        message = f"the teacher {folder} reads {positions} tokens, and sequences have {length}"
+        fix = fixes[1].format(positions=positions)
+        findings.append(Finding("positions", "error", message, location, fix))
+    return findings
 
 
 @dataclass(frozen=True)
@@ -76,34 +142,11 @@ class TokenWeights(Targets):
 
 @dataclass(frozen=True)
 class Pass:
-    """Outputs of one of the two models: vectors, and projections by layer."""
+    """Outputs of one of the two models: vectors, and the projections of the layer compared."""
 
     model: Model
     hidden: Hidden
-    projections: Mapping[int, Float[Tensor, "tokens 3 heads d"]]
-
-
-@dataclass(frozen=True)
-class ComparedPasses:
-    """Outputs of student and teacher for a batch.
-
-    Attributes:
-        weight: weight of each token.
-        layers: layers that are compared by the losses on layers.
-        project: map from the student's width to the teacher's.
-    """
-
-    batch: Batch
-    student: Pass
-    teacher: Pass
-    weight: Float[Tensor, " tokens"]
-    layers: LayerPairs
-    project: nn.Module
-
-    def compare_vectors(self, student: int, teacher: int) -> Tensor:
-        """Compare the outputs of two layers by squared distance; 0 is the embedding."""
-        x = self.project(self.student.hidden.layers[student])
-        return sums.squared_distance(x, self.teacher.hidden.layers[teacher], self.weight)
+    projections: Float[Tensor, "tokens 3 heads d"] | None
 
 
 class StudentLoss:
@@ -111,27 +154,17 @@ class StudentLoss:
 
     Attributes:
         names: losses in the records of a run.
-        vectors: vectors that it reads of an encoder: the last ones of masked tokens or of all, or
-            those of all layers.
-        by_layer: True if each layer of the student is compared with one of the teacher.
+        vectors: the last vectors that it reads of an encoder: those of masked tokens or of all.
     """
 
     names: ClassVar[tuple[str, ...]]
-    vectors: ClassVar[Literal["none", "masked", "all", "layers"]] = "none"
-    by_layer: ClassVar[bool] = False
+    vectors: ClassVar[Literal["none", "masked", "all"]] = "none"
 
-    def check(self, student: EncoderConfig, teacher: EncoderConfig, location: str) -> None:
-        """Raise ConfigError if the two encoders cannot be compared."""
-
-    def projections(self, layers: LayerPairs, student: int, teacher: int) -> LayerPairs:
-        """Return the layers whose projections are compared, given the depths of the encoders."""
-        return ()
-
-    def count(self, batch: Batch, student: EncoderConfig, teacher: EncoderConfig) -> float:
+    def count(self, batch: Batch) -> float:
         """Return the number that the sums are divided by, of tokens by default."""
         return float(_token_weights(batch).sum(dtype=torch.float64))
 
-    def compute(self, compared: ComparedPasses) -> tuple[Loss, ...]:
+    def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
         """Return the sums in the order of `names`."""
         raise NotImplementedError
 
@@ -145,14 +178,13 @@ class MaskedTokens(StudentLoss):
     names = ("masked",)
     vectors = "masked"
 
-    def count(self, batch: Batch, student: EncoderConfig, teacher: EncoderConfig) -> float:
+    def count(self, batch: Batch) -> float:
         """Return the number of masked tokens."""
         return float(len(batch.target("masked", TokenTargets).ids))
 
-    def compute(self, compared: ComparedPasses) -> tuple[Loss, ...]:
+    def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
         """Return the sum over masked tokens."""
-        student = compared.student
-        return (masked_prediction(student.model, compared.batch, student.hidden)[0],)
+        return (masked_prediction(student.model, batch, student.hidden)[0],)
 
 
 @dataclass(frozen=True)
@@ -171,15 +203,14 @@ class SoftTargets(StudentLoss):
     kind: Literal["soft_targets"] = "soft_targets"
     names = ("soft",)
 
-    def count(self, batch: Batch, student: EncoderConfig, teacher: EncoderConfig) -> float:
+    def count(self, batch: Batch) -> float:
         """Return the number of tokens that are compared."""
         if self.at == "masked":
             return float(len(batch.target("masked", TokenTargets).ids))
-        return super().count(batch, student, teacher)
+        return super().count(batch)
 
-    def compute(self, compared: ComparedPasses) -> tuple[Loss, ...]:
+    def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
         """Compare predictions, for some tokens at a time."""
-        batch, student, teacher = compared.batch, compared.student, compared.teacher
         if self.at == "masked":
             index = torch.as_tensor(batch.target("masked", TokenTargets).index)
         else:
@@ -188,7 +219,7 @@ class SoftTargets(StudentLoss):
         x = student.model.before_masked(batch, student.hidden, index)[index]
         with torch.no_grad():
             y = teacher.model.before_masked(batch, teacher.hidden, index)[index]
-        weight = compared.weight[index]
+        weight = _token_weights(batch)[index]
 
         def compute(rows: Tensor, chunk: slice) -> Tensor:
             """Return the loss of a chunk of the tokens."""
@@ -196,10 +227,10 @@ class SoftTargets(StudentLoss):
                 # An embedding may have more rows than there are tokens, to a round number.
                 target = teacher.model.heads["masked"](y[chunk], teacher.hidden.table)[:, :vocab]
             logits = head(rows, student.hidden.table)
-            return sums.soft_divergence(logits, target, weight[chunk], self.temperature)
+            return soft_divergence(logits, target, weight[chunk], self.temperature)
 
         trained = [p for name, p in head.named_parameters() if not name.startswith("position.")]
-        return (Loss(sums.in_parts(compute, x, [student.hidden.table, *trained], LOGIT_ROWS)),)
+        return (Loss(in_parts(compute, x, [student.hidden.table, *trained], LOGIT_ROWS)),)
 
 
 @dataclass(frozen=True)
@@ -211,100 +242,12 @@ class CosineStates(StudentLoss):
     names = ("cosine",)
     vectors = "all"
 
-    def check(self, student: EncoderConfig, teacher: EncoderConfig, location: str) -> None:
-        """Raise ConfigError for two widths."""
-        if student.width != teacher.width:
-            message = (
-                f"the cosine is between vectors of one width, and the student has "
-                f"{student.width}, the teacher {teacher.width}"
-            )
-            fix = f"Set encoder.width={teacher.width}, or leave out this loss."
-            raise ConfigError(message, where=location, fix=fix)
-
-    def compute(self, compared: ComparedPasses) -> tuple[Loss, ...]:
+    def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
         """Return the sum over tokens."""
-        student, teacher = compared.student.hidden.last, compared.teacher.hidden.last
-        return (Loss(sums.cosine_distance(student, teacher, compared.weight)),)
-
-
-@dataclass(frozen=True)
-class HiddenStates(StudentLoss):
-    """Squared error of embeddings and outputs of layers: the losses "embedding" and "hidden".
-
-    The mean over tokens and features, summed over the layers of the student. If the widths differ,
-    one linear map for all layers, which is not saved, makes the student's vectors as wide as the
-    teacher's. TinyBERT's code has this map for equal widths, too.
-    """
-
-    weight: float = 1.0
-    kind: Literal["hidden"] = "hidden"
-    names = "embedding", "hidden"
-    vectors = "layers"
-    by_layer = True
-
-    def count(self, batch: Batch, student: EncoderConfig, teacher: EncoderConfig) -> float:
-        """Return the number of tokens · features."""
-        return super().count(batch, student, teacher) * teacher.width
-
-    def compute(self, compared: ComparedPasses) -> tuple[Loss, ...]:
-        """Return the sums for the embeddings and for the layers."""
-        layers = torch.stack([compared.compare_vectors(*pair) for pair in compared.layers]).sum()
-        return Loss(compared.compare_vectors(0, 0)), Loss(layers)
-
-
-@dataclass(frozen=True)
-class AttentionScores(StudentLoss):
-    """Squared error of attention scores, before softmax; the loss "attention".
-
-    The mean over heads and pairs of tokens of a sequence, summed over the layers of the student.
-    """
-
-    weight: float = 1.0
-    kind: Literal["attention"] = "attention"
-    names = ("attention",)
-    by_layer = True
-
-    def check(self, student: EncoderConfig, teacher: EncoderConfig, location: str) -> None:
-        """Raise ConfigError for other scores than dense ones of as many heads."""
-        for encoder in (student, teacher):
-            absolute = isinstance(encoder.position, Learned) and not encoder.has_relative_scores
-            if not absolute or not all(isinstance(pattern, Full) for pattern in encoder.patterns):
-                message = (
-                    "attention scores are compared between encoders with full attention and "
-                    "absolute positions, and one has others"
-                )
-                fix = 'Set objective.losses=["relations"].'
-                raise ConfigError(message, where=location, fix=fix)
-        if student.heads != teacher.heads:
-            message = (
-                f"the student has {student.heads} attention heads, the teacher {teacher.heads}"
-            )
-            fix = f"Set encoder.heads={teacher.heads}, or compare relations."
-            raise ConfigError(message, where=location, fix=fix)
-
-    def projections(self, layers: LayerPairs, student: int, teacher: int) -> LayerPairs:
-        """Return all layers of the student with the teacher's."""
-        return layers
-
-    def count(self, batch: Batch, student: EncoderConfig, teacher: EncoderConfig) -> float:
-        """Return the number of pairs of tokens · heads."""
-        lengths = batch.layout.cu_seqlens.diff()[batch.layout.sequence_ids]
-        pairs = float((_token_weights(batch) * lengths).sum(dtype=torch.float64))
-        return pairs * student.heads
-
-    def compute(self, compared: ComparedPasses) -> tuple[Loss, ...]:
-        """Return the sum over layers, heads and pairs of tokens."""
-        totals = []
-        for student, teacher in compared.layers:
-            q, k, _ = compared.student.projections[student].unbind(1)
-            target_q, target_k, _ = compared.teacher.projections[teacher].unbind(1)
-            totals.append(
-                sums.compare_pairs(
-                    sums.squared_difference, compared.batch.layout, compared.weight,
-                    (q, k), (target_q, target_k),
-                )
-            )  # fmt: skip
-        return (Loss(torch.stack(totals).sum()),)
+        exact = torch.promote_types(student.hidden.last.dtype, torch.float32)
+        x, y = (outputs.hidden.last.to(exact) for outputs in (student, teacher))
+        cosine = F.cosine_similarity(x, y, dim=1)
+        return (Loss(((1 - cosine) * _token_weights(batch)).sum()),)
 
 
 @dataclass(frozen=True)
@@ -331,49 +274,29 @@ class Relations(StudentLoss):
     kind: Literal["relations"] = "relations"
     names = "queries", "keys", "values"  # in the order of an encoder's projections
 
-    def check(self, student: EncoderConfig, teacher: EncoderConfig, location: str) -> None:
-        """Raise ConfigError for heads that do not divide the widths, or an absent layer."""
-        require_at_least(1, location, heads=self.heads)
-        if student.width % self.heads or teacher.width % self.heads:
-            message = (
-                f"{self.heads} relation heads must divide the widths {student.width} of the "
-                f"student and {teacher.width} of the teacher"
-            )
-            fix = f"Choose a divisor of {math.gcd(student.width, teacher.width)}."
-            raise ConfigError(message, where=f"{location}.heads", fix=fix)
-        for name, encoder in (("teacher_layer", teacher), ("student_layer", student)):
-            layer = getattr(self, name)
-            if layer is not None and not 1 <= layer <= encoder.depth:
-                message = f"must be from 1 to {encoder.depth}, not {layer}"
-                raise ConfigError(message, where=f"{location}.{name}")
+    def layers(self, student: EncoderConfig, teacher: EncoderConfig) -> tuple[int, int]:
+        """Return the layer of each encoder whose projections are compared."""
+        return self.student_layer or student.depth, self.teacher_layer or teacher.depth
 
-    def projections(self, layers: LayerPairs, student: int, teacher: int) -> LayerPairs:
-        """Return one layer of each encoder."""
-        return ((self.student_layer or student, self.teacher_layer or teacher),)
-
-    def count(self, batch: Batch, student: EncoderConfig, teacher: EncoderConfig) -> float:
+    def count(self, batch: Batch) -> float:
         """Return the number of tokens · relation heads."""
-        return super().count(batch, student, teacher) * self.heads
+        return super().count(batch) * self.heads
 
-    def compute(self, compared: ComparedPasses) -> tuple[Loss, ...]:
+    def compute(self, batch: Batch, student: Pass, teacher: Pass) -> tuple[Loss, ...]:
         """Return the sums for queries, keys and values."""
-        passes = compared.student, compared.teacher
-        [pair] = self.projections((), *(outputs.model.config.depth for outputs in passes))
-        student, teacher = (
-            outputs.projections[layer].reshape(len(compared.batch.ids), 3, self.heads, -1).unbind(1)
-            for outputs, layer in zip(passes, pair, strict=True)
+        pairs = (
+            outputs.projections.reshape(len(batch.ids), 3, self.heads, -1).unbind(1)
+            for outputs in (student, teacher)
+            if outputs.projections is not None
         )
+        weight = _token_weights(batch)
         return tuple(
-            Loss(
-                sums.compare_pairs(
-                    sums.relation_divergence, compared.batch.layout, compared.weight, (a, a), (t, t)
-                )
-            )
-            for a, t in zip(student, teacher, strict=True)
+            Loss(relation_divergence(batch.layout, weight, *pair))
+            for pair in zip(*pairs, strict=True)
         )
 
 
-DistilLoss = MaskedTokens | SoftTargets | CosineStates | HiddenStates | AttentionScores | Relations
+DistilLoss = MaskedTokens | SoftTargets | CosineStates | Relations
 
 
 @dataclass(frozen=True)
@@ -384,8 +307,6 @@ class Distillation(Objective):
         teacher: a model folder, the folder of a run, or a Hub id; with the corpus' vocabulary.
         losses: losses between student and teacher, at most one of each kind; DistilBERT's by
             default.
-        layers: for `HiddenStates` and `AttentionScores`, the teacher's layer, from 1, for each of
-            the student's; None spreads them evenly, the last for the last.
         masking: choice of the tokens that are hidden from both; None for none.
 
     Examples:
@@ -397,7 +318,6 @@ class Distillation(Objective):
 
     teacher: str = field(metadata=CHANGEABLE)  # the run knows it by its SHA-256
     losses: tuple[DistilLoss, ...] = SoftTargets(5.0), MaskedTokens(2.0), CosineStates(1.0)
-    layers: tuple[int, ...] | None = None
     segments: FullSentences = FullSentences()
     masking: Masking | None = Masking()
     kind: Literal["distillation"] = "distillation"
@@ -409,13 +329,9 @@ class Distillation(Objective):
             message = f"must be one loss or several, each kind once, not {names}"
             raise ConfigError(message, where=location)
         for number, loss in enumerate(self.losses):
-            if not (loss.weight > 0 and math.isfinite(loss.weight)):
-                message, fix = f"must be above 0, not {loss.weight}", "Leave this loss out."
-                raise ConfigError(message, where=f"{location}.{number}.weight", fix=fix)
-        soft = self.loss(SoftTargets)
-        if soft is not None and not 0 < soft.temperature < math.inf:
-            message = f"the temperature must be above 0, not {soft.temperature}"
-            raise ConfigError(message, where=location)
+            _require_positive(f"{location}.{number}.weight", loss.weight, "Leave this loss out.")
+            if isinstance(loss, SoftTargets):
+                _require_positive(f"{location}.{number}.temperature", loss.temperature)
         if self.masking is None and "masked" in self.vectors:
             message = "is none, and a loss is about masked tokens"
             raise ConfigError(
@@ -447,50 +363,44 @@ class Distillation(Objective):
             fix = 'Choose another teacher, or losses without it: objective.losses=["relations"]'
             raise ConfigError(message, where="objective.teacher", fix=fix)
         teacher = config.encoder
-        layers = self.layer_pairs(encoder.depth, teacher.depth)
-        for number, loss in enumerate(self.losses):
-            loss.check(encoder, teacher, f"objective.losses.{number}")
+        self._check_shapes(encoder, teacher)
+        relations = self.loss(Relations)
         if teacher.sharing is None and all(
-            isinstance(loss, Relations | AttentionScores | MaskedTokens) for loss in self.losses
+            isinstance(loss, Relations | MaskedTokens) for loss in self.losses
         ):
-            pairs = (loss.projections(layers, encoder.depth, teacher.depth) for loss in self.losses)
-            depth = max([1, *(layer for several in pairs for _, layer in several)])
+            depth = 1 if relations is None else relations.layers(encoder, teacher)[1]
             teacher = dataclasses.replace(teacher, depth=depth)
         return {
             "model": ModelSpec(encoder, heads if predicts else ()),
             "teacher": ModelSpec(teacher, heads if soft else ()),
         }
 
+    def _check_shapes(self, student: EncoderConfig, teacher: EncoderConfig) -> None:
+        """Raise ConfigError if a loss cannot compare the two encoders."""
+        widths = f"{student.width} of the student and {teacher.width} of the teacher"
+        for number, loss in enumerate(self.losses):
+            location = f"objective.losses.{number}"
+            if isinstance(loss, CosineStates) and student.width != teacher.width:
+                message = f"the cosine is between vectors of one width, not {widths}"
+                fix = f"Set encoder.width={teacher.width}, or leave out this loss."
+                raise ConfigError(message, where=location, fix=fix)
+            if not isinstance(loss, Relations):
+                continue
+            require_at_least(1, location, heads=loss.heads)
+            if student.width % loss.heads or teacher.width % loss.heads:
+                message = f"{loss.heads} relation heads must divide the widths {widths}"
+                fix = f"Choose a divisor of {math.gcd(student.width, teacher.width)}."
+                raise ConfigError(message, where=f"{location}.heads", fix=fix)
+            for name, encoder in (("teacher_layer", teacher), ("student_layer", student)):
+                layer = getattr(loss, name)
+                if layer is not None and not 1 <= layer <= encoder.depth:
+                    message = f"must be from 1 to {encoder.depth}, not {layer}"
+                    raise ConfigError(message, where=f"{location}.{name}")
+
     @property
     def frozen_models(self) -> Mapping[str, str]:
         """The teacher's folder."""
         return {"teacher": self.teacher}
-
-    def layer_pairs(self, student: int, teacher: int) -> LayerPairs:
-        """Return the layers that are compared, given the depths; none without losses on layers.
-
-        Raises:
-            ConfigError: they cannot be spread evenly, or are out of range.
-        """
-        if not any(loss.by_layer for loss in self.losses):
-            return ()
-        layers = self.layers
-        if layers is None:
-            if teacher % student:
-                message = (
-                    f"{teacher} layers of the teacher cannot be spread evenly over {student} of "
-                    "the student"
-                )
-                fix = "Name the teacher's layer for each of the student's: objective.layers=2,4,6"
-                raise ConfigError(message, where="objective.layers", fix=fix)
-            layers = tuple(range(teacher // student, teacher + 1, teacher // student))
-        if len(layers) != student or not all(1 <= layer <= teacher for layer in layers):
-            message = (
-                f"must be {student} layers, one for each of the student, from 1 to {teacher}, not "
-                f"{', '.join(map(str, layers))}"
-            )
-            raise ConfigError(message, where="objective.layers")
-        return tuple(enumerate(layers, 1))
 
     def prepare(
         self, sequence: Sequence, vocabulary: Vocabulary, rng: np.random.Generator
@@ -509,24 +419,11 @@ class Distillation(Objective):
 
     def check(self, corpus: Corpus) -> list[Finding]:
         """Return the findings about the corpus: the teacher must be able to read it."""
-        folder, location = resolve(resolve_run(self.teacher)), "objective.teacher"
-        difference = Tokenizer.load(folder).difference(corpus.tokenizer)
-        findings, positions = super().check(corpus), read_hf_config(folder).encoder.max_positions
-        if self.segments.length > positions:
-            message = (
-                f"sequences of {self.segments.length} tokens are longer than the {positions} "
-                f"positions of the teacher {self.teacher}"
-            )
-            fix = f"Set phases.0.length={positions} or less."
-            findings.append(Finding("positions", "error", message, location, fix))
-        if difference is not None:
-            message = (
-                f"the corpus has another vocabulary than the teacher {self.teacher}: {difference}"
-            )
-            command = call("corpus build", "…", tokenizer=self.teacher)
-            fix = f"Build it with the teacher's: {command}"
-            findings.append(Finding("ids", "error", message, location, fix))
-        return findings
+        build = call("corpus build", "…", tokenizer=self.teacher)
+        fixes = f"Build it with the teacher's: {build}", "Set phases.0.length={positions} or less."
+        length, location = self.segments.length, "objective.teacher"
+        teacher = check_teacher(self.teacher, corpus.tokenizer, length, location, fixes)
+        return super().check(corpus) + teacher
 
 
 class DistillationModule(TrainingModule):
@@ -543,21 +440,11 @@ class DistillationModule(TrainingModule):
     def __init__(self, model: Model, teacher: Model, objective: Distillation) -> None:
         super().__init__()
         self.model, self.teacher, self.objective = model, teacher.requires_grad_(False), objective
-        depths = model.config.depth, teacher.config.depth
-        self.layers = objective.layer_pairs(*depths)
-        self.projected = {
-            pair for loss in objective.losses for pair in loss.projections(self.layers, *depths)
-        }
-        widths = model.config.width, teacher.config.width
-        self.project: nn.Module = nn.Identity()
-        if "layers" in objective.vectors and widths[0] != widths[1]:
-            self.project = nn.Linear(*widths)
-            initialise(self.project, model.config.initial_range)
         factors = {name: loss.weight for loss in objective.losses for name in loss.names}
         self.coefficients = {name: factor for name, factor in factors.items() if factor != 1.0}
 
     def saved(self) -> Mapping[str, Model]:
-        """Return the student, without what only compares it with the teacher."""
+        """Return the student."""
         return {"model": self.model}
 
     def frozen(self) -> tuple[str, ...]:
@@ -570,28 +457,24 @@ class DistillationModule(TrainingModule):
         return not self.objective.vectors or super().partial
 
     def weights(self, batch: Batch) -> dict[str, float]:
-        """Return the numbers of tokens, of tokens × features, of pairs × heads by loss."""
-        configs = self.model.config, self.teacher.config
-        return {
-            name: loss.count(batch, *configs)
-            for loss in self.objective.losses
-            for name in loss.names
-        }
+        """Return the numbers of tokens, or of tokens × relation heads, by loss."""
+        losses = self.objective.losses
+        return {name: loss.count(batch) for loss in losses for name in loss.names}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """Return the losses by name."""
+        layers: tuple[int | None, int | None] = None, None
+        if relations := self.objective.loss(Relations):
+            layers = relations.layers(self.model.config, self.teacher.config)
         with torch.no_grad():
-            teacher = self._read(self.teacher, batch, {layer for _, layer in self.projected})
-        student = self._read(self.model, batch, {layer for layer, _ in self.projected})
-        compared = ComparedPasses(
-            batch, student, teacher, _token_weights(batch), self.layers, self.project
-        )
+            teacher = self._read(self.teacher, batch, layers[1])
+        student = self._read(self.model, batch, layers[0])
         losses: dict[str, Loss] = {}
         for loss in self.objective.losses:
-            losses |= zip(loss.names, loss.compute(compared), strict=True)
+            losses |= zip(loss.names, loss.compute(batch, student, teacher), strict=True)
         return losses
 
-    def _read(self, model: Model, batch: Batch, layers: set[int]) -> Pass:
+    def _read(self, model: Model, batch: Batch, layer: int | None) -> Pass:
         """Run an encoder as far as the losses need it."""
         vectors = self.objective.vectors
         only: Tensor | None = batch.ids.new_zeros(0)
@@ -599,12 +482,178 @@ class DistillationModule(TrainingModule):
             only = torch.as_tensor(batch.target("masked", TokenTargets).index)
         if "all" in vectors:
             only = None
-        with recorded_projections(model.encoder, frozenset(layers)) as recorded:
-            hidden = model.encoder(batch, keep_layers="layers" in vectors, only=only)
+        with recorded_projections(model.encoder, () if layer is None else (layer,)) as recorded:
+            hidden = model.encoder(batch, only=only)
         # Rows beyond the batch fill it up to a round number.
-        projections = {layer: qkv[: len(batch.ids)] for layer, qkv in recorded.items()}
+        projections = None if layer is None else recorded[layer][: len(batch.ids)]
         return Pass(model, hidden, projections)
 
 
 def _token_weights(batch: Batch) -> Float[Tensor, " tokens"]:
     return torch.as_tensor(batch.target("weights", TokenWeights).weight)
+
+
+def soft_divergence(
+    logits: Float[Tensor, "rows classes"],
+    target: Float[Tensor, "rows classes"],
+    weight: Float[Tensor, " rows"],
+    temperature: float = 1.0,
+) -> Float[Tensor, ""]:
+    """Return T² · Σ over rows of weight · KL(teacher ‖ student), of softmax(z/T).
+
+    The gradient for the logits is weight · T · (softmax(z/T) − softmax(t/T)): T² keeps its size
+    whatever the temperature. In fp32 or finer, also under autocast.
+
+    Source: Hinton et al. 2015, section 2.
+    Logits are z, and the target is t, which gets no gradient.
+    """
+    apply: Callable[..., Tensor] = _SoftDivergence.apply
+    return apply(logits, target, weight, temperature)
+
+
+class _SoftDivergence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, weight: Tensor, temperature: float
+    ) -> Tensor:
+        """Return the sum; compute the gradient for the logits if one is needed."""
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        total = logits.new_zeros((), dtype=exact)
+        gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
+        for chunk in row_chunks(logits):
+            log_q = torch.log_softmax(logits[chunk].to(exact) / temperature, 1)
+            log_p = torch.log_softmax(target[chunk].to(exact) / temperature, 1)
+            w, p = weight[chunk, None].to(exact), log_p.exp()
+            total += temperature**2 * (w * p * (log_p - log_q)).sum()
+            if gradient is not None:
+                gradient[chunk] = (log_q.exp_() - p) * (w * temperature)
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient for the logits."""
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad_total, None, None, None
+
+
+def relation_divergence(
+    layout: Layout,
+    weight: Float[Tensor, " tokens"],
+    student: Float[Tensor, "tokens heads d"],
+    teacher: Float[Tensor, "tokens heads e"],
+) -> Float[Tensor, ""]:
+    """Return Σ over heads and tokens of weight · KL(teacher ‖ student) of softmax(A Aᵀ/√d).
+
+    The softmax is over the tokens of a sequence. Products are in fp32 or finer, also under
+    autocast. The teacher's vectors, of any width, get no gradient.
+    """
+    apply: Callable[..., Tensor] = _RelationDivergence.apply
+    return apply(layout, weight, student, teacher)
+
+
+class _RelationDivergence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, layout: Layout, weight: Tensor, student: Tensor, teacher: Tensor
+    ) -> Tensor:
+        """Return the sum; compute the gradients for the student's vectors if needed."""
+        exact, heads = torch.promote_types(student.dtype, torch.float32), student.shape[1]
+        total, needed = student.new_zeros((), dtype=exact), any(ctx.needs_input_grad)
+        elements = (
+            TUNING.loss_chunk_elements_cuda if student.is_cuda else TUNING.loss_chunk_elements_cpu
+        )
+        gradients: list[list[Tensor]] = [[], []]  # of the vectors as queries, and as keys
+        with torch.autocast(student.device.type, enabled=False):
+            for rectangle in layout.rectangles:
+                # A matrix `(longest, d)` for each sequence and head.
+                a, t = (
+                    rectangle.pad(x).transpose(1, 2).flatten(0, 1).to(exact)
+                    for x in (student, teacher)
+                )
+                w = rectangle.pad(weight.to(exact)).repeat_interleave(heads, 0)
+                keep = rectangle.keep
+                if keep is not None:
+                    keep = keep.repeat_interleave(heads, 0)
+                grads, scale = (torch.empty_like(a), torch.empty_like(a)), a.shape[-1] ** -0.5
+                count = max(1, elements // (PAIR_ARRAYS * a.shape[1] ** 2))
+                for at in (slice(start, start + count) for start in range(0, len(a), count)):
+                    scores = (a[at] * scale) @ a[at].mT
+                    target = (t[at] * t.shape[-1] ** -0.5) @ t[at].mT
+                    if keep is not None:
+                        for values in (scores, target):
+                            values.masked_fill_(~keep[at, None], torch.finfo(exact).min)
+                    log_q, log_p = torch.log_softmax(scores, -1), torch.log_softmax(target, -1)
+                    p = log_p.exp()
+                    total += (torch.linalg.vecdot(p, log_p.sub_(log_q)) * w[at]).sum()
+                    if needed:
+                        slope = log_q.exp_().sub_(p).mul_(w[at, :, None] * scale)
+                        grads[0][at], grads[1][at] = slope @ a[at], slope.mT @ a[at]
+                for pieces, gradient in zip(gradients, grads, strict=True):
+                    rows = gradient.reshape(rectangle.rows, -1, *gradient.shape[1:])
+                    pieces.append(rectangle.unpad(rows.transpose(1, 2)).to(student.dtype))
+        ctx.save_for_backward(*(torch.cat(pieces) for pieces in gradients if needed))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
+        """Return the gradient for the student's vectors."""
+        queries, keys = (gradient * grad_total for gradient in ctx.saved_tensors)
+        return None, None, queries + keys, None
+
+
+def in_parts(
+    compute: Callable[[Float[Tensor, "rows width"], slice], Float[Tensor, ""]],
+    x: Float[Tensor, "tokens width"],
+    parameters: Iterable[Tensor],
+    rows: int,
+) -> Float[Tensor, ""]:
+    """Return Σ over parts of `compute(x[part], part)`, made with its gradient part by part.
+
+    What `compute` makes of a part of `rows` rows, such as logits, exists for one part at a time;
+    `parameters` are all other tensors that need a gradient of it.
+    """
+    if not torch.is_grad_enabled():
+        chunks = (slice(at, at + rows) for at in range(0, len(x), rows))
+        return torch.stack([x.new_zeros(()), *(compute(x[chunk], chunk) for chunk in chunks)]).sum()
+    result: Tensor = _InParts.apply(compute, rows, x, *parameters)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _InParts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        compute: Callable[[Tensor, slice], Tensor],
+        rows: int,
+        x: Tensor,
+        *parameters: Tensor,
+    ) -> Tensor:
+        """Return the sum, and accumulate the gradients."""
+        total: Tensor = x.new_zeros((), dtype=torch.promote_types(x.dtype, torch.float32))
+        grad_x = torch.zeros_like(x)
+        gradients = [torch.zeros_like(p) if p.requires_grad else None for p in parameters]
+        learned = [p for p in parameters if p.requires_grad]
+        for at in range(0, len(x), rows):
+            chunk = slice(at, at + rows)
+            with torch.enable_grad():
+                inputs = x[chunk].detach().requires_grad_()
+                value = compute(inputs, chunk)
+            total += value.detach()
+            grads = torch.autograd.grad(value, [inputs, *learned], allow_unused=True)
+            grad_x[chunk] = grads[0]
+            trained_gradients = (g for g in gradients if g is not None)
+            for gradient, addition in zip(trained_gradients, grads[1:], strict=True):
+                if addition is not None:
+                    gradient.add_(addition)
+        ctx.save_for_backward(grad_x, *gradients)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
+        """Return the gradients for x and the parameters."""
+        grads = (None if g is None else g * grad_total for g in ctx.saved_tensors)
+        return None, None, *grads

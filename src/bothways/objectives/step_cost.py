@@ -84,12 +84,6 @@ def _distillation_floats(objective: values.Distillation, encoder: EncoderConfig)
                 fixed = (6 * values.LOGIT_ROWS + 3 * encoder.embedding_width) * encoder.vocab
             case values.CosineStates():
                 student_floats += 2 * width
-            case values.HiddenStates():
-                teacher_floats += teacher.depth * width
-                student_floats += 2 * (encoder.depth + 1) * width
-            case values.AttentionScores():
-                teacher_floats += 3 * encoder.depth * width
-                student_floats += 2 * encoder.depth * encoder.width
             case values.Relations():
                 teacher_floats += 3 * width
                 student_floats += 6 * encoder.width

@@ -24,7 +24,7 @@ from bothways.model.families.catalogue import PRESETS, family_for, preset
 from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned
 from bothways.objectives.catalogue import default_objective
-from bothways.objectives.distillation import AttentionScores, Distillation, HiddenStates, Relations
+from bothways.objectives.distillation import Distillation, Relations
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
@@ -330,32 +330,6 @@ def distilbert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
     )
 
 
-def tinybert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
-    """Return the settings of TinyBERT's general stage: hidden states and attention scores, no
-    masks.
-
-    Three epochs of 256 sequences of 128 tokens at 5e-5. In its code the teacher has dropout, and
-    means include padding; here neither.
-
-    Source: huawei-noah/Pretrained-Language-Model, TinyBERT; Jiao et al. 2019.
-    """
-    return PretrainConfig(
-        encoder=encoder,
-        training=_long_training(
-            Epochs(3.0),
-            BertAdam(lr=5e-5, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            GoogleLinear(0.1),
-        ),
-        objective=Distillation(
-            teacher,
-            (HiddenStates(), AttentionScores()),
-            masking=None,
-        ),
-        phases=(PretrainPhase(min(128, encoder.max_positions)),),
-        batch=ExampleBudget(256),
-    )
-
-
 def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
     """Return the settings of MiniLMv2 (Wang et al. 2020): relations of one layer, no masks.
 
@@ -385,7 +359,7 @@ def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
     )
 
 
-DISTILLING = {"distilbert": distilbert, "tinybert": tinybert, "minilm": minilm}
+DISTILLING = {"distilbert": distilbert, "minilm": minilm}
 """The recipes that also need a teacher."""
 
 
@@ -402,7 +376,7 @@ def distillation(
         teacher: a model folder, the folder of a run, or a Hub id.
         corpus: None for a forecast without one: the vocabulary is then as large as the teacher's.
         student: a preset, or a model folder; None for half of the teacher's layers.
-        recipe: "distilbert", "tinybert" or "minilm"; None for the first.
+        recipe: "distilbert" or "minilm"; None for the first.
 
     Raises:
         ConfigError: an unknown recipe, or a loss of the recipe does not fit the two.

@@ -93,5 +93,5 @@ PretrainRecipe = Literal[
     "deberta_v3",
 ]
 FinetuneRecipe = Literal["modern", "paper", "electra"]
-DistilRecipe = Literal["distilbert", "tinybert", "minilm", "modern", "paper"]
-"""With a corpus the first three, with labelled data the last two and tinybert."""
+DistilRecipe = Literal["distilbert", "minilm", "modern", "paper"]
+"""With a corpus the first two, with labelled data the last two."""
