@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,20 +32,40 @@ CHINESE = sorted((GUIDE / "zh").rglob("*.md"))
 PAIRS = [(ROOT / "README.md", ROOT / "README.zh.md")] + [
     (GUIDE / page.relative_to(GUIDE / "zh"), page) for page in CHINESE
 ]
-every_page = pytest.mark.parametrize("page", PAGES, ids=str)
 
 
+def every_page(check: Callable[[Path], None]) -> Callable[[], None]:
+    """One test of all pages, whose failures name the page."""
+
+    def test() -> None:
+        failures = {}
+        for page in PAGES:
+            try:
+                check(page)
+            except (AssertionError, pytest.fail.Exception) as error:
+                failures[str(page)] = str(error)
+        assert failures == {}
+
+    test.__name__, test.__doc__ = check.__name__, check.__doc__
+    return test
+
+
+@functools.cache
 def fences(page: Path) -> list[tuple[str, str]]:
     """Language and text of each fenced block."""
     return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text("utf8"), re.MULTILINE | re.DOTALL)
 
 
-def commands(page: Path) -> Iterator[str]:
+@functools.cache
+def commands(page: Path) -> tuple[str, ...]:
     """The command lines of a page, without what a shell does with what they print."""
-    for language, text in fences(page):
-        for line in text.replace("\\\n", " ").splitlines() if language in {"", "bash"} else ():
-            if found := re.match(r"(?:.*\| )?(bothways (?!\().*)", line):
-                yield re.split(r"\s+#|\s[>|]\s", found[1])[0]
+    lines = [
+        re.match(r"(?:.*\| )?(bothways (?!\().*)", line)
+        for language, text in fences(page)
+        if language in {"", "bash"}
+        for line in text.replace("\\\n", " ").splitlines()
+    ]
+    return tuple(re.split(r"\s+#|\s[>|]\s", found[1])[0] for found in lines if found)
 
 
 def named(node: ast.expr, names: dict[str, Any]) -> Any:
@@ -127,13 +148,18 @@ def test_no_python_example_writes_into_a_folder_of_the_command_lines(page: Path)
         assert made.isdisjoint(str(place).rstrip("/") for place in written)
 
 
+@functools.cache
+def mistake_in(command: str) -> str:
+    try:
+        app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
+    except Exception as error:  # of whatever kind: it is said with its line
+        return f"{command}: {error}"
+    return ""
+
+
 @every_page
 def test_command_lines_are_understood(page: Path) -> None:
-    for command in commands(ROOT / page):
-        try:
-            app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
-        except Exception as error:  # of whatever kind: it is said with its line
-            pytest.fail(f"{command}: {error}")
+    assert [mistake for line in commands(ROOT / page) if (mistake := mistake_in(line))] == []
 
 
 @every_page
@@ -152,6 +178,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+@functools.cache
 def defined(dotted: str) -> bool:
     """Whether a name such as bothways.text.tokenizer.Tokenizer is a module or a word of its code."""
     parts = dotted.split(".")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import inspect
 import itertools
@@ -24,6 +23,7 @@ from bothways.core.progress import Progress
 from bothways.finetuning.result import FinetuneResult
 from bothways.hub.model_folder import LoadedModel
 from bothways.lab.sweeps.folds import CrossValidation
+from bothways.prediction.engine import PredictConfig
 from bothways.pretraining.run import PretrainResult
 from bothways.training.run import Event
 from heard_progress import Heard
@@ -84,9 +84,9 @@ def docstrings(value: object) -> Iterator[str]:
 def test_docstrings_name_what_users_can_import() -> None:
     results = [FinetuneResult, CrossValidation, PretrainResult, LoadedModel, Event, Progress]
     values = [*(getattr(bothways, name) for name in NAMES), *results]
-    modules = [ast.parse(file.read_text("utf8")) for file in SOURCE.rglob("*.py")]
-    kinds = ast.FunctionDef | ast.ClassDef
-    defined = {node.name for tree in modules for node in tree.body if isinstance(node, kinds)}
+    definition = re.compile(r"^(?:def|class) (\w+)", re.MULTILINE)
+    texts = (file.read_text("utf8") for file in SOURCE.rglob("*.py"))
+    defined = {name for text in texts for name in definition.findall(text)}
     hidden = defined - set(NAMES) - {value.__name__ for value in results}
     pattern = r"`([A-Z]\w*|[a-z_]\w*(?=[`(]))"  # `Task.read`, `open_task`, `load(…)`
     fields = {name for result in results for name in result.__annotations__}
@@ -114,7 +114,8 @@ def test_a_real_sentence_encoder_gives_vectors_hidden_states_attentions_and_grad
     assert dog @ hound > 0.5 > dog @ rain
     one = embed("A dog barks.")
     np.testing.assert_allclose(one.vectors[0], dog, atol=1e-6)
-    stream = embed.stream(f"text {number}" for number in itertools.count())
+    texts = (f"text {number}" for number in itertools.count())
+    stream = embed.stream(texts, PredictConfig(window=8))
     assert next(stream).vectors.shape == (1, 384)
 
     model = bothways.load_model(folder)
