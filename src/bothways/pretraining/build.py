@@ -30,7 +30,7 @@ from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.config import EncoderConfig, with_vocabulary
-from bothways.model.families.catalogue import FAMILIES, PRESETS, family_for, preset
+from bothways.model.families.catalogue import FAMILIES, PRESETS, family_for, preset, preset_family
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import with_masking
@@ -413,9 +413,10 @@ def check_class(
         return []
     message = f"transformers has no {family.model_type} class with the heads {names}"
     alternatives = ", ".join(other.model_type for other in suitable)
-    shapes = {name: make() for name, make in PRESETS.items()}
-    presets = [name for name, shape in shapes.items() if family_for(shape) in suitable]
-    nearest = min(presets, key=lambda name: abs(shapes[name].width - encoder.width), default=None)
+    widths = {
+        name: make().width for name, make in PRESETS.items() if preset_family(name) in suitable
+    }
+    nearest = min(widths, key=lambda name: abs(widths[name] - encoder.width), default=None)
     advice = f": {argument(model=nearest)}" if nearest else ""
     fix = f"Set objective=masked_lm, or choose a model of another family ({alternatives}){advice}."
     return [Finding("heads", "error", message, "objective", fix)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable
 
 from bothways.core.errors import ConfigError
@@ -65,6 +66,12 @@ def family_for(
         ),
     )
     return next((f for f in ranked if f.config_rules.write(config) is not None), None)
+
+
+@functools.cache
+def preset_family(name: str) -> Family | None:
+    """Return the family that a preset is saved as, without looking at a vocabulary."""
+    return family_for(PRESETS[name]())
 
 
 def preset(name: str) -> EncoderConfig:
