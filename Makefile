@@ -34,7 +34,8 @@ test-elastic: .venv/.test
 
 # The tests that `make test` leaves out for their time: more cases of what others show.
 test-slow: .venv/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m slow
+	OMP_NUM_THREADS=1 BOTHWAYS_EXAMPLES_DIVISOR=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
+	--hypothesis-profile=slow -m "slow or hypothesis"
 
 # Compile the kernels of this source tree again.
 kernels: .venv/.test

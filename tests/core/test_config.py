@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BeforeValidator
 
@@ -152,7 +152,6 @@ pretrainings = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(pretrainings)
 def test_a_configuration_is_what_its_toml_and_its_json_say(tree: dict[str, object]) -> None:
     config = configs.read(PretrainConfig, tree)
@@ -160,7 +159,6 @@ def test_a_configuration_is_what_its_toml_and_its_json_say(tree: dict[str, objec
     assert configs.read(PretrainConfig, json.loads(json.dumps(configs.to_dict(config)))) == config
 
 
-@settings(max_examples=40, deadline=None)
 @given(pretrainings, pretrainings)
 def test_fingerprints_are_equal_where_configurations_are(
     tree: dict[str, object], other: dict[str, object]

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -195,7 +195,6 @@ def uninterrupted(batch, world):
 @pytest.mark.parametrize("batch", [ExampleBudget(4), TokenBudget(70)])
 @pytest.mark.parametrize("world", [1, 2])
 @given(start=st.integers(0, 54))
-@settings(max_examples=15, deadline=None)
 def test_a_resumed_run_reads_the_same_steps(batch, world, start):
     steps = uninterrupted(batch, world)
     cursor = steps[start - 1].cursor if start else Cursor()

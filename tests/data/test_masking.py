@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -142,7 +142,6 @@ def test_without_a_limit_the_rate_holds_for_long_sequences():
     words=st.booleans(),
     anything=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
 def test_what_is_hidden_is_told_and_the_rest_is_left(seed, rate, most, words, anything):
     masking = Masking(
         rate,

@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -286,7 +286,6 @@ def plain_spans(documents, length, cross):
     cross=st.booleans(),
     seed=st.integers(0, 5),
 )
-@settings(max_examples=150, deadline=None)
 def test_full_sentences_fill_sequences_as_a_plain_loop_does(sizes, length, cross, seed):
     source = source_of(sizes, FullSentences(length, cross), seed=seed)
     block = Selection(corpus_of(sizes), np.arange(len(sizes))).open(seed, 0, 0)
@@ -346,7 +345,6 @@ def test_static_views_repeat_and_dynamic_ones_do_not(segments):
 
 @pytest.mark.parametrize("segments", SEGMENTS)
 @given(start=st.integers(0, 700), window=st.sampled_from([2**22, 8]))
-@settings(max_examples=30, deadline=None)
 def test_any_place_can_be_returned_to(segments, start, window):
     with mock.patch.multiple(selection, BLOCK=40, WINDOW=window, RUN=2):
         sizes = some_sizes(10, 30)
@@ -468,7 +466,6 @@ def test_one_window_has_the_order_of_a_plain_permutation():
 
 
 @given(data=st.data(), total=st.integers(1, 60))
-@settings(max_examples=60, deadline=None)
 def test_all_but_some_documents_are_an_array(data, total):
     without = data.draw(st.sets(st.integers(0, total - 1), max_size=total - 1))
     ids = AllExcept(total, np.array(sorted(without), dtype=np.int64))

@@ -36,13 +36,14 @@ from family_tasks import (
     theirs,
     tokenizer_of,
 )
+from spread import in_turn
 from toy_task import fit_task
 
 
 @pytest.mark.parametrize(
-    "definition_and_examples", TASKS, ids=[definition.name for definition, _ in TASKS]
+    ("family", "definition_and_examples"),
+    in_turn([(family,) for family in FAMILIES], TASKS, [*FAMILIES]),
 )
-@pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_does_every_task(
     family: str, definition_and_examples: tuple[Trainable, list[Any]], tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.preflight import machine
 from small_models import SHAPES, batch_for
+from spread import in_turn
 from toy_folder import make_examples, make_folder, write_tsv
 from toy_task import fit_task
 
@@ -86,8 +87,10 @@ def test_the_formula_of_the_paper(stacked: int, changed: tuple[int, ...], bias: 
     assert merged.bias is linear.bias
 
 
-@pytest.mark.parametrize("lora", [LoRA(2), LoRA(3, matrices="query_value")])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    in_turn([(name,) for name in SHAPES], [LoRA(2), LoRA(3, matrices="query_value")], [*SHAPES]),
+)
 def test_each_family_is_changed_and_merged(name: str, lora: LoRA) -> None:
     config = SHAPES[name]
     torch.manual_seed(0)

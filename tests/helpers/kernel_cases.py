@@ -31,7 +31,7 @@ PRECISIONS = [
 
 def examples(count: int) -> int:
     """Return a number of examples for hypothesis: fewer under sanitizers, where each takes longer."""
-    return -(-count // int(os.environ.get("BOTHWAYS_EXAMPLES_DIVISOR", "1")))
+    return -(-count // int(os.environ.get("BOTHWAYS_EXAMPLES_DIVISOR", "2")))
 
 
 SAME_PROCESSOR = [HealthCheck.function_scoped_fixture]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.cli.main import app
@@ -121,7 +121,6 @@ def write_as_own(folder: Path, model: Model) -> None:
         save_model(folder, model)
 
 
-@settings(deadline=None, max_examples=15)
 @given(st.integers(0, 10**9))
 def test_any_configuration_comes_back_as_it_was(seed: int) -> None:
     model = draw_model(seed)

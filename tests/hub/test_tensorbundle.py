@@ -41,9 +41,7 @@ REAL_DATA = "AQAAPAA8ADwAPAAAAAAAAARAAAAAAAEAAAACAAAAAwAAAAQAAAA="
 
 BYTES = np.arange(4, dtype=np.float32).tobytes()
 GOOD = entry(1, shape_of(2, 2), 0, 0, 16, masked_crc(BYTES))
-QUICK = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+QUICK = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def place(folder: Path, index: bytes, data: bytes = BYTES) -> Path:
@@ -86,9 +84,7 @@ def test_a_checksum_of_the_tests_own_is_that_of_the_standard() -> None:
         max_size=30,
     )
 )
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_all_that_is_written_is_read(tmp_path: Path, shapes: dict[str, list[int]]) -> None:
     generator, kinds = (
         np.random.default_rng(len(shapes)),
@@ -138,9 +134,7 @@ def test_a_flipped_byte_is_refused_or_without_effect(
 
 
 @given(st.sampled_from([".index", ".data-00000-of-00001"]), st.floats(0, 1, exclude_max=True))
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_truncated_file_is_refused(tmp_path: Path, which: str, share: float) -> None:
     file = toy(tmp_path)
     spoilt = tmp_path / f"m.ckpt{which}"

@@ -35,6 +35,8 @@ NAMES = (
     "modernbert-large",
     "gpt2-xl",
 )
+DIFFERENT = ("bert-base-chinese", "deberta-v2-xxlarge", "modernbert-large")
+"""The blocks of the others are made of parts of these."""
 TRACED: tuple[tuple[Any, str], ...] = (
     (block.Block, "rest"), (block.FeedForward, "forward"), (block.FeedForward, "_down"), (block, "activate"),
     (block, "add_norm"), (residual, "dropout"), (residual, "_has_kernel"), (dropout.Dropout, "forward"), (dropout, "dropout"),
@@ -87,7 +89,14 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    ("name", "recompute"), [*((name, False) for name in NAMES), (NAMES[0], True)]
+    ("name", "recompute"),
+    [
+        *(
+            pytest.param(name, False, marks=() if name in DIFFERENT else pytest.mark.slow)
+            for name in NAMES
+        ),
+        (NAMES[0], True),
+    ],
 )
 def test_compiled_is_what_it_is_without(
     name: str, recompute: bool, counter: CompileCounterWithBackend

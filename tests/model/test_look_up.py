@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -27,7 +27,6 @@ def gradients(
     return table.weight.grad
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 40),
     st.booleans(),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -53,7 +53,6 @@ from bothways.model.positions import Rotary
 PRETRAINING = (PoolerHead(), MaskedHead(), PairHead())
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     order=st.builds(PreNorm, st.booleans()) | st.builds(PostNorm, st.booleans()),

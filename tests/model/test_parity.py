@@ -14,6 +14,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMModule
+from spread import in_turn
 
 LENGTHS = [7, 20, 19, 1, 17, 3, 20]
 TOLERANCE = 1e-5
@@ -24,6 +25,8 @@ CLASSES: dict[str, tuple[Head, ...]] = {
     "ForNextSentencePrediction": (PoolerHead(), PairHead()),
     "ForSequenceClassification": (PoolerHead(), LabelHead(3)),
 }
+
+CASES = [(order, name) for order in ("post", "pre") for name in CLASSES]
 
 
 def outputs(model: Model, text: Input) -> dict[str, Tensor]:
@@ -72,9 +75,7 @@ def assert_near(found: Tensor, wanted: Tensor, floor: float = 1.0) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize("order", ["post", "pre"])
+@pytest.mark.parametrize(("order", "name", "seed"), in_turn(CASES, range(4)))
 def test_evaluation_equals_transformers_with_dropout_configured(
     order: str, name: str, seed: int
 ) -> None:
@@ -88,9 +89,7 @@ def test_evaluation_equals_transformers_with_dropout_configured(
         assert_near(found[key], wanted[key])
 
 
-@pytest.mark.parametrize("seed", range(10, 13))
-@pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize("order", ["post", "pre"])
+@pytest.mark.parametrize(("order", "name", "seed"), in_turn(CASES, range(10, 13)))
 def test_training_without_dropout_equals_transformers_forward_and_gradients(
     order: str, name: str, seed: int
 ) -> None:

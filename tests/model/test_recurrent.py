@@ -7,7 +7,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
@@ -19,7 +19,6 @@ from bothways.model.layer_mix import LayerChoice, LayerConcat, LayerSum, build_m
 from bothways.model.lstm import BiLSTM, by_time
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(0, 10**6))
 def test_each_sequence_is_read_as_if_alone(lengths: list[int], seed: int) -> None:
     torch.manual_seed(seed)

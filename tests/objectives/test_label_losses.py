@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -25,7 +25,6 @@ from bothways.objectives.losses import (
 SEEDS = st.integers(0, 999)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     rows=st.integers(1, 30),
     classes=st.integers(1, 9),
@@ -67,7 +66,6 @@ def test_equal_weights_without_smoothing_are_the_plain_loss() -> None:
     )
 
 
-@settings(max_examples=30, deadline=None)
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=SEEDS)
 def test_choices_are_a_softmax_over_each_question(counts: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -91,7 +89,6 @@ def test_choices_are_a_softmax_over_each_question(counts: list[int], seed: int) 
     )
 
 
-@settings(max_examples=30, deadline=None)
 @given(rows=st.integers(1, 20), seed=SEEDS)
 def test_squared_error_is_torchs(rows: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -107,7 +104,6 @@ def test_squared_error_is_torchs(rows: int, seed: int) -> None:
     torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     rows=st.integers(1, 20),
     labels=st.integers(1, 6),

@@ -29,9 +29,7 @@ def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(losses, "runs_on", lambda device: False)
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(0, 40),
     classes=st.integers(1, 70),
@@ -81,9 +79,7 @@ def test_a_number_that_is_not_finite_spoils_its_row_alone() -> None:
     assert logits.grad[1].isfinite().all()
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(0, 40),
     classes=st.integers(1, 30),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -12,7 +12,6 @@ from bothways.core.targets import SpanTargets
 from bothways.objectives.losses import span_loss
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
     scale=st.sampled_from([1.0, 30.0, 1e4]),

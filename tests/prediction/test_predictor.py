@@ -27,15 +27,14 @@ from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.text_examples import TextExample
+from spread import in_turn
 from toy_folder import make_folder, make_tokenizer
 from toy_predictors import TASKS, TEXTS, predictor
 
 CPU = torch.device("cpu")
-PRECISIONS = [
-    "fp32",
-    pytest.param("bf16", marks=pytest.mark.skipif(not has_bf16(CPU), reason="no bf16 here")),
-    pytest.param("int8", marks=pytest.mark.skipif(not has_int8(CPU), reason="no int8 here")),
-]
+PRECISIONS: list[PredictPrecision] = ["fp32"]
+PRECISIONS += ["bf16"] if has_bf16(CPU) else []
+PRECISIONS += ["int8"] if has_int8(CPU) else []
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +46,9 @@ def plain(prediction: Any) -> Any:
     return json.dumps(prediction.to_json())
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    ("name", "precision"), in_turn([(name,) for name in TASKS], PRECISIONS, [*TASKS])
+)
 def test_concurrent_predictions_equal_sequential_ones(
     folder: Path, name: str, precision: PredictPrecision
 ) -> None:

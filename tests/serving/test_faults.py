@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from bothways.cli.main import app as cli
@@ -311,7 +311,6 @@ VALUES = some.recursive(
 
 
 @given(some.sampled_from(sorted(ROUTES)), some.dictionaries(FIELDS, VALUES, max_size=6))
-@settings(max_examples=150)
 def test_no_object_is_an_internal_error(application: App, path: str, body: dict[str, Any]) -> None:
     """Requests are read to the point where they would be queued: no model is needed."""
 
@@ -324,7 +323,6 @@ def test_no_object_is_an_internal_error(application: App, path: str, body: dict[
 
 
 @given(some.binary(max_size=40))
-@settings(max_examples=60)
 def test_no_bytes_are_an_internal_error(application: App, body: bytes) -> None:
     async def receive() -> Any:
         return {"type": "http.request", "body": body}

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 
 from bothways.prediction import engine
@@ -63,7 +63,6 @@ EDITS = some.tuples(some.integers(0, len(WHOLE)), some.integers(0, 8), some.bina
     some.sampled_from([WHOLE, CHUNKED, b"GET /live HTTP/1.1\r\n\r\n", WHOLE + WHOLE]),
     some.lists(EDITS, max_size=3),
 )
-@settings(max_examples=30, deadline=None)
 def test_damaged_requests_on_a_socket(
     application: App, url: str, raw: bytes, edits: list[tuple[int, int, bytes]]
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -328,7 +328,6 @@ def unigram(letters: list[str]) -> Tokenizer:
     return Tokenizer(backend, Specials(0, 1, 2, 3, 4))
 
 
-@settings(max_examples=40, deadline=None)
 @given(texts(), st.integers(0, 3), st.integers(6, 40), st.integers(1, 12), st.integers(1, 12))
 def test_every_answer_is_found_again(
     scripts: list[Tokenizer],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -135,7 +135,6 @@ def test_pairs_are_scored_as_scipy_scores_them(made: tuple) -> None:
     )
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(2, 12), st.integers(1, 3), st.integers(0, 10**6))
 def test_anisotropy_is_the_mean_over_all_pairs_of_texts(pairs: int, cells: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -62,7 +62,6 @@ def labels_of(prefixes: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("prefixes", "name"), [("BIES", "IOBES"), ("BILU", "BILOU"), ("IB", "IOB1"), ("BI", "IOB2")]
 )
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=10),
@@ -142,7 +141,6 @@ def test_a_broken_prediction_counts_for_conlleval_and_not_for_strict_iob2() -> N
     assert scores["accuracy"] == pytest.approx(2 / 3)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1, max_size=30))
 def test_scores_of_plain_tags_are_scikit_learns(pairs: list[tuple[str, str]]) -> None:
     from sklearn.metrics import accuracy_score, f1_score

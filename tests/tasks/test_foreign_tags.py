@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.core.errors import DataError
@@ -55,7 +55,6 @@ def make_task(tokenizer: Tokenizer, labels: tuple[str, ...]) -> Tagger:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=12))
 def test_what_a_model_says_in_its_own_scheme_is_right_in_every_spelling(
     tokenizer: Tokenizer, name: str, places: list[int]

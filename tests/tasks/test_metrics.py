@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -53,7 +53,6 @@ def test_counts_give_what_the_arrays_give(case: tuple[int, list[tuple[int, int]]
     assert classification_metrics(Confusion.of_matrix(confusion)) == pytest.approx(expected)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(1, 30), st.integers(1, 5), st.floats(0, 1), st.integers(0, 999))
 def test_counts_of_several_labels_give_what_the_arrays_give(
     rows: int, labels: int, share: float, seed: int
@@ -71,7 +70,6 @@ def test_counts_of_several_labels_give_what_the_arrays_give(
         assert found[f"f1_{name}"] == pytest.approx(wanted)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(1, 25), st.floats(0, 1), st.integers(0, 999), st.booleans())
 def test_thresholds_are_the_best_that_there_are(
     rows: int, share: float, seed: int, coarse: bool
@@ -91,7 +89,6 @@ def test_thresholds_are_the_best_that_there_are(
         assert (threshold == 0 or threshold not in p) if y.any() else threshold == 0.5
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 7), st.integers(0, 999), st.booleans())
 def test_thresholds_have_the_best_f1_of_all_decisions(rows: int, seed: int, coarse: bool) -> None:
     draw = np.random.default_rng(seed)
@@ -142,7 +139,6 @@ def test_of_equally_good_thresholds_the_nearest_to_one_half_is_taken() -> None:
     ) == (pytest.approx(0.15),)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.integers(2, 40), st.integers(0, 999), st.booleans())
 def test_correlations_are_scipys(rows: int, seed: int, ties: bool) -> None:
     draw = np.random.default_rng(seed)

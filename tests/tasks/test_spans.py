@@ -66,7 +66,7 @@ def google(
     return found
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.integers(1, 25),
     st.integers(1, 12),
@@ -134,7 +134,7 @@ def test_of_equal_spans_the_first_comes_first() -> None:
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.integers(1, 40),
     st.integers(1, 8),

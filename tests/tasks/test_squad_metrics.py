@@ -9,7 +9,7 @@ import string
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.tasks.question_answering.examples import Question
@@ -180,7 +180,6 @@ def random_graded(
     return graded, questions, bests, differences
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 10), st.booleans(), st.integers(0, 9999))
 def test_the_best_threshold_is_the_best_of_all(count: int, ties: bool, seed: int) -> None:
     graded, questions, bests, differences = random_graded(random.Random(seed), count, ties)
@@ -207,7 +206,6 @@ def test_the_best_threshold_is_the_best_of_all(count: int, ties: bool, seed: int
     assert all(abs(threshold - difference) > 0 for difference in differences)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 30), st.integers(0, 9999))
 def test_the_best_f1_is_that_of_the_official_search(count: int, seed: int) -> None:
     """find_best_thresh of SQuAD 2.0: every question has a best answer that is not empty, and no two have one difference."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
@@ -107,7 +107,6 @@ def test_a_short_sentence_is_one_sequence_with_a_target_at_each_first_token(
     assert (made.tokens, made.cut) == (6, 0)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_every_word_is_tagged_once_in_any_window(tokenizer: Tokenizer, data: st.DataObject) -> None:
     words = data.draw(
@@ -330,7 +329,6 @@ def test_words_without_tags_have_no_weight(tokenizer: Tokenizer) -> None:
     }
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.lists(
         st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5),

@@ -124,7 +124,7 @@ def test_names_and_abbreviations_are_whole(text: str, words: list[str]) -> None:
     assert [text[begin:end] for begin, end in split_words(text, "whitespace")] == expected
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(MIXED, st.sampled_from(get_args(Splitter)))
 def test_every_splitter_keeps_all_but_white_space(text: str, splitter: Splitter) -> None:
     spans = split_words(text, splitter)
@@ -158,7 +158,7 @@ ADDRESSES = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150)
 @given(ADDRESSES | MIXED)
 def test_a_word_is_the_first_pattern_that_fits_where_it_begins(text: str) -> None:
     assert split_words(text) == _first_pattern_at_each_place(text)

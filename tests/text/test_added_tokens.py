@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_family_tokenizers import ALBERT, MASK, albert_of, message, rounded, write_bytes_layout
 from tokenizers import AddedToken
@@ -168,7 +168,6 @@ mixed = st.lists(
 
 @given(texts=st.lists(mixed, min_size=1, max_size=3))
 @example(texts=TEXTS)
-@settings(max_examples=25, deadline=None)
 def test_ids_and_offsets_are_those_of_transformers_both_ways(
     folders: list[Any], texts: list[str]
 ) -> None:

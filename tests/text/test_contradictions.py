@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_deberta_tokenizers import of_bytes, of_pieces
 from test_family_tokenizers import albert, big_bird, roberta, word_piece, xlm
@@ -77,7 +77,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, A
 
 @given(texts=st.lists(hostile, min_size=1, max_size=3))
 @example(texts=["Hello é wórld a中b [MASK]", "hello <mask> w", " w"])
-@settings(max_examples=25, deadline=None)
 def test_ids_and_offsets_are_those_of_transformers(
     folders: list[tuple[Tokenizer, Any]], texts: list[str]
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_family_tokenizers import MAP, PIECES, message, rounded
 from tokenizers import models
@@ -75,7 +75,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, Tokeniz
         "ﬁ e\u0301",
     ]
 )
-@settings(max_examples=60, deadline=None)
 def test_ids_and_offsets_are_those_of_transformers_both_ways(
     folders: list[tuple[Any, Tokenizer, Any]], texts: list[str]
 ) -> None:
@@ -143,7 +142,6 @@ def test_the_first_versions_older_layout(tmp_path: Path) -> None:
 
 
 @given(text=hostile)
-@settings(max_examples=60, deadline=None)
 def test_later_versions_older_layout_without_a_normalisation(
     plain: tuple[Tokenizer, Any], text: str
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 from transformers import (
@@ -133,7 +133,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
         "中文 אب 😀",
     ]
 )
-@settings(max_examples=60, deadline=None)
 def test_ids_and_offsets_are_those_of_transformers_both_ways(
     folders: list[Pair], texts: list[str]
 ) -> None:
@@ -277,7 +276,6 @@ def message(pieces: list[tuple[str, float]], *, kind: int = 1, charsmap: bytes =
         "中文 אب 😀",
     ]
 )
-@settings(max_examples=60, deadline=None)
 def test_old_layouts_give_the_ids_of_transformers(
     old: list[tuple[Tokenizer, Any]], texts: list[str]
 ) -> None:

@@ -61,7 +61,7 @@ def pairs(tmp_path_factory):
 
 
 @given(texts=st.lists(hostile, min_size=1, max_size=4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 def test_ids_and_offsets_are_those_of_transformers(pairs, texts):
     for ours, theirs in pairs:
         expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
@@ -89,7 +89,7 @@ _SETTLED = "".join(
 
 
 @given(text=st.text(st.sampled_from(_SETTLED + " " * 200), max_size=40), lowercase=st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 def test_tokens_are_those_of_googles_algorithm(pairs, text, lowercase):
     assume(not any(name in text for name in BERT_NAMES))
     ours = pairs[0 if lowercase else 1][0]
@@ -233,7 +233,7 @@ def test_tables_of_word_piece(pairs):
 
 
 @given(text=hostile)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_continuing_tokens_touch_the_token_before(pairs, text):
     """In WordPiece a token continues if and only if it is in the word of the token before."""
     for ours, _ in pairs[:2]:

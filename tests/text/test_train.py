@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 
 from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.text import trainers
@@ -159,7 +159,6 @@ def test_the_alphabet_keeps_the_most_frequent_characters():
 
 
 @given(text=hostile)
-@settings(max_examples=30, deadline=None)
 def test_characters_are_counted_as_the_normaliser_leaves_them(text):
     for bert in (
         Bert(),

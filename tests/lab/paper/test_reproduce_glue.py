@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.cli.main import app
@@ -182,7 +182,6 @@ def test_foreign_files_are_refused(place: Path, tmp_path: Path) -> None:
         reproduce("glue", empty)
 
 
-@settings(deadline=None, max_examples=50)
 @given(
     st.lists(
         st.text(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.cli.main import app
@@ -25,7 +25,6 @@ from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, w
 A, B = Side("a", (0.5,)), Side("b", (0.5,))
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=10))
 def test_p_value_matches_exact_permutation(pairs: list[tuple[bool, bool]]) -> None:
     left, right = (np.array(column, dtype=np.float64) for column in zip(*pairs, strict=True))

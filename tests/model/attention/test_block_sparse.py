@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import BigBirdConfig
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
@@ -30,7 +30,6 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 
 
 @pytest.mark.parametrize("kernel", ["fused", "products"])
-@settings(max_examples=25, deadline=None)
 @given(
     lengths=LENGTHS,
     seed=st.integers(0, 99),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_formulas import HEADS, SIZE, formula
@@ -35,7 +35,6 @@ from bothways.model.kernels.library import Feature
 
 
 @pytest.mark.parametrize("kernel", ["fused", "products", "in_place"])
-@settings(max_examples=40, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
     seed=st.integers(0, 99),

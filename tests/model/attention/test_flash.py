@@ -62,9 +62,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 PATTERNS = st.one_of(st.just(Full()), st.just(Causal()), st.builds(Window, st.integers(0, 12)))
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
     pattern=PATTERNS,

@@ -45,9 +45,7 @@ def chosen() -> Iterator[list[bool]]:
         yield found
 
 
-@settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=LENGTHS,
     radius=st.integers(0, 12),
@@ -91,7 +89,6 @@ def test_an_encoder_is_the_same_by_either_kernel(
     assert chosen == [pattern.global_attention for pattern in patterns] * (4 // len(patterns))
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=8), radius=st.integers(0, 40),
     share=st.sampled_from([0.0, 0.02, 0.3]), seed=st.integers(0, 99),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -60,7 +60,6 @@ def drawn(numbers: tuple[int, int | None, int | None]) -> Disentangled:
 
 
 @given(numbers=NUMBERS, distance=st.integers(-80, 80))
-@settings(max_examples=200, deadline=None)
 def test_each_distance_has_the_row_of_the_authors_code(
     numbers: tuple[int, int | None, int | None], distance: int
 ) -> None:
@@ -145,7 +144,6 @@ def formula(
     held=st.sampled_from([(True, True), (True, False), (False, True)]),
     pattern=st.sampled_from([Full(), Causal(), Window(2)]),
 )
-@settings(max_examples=20, deadline=None)
 def test_output_and_gradient_equal_the_formula(
     kernel: PaddedKernel,
     lengths: list[int],

@@ -31,6 +31,7 @@ from bothways.model.heads import (
 from bothways.model.model import Model
 from drawn_settings import draw_settings
 from family_peers import outputs
+from spread import in_turn
 
 LENGTH, COPIES = 12, 3
 HEADS: dict[str, Head] = {
@@ -47,9 +48,9 @@ def seen_by_all(config: EncoderConfig) -> float:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    ("family", "architecture"), CASES, ids=[architecture.name for _, architecture in CASES]
+    ("family", "architecture", "seed"),
+    in_turn(CASES, range(4), [architecture.name for _, architecture in CASES]),
 )
 def test_operations_are_those_that_torch_counts(
     family: Family, architecture: Architecture, seed: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -28,7 +28,6 @@ def drawn(
 
 
 @compiled
-@settings(deadline=None, max_examples=60)
 @given(
     st.integers(0, 90),
     st.integers(3, 100),

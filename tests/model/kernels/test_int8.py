@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -41,7 +41,6 @@ def rounded(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(np.divide(wide, scales, out=np.zeros_like(wide), where=scales > 0)), scales
 
 
-@settings(deadline=None, max_examples=60)
 @given(SHAPES, st.integers(0, 2**31), st.floats(0, 6), st.booleans())
 def test_a_layer_is_its_rounding_in_float64(
     shape: tuple[int, int, int], seed: int, spread: float, bias: bool
@@ -71,7 +70,6 @@ def test_a_layer_is_its_rounding_in_float64(
     )
 
 
-@settings(deadline=None, max_examples=60)
 @given(SHAPES, st.integers(0, 2**31), st.floats(0, 3))
 def test_a_layer_is_the_exact_one_but_for_half_a_step_each(
     shape: tuple[int, int, int], seed: int, spread: float

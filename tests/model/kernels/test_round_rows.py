@@ -30,6 +30,7 @@ from bothways.model.kernels import linear as rounding
 from bothways.model.kernels.linear import on_round_rows, round_rows
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned
+from spread import in_turn
 
 
 @given(st.integers(0, 10**6))
@@ -90,9 +91,14 @@ LENGTHS = [40, 3, 17, 29, *[5] * 13]
 TOKENS, TARGETS = sum(LENGTHS), 37
 
 
-@pytest.mark.parametrize("position", [Learned(64), Disentangled(64)])
-@pytest.mark.parametrize("order", [PostNorm(), PreNorm()])
-@pytest.mark.parametrize("head", HEADS, ids=lambda head: head.kind)
+@pytest.mark.parametrize(
+    ("head", "order", "position"),
+    in_turn(
+        [(head, order) for head in HEADS for order in (PostNorm(), PreNorm())],
+        [Learned(64), Disentangled(64)],
+        [f"{head.kind}-{order}" for head in HEADS for order in ("post", "pre")],
+    ),
+)
 def test_training_in_bf16_multiplies_them_and_gives_the_same(
     head: Head,
     order: PostNorm | PreNorm,

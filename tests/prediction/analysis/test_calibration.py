@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 
@@ -30,7 +30,6 @@ def test_bins_are_scikit_learns(bins: int) -> None:
     assert [part.confidence for part in made] == pytest.approx(mean)
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
 def test_error_is_the_weighted_distance(pairs: list[tuple[float, bool]]) -> None:
     confidence, right = np.array([c for c, _ in pairs]), np.array([r for _, r in pairs])

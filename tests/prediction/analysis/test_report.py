@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
@@ -168,7 +168,6 @@ def test_labels_are_doubted_by_how_far_the_model_is_from_them(opened: Predictor)
     ]
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(-3, 3).map(float), max_size=40), st.integers(1, 5))
 def test_worst_keeps_the_greatest_and_of_equals_the_first(values: list[float], most: int) -> None:
     worst = Worst(most)

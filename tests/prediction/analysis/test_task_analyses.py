@@ -110,7 +110,7 @@ SENTENCES = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(SENTENCES)
 def test_kinds_add_up_to_the_counts_of_the_scores(pairs: list[tuple[str, str]]) -> None:
     truth, predicted = (chunks([pair[at] for pair in pairs]) for at in (0, 1))
