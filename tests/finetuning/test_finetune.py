@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed import TCPStore
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError, ResourceError
@@ -41,7 +38,8 @@ from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW
 from heard_progress import Heard
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
-from toy_task import fit_task
+from toy_task import fit_on_rank, fit_task
+from toy_training import processes
 
 FAST = dataclasses.replace(
     finetune_adam(), until=Epochs(5.0), optimizer=AdamW(lr=3e-3), precision="fp32"
@@ -369,7 +367,7 @@ def test_unseen_labels_stop_an_evaluation(
 
 
 def test_two_ranks_do_what_one_does(files: Files, tmp_path: Path) -> None:
-    """Under torchrun, whose store outlives a run: so the ranks have to find each other anew in the second."""
+    """At a store that outlives a run, as torchrun's: the ranks have to find each other anew in the second."""
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = str(make_folder(tmp_path / "bert", **quiet))
     settings = settings_of(
@@ -377,32 +375,19 @@ def test_two_ranks_do_what_one_does(files: Files, tmp_path: Path) -> None:
     )
     alone = finetune(settings, tmp_path / "alone", device="cpu")
     (tmp_path / "run.toml").write_text(configs.to_toml(settings))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (tmp_path / "ranks.py").write_text(
-        "import sys\nfrom pathlib import Path\n"
-        "from bothways.core.config import reader as config\n"
-        "from bothways.finetuning.config import FinetuneConfig\n"
-        "from bothways.finetuning.run import finetune\n"
-        "for folder in sys.argv[2:]:\n"
-        "    finetune(config.load(FinetuneConfig, file=Path(sys.argv[1])), Path(folder), device='cpu')\n"
-    )
-    arguments = [str(tmp_path / name) for name in ("ranks.py", "run.toml", "two", "again")]
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node=2",
-            f"--master-port={port}",
-            *arguments,
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        stderr=subprocess.DEVNULL,
-        timeout=200,
-        check=True,
-    )
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    places = [tmp_path / "two", tmp_path / "again"]
+    ranks = [
+        processes().Process(
+            target=fit_on_rank, args=(rank, store.port, tmp_path / "run.toml", places)
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
     shared = load_model(tmp_path / "two" / "model").model.state_dict()
     for name, tensor in alone.task_model.model.state_dict().items():
         if not name.endswith(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bothways.core.config.reader import load
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData
 from bothways.finetuning.result import FinetuneResult
@@ -20,6 +22,7 @@ from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier
 from bothways.tasks.text_examples import TextExample
 from bothways.text.tokenizer import Tokenizer
+from toy_training import enter_ranks
 
 WORDS = ("ape", "bee", "cat", "dog", "elk", "fox", "gnu", "hen", "ibis", "jay")
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s")
@@ -71,6 +74,14 @@ def fit_task(
     """Fine-tune once, in memory."""
     settings = dataclasses.replace(settings, seed=seed, order_seed=order_seed)
     return finetune(settings, start=start, train=data, **options)
+
+
+def fit_on_rank(rank: int, port: int, settings: Path, folders: list[Path]) -> None:
+    """Fine-tune into each folder, as one of two ranks at a store like that of torchrun's agents."""
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    enter_ranks(rank, 2, port)
+    for folder in folders:
+        finetune(load(FinetuneConfig, file=settings), folder, device="cpu")
 
 
 def make_text(draw: random.Random, longest: int) -> str:
