@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,11 +73,13 @@ def settings_of(files: Files, **changes: object) -> FinetuneConfig:
 
 @pytest.fixture(scope="module")
 def done(
-    files: Files, tmp_path_factory: pytest.TempPathFactory
+    files: Files, tmp_path_factory: pytest.TempPathFactory, drawn_pages: dict[str, Any]
 ) -> tuple[FinetuneResult, Path, str]:
-    """A finished run, its folder, and what it said."""
+    """A finished run with its page, its folder, and what it said."""
     heard, folder = Heard(), tmp_path_factory.mktemp("run")
-    result = finetune(settings_of(files), folder, device="cpu", progress=heard)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "_write_report", drawn_pages["bothways.finetuning.run"])
+        result = finetune(settings_of(files), folder, device="cpu", progress=heard)
     return result, folder, heard.text
 
 
