@@ -1,11 +1,15 @@
-"""Processes that a test has started, as /proc knows them."""
+"""Processes that a test has started, as /proc knows them, and what some do in them."""
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
+
+from bothways.core import atomic_files
+from bothways.hub.model_folder import load_model, save_model
 
 
 def children(pid: int) -> list[int]:
@@ -26,3 +30,29 @@ def assert_they_end(pids: Iterable[int], seconds: float = 10) -> None:
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not [pid for pid in pids if alive(pid)]
+
+
+def killed_in_save(place: Path) -> None:
+    """Save a model over itself, and be killed between two renames."""
+    loaded, rename = load_model(place), Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path.name.startswith(atomic_files.HIDDEN):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rename(path, target)
+
+    atomic_files._exchange = lambda *_: False  # as on a file system that cannot exchange two names
+    Path.rename = killed  # type: ignore[method-assign, assignment]
+    save_model(place, loaded.model)
+
+
+def measure_opening(folder: Path) -> None:
+    """Write down the MiB that a process needs in addition to open a model."""
+
+    def peak() -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+    before = peak()
+    load_model(folder)
+    (folder / "peak").write_text(str(peak() - before))

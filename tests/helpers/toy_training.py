@@ -359,6 +359,15 @@ def _sessions(plan: parallel.Plan, folder: Path) -> dict[str, object]:
     return found
 
 
+def exit_code(work: Callable[..., object], *arguments: object) -> int | None:
+    """The exit status of `work(*arguments)` in a process that begins with torch imported."""
+    process = processes().Process(target=work, args=arguments)
+    process.start()
+    process.join(120)
+    process.kill()
+    return process.exitcode
+
+
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

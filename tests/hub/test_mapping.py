@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,6 +22,8 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.training.optimizers import AdamW, build_optimizer, update
+from child_processes import measure_opening
+from toy_training import exit_code
 
 SMALL = EncoderConfig(60, 16, 2, 2, 24, dropout=Dropouts(0.0, 0.0))
 
@@ -148,18 +149,5 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change:
 def test_opening_takes_the_memory_of_one_copy(tmp_path: Path) -> None:
     """Of 64 MiB of embedding and a small block, with no second copy on the way."""
     saved(tmp_path / "model", EncoderConfig(2**16, 256, 1, 4, 1024))
-    code = (
-        "import sys\n"
-        "from bothways.hub.model_folder import load_model\n"
-        "def peak(): return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM')) / 1024\n"
-        "before = peak()\n"
-        "loaded = load_model(sys.argv[1])\n"
-        "print(peak() - before)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "model")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert float(done.stdout) < 64 + 32
+    assert exit_code(measure_opening, tmp_path / "model") == 0
+    assert float((tmp_path / "model" / "peak").read_text()) < 64 + 32

@@ -7,8 +7,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from bothways.hub.resolve import resolve_run
 from bothways.model.heads import Head, LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
+from child_processes import killed_in_save
 from model_folders import (
     NAMES,
     STEMS,
@@ -37,6 +36,7 @@ from model_folders import (
     peer,
     peer_outputs,
 )
+from toy_training import exit_code
 
 
 @STEMS
@@ -283,36 +283,13 @@ def test_what_an_earlier_crash_left_is_in_nobodys_way(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["ours"]
 
 
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-
-from bothways.core import atomic_files
-from bothways.hub.model_folder import load_model, save_model
-
-loaded, rename = load_model(sys.argv[1]), Path.rename
-
-
-def killed(path, target):
-    if path.name.startswith(atomic_files.HIDDEN):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return rename(path, target)
-
-
-atomic_files._exchange = lambda *_: False  # as on a file system that cannot exchange two names
-Path.rename = killed
-save_model(sys.argv[1], loaded.model)
-"""
-
-
 def test_a_save_that_was_killed_between_its_renames_is_undone_when_the_model_is_opened(
     tmp_path: Path,
 ) -> None:
     for place, name in ((tmp_path / "ours", "ours"), (tmp_path / "run" / "model", "run")):
         save_model(place, own("Model"))
         before = {file.name: file.read_bytes() for file in place.iterdir()}
-        done = subprocess.run([sys.executable, "-c", _KILLED, place], check=False)
-        assert done.returncode == -signal.SIGKILL
+        assert exit_code(killed_in_save, place) == -signal.SIGKILL
         assert not place.exists()
         load_model(resolve_run(str(tmp_path / name)))
         assert {file.name: file.read_bytes() for file in place.iterdir()} == before

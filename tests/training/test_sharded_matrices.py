@@ -62,6 +62,9 @@ CASES = {
 }
 
 
+MARKS = dict.fromkeys(("lamb, one block for all layers", "stable_adamw"), pytest.mark.slow)
+
+
 def build_training_module(case: Case) -> TrainingModule:
     """30 rows of three stacked matrices, 29 rows of words, 7 or 14 inside the feed-forward layer."""
     encoder = EncoderConfig(
@@ -119,8 +122,8 @@ def session(case: Case, folder: Path, until: int, plan: Plan = SINGLE) -> list[f
     return found
 
 
-def work(rank: int, world: int, port: int, folder: Path) -> None:
-    """One of two ranks: three sessions of each run."""
+def work(rank: int, world: int, port: int, case: Case, folder: Path) -> None:
+    """One of two ranks: three sessions of a run."""
     enter_ranks(rank, world, port)
     saved_state.WHOLE_BYTES = 0
     replicated = parallel.plan_here()
@@ -130,41 +133,34 @@ def work(rank: int, world: int, port: int, folder: Path) -> None:
         shard(replicated, Sharding(reshard_after_forward=False)),
     )
     with parallel.connected(replicated, torch.device("cpu")):
-        found = {
-            name: [
-                value
-                for number, plan in enumerate(plans, 1)
-                for value in session(case, folder / name, 2 * number, plan)
-            ]
-            for name, case in CASES.items()
-        }
+        found = [
+            value
+            for number, plan in enumerate(plans, 1)
+            for value in session(case, folder, 2 * number, plan)
+        ]
     torch.save(found, folder / f"rank{rank}.pt")
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, list[float]]]]:
-    folder = tmp_path_factory.mktemp("matrices")
-    on_ranks(2, work, folder)
-    return folder, [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_run_by_changing_ranks_is_that_of_one_process(
-    two: tuple[Path, list[dict[str, list[float]]]], tmp_path: Path, name: str
-) -> None:
-    folder, (first, second) = two[0] / name, (found[name] for found in two[1])
-    expected = session(CASES[name], tmp_path, END)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name, marks=MARKS.get(name, ())) for name, case in CASES.items()]
+)
+def test_a_run_by_changing_ranks_is_that_of_one_process(case: Case, tmp_path: Path) -> None:
+    folder, alone = tmp_path / "ranks", tmp_path / "alone"
+    folder.mkdir()
+    on_ranks(2, work, case, folder)
+    first, second = (torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2))
+    expected = session(case, alone, END)
     assert first == second
-    found = first + session(CASES[name], folder, END)
+    found = first + session(case, folder, END)
     assert found == pytest.approx(expected, rel=1e-9)
     assert [(place / "shards").exists() for place in checkpoints(folder)] == [
         True, False, True, False,
     ]  # fmt: skip
-    last = checkpoints(tmp_path)[-1].name
+    last = checkpoints(alone)[-1].name
     for file, read in (("model.safetensors", load_file), ("state.pt", _moments)):
-        ours, alone = (read(place / last / file) for place in (folder, tmp_path))
-        assert ours.keys() == alone.keys()
-        for key, tensor in alone.items():
+        ours, expected = (read(place / last / file) for place in (folder, alone))
+        assert ours.keys() == expected.keys()
+        for key, tensor in expected.items():
             # torch restores counts of steps as float32.
             found = ours[key].to(tensor.dtype)
             torch.testing.assert_close(found, tensor, rtol=1e-8, atol=1e-10)

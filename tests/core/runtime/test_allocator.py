@@ -10,6 +10,7 @@ import torch
 
 from bothways.core.runtime import allocator
 from bothways.core.runtime.allocator import give_back, tune_allocator
+from toy_training import processes
 
 glibc = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="only glibc has these settings"
@@ -19,9 +20,7 @@ glibc = pytest.mark.skipif(
 def elsewhere(function, *arguments):
     """What a function tells a connection in a process of its own, whose allocator nobody has touched."""
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(
-        target=function, args=(theirs, *arguments)
-    )
+    process = processes().Process(target=function, args=(theirs, *arguments))
     process.start()
     theirs.close()  # or a process that fails would be waited for
     told = ours.recv()

@@ -20,6 +20,7 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMModule
+from toy_training import processes
 
 CPU = torch.device("cpu")
 TINY = Workload("tiny", EncoderConfig(60, 16, 2, 2, 32), 3, 20)
@@ -100,11 +101,20 @@ def test_an_update_changes_the_weights(contender: str, monkeypatch: pytest.Monke
     )
 
 
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that begin with torch imported."""
+    context = processes()
+    monkeypatch.setattr(recipe.multiprocessing, "get_context", lambda _: context)
+
+
+@pytest.mark.usefixtures("imported")
 def test_bench_command_prints_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(WORKLOADS, "small", TINY)
     monkeypatch.setattr(recipe, "gemm_rate", lambda *_: 1e12)
+    monkeypatch.setattr(recipe, "has_bf16", lambda _: False)  # two processes less
     monkeypatch.setenv("COLUMNS", "150")
     bench(rounds=1, device="cpu")
     said = capsys.readouterr().out
@@ -115,7 +125,11 @@ def test_bench_command_prints_table(
 
 
 @pytest.mark.parametrize("name", ["nobody", "bothways"])
-def test_dead_process_is_reported(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_dead_process_is_reported(
+    name: str, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if name == "bothways":  # the messages of the other are those of a new interpreter
+        request.getfixturevalue("imported")
     process = recipe.ContenderProcess(name, TINY, "fp32", CPU)
     if name != "nobody":
         process.ready()
