@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from bothways.model.kernels.attention import supports
 from bothways.model.kernels.library import ALL_FEATURES, Feature
 from kernel_cases import NEEDS_AVX512, NEEDS_VNNI
 
-CPU = torch.device("cpu")
+CPU, TESTS = torch.device("cpu"), Path(__file__).parents[2]
 loaded = pytest.mark.skipif(not library.is_loaded(), reason="nothing is compiled here")
 
 
@@ -123,23 +124,13 @@ def test_a_limit_holds_within_its_block_and_nests() -> None:
 
 @pytest.mark.parametrize("wanted", ["1", "0"])
 def test_missing_kernels_fail_the_tests_where_they_are_expected(
-    wanted: str, tmp_path: Path
+    wanted: str, reload: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    names = {"BOTHWAYS_EXPECT_KERNELS": wanted, library.OVERRIDE: str(tmp_path / "none.so")}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "tests/model/kernels/test_library.py",
-    ]
-    done = subprocess.run(
-        command,
-        env={**os.environ, **names},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode == 0) == (wanted == "0"), done.stdout + done.stderr
-    assert ("BOTHWAYS_EXPECT_KERNELS=1" in done.stderr) == (wanted == "1")
+    conftest: Any = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
+    reload.setenv("BOTHWAYS_EXPECT_KERNELS", wanted)
+    reload.setenv(library.OVERRIDE, str(tmp_path / "none.so"))
+    if wanted == "0":
+        conftest.pytest_configure()
+        return
+    with pytest.raises(pytest.UsageError, match=r"^BOTHWAYS_EXPECT_KERNELS=1, but "):
+        conftest.pytest_configure()
