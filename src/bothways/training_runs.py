@@ -358,7 +358,7 @@ def finetune_settings(  # noqa: PLR0913 – one option per question
     value = trainable_task(task) if isinstance(task, str) else task
     if not isinstance(value, Task):
         message = f"must be a name or a task, not {type(value).__name__}"
-        fix = 'Write task="regress"; with settings, task=RegressionTask(lstm=768).'
+        fix = 'Write task="regress"; with settings, task=RegressionTask(length=256).'
         raise ConfigError(message, where="task", fix=fix)
     base = dataclasses.replace(
         RECIPES[recipe](value),

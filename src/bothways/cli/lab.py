@@ -200,8 +200,7 @@ class BenchmarkOptions:
     seeds
         Runs per setting; default: as in the paper.
     grid
-        paper: every setting of the paper's grid; none: one setting; electra: for GLUE, those of
-        ELECTRA small and base.
+        paper: every setting of the paper's grid; none: one setting.
     limit
         Maximum number of training examples; the report states it.
     dry_run
@@ -213,7 +212,7 @@ class BenchmarkOptions:
     out: Path = Path("reproduced")
     tasks: str | None = None
     seeds: int | None = None
-    grid: Literal["paper", "none", "electra"] = "paper"
+    grid: Literal["paper", "none"] = "paper"
     limit: int | None = None
     dry_run: bool = False
     device: Device = "auto"
@@ -349,7 +348,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     from bothways.core.report.terminal import render_report, show
     from bothways.core.runtime.devices import choose_device
     from bothways.lab.paper.cost import table_cost
-    from bothways.lab.paper.pretraining_page import table_report, write_table_results
+    from bothways.lab.paper.pages import table_report, write_table_results
     from bothways.lab.paper.pretraining_runs import TableRequest, run_table
     from bothways.training.durations import duration
 
@@ -362,8 +361,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
         _names(tasks), _names(cells), seeds, limit, overrides, finetuning,
     )  # fmt: skip
     console = error_console()
-    with terminal_progress(console) as progress:
-        cost = render_report(table_cost(request, device=device, progress=progress))
+    cost = render_report(table_cost(request, device=device))
     (output_console() if dry_run else console).print(cost)
     if dry_run:
         return

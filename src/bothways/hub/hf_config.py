@@ -334,8 +334,6 @@ def write_hf_config(
         config, None if tokenizer is None else tokenizer.kind, kept_settings.get("model_type")
     )
     architecture = None if family is None else family.architecture_with(model.heads)
-    if any(isinstance(head, LabelHead) and head.lstm for head in model.specification):
-        architecture = None  # no class of transformers has a BiLSTM
     outputs = _output_settings(model, labels, problem, location)
     if family is None or architecture is None:
         heads = model.specification

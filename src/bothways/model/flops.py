@@ -91,11 +91,7 @@ def _head_flops(config: EncoderConfig, head: Head, length: int, predicted: float
     rows = predicted if isinstance(head, MaskedHead) else 1 / length if head.of_sequences else 1.0
     operations = 0.0
     for layer in module.modules():
-        if isinstance(layer, nn.LSTM):  # it reads every token
-            operations += sum(
-                2.0 * weight.numel() for weight in layer.parameters() if weight.ndim > 1
-            )
-        elif isinstance(layer, nn.Linear):
+        if isinstance(layer, nn.Linear):
             late = (
                 isinstance(module, OwnOutput) and module.reads == "late" and layer is module.inner
             )

@@ -16,7 +16,6 @@ from bothways.model.config import EncoderConfig, Own
 from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.dropout import Dropout
 from bothways.model.kernels.linear import on_round_rows
-from bothways.model.lstm import BiLSTM
 from bothways.model.positions import Disentangled
 
 
@@ -139,31 +138,6 @@ class OwnOutput(nn.Module):
                 return sums / layout.cu_seqlens.diff()[:, None].to(x.dtype)
             case _:
                 assert_never(self.reads)
-
-
-class LSTMOutput(nn.Module):
-    """A BiLSTM of two layers over all tokens, dropout, and a dense layer to the outputs.
-
-    The dense layer reads what the forward direction has at the last token and the backward
-    direction at the first. It lets a left-to-right encoder look both ways in fine-tuning.
-
-    Source: Devlin et al. 2018, section 5.1, "+ BiLSTM"; its size is not in the paper.
-    """
-
-    def __init__(self, config: EncoderConfig, hidden: int, outputs: int, dropout: float) -> None:
-        super().__init__()
-        self.lstm = BiLSTM(config.width, hidden)
-        self.dropout = Dropout(dropout)
-        self.dense = nn.Linear(self.lstm.width, outputs)
-        initialise(self.dense, config.initial_range)
-
-    def forward(
-        self, x: Float[Tensor, "tokens width"], layout: Layout
-    ) -> Float[Tensor, "sequences labels"]:
-        """Return the outputs of each sequence."""
-        ahead, back = self.lstm(x, layout).chunk(2, dim=1)
-        ends = torch.cat([ahead[layout.last_tokens], back[layout.first_tokens]], dim=1)
-        return on_round_rows(self.dense, self.dropout(ends))
 
 
 class DeepOutput(nn.Module):

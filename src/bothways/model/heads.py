@@ -112,32 +112,25 @@ class LabelHead(_PooledValue):
 
     Attributes:
         dropout: on the pooled vector; None for the encoder's.
-        lstm: units of each direction of a BiLSTM of two layers that reads the vectors of all
-            tokens in place of the pooler; 0 for none.
     """
 
     count: int
     dropout: float | None = None
-    lstm: int = 0
     kind: Literal["labels"] = "labels"
     title: ClassVar[str] = "label head"
     suffix: ClassVar[str | None] = "ForSequenceClassification"
 
     def __post_init__(self) -> None:
         _check_outputs(self.kind, self.count, self.dropout)
-        require_at_least(0, f"heads.{self.kind}", lstm=self.lstm)
 
     @property
     def outputs(self) -> int:
         return self.count
 
     def _source(self, config: EncoderConfig) -> FromPooler | Own | None:
-        return None if self.lstm else config.readout.labels
+        return config.readout.labels
 
     def build(self, config: EncoderConfig) -> nn.Module:
-        if self.lstm:
-            rate = config.head_dropout if self.dropout is None else self.dropout
-            return head_modules.LSTMOutput(config, self.lstm, self.count, rate)
         return _output(config, self._source(config), self.count, self.dropout)
 
 

@@ -185,7 +185,7 @@ class Model(nn.Module):
                 result = head(self.before_masked(batch, hidden), hidden.table)
             case head_modules.NextTokenOutput():
                 result = head(hidden.last, hidden.table)
-            case head_modules.LSTMOutput() | head_modules.Pooler() | head_modules.ReplacedOutput():
+            case head_modules.Pooler() | head_modules.ReplacedOutput():
                 result = head(hidden.last, layout)
             case head_modules.OwnOutput() if self._is_of_sequences(kind):
                 result = head(head.pool(hidden.last, layout))

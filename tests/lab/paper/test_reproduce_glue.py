@@ -18,10 +18,8 @@ from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.finetuning import run as job
 from bothways.lab.paper import glue, published
-from bothways.lab.paper.cells import CellOutcome
-from bothways.lab.paper.experiment import Experiment, NotRun, Request
-from bothways.lab.paper.glue_submission import clip_score, write_predictions
-from bothways.lab.paper.results_page import average, results_report
+from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Request
+from bothways.lab.paper.pages import average, benchmark_report
 from bothways.lab.paper.run import reproduce
 from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.prediction.predictor import open_task
@@ -342,20 +340,6 @@ def test_metrics_match_table_1(place: Path, tmp_path: Path) -> None:
     assert tuple(shown) == (*published.AVERAGED, "WNLI")
 
 
-def test_electra_settings_match_code(place: Path, tmp_path: Path) -> None:
-    for name, epochs in (("CoLA", 3.0), ("RTE", 10.0), ("STS-B", 10.0)):
-        request = Request("electra", str(place / "glue"), tmp_path, (name,), grid="electra")
-        [point] = glue._points(GLUE[name], request)
-        assert (point.rate, point.batch, point.epochs, point.layer_decay) == (1e-4, 32, epochs, 0.8)
-    request = Request("electra", str(place / "glue"), tmp_path, ("CoLA",), grid="electra")
-    (cola,) = glue.glue_plan(request).experiments
-    assert isinstance(cola, Experiment)
-    assert [s.stability.layer_decay for s in cola.grid] == [0.8]
-    assert "the settings of ELECTRA" in request.departures(None)[0]
-    with pytest.raises(ConfigError, match="'electra' is for GLUE alone"):
-        reproduce("squad", request, dry_run=True)
-
-
 def test_report_names_figures(place: Path, tmp_path: Path) -> None:
     """Tasks go down the page, since there are more of them than systems."""
     request = request_of(place, tmp_path, tasks=("CoLA",))
@@ -363,7 +347,7 @@ def test_report_names_figures(place: Path, tmp_path: Path) -> None:
     (cola,) = planned.experiments
     assert isinstance(cola, Experiment)
     result = SweepOutcome("one", {"mcc": 0.25, "accuracy": 0.75}, (), "mcc", "highest", 1, 1.0)
-    table = results_report(
+    table = benchmark_report(
         request, planned, [CellOutcome(cola, tmp_path, Series((result,)), (result,))], device="cpu"
     ).sections[0]
     assert table.columns == [
@@ -436,6 +420,8 @@ def test_glue_runs_from_files_to_submission(place: Path, tmp_path: Path) -> None
         f"{i}\t{min(max(p.score, 0), 5):.3f}\n" for i, (_, p) in enumerate(texts)
     )
     assert (submission / "STS-B.tsv").read_bytes() == expected.encode()
+    scores = map(ScorePrediction, [-0.5, 0.0, 2.34567, 5.1])
+    assert [*map(glue.clip_score, scores)] == ["0.000", "0.000", "2.346", "5.000"]
     opened = open_task(mnli["best"], device="cpu")
     for name, split, count in (
         ("MNLI-m", "test_matched", 1),
@@ -463,7 +449,7 @@ def test_interrupted_benchmark_resumes(
         return score(*arguments, **options)
 
     # The cost is measured before each run; test_dry_run_prints_cost_only has it.
-    monkeypatch.setattr("bothways.lab.paper.run.estimate", lambda *_, **__: ([], ""))
+    monkeypatch.setattr("bothways.lab.paper.run.estimate", lambda *_, **__: None)
     overrides = (*QUICK, "training.evaluate=1 epochs")
     request = request_of(
         place, tmp_path / "broken", tasks=("CoLA",), seeds=2, grid="none", overrides=overrides
@@ -530,12 +516,3 @@ def test_dry_run_prints_cost_only(
     assert [
         line.split()[:4] for line in capsys.readouterr().out.splitlines() if " CoLA " in line
     ] == [["CoLA", "2", "2", "4"]]
-
-
-def test_submitted_scores_are_clipped(tmp_path: Path) -> None:
-    write_predictions(
-        map(clip_score, map(ScorePrediction, [-0.5, 0.0, 2.34567, 5.1])), tmp_path / "STS-B.tsv"
-    )
-    assert (
-        tmp_path / "STS-B.tsv"
-    ).read_bytes() == b"index\tprediction\n0\t0.000\n1\t0.000\n2\t2.346\n3\t5.000\n"

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bothways.core.errors import ConfigError
+from bothways.core.terminal import time_text
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.failed_runs import Failure
 from bothways.finetuning.prepare import prepare_run
@@ -18,13 +20,11 @@ from bothways.finetuning.result import FinetuneResult
 from bothways.lab.features.data import FeatureConfig, read_tagged_sentences
 from bothways.lab.features.run import feature_based
 from bothways.lab.features.tagger import BiLSTMTagger
-from bothways.lab.paper import cells as runner
-from bothways.lab.paper import cost, ner, squad
-from bothways.lab.paper import run as benchmarks
-from bothways.lab.paper.cells import CellOutcome
-from bothways.lab.paper.experiment import Experiment, NotRun, Request, find_file
-from bothways.lab.paper.results_page import measured
-from bothways.lab.paper.run import reproduce
+from bothways.lab.paper import benchmarks, cost
+from bothways.lab.paper import experiment as runner
+from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Request, find_file
+from bothways.lab.paper.pages import measured
+from bothways.lab.paper.run import PLANS, Benchmark, reproduce
 from bothways.lab.sweeps import runs as engine
 from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.prediction.predictor import open_task
@@ -105,7 +105,7 @@ def grid_of(entry: Experiment | NotRun) -> list[tuple[float, int, Any, int]]:
 
 def test_settings_match_papers(place: Path, tmp_path: Path) -> None:
     def planned(name: str) -> tuple[Experiment | NotRun, ...]:
-        return benchmarks.PLANS[name](request_of(place, name, tmp_path, overrides=())).experiments
+        return PLANS[name](request_of(place, name, tmp_path, overrides=())).experiments
 
     first, second = planned("squad")
     assert (grid_of(first), grid_of(second)) == (
@@ -123,7 +123,7 @@ def test_settings_match_papers(place: Path, tmp_path: Path) -> None:
     }
     assert (tagged.seeds, tagged.restarts, tagged.cells) == (5, "mean", 18 + 4)
     assert all(settings.task.context == "document" for settings in tagged.grid)  # type: ignore[union-attr]
-    alone, *_ = ner.ner_plan(
+    alone, *_ = benchmarks.ner_plan(
         request_of(place, "ner", tmp_path, grid="none", overrides=())
     ).experiments
     assert [type(entry) for entry in by_layers] == [Experiment] * 3 + [NotRun] * 2 + [Experiment]
@@ -141,7 +141,7 @@ def test_settings_match_papers(place: Path, tmp_path: Path) -> None:
 
 
 def test_conll_test_data_has_own_column(place: Path, tmp_path: Path) -> None:
-    planned = ner.ner_plan(request_of(place, "ner", tmp_path))
+    planned = benchmarks.ner_plan(request_of(place, "ner", tmp_path))
     tagged, _, _, last, *_ = planned.experiments
     assert isinstance(tagged, Experiment)
     assert isinstance(last, Experiment)
@@ -173,15 +173,13 @@ def test_metrics_are_of_best_run_or_mean(tmp_path: Path) -> None:
         ("ner", ["no eng.train in "] * 7),
     ],
 )
-def test_missing_data_is_reported(
-    benchmark: benchmarks.Benchmark, reasons: list[str], tmp_path: Path
-) -> None:
-    planned = benchmarks.PLANS[benchmark](Request("bert", str(tmp_path), tmp_path))
+def test_missing_data_is_reported(benchmark: Benchmark, reasons: list[str], tmp_path: Path) -> None:
+    planned = PLANS[benchmark](Request("bert", str(tmp_path), tmp_path))
     assert [entry.reason for entry in planned.experiments if isinstance(entry, NotRun)] == [
         r + str(tmp_path) for r in reasons
     ]
     with pytest.raises(ConfigError, match=r"tasks: unknown task 'other'; the benchmark has: "):
-        benchmarks.PLANS[benchmark](Request("bert", str(tmp_path), tmp_path, ("other",)))
+        PLANS[benchmark](Request("bert", str(tmp_path), tmp_path, ("other",)))
 
 
 def test_files_are_found_renamed_or_compressed(tmp_path: Path) -> None:
@@ -195,34 +193,16 @@ def test_files_are_found_renamed_or_compressed(tmp_path: Path) -> None:
     assert find_file(request.data, "eng.train", "train.txt") is None
 
 
-def test_squad_predictions_suit_official_scorer(place: Path, tmp_path: Path) -> None:
-    done = reproduce("squad", request_of(place, "squad", tmp_path, limit=9), device="cpu")
-    assert done is not None
-    assert [file.name for file in done.files] == [
-        "predictions-v1.1.json", "null_odds-v1.1.json", "predictions-v2.0.json", "null_odds-v2.0.json",
-    ]  # fmt: skip
+def test_squad_runs(place: Path, tmp_path: Path) -> None:
+    assert reproduce("squad", request_of(place, "squad", tmp_path, limit=9), device="cpu")
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results["measured"]["this run"]) == {"1.1 EM", "1.1 F1", "2.0 EM", "2.0 F1"}
-    assert (
-        results["measured"]["this run"]["2.0 F1"] == 100 * results["tasks"]["v2.0"]["metrics"]["f1"]
-    )
+    f1 = results["tasks"]["v2.0"]["metrics"]["f1"]
+    assert results["measured"]["this run"]["2.0 F1"] == 100 * f1
     opened = open_task(results["tasks"]["v2.0"]["best"], device="cpu")
     assert opened.task_model.task.threshold is not None  # type: ignore[attr-defined]
-    dev = str(place / "squad" / "dev-v2.0.json")
-    expected = {
-        p.id: (p.text, p.null_difference)
-        for _, p in opened.predict_examples(opened.read(dev, labelled=False))
-    }
-    texts, odds = (
-        json.loads((tmp_path / f"{what}-v2.0.json").read_text())
-        for what in ("predictions", "null_odds")
-    )
-    assert {id: (texts[id], odds[id]) for id in texts} == expected
-    assert list(texts) == [f"q{number}" for number in range(6)]
-    rows = [
-        json.loads(line)
-        for line in (tmp_path / "data" / "train-v2.0-9.jsonl").read_text().splitlines()
-    ]
+    lines = (tmp_path / "data" / "train-v2.0-9.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     assert len(rows) == 9
     assert rows[0]["answers"] == {"text": [], "answer_start": []}
     assert rows[1]["answers"] == {"text": ["play"], "answer_start": [13]}
@@ -246,8 +226,8 @@ def test_swag_runs(place: Path, tmp_path: Path) -> None:
 def test_ner_averages_restarts_of_best_setting(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    points = tuple(dataclasses.replace(ner.DEFAULT_POINT, batch=batch) for batch in (1, 2))
-    monkeypatch.setattr(ner, "GRID", points)
+    points = tuple(dataclasses.replace(benchmarks.NER_POINT, batch=batch) for batch in (1, 2))
+    monkeypatch.setattr(benchmarks, "NER_GRID", points)
     heard = Heard()
     request = request_of(place, "ner", tmp_path, seeds=2, limit=2, tasks=("CoNLL-2003",))
     assert reproduce("ner", request, device="cpu", progress=heard) is not None
@@ -266,14 +246,14 @@ def test_ner_averages_restarts_of_best_setting(
         : SENTENCES.index("-DOCSTART-", 1)
     ]
     assert "-DOCSTART- -X- O O\n\nrain" in "".join(
-        f"{line}\n" for line in ner.first_sentences(SENTENCES.splitlines(), 9)
+        f"{line}\n" for line in benchmarks.first_sentences(SENTENCES.splitlines(), 9)
     )
 
 
 def test_frozen_features_average_bilstms(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ner, "TAGGER", BiLSTMTagger(4, 1))
+    monkeypatch.setattr(benchmarks, "TAGGER", BiLSTMTagger(4, 1))
     request = request_of(place, "ner", tmp_path, seeds=2, tasks=("last",))
     heard = Heard()
     assert reproduce("ner", request, dry_run=True, device="cpu", progress=heard) is None
@@ -295,93 +275,61 @@ def test_frozen_features_average_bilstms(
     )
     again = feature_based(settings, tmp_path / "again", device="cpu")
     assert cells[1]["metrics"] == dict(again.metrics)
-    monkeypatch.setattr("bothways.lab.paper.cells.fit_features", None)
+    monkeypatch.setattr("bothways.lab.paper.experiment.fit_features", None)
     assert reproduce("ner", request, device="cpu", progress=heard) is not None
     assert "last, run 2 of 2, seed1: done before" in heard.text
 
 
-def test_frozen_features_cost_counts_runs_and_data(place: Path, tmp_path: Path) -> None:
-    (experiment,) = ner.ner_plan(
-        request_of(place, "ner", tmp_path, seeds=3, tasks=("last",))
-    ).experiments
+def test_cost_counts_runs_and_data_of_frozen_features(place: Path, tmp_path: Path) -> None:
+    request = request_of(place, "ner", tmp_path, seeds=3, tasks=("last",))
+    (experiment,) = benchmarks.ner_plan(request).experiments
     assert isinstance(experiment, Experiment)
     assert isinstance(experiment.settings, FeatureConfig)
     data = read_tagged_sentences(experiment.settings, ["last"], "cpu").data
     tokens = sum(len(sequence) for item in data.train for sequence in item.sequences)
-    (costs,), _ = cost.estimate([experiment], tmp_path, device="cpu")
-    assert costs == cost.Cost("last", 3, 0, 3, tokens, None)
+    table = cost.estimate([experiment], tmp_path, device="cpu")
+    assert table.rows[0] == ["last", 3, 0, 3, tokens, "–"]
 
 
 def test_cost_matches_tokens_of_runs(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 100.0)
-    overrides = (*QUICK, "length=14")
-    planned = squad.squad_plan(
-        request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v2.0",), seeds=3)
-    )
-    (experiment,) = planned.experiments
-    assert isinstance(experiment, Experiment)
-    (costs,), note = cost.estimate([experiment], tmp_path, device="cpu")
-    settings = experiment.grid[0]
-    import torch
-
-    data = prepare_run(settings, tmp_path / "run", torch.device("cpu")).data
-    dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
-    assert (costs.runs, costs.done, costs.examples, costs.tokens) == (
-        3,
-        0,
-        12,
-        pytest.approx(data.tokens),
-    )
-    assert costs.seconds == pytest.approx(3 * (2 * data.tokens + dev / 3) / 100)
-    shown = cost.cost_table(
-        [costs._replace(seconds=70.0), costs._replace(done=3, seconds=0.0)],
-        note,
-    )
-    assert shown.note.startswith("At 100 training tokens per second")
-    assert shown.rows[-1][:3] == ["all", 6, 3]
-    assert [row[-1] for row in shown.rows] == ["0:01:10", "0:00:00", "0:01:10"]
-    shown = cost.cost_table([costs._replace(seconds=seconds) for seconds in (70.0, 3600.0)], note)
-    assert [row[-1] for row in shown.rows] == ["0:01:10", "1:00:00", "1:01:10"]
-
-
-def test_cost_extrapolates_and_excludes_finished_runs(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    overrides = (*QUICK, "length=14")
-    (experiment,) = squad.squad_plan(
-        request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v2.0",), seeds=3)
-    ).experiments
-    assert isinstance(experiment, Experiment)
-    done = fake("done", 0.5)
+    """It extrapolates from the first examples, and leaves finished runs out."""
     monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 1.0)
-    monkeypatch.setattr(
-        cost,
-        "read_finished",
-        lambda run, place: done if run.settings.seed == 1 else None,
-    )
-    (whole,), _ = cost.estimate([experiment], tmp_path, device="cpu")
+    overrides = (*QUICK, "length=14")
+    request = request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v2.0",), seeds=3)
+    (experiment,) = benchmarks.squad_plan(request).experiments
+    assert isinstance(experiment, Experiment)
+    data = prepare_run(experiment.grid[0], tmp_path / "run", torch.device("cpu")).data  # type: ignore[arg-type]
+    dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
+    table = cost.estimate([experiment], tmp_path, device="cpu")
+    seconds = 3 * (2 * data.tokens + dev / 3)
+    assert table.rows == [
+        ["v2.0", 3, 0, 12, data.tokens, time_text(seconds)],
+        ["all", 3, 0, None, None, time_text(seconds)],
+    ]
+    assert table.note.startswith("At 1 training tokens per second")
+    finished = tmp_path / "runs" / "v2.0" / "one"
+    finished.mkdir(parents=True)
+    (finished / "result.json").touch()
     monkeypatch.setattr(cost, "SAMPLED", 4)
-    (costs,), _ = cost.estimate([experiment], tmp_path, device="cpu")
     task = experiment.grid[0].task
     tokenizer, size = Tokenizer.load(place / "bert"), dict[str, float]()
     for split, count in (("train", 12), ("dev", 6)):
         first = [*task.read(str(place / "squad" / f"{split}-v2.0.json")).examples][:4]
         encoded = task.encode(first, tokenizer, (), 14)  # type: ignore[arg-type]
-        size[split] = (
-            sum(len(sequence) for item in encoded for sequence in item.sequences) * count / 4
-        )
-    assert (whole.done, costs.done, costs.examples) == (1, 1, 12)
-    assert costs.tokens == pytest.approx(size["train"])
-    assert costs.seconds == pytest.approx(2 * (2 * size["train"] + size["dev"] / 3))
+        tokens = sum(len(sequence) for item in encoded for sequence in item.sequences)
+        size[split] = tokens * count / 4
+    seconds = 2 * (2 * size["train"] + size["dev"] / 3)
+    table = cost.estimate([experiment], tmp_path, device="cpu")
+    assert table.rows[0] == ["v2.0", 3, 1, 12, round(size["train"]), time_text(seconds)]
 
 
 def test_restarts_start_at_configured_seed(place: Path, tmp_path: Path) -> None:
     request = request_of(
         place, "squad", tmp_path, overrides=(*PLENTY, "seed=5"), tasks=("v1.1",), seeds=3
     )
-    (experiment,) = squad.squad_plan(request).experiments
+    (experiment,) = benchmarks.squad_plan(request).experiments
     assert isinstance(experiment, Experiment)
     assert [run.settings.seed for run in runner.first_runs(experiment, tmp_path)] == [5, 6, 7]
 

@@ -11,7 +11,7 @@ import pytest
 
 from bothways.core.errors import DivergedError
 from bothways.finetuning.config import FinetuneConfig
-from bothways.lab.paper import cells as runner
+from bothways.lab.paper import experiment as runner
 from bothways.lab.paper import glue
 from bothways.lab.paper.experiment import Experiment, Request
 from bothways.lab.paper.run import reproduce

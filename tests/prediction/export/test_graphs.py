@@ -20,7 +20,7 @@ from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 from bothways.model.config import Bias, EncoderConfig, Gated, Own, PreNorm, Readout, Sharing
 from bothways.model.families.catalogue import FAMILIES
 from bothways.model.families.family import Architecture, Family
-from bothways.model.heads import HEADS, Head, LabelHead
+from bothways.model.heads import HEADS, Head
 from bothways.model.model import Model
 from bothways.model.positions import (
     Convolution,
@@ -278,8 +278,5 @@ def test_names_and_axes_are_those_that_programs_expect() -> None:
 
 
 def test_models_without_a_graph_are_refused() -> None:
-    bilstm = Model(EncoderConfig(9, 4, 1, 1, 8), (LabelHead(2, lstm=3),))
-    with pytest.raises(FolderError, match="has a BiLSTM between the encoder and the labels"):
-        build_graph(bilstm, ExportedPart("labels"))
     with pytest.raises(FolderError, match="the head 'lm' cannot be exported\n  Heads that can"):
         head_kind("lm")

@@ -107,10 +107,9 @@ def _reads_alike(head: heads.Head, old: EncoderConfig) -> bool:
             return (readout.masked or old.activation) == "gelu"
         case heads.LabelHead():
             inner = readout.labels
-            plain = isinstance(inner, FromPooler) or replace(inner, dropout_first=False) == Own(
+            return isinstance(inner, FromPooler) or replace(inner, dropout_first=False) == Own(
                 "tanh"
             )
-            return plain and not head.lstm
         case heads.ChoiceHead():
             return isinstance(readout.choice, FromPooler)
         case heads.TagHead() | heads.SpanHead():

@@ -1,25 +1,36 @@
-"""Experiments of the paper as values: a request, a task with its grid of settings, a benchmark."""
+"""Experiments of the paper: a request, a benchmark with its tasks and grids, and their runs.
+
+Only the best fine-tuning run of an experiment keeps its weights, and finished runs keep no
+checkpoints. The feature-based rows of table 7 (section 5.3) train several BiLSTMs on the vectors
+of one frozen encoder, which are computed once for all restarts.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bothways.core.atomic_files import make_folder, replace_file
+from bothways.core.atomic_files import make_folder, replace_text
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import quantity
 from bothways.core.urls import local_path
 from bothways.data.batching import ExampleBudget
 from bothways.data.text_io import COMPRESSED
 from bothways.finetuning.config import FinetuneConfig, paper_finetuning
+from bothways.finetuning.data import fingerprints
+from bothways.hub.provenance import digest_of_model
 from bothways.lab.features.data import FeatureConfig
+from bothways.lab.features.run import fit_features, prepare_features
 from bothways.lab.paper.published import Published
+from bothways.lab.sweeps.runs import FinetuneRun, Run, Series, SweepFolder, SweepOutcome, run_all
 from bothways.tasks.catalogue import Trainable
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
@@ -35,7 +46,7 @@ class Request:
         out: folder for runs and results.
         tasks: names of the tasks to run; empty for all.
         seeds: runs per setting; None for the paper's number.
-        grid: the paper's grid, one setting of it, or for GLUE the settings of ELECTRA.
+        grid: the paper's grid, or one setting of it.
         limit: maximum number of training examples, the first ones; None for all.
         overrides: settings by dotted path that override the paper's.
     """
@@ -45,7 +56,7 @@ class Request:
     out: Path
     tasks: tuple[str, ...] = ()
     seeds: int | None = None
-    grid: Literal["paper", "none", "electra"] = "paper"
+    grid: Literal["paper", "none"] = "paper"
     limit: int | None = None
     overrides: tuple[str, ...] = ()
 
@@ -75,8 +86,6 @@ class Request:
             result.append(f"{quantity(self.seeds, 'run(s)')} per setting instead of {seeds}")
         if self.limit is not None:
             result.append(f"only the first {self.limit:,} training examples")
-        if self.grid == "electra":
-            result.append("the settings of ELECTRA small and base (Clark et al. 2020)")
         if self.grid == "none":
             result.append("one setting instead of the grid")
         return tuple(result)
@@ -92,13 +101,8 @@ def find_file(data: str, *names: str) -> str | None:
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     """Write rows as JSON lines; return the path."""
     make_folder(path.parent)
-
-    def write(file: Path) -> None:
-        """Write one row per line."""
-        with file.open("w", encoding="utf8", newline="\n") as stream:
-            stream.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-    replace_file(path, write)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    replace_text(path, text)
     return path
 
 
@@ -175,15 +179,12 @@ class BenchmarkPlan:
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A setting of the paper's grid; `length` is in tokens, None for the task's default, and
-    `layer_decay` as in `Stability`.
-    """
+    """A setting of the paper's grid; `length` is in tokens, None for the task's default."""
 
     rate: float
     batch: int
     epochs: float
     length: int | None = None
-    layer_decay: float = 1.0
 
 
 def grid_settings(
@@ -212,9 +213,130 @@ def grid_settings(
             batch=ExampleBudget(point.batch),
             metric=metric,
             length=point.length or method.length,
-            stability=dataclasses.replace(method.stability, layer_decay=point.layer_decay),
         )
         base = dataclasses.replace(method, model=request.model, train=str(train), dev=str(dev))
         return configs.load(FinetuneConfig, base=base, overrides=request.overrides)
 
     return tuple(dict.fromkeys(map(settings, points)))
+
+
+@dataclass(frozen=True)
+class CellOutcome:
+    """The result of an experiment.
+
+    Attributes:
+        folder: folder of its runs.
+        series: every run.
+        counted: those that its metrics are the mean of: the best one, or all restarts of the best
+            setting that did not diverge.
+    """
+
+    experiment: Experiment
+    folder: Path
+    series: Series
+    counted: tuple[SweepOutcome, ...]
+
+    @property
+    def best(self) -> Path | None:
+        """The folder of the best run, which has kept its model if it was fine-tuned.
+
+        None if all runs diverged.
+        """
+        best = self.series.best
+        return None if best is None else self.folder / best.name
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Means over the runs that count; empty if all diverged."""
+        names = self.counted[0].metrics if self.counted else ()
+        return {
+            name: statistics.fmean(result.metrics[name] for result in self.counted)
+            for name in names
+        }
+
+
+@dataclass(frozen=True)
+class FeatureRun:
+    """A BiLSTM on the vectors of a frozen encoder.
+
+    Attributes:
+        features: the folder of the vectors.
+    """
+
+    name: str
+    settings: FeatureConfig
+    features: Path
+
+    def digests(self) -> dict[str, str]:
+        """Return the sha256 of the data and of the model."""
+        settings = self.settings
+        sources = {"train": settings.train, "dev": settings.dev}
+        model = {"model": digest_of_model(settings.model)}
+        return fingerprints(settings.task, sources) | model
+
+    def start(
+        self, folder: Path, *, resume: bool, device: str, progress: Progress
+    ) -> SweepOutcome | None:
+        """Compute the vectors, unless they are there, and train; nothing is resumed."""
+        settings = self.settings
+        data = prepare_features(
+            settings, self.features, [settings.layers], device=device, progress=progress
+        )
+        done = fit_features(data, settings, device=device, progress=progress)
+        at = done.progress
+        return SweepOutcome(
+            self.name, dict(done.metrics), (), "f1", "highest", at.steps, at.seconds
+        )
+
+
+def first_runs(experiment: Experiment, folder: Path) -> list[Run]:
+    """Return the runs that are known before any is made."""
+    count = experiment.seeds if experiment.restarts == "best" else 1
+    return [
+        _restart(experiment, settings, seed, folder)
+        for settings in experiment.grid
+        for seed in range(count)
+    ]
+
+
+def _restart(
+    experiment: Experiment, settings: FinetuneConfig | FeatureConfig, seed: int, folder: Path
+) -> Run:
+    """Return a run, whose name has the settings in which the runs of an experiment differ."""
+    settings = dataclasses.replace(settings, seed=settings.seed + seed)
+    if isinstance(settings, FeatureConfig):  # all restarts read the same vectors
+        return FeatureRun(f"seed{settings.seed}", settings, folder / "features")
+    rate = getattr(settings.training.optimizer, "lr", 0.0)
+    until = str(settings.training.until).replace(" ", "-")
+    name = f"lr{rate:g}-batch{settings.batch.n}-{until}-seed{settings.seed}"
+    return FinetuneRun(name, settings, experiment.others)
+
+
+def run(
+    experiment: Experiment, out: Path, *, device: str, progress: Progress = SILENT
+) -> CellOutcome:
+    """Make the runs that are not finished.
+
+    Raises:
+        KeyboardInterrupt: a run was interrupted, and has saved.
+        ConfigError: a run was finished with other settings, on other data or from another model.
+        ResourceError: the best run has lost its weights.
+    """
+    out = out / "runs" / experiment.name
+    folder = SweepFolder(out, True, device, progress, f"{experiment.name}, ", "best")
+    series = run_all(first_runs(experiment, out), folder, expected=experiment.cells)
+    best, counted = series.best, [series.best]
+    if series.finished and best and experiment.restarts == "mean":
+        setting, first = experiment.grid[series.runs.index(best)], len(series.runs)
+        more = [_restart(experiment, setting, seed, out) for seed in range(1, experiment.seeds)]
+        series = run_all(more, folder, series)
+        counted += series.runs[first:]
+    if not series.finished:
+        raise KeyboardInterrupt
+    scored = tuple(run for run in counted if run and run.metrics)
+    outcome = CellOutcome(experiment, out, series, scored)
+    best_folder, fine_tuned = outcome.best, isinstance(experiment.settings, FinetuneConfig)
+    if best_folder and fine_tuned and not (best_folder / "model").exists():
+        message = "is the best run now, but its weights were deleted when another run was better"
+        raise ResourceError(message, where=best_folder, fix="Delete this folder to run it again.")
+    return outcome

@@ -7,24 +7,30 @@ test rows never are, because the leaderboard counts rows.
 
 The grid: batch 32, 3 epochs, a learning rate of 5e-5, 4e-5, 3e-5 or 2e-5, chosen on dev. BERT-Large
 is unstable on small data sets, where the paper restarts it several times: `seeds`.
+
+The leaderboard takes files that begin with the line "index<TAB>prediction" and have one row per row
+of the test set, in its order. Labels are the training files'; scores of STS-B are clipped to 0
+to 5. For WNLI, whose dev set misleads, the paper submits the majority class of the training data
+(section 4.1, footnote), without a run. MNLI's model predicts AX, the diagnostic set.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from typing_extensions import assert_never
-
+from bothways.core.atomic_files import make_folder, replace_text
 from bothways.core.errors import DataError
+from bothways.core.progress import SILENT, Progress
 from bothways.data.hub_rows import HUB
 from bothways.data.tables import open_table
 from bothways.data.text_io import read_lines
-from bothways.finetuning.config import ELECTRA_DECAY, ELECTRA_RATE
 from bothways.lab.paper import experiment, published
+from bothways.prediction.engine import counting
+from bothways.prediction.predictor import open_task
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.text_examples import TextColumns
 
@@ -78,11 +84,6 @@ class GlueTask:
     hub_labels: tuple[str, ...] = ()
     dev: tuple[str, ...] = ("dev",)
     submitted: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def kind(self) -> Literal["classify", "regress"]:
-        """Name of the fine-tuning task."""
-        return "classify" if self.labels else "regress"
 
     @property
     def files(self) -> dict[str, str]:
@@ -189,8 +190,10 @@ RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 DEFAULT_RATE = 2e-5
 """The rate without a grid: that of google-research/bert's examples for GLUE."""
 
-LONG_ELECTRA = ("RTE", "STS-B")
-"""The tasks on which ELECTRA is trained for ten epochs, not three."""
+MAJORITY = "0"
+"""Majority class of WNLI's training data: 323 of 635."""
+LOWEST, HIGHEST = 0.0, 5.0
+"""Range of the scores of STS-B."""
 
 COLUMNS = {
     "MNLI-m": ("MNLI", "accuracy"),
@@ -236,10 +239,12 @@ def _experiment(
             return experiment.NotRun(task.name, f"no {split}.tsv (or {split}.tsv.gz) in {folder}")
     written = {split: write_split(task, split, request) for split in splits}
     dev, *further_dev = task.dev
+    columns = TextColumns("text", "text_b" if task.train.text_b is not None else None, "label")
+    rates = RATES if request.grid == "paper" else (DEFAULT_RATE,)
     grid = experiment.grid_settings(
         request,
-        TASKS[task.kind]().with_columns(columns_of(task)),
-        _points(task, request),
+        TASKS["classify" if task.labels else "regress"]().with_columns(columns),
+        [experiment.GridPoint(rate, 32, 3.0) for rate in rates],
         written["train"][0],
         written[dev][0],
         task.metric,
@@ -251,25 +256,6 @@ def _experiment(
     )
     scored = {split: str(written[split][0]) for split in further_dev}
     return experiment.Experiment(task.name, grid, request.seeds or 1, "best", scored, notes)
-
-
-def _points(task: GlueTask, request: experiment.Request) -> list[experiment.GridPoint]:
-    """Return the settings that are tried."""
-    match request.grid:
-        case "paper":
-            return [experiment.GridPoint(rate, 32, 3.0) for rate in RATES]
-        case "none":
-            return [experiment.GridPoint(DEFAULT_RATE, 32, 3.0)]
-        case "electra":
-            epochs = 10.0 if task.name in LONG_ELECTRA else 3.0
-            return [experiment.GridPoint(ELECTRA_RATE, 32, epochs, layer_decay=ELECTRA_DECAY)]
-        case _:
-            assert_never(request.grid)
-
-
-def columns_of(task: GlueTask) -> TextColumns:
-    """Return the column names of the files that runs read."""
-    return TextColumns("text", "text_b" if task.train.text_b is not None else None, "label")
 
 
 def source_of(task: GlueTask, split: str, data: str) -> str | None:
@@ -357,11 +343,51 @@ def _hub_rows(task: GlueTask, source: str, labelled: bool) -> Rows:
     layout = GlueFileLayout("premise", "hypothesis") if diagnostic else task.hub_layout
     columns = layout.columns(labelled)
     for row in open_table(source).rows:
-        values = {role: _text(row.values[str(column)]) for role, column in columns.items()}
+        cells = {role: row.values[str(column)] for role, column in columns.items()}
+        values = {role: None if cell is None else str(cell) for role, cell in cells.items()}
         if labelled:
             values["label"] = names.get(values["label"] or "", values["label"])
         yield row.where, values
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
+def write_submission(
+    request: experiment.Request,
+    outcomes: Iterable[experiment.CellOutcome],
+    *,
+    device: str,
+    progress: Progress = SILENT,
+) -> list[Path]:
+    """Write WNLI's file and those of all finished tasks with test data to `out/submission`."""
+    best = {done.experiment.name: done.best for done in outcomes if done.best is not None}
+    folder, files = request.out / "submission", []
+    for task in TASKS_OF_GLUE:
+        for name, split in task.files.items():
+            ready = task.name == "WNLI" or task.name in best
+            if not ready or source_of(task, split, request.data) is None:
+                continue
+            test, _ = write_split(task, split, request)
+            predictions = (
+                (MAJORITY for _ in open_table(str(test)).rows)
+                if task.name == "WNLI"
+                else _predicted(task, test, best[task.name], device, progress)
+            )
+            make_folder(folder)
+            files.append(folder / f"{name}.tsv")
+            lines = (f"{index}\t{value}\n" for index, value in enumerate(predictions))
+            replace_text(files[-1], "".join(["index\tprediction\n", *lines]))
+    return files
+
+
+def _predicted(
+    task: GlueTask, test: Path, folder: Path, device: str, progress: Progress
+) -> Iterator[str]:
+    predictor = open_task(str(folder), device=device)
+    reading = predictor.read(str(test), labelled=False)
+    counts = counting(reading, progress, f"predicting {task.name}'s test set")
+    for _, prediction in predictor.predict_examples(reading, counts=counts):
+        yield prediction.label if task.labels else clip_score(prediction)
+
+
+def clip_score(prediction: Any) -> str:
+    """Format a score with three digits, clipped to the range of STS-B."""
+    return f"{min(max(prediction.score, LOWEST), HIGHEST):.3f}"

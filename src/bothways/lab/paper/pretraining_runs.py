@@ -1,7 +1,7 @@
 """The runs of a table on pre-training: one text, one vocabulary, one budget.
 
-Each cell is pre-trained in `cells/NAME`, then each of its rows is fine-tuned with several seeds in
-`finetuning/ROW`. Finished runs are not repeated, and an interrupted one continues where it was.
+Each cell is pre-trained in `cells/NAME`, then fine-tuned with several seeds in `finetuning/NAME`.
+Finished runs are not repeated, and an interrupted one continues where it was.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from typing_extensions import assert_never
 
 from bothways.core.config.checks import require_at_least
@@ -21,29 +20,21 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import SILENT, Progress
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking
-from bothways.data.sentence_pairs import NextSentence
-from bothways.hub.model_folder import load_model
-from bothways.lab.paper import glue, ner, pretraining_tables, squad
-from bothways.lab.paper.cells import CellOutcome
-from bothways.lab.paper.cells import run as run_experiment
-from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, NotRun, Request
+from bothways.lab.paper import benchmarks, pretraining_tables
+from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Request
+from bothways.lab.paper.experiment import run as run_experiment
+from bothways.lab.paper.glue import glue_plan
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
-from bothways.model.heads import MaskedHead
-from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
-from bothways.objectives.objective import Objective
-from bothways.objectives.replaced_tokens import GeneratorObjective
-from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+from bothways.objectives.masked_lm import with_masking
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_config
-from bothways.pretraining.evaluation import evaluate_on_corpus
 from bothways.pretraining.from_text import corpus_of_text
 from bothways.pretraining.recipes import paper, short
 from bothways.pretraining.run import pretrain
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import checkpoints
 from bothways.training.durations import Duration, Hours, part_of
-from bothways.training.optimizers import AdamW, BertAdam, peak_rate
-from bothways.training.schedules import Constant, Linear
+from bothways.training.schedules import Linear
 
 SMALL_BUDGET = Hours(5 / 60)
 """The budget of a small run without one: bert-5 then takes about an hour on two cores."""
@@ -52,15 +43,8 @@ FIRST_MASKS = Masking(0.4)
 """The masks of the first phase of small runs, also where the table's own are others: with [MASK]
 alone, a masked LM of minutes remained at word frequencies (docs/log.md, 2026-11-25)."""
 
-FIRST_RUN = "first"
-"""The run of masked LM that small runs with a generator begin with (`masked_lm_first`)."""
-
 EVALUATIONS = 8
 """Evaluations and checkpoints of a pre-training run with a budget."""
-
-PROBE_TOKENS = 200_000
-"""Tokens of the pairs on which a pair head is scored, at least: 1,600 pairs of 128 tokens, so that
-the standard error of an accuracy is about 1.2 points."""
 
 
 @dataclass(frozen=True)
@@ -110,12 +94,6 @@ class TableRequest:
     def chosen(self) -> tuple[pretraining_tables.PretrainCell, ...]:
         """The pre-training runs to make."""
         return tuple(c for c in self.plan.cells if not self.cells or c.name in self.cells)
-
-    @property
-    def rows(self) -> tuple[pretraining_tables.ResultRow, ...]:
-        """The rows of these runs."""
-        names = {cell.name for cell in self.chosen}
-        return tuple(row for row in self.plan.rows if row.cell in names)
 
     @property
     def vocabulary(self) -> int:
@@ -199,57 +177,12 @@ def base_settings(request: TableRequest, tokenizer: Tokenizer | None = None) -> 
     return load_config(base, request.overrides)
 
 
-def masked_lm_first(settings: PretrainConfig) -> tuple[PretrainConfig, PretrainConfig]:
-    """Return masked LM for the first phase of a run with a generator, and the rest of the run.
-
-    From random weights a second network learned nothing within minutes: neither from a generator
-    at word frequencies, nor from one that knew as much as the network itself could learn. After
-    masked LM it detects what a narrow, new generator replaces; this begins with the tables of the
-    model (docs/log.md, 2026-11-25).
-    """
-    assert isinstance(settings.objective, GeneratorObjective)
-    phase, *later_phases = settings.phases
-    training, remaining_share = settings.training, 1 - phase.share
-    first_settings = dataclasses.replace(
-        settings,
-        objective=MaskedLM(masking=FIRST_MASKS),
-        phases=(dataclasses.replace(phase, share=1.0),),
-        evaluation_masking=Masking(),
-        training=dataclasses.replace(
-            training, until=part_of(training.end, phase.share), schedule=Constant(0.15)
-        ),
-    )
-    optimizer = training.optimizer
-    if isinstance(optimizer, AdamW | BertAdam):
-        optimizer = dataclasses.replace(optimizer, lr=peak_rate(optimizer) / 2)
-    second = dataclasses.replace(
-        settings,
-        objective=dataclasses.replace(settings.objective, sharing="disentangled"),
-        phases=tuple(
-            dataclasses.replace(later_phase, share=later_phase.share / remaining_share)
-            for later_phase in later_phases
-        ),
-        training=dataclasses.replace(
-            training,
-            until=part_of(training.end, remaining_share),
-            optimizer=optimizer,
-        ),
-    )
-    return first_settings, second
-
-
 @dataclass(frozen=True)
 class PretrainRun:
-    """A pre-training run of a series; its finished folder keeps the model and no checkpoints.
-
-    Attributes:
-        after: the name of the run in the same folder from whose model it starts; None for random
-            weights.
-    """
+    """A pre-training run of a series; its finished folder keeps the model and no checkpoints."""
 
     name: str
     settings: PretrainConfig
-    after: str | None
     corpus: Corpus = field(repr=False)
 
     def digests(self) -> dict[str, str]:
@@ -260,14 +193,8 @@ class PretrainRun:
         self, folder: Path, *, resume: bool, device: str, progress: Progress
     ) -> SweepOutcome | None:
         """Pre-train, or continue."""
-        settings = self.settings
-        if self.after is not None:
-            assert isinstance(settings.objective, GeneratorObjective)
-            heads = [head.kind for head in settings.objective.model_heads if head != MaskedHead()]
-            start = str(folder.parent / self.after / "model")
-            settings = dataclasses.replace(settings, start=start, fresh=tuple(heads))
         done = pretrain(
-            settings, self.corpus, folder, resume=resume, device=device, progress=progress
+            self.settings, self.corpus, folder, resume=resume, device=device, progress=progress
         )
         if not done.finished(self.settings.training):
             return None
@@ -286,13 +213,11 @@ class RowOutcome:
 
     Attributes:
         pretrained: its pre-training run; without metrics if it diverged.
-        probes: accuracies on pairs, by the title of the column.
         tasks: the fine-tuning runs, by the name of the column.
     """
 
-    row: pretraining_tables.ResultRow
+    cell: pretraining_tables.PretrainCell
     pretrained: SweepOutcome
-    probes: Mapping[str, float] = field(default_factory=dict)
     tasks: Mapping[str, CellOutcome] = field(default_factory=dict)
 
     def values(self, column: str) -> tuple[float, ...]:
@@ -300,23 +225,6 @@ class RowOutcome:
         outcome, metric = self.tasks.get(column), pretraining_tables.COLUMNS[column][1]
         scored = () if outcome is None else outcome.series.scored
         return tuple(100 * run.metrics[metric] for run in scored)
-
-
-def planned(
-    request: TableRequest, base: PretrainConfig
-) -> Iterator[tuple[str, PretrainConfig, str | None]]:
-    """Yield name and settings of each run in order, and the name of the run that it starts from."""
-    begun = False
-    for cell in request.chosen:
-        settings, previous = cell.settings(base), None
-        small = request.scale == "small" and len(settings.phases) > 1
-        if small and isinstance(settings.objective, GeneratorObjective):
-            first_settings, settings = masked_lm_first(settings)
-            previous = FIRST_RUN
-            if not begun:
-                yield FIRST_RUN, first_settings, None
-            begun = True
-        yield cell.name, settings, previous
 
 
 def run_table(
@@ -338,141 +246,56 @@ def run_table(
     """
     corpus = corpus_of_text(request.text, request.out, request.vocabulary, progress)
     base = base_settings(request, corpus.tokenizer)
-    plan = planned(request, base)
-    runs = [PretrainRun(name, settings, previous, corpus) for name, settings, previous in plan]
     sweep_folder = SweepFolder(request.out / "cells", True, device, progress, "pre-training, ")
     series, rows = Series(), list[RowOutcome]()
-    for run in runs:
-        series = run_all([run], sweep_folder, series, expected=len(runs))
+    for cell in request.chosen:
+        run = PretrainRun(cell.name, cell.settings(base), corpus)
+        series = run_all([run], sweep_folder, series, expected=len(request.chosen))
         if not series.finished:
             raise KeyboardInterrupt
-        pretrained, folder = series.runs[-1], sweep_folder.out / run.name / "model"
-        probes: dict[str, float] = {}
-        if pretrained.metrics:
-            probes = _probes(request.plan, folder, run.settings, corpus, device)
-        for row in (row for row in request.rows if row.cell == run.name):
-            tasks = dict[str, CellOutcome]()
-            experiments = experiments_of(request, row, folder) if pretrained.metrics else ()
-            for column, experiment in experiments:
-                out = finetuning_folder(request, row)
-                tasks[column] = run_experiment(experiment, out, device=device, progress=progress)
-            rows.append(RowOutcome(row, pretrained, probes, tasks))
-            on_row(_in_order(request, rows))
-    return _in_order(request, rows)
-
-
-def _in_order(request: TableRequest, rows: Many[RowOutcome]) -> list[RowOutcome]:
-    return sorted(rows, key=lambda done: request.rows.index(done.row))
-
-
-def finetuning_folder(request: TableRequest, row: pretraining_tables.ResultRow) -> Path:
-    """Return the folder of a row's fine-tuning runs."""
-    return request.out / "finetuning" / f"{row.cell}-{row.method.lower()}"
+        pretrained, tasks = series.runs[-1], dict[str, CellOutcome]()
+        model = sweep_folder.out / run.name / "model"
+        for column, entry in experiments_of(request, cell, model) if pretrained.metrics else ():
+            out = request.out / "finetuning" / cell.name
+            tasks[column] = run_experiment(entry, out, device=device, progress=progress)
+        rows.append(RowOutcome(cell, pretrained, tasks))
+        on_row(rows)
+    return rows
 
 
 def experiments_of(
-    request: TableRequest, row: pretraining_tables.ResultRow, model: Path
+    request: TableRequest, cell: pretraining_tables.PretrainCell, model: Path
 ) -> Iterator[tuple[str, Experiment]]:
     """Yield the columns that have data with their experiment.
-
-    A BiLSTM has columns of labels alone; next to rows that are fine-tuned it may have none.
 
     Raises:
         DataError: none of the columns has data.
     """
-    experiments, missing = list[tuple[str, Experiment]](), list[str]()
+    scale, missing, count = SCALES[request.scale], list[str](), 0
     for column in request.tasks or request.plan.columns:
-        entry = _experiment(request, row, model, column)
+        folder, plan = {
+            "NER": ("CoNLL-2003", benchmarks.ner_plan),
+            "SQuAD": ("SQuAD", benchmarks.squad_plan),
+        }.get(column.split(maxsplit=1)[0], ("", glue_plan))
+        answers = scale.answers if column.startswith("SQuAD") else ()
+        column_request = Request(
+            str(model),
+            str(Path(request.data) / folder),
+            request.out / "finetuning" / cell.name,
+            (pretraining_tables.COLUMNS[column][0],),
+            request.seeds or scale.seeds,
+            "none",
+            request.limit or scale.limit,
+            (*scale.finetuning, *answers, *request.finetuning),
+        )
+        (entry,) = plan(column_request).experiments
         if isinstance(entry, NotRun):
             missing.append(entry.reason)
         else:
-            experiments.append((column, entry))
-    other_method = row.method == "BiLSTM" and any(r.method == "fine-tuned" for r in request.rows)
-    if not experiments and not other_method:
+            count += 1
+            yield column, entry
+    if not count:
         message = f"has no data for any of the columns: {'; '.join(dict.fromkeys(missing))}"
-        fix = (
-            f"Add them, or name other columns by --tasks: {', '.join(pretraining_tables.COLUMNS)}."
-        )
+        names = ", ".join(pretraining_tables.COLUMNS)
+        fix = f"Add them, or name other columns by --tasks: {names}."
         raise DataError(message, where=request.data, fix=fix)
-    yield from experiments
-
-
-def _experiment(
-    request: TableRequest, row: pretraining_tables.ResultRow, model: Path, column: str
-) -> Experiment | NotRun:
-    """Return the experiment of a row and a column."""
-    scale, task = SCALES[request.scale], pretraining_tables.COLUMNS[column][0]
-    folder, plan_of = _benchmark(column)
-    if row.method == "BiLSTM" and folder:
-        return NotRun(column, "a BiLSTM is for labels of texts")
-    overrides = (
-        *scale.finetuning,
-        *(scale.answers if column.startswith("SQuAD") else ()),
-        *request.finetuning,
-    )
-    if row.method == "BiLSTM":
-        overrides = (*overrides, f"task.lstm={load_model(model).model.config.width}")
-    column_request = Request(
-        str(model),
-        str(Path(request.data) / folder),
-        finetuning_folder(request, row),
-        (task,),
-        request.seeds or scale.seeds,
-        "none",
-        request.limit or scale.limit,
-        overrides,
-    )
-    (entry,) = plan_of(column_request).experiments
-    return entry
-
-
-def _benchmark(column: str) -> tuple[str, Callable[[Request], BenchmarkPlan]]:
-    """Return the folder of a column in the data, "" for GLUE's, and what plans its runs."""
-    match column.split(maxsplit=1)[0]:
-        case "NER":
-            return "CoNLL-2003", ner.ner_plan
-        case "SQuAD":
-            return "SQuAD", squad.squad_plan
-        case _:
-            return "", glue.glue_plan
-
-
-def _probes(
-    table: pretraining_tables.PretrainTable,
-    model: Path,
-    settings: PretrainConfig,
-    corpus: Corpus,
-    device: str,
-) -> dict[str, float]:
-    """Return the accuracy of a pair head on each kind of pairs, in percent; {} without a head.
-
-    With each comes the accuracy of the most frequent answer: of next-sentence pairs more than half
-    are random, since the last sentences of a document have no next one.
-    """
-    if not table.probes or "pair" not in load_model(model).model.heads:
-        return {}
-    _, held_out = corpus.split(settings.held_out, settings.seed)
-    max_length = max(phase.length for phase in settings.phases)
-
-    def accuracies(title: str, probe: pretraining_tables.Probe) -> dict[str, float]:
-        """Return the accuracies on a kind of pairs of held-out text."""
-        objective: Objective = (
-            MaskedLMSentenceOrder() if probe == "order" else MaskedLMNextSentence(NextSentence())
-        )
-        metrics = evaluate_on_corpus(
-            str(model),
-            corpus,
-            length=max_length,
-            tokens=max(PROBE_TOKENS, settings.evaluation_tokens),
-            device=device,
-            objective=objective,
-            documents=np.asarray(held_out),
-        )
-        always = metrics["majority/accuracy/pair"]
-        return {title: 100 * metrics["accuracy/pair"], f"{title}, one answer": 100 * always}
-
-    return {
-        name: value
-        for title, probe in table.probes
-        for name, value in accuracies(title, probe).items()
-    }

@@ -1,8 +1,7 @@
 """Tables on pre-training as data: which runs a table has, and how its rows are fine-tuned.
 
 A table is a number of pre-training runs that differ in one point and are equal in text, vocabulary
-and budget. Each of its rows fine-tunes the model of one run; several rows may share a run, as "LTR"
-and "+ BiLSTM" do.
+and budget. Each row is a run whose model is fine-tuned.
 
 Sources: Devlin et al. 2018 (sections 5.1, 5.2, C.1, C.2); Liu et al. 2019; Lan et al. 2019; Clark
 et al. 2020; Wettig et al. 2022.
@@ -11,8 +10,8 @@ et al. 2020; Wettig et al. 2022.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from bothways.data.masking import Masking
@@ -42,7 +41,7 @@ class PretrainCell:
 
     Attributes:
         name: name of its folder.
-        title: name of its row, as in the published table, where it has this row; "" for `name`.
+        title: name of its row, as in the published table, where it has this row.
         objective: training objective.
         segments: segments of the phases that read the objective's.
         masking: masking of objectives that hide tokens.
@@ -53,7 +52,7 @@ class PretrainCell:
     """
 
     name: str
-    title: str = ""
+    title: str
     objective: Objective | None = None
     segments: Segments | None = None
     masking: Masking | None = None
@@ -95,24 +94,6 @@ class PretrainCell:
         )
 
 
-Method = Literal["fine-tuned", "BiLSTM"]
-"""How a row is fine-tuned: with the usual head, or with a BiLSTM below it."""
-
-
-@dataclass(frozen=True)
-class ResultRow:
-    """A row of a table: the name of a pre-training run, how it is used, and a description."""
-
-    name: str
-    cell: str
-    method: Method = "fine-tuned"
-    note: str = ""
-
-
-Probe = Literal["order", "next"]
-"""Pairs on which a pair head is scored: in order or swapped, following or random."""
-
-
 @dataclass(frozen=True)
 class PretrainTable:
     """A table on pre-training.
@@ -126,9 +107,7 @@ class PretrainTable:
         columns: the tasks of the paper, as named in `COLUMNS`.
         published: the published rows, by the same names.
         held_out: further columns: metrics of held-out text, by their title.
-        probes: pairs on which all models with a pair head are scored, by the title of the column.
         notes: differences from the published table.
-        lstm: the title of a row more of a run, for a BiLSTM on its model.
     """
 
     title: str
@@ -138,19 +117,7 @@ class PretrainTable:
     columns: tuple[str, ...]
     published: tuple[Published, ...]
     held_out: tuple[tuple[str, str], ...] = (("perplexity", "held-out/perplexity"),)
-    probes: tuple[tuple[str, Probe], ...] = ()
     notes: tuple[str, ...] = ()
-    lstm: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> tuple[ResultRow, ...]:
-        """The rows in the table's order."""
-        rows = []
-        for cell in self.cells:
-            rows.append(ResultRow(cell.title or cell.name, cell.name, note=cell.note))
-            if cell.name in self.lstm:
-                rows.append(ResultRow(self.lstm[cell.name], cell.name, "BiLSTM"))
-        return tuple(rows)
 
 
 COLUMNS = {
@@ -220,10 +187,6 @@ def _sized(depth: int, width: int, heads: int) -> Callable[[EncoderConfig], Enco
     return resize
 
 
-def _unshared(encoder: EncoderConfig) -> EncoderConfig:
-    return dataclasses.replace(encoder, sharing=Sharing(groups=encoder.depth))
-
-
 def _sharing(scope: Literal["attention", "mlp"]) -> Callable[[EncoderConfig], EncoderConfig]:
     """Return the change after which layers share this part alone."""
     return lambda encoder: dataclasses.replace(encoder, sharing=Sharing(parts=scope))
@@ -283,8 +246,8 @@ TABLES = {
             "Left-to-right models predict every token, masked ones a part: perplexities of "
             "different objectives do not compare.",
             "GPT has no row in the published table: its text and size are BERT's here.",
+            "The published row with a BiLSTM on the left-to-right model is not run.",
         ),
-        lstm={"ltr": "+ BiLSTM"},
     ),
     "bert-6": PretrainTable(
         "Model size (Devlin et al. 2018, section 5.2, table 6)",
@@ -331,7 +294,7 @@ TABLES = {
         "Static and dynamic masks (Liu et al. 2019, table 1)",
         bert.base,
         masked_lm.MaskedLM(),
-        (PretrainCell("static", copies=10), PretrainCell("dynamic", copies=0)),
+        (_named("static", copies=10), _named("dynamic", copies=0)),
         ("SQuAD 2.0 F1", "MNLI-m", "SST-2"),
         published.TABLES["ROBERTA_1"],
         notes=(
@@ -364,12 +327,7 @@ TABLES = {
         ("MNLI-m", "SST-2"),
         published.TABLES["ALBERT_SENTENCES"],
         held_out=(("MLM accuracy", "held-out/accuracy/masked"),),
-        probes=(("NSP accuracy", "next"), ("SOP accuracy", "order")),
-        notes=(
-            "The accuracies on the other loss are those of the pair head as it is; a model without "
-            'a pair head has none. "One answer" is the accuracy of always giving the most frequent '
-            "answer.",
-        ),
+        notes=("The published accuracies of pair heads on both kinds of pairs are not measured.",),
     ),
     "albert-sharing": PretrainTable(
         "Shared layers (Lan et al. 2019, table 4)",
@@ -379,7 +337,10 @@ TABLES = {
             _named("all shared"),
             _named("attention shared", encoder=_sharing("attention")),
             _named("FFN shared", encoder=_sharing("mlp")),
-            _named("not shared", encoder=_unshared),
+            _named(
+                "not shared",
+                encoder=lambda x: dataclasses.replace(x, sharing=Sharing(groups=x.depth)),
+            ),
         ),
         ("MNLI-m", "SST-2"),
         published.TABLES["ALBERT_SHARING"],
@@ -399,8 +360,8 @@ TABLES = {
         published.TABLES["ELECTRA_GAINS"],
         held_out=(("F1 of replaced tokens", "held-out/f1/replaced"),),
         notes=(
-            "At the small scale the rows with a generator begin with masked LM in the first part "
-            "of their budget: from random weights they detect nothing within minutes.",
+            "From random weights a network detects nothing within minutes: give the rows with a "
+            "generator hours.",
         ),
     ),
     "steps": PretrainTable(

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bothways.core.errors import ConfigError, DataError, os_errors
+from bothways.core.errors import DataError, os_errors
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report.html import write_html
 from bothways.core.report.sections import Report, TableSection
-from bothways.lab.paper import glue, ner, squad, swag
-from bothways.lab.paper.cells import CellOutcome, run
-from bothways.lab.paper.cost import cost_table, estimate
-from bothways.lab.paper.experiment import BenchmarkPlan, NotRun, Request
-from bothways.lab.paper.glue_submission import write_submission
-from bothways.lab.paper.results_page import benchmark_results, results_report, write_results
+from bothways.lab.paper import benchmarks, experiment, glue, pages
+from bothways.lab.paper.cost import estimate
+from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, NotRun, Request
 
 Benchmark = Literal["glue", "squad", "swag", "ner"]
-PLANS = {
+PLANS: Mapping[Benchmark, Callable[[Request], BenchmarkPlan]] = {
     "glue": glue.glue_plan,
-    "squad": squad.squad_plan,
-    "swag": swag.swag_plan,
-    "ner": ner.ner_plan,
+    "squad": benchmarks.squad_plan,
+    "swag": benchmarks.swag_plan,
+    "ner": benchmarks.ner_plan,
 }
 """Plans of the benchmarks."""
-SUBMISSIONS = {"glue": write_submission, "squad": squad.write_squad_predictions}
-"""Writers of the files that leaderboards and official scorers take."""
 
 
 @dataclass(frozen=True)
@@ -61,48 +56,43 @@ def reproduce(
         on_cost: receives the estimated cost before the first run.
 
     Raises:
-        ConfigError: an unknown task or an invalid setting, or ELECTRA's settings for another
-            benchmark than GLUE; a run in `request.out` was finished
+        ConfigError: an unknown task or an invalid setting; a run in `request.out` was finished
             with other settings, on other data or from another model.
         DataError: data that cannot be read, or no data for any of the tasks.
         KeyboardInterrupt: interrupted; the same call resumes.
         ResourceError: `request.out` cannot be written, or a best run has lost its weights.
     """
-    if request.grid == "electra" and benchmark != "glue":
-        message, fix = "'electra' is for GLUE alone", "Choose paper or none."
-        raise ConfigError(message, where="grid", fix=fix)
     if dry_run:
         with tempfile.TemporaryDirectory() as scratch:
             plan = PLANS[benchmark](dataclasses.replace(request, out=Path(scratch)))
-            on_cost(_costs(plan, request, device, progress))
+            on_cost(estimate(_runnable(plan, request, progress), request.out, device=device))
         return None
     with os_errors(request.out, "Choose another --out."):
         request.out.mkdir(parents=True, exist_ok=True)
     plan = PLANS[benchmark](request)
-    on_cost(_costs(plan, request, device, progress))
-    outcomes: list[CellOutcome] = []
-    for entry in plan.experiments:
-        if isinstance(entry, NotRun):
-            continue
-        outcomes.append(run(entry, request.out, device=device, progress=progress))
-        results = benchmark_results(request, plan, outcomes)
-        write_results(request.out / "results.json", results)
+    entries = _runnable(plan, request, progress)
+    on_cost(estimate(entries, request.out, device=device))
+    outcomes: list[experiment.CellOutcome] = []
+    for entry in entries:
+        outcomes.append(experiment.run(entry, request.out, device=device, progress=progress))
+        results = pages.benchmark_results(request, plan, outcomes)
+        pages.write_results(request.out / "results.json", results)
     files: list[Path] = []
-    if benchmark in SUBMISSIONS:
-        files = SUBMISSIONS[benchmark](request, outcomes, device=device, progress=progress)
-    report = results_report(request, plan, outcomes, device=device)
+    if benchmark == "glue":
+        files = glue.write_submission(request, outcomes, device=device, progress=progress)
+    report = pages.benchmark_report(request, plan, outcomes, device=device)
     write_html(report, request.out / "report.html")
     return ReproduceResult(report, tuple(files))
 
 
-def _costs(plan: BenchmarkPlan, request: Request, device: str, progress: Progress) -> TableSection:
-    """Return the estimated cost of the experiments; report those that are not run."""
+def _runnable(plan: BenchmarkPlan, request: Request, progress: Progress) -> list[Experiment]:
+    """Return the experiments that have data; report the others."""
     for entry in plan.experiments:
         if isinstance(entry, NotRun):
             progress.message(f"{entry.name} is not run: {entry.reason}")
-    entries = [entry for entry in plan.experiments if not isinstance(entry, NotRun)]
+    entries = [entry for entry in plan.experiments if isinstance(entry, Experiment)]
     if not entries:
         message, fix = "has no data for any of the tasks", "Give the folder as distributed."
         raise DataError(message, where=request.data, fix=fix)
     progress.stage("estimating the cost")
-    return cost_table(*estimate(entries, request.out, device=device))
+    return entries

@@ -86,14 +86,8 @@ def build_graph(model: Model, exported: ExportedPart) -> onnx.ModelProto:
         >>> graph = build_graph(bothways.load_model("my-bert"), ExportedPart("masked"))
         >>> [output.name for output in graph.graph.output]
         ['logits']
-
-    Raises:
-        FolderError: the head is a BiLSTM.
     """
     encoder, kind = model.encoder, exported.head
-    if kind != "none" and isinstance(model.heads[kind], head_modules.LSTMOutput):
-        message = "has a BiLSTM between the encoder and the labels, which cannot be exported"
-        raise FolderError(message, fix="Serve it with bothways.")
     graph = GraphBuilder({id(p): name for name, p in model.named_parameters()})
     names = ["input_ids", "attention_mask"]
     names += ["token_type_ids"] if encoder.config.segments > 1 else []

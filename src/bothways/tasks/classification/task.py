@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bothways.core.advice import argument
 from bothways.core.batch import Batch
-from bothways.core.config.checks import require_at_least, require_probability
+from bothways.core.config.checks import require_probability
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
@@ -112,8 +112,6 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         weighting: weights of the classes in training: "equal", "balanced", or a number above 0 for
             each label in order. Balanced weights are counted in the training data of a run
             (`adapted`), and replace "balanced" in the task.
-        lstm: units of each direction of a BiLSTM over the encoder's vectors, in place of the
-            pooler; 0 for none.
     """
 
     aliases: ClassVar[Many[str]] = (
@@ -131,13 +129,11 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
 
     smoothing: float = 0.0
     weighting: Literal["equal", "balanced"] | tuple[float, ...] = "equal"
-    lstm: int = 0
     kind: Literal["classify"] = "classify"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_probability(smoothing=self.smoothing)
-        require_at_least(0, "task", lstm=self.lstm)
         if isinstance(self.weighting, tuple) and not all(
             0 < weight < math.inf for weight in self.weighting
         ):
@@ -156,7 +152,7 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return a head with one output per label."""
-        return (LabelHead(max(1, len(labels)), dropout, self.lstm),)
+        return (LabelHead(max(1, len(labels)), dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return accuracy, F1, Matthews correlation and loss."""

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from bothways.core.advice import argument
 from bothways.core.batch import Batch
-from bothways.core.config.checks import require_at_least
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding
 from bothways.core.loss import Loss
@@ -59,12 +58,7 @@ class Regressor(NumberModel[TextExample, ScorePrediction]):
 
 @dataclass(frozen=True)
 class RegressionTask(LongTextTask[ScorePrediction]):
-    """A number for a text or a pair of texts.
-
-    Attributes:
-        lstm: units of each direction of a BiLSTM over the encoder's vectors, in place of the
-            pooler; 0 for none.
-    """
+    """A number for a text or a pair of texts."""
 
     aliases: ClassVar[Many[str]] = ("regression", "score", "sts")
     model_class: ClassVar[type[Regressor]] = Regressor
@@ -77,12 +71,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
     problem: ClassVar[Literal["regression"]] = "regression"
     column_table: ClassVar[Many[Column]] = (TEXT, replace(LABEL, names=SCORES))
 
-    lstm: int = 0
     kind: Literal["regress"] = "regress"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(0, "task", lstm=self.lstm)
 
     def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
         """Return the name of the one output."""
@@ -95,7 +84,7 @@ class RegressionTask(LongTextTask[ScorePrediction]):
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return a head with one output."""
-        return (LabelHead(1, dropout, self.lstm),)
+        return (LabelHead(1, dropout),)
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
