@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
 from bothways.cli.main import app
-from bothways.core.errors import ConfigError, TokenizerError
-from bothways.hub.convert.similar_rows import sparsemax, token_vectors
-from bothways.hub.convert.vocabulary import MeanOfPieces, Similar, convert_vocabulary, plan_rows
+from bothways.core.errors import ConfigError, FolderError, TokenizerError
+from bothways.hub.convert.vocabulary import convert_vocabulary, plan_rows
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import MaskedHead, ReplacedHead
@@ -101,31 +99,6 @@ def test_added_words_are_means_of_their_pieces_and_other_text_is_unchanged(
     assert [ours.token(id) for id in ours.encode("the Anfields")] == ["the", "anfield", "##s"]
 
 
-def test_unused_slots_change_no_shape_and_disappear(tmp_path: Path) -> None:
-    old = folder_of(tmp_path / "old")
-    words = words_in(tmp_path / "words.txt", "anfield")
-    app(
-        ["convert", str(old), "--out", str(tmp_path / "new"), "--vocabulary", str(words), "--rows", "unused"],
-        result_action="return_value",
-    )  # fmt: skip
-    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("old", "new"))
-    expected = before[TABLE].clone()
-    expected[2] = before[TABLE][[7, 10, 11]].mean(0)
-    assert torch.allclose(after[TABLE], expected, atol=1e-7)
-    assert torch.equal(after[TABLE][3:], before[TABLE][3:])
-    assert "[unused0]" not in (tmp_path / "new/tokenizer.json").read_text()
-    assert "[unused0]" not in (tmp_path / "new/vocab.txt").read_text()
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
-    assert theirs("the anfield", add_special_tokens=False)["input_ids"] == [8, 2]
-    assert "2\tanfield\tunused slot\t" in (tmp_path / "new/vocabulary.tsv").read_text()
-    many = words_in(tmp_path / "many.txt", "anfield", "ansn", "ansnx")
-    with pytest.raises(ConfigError, match="3 new words, and 2 tokens such as"):
-        app(
-            ["convert", str(old), "--out", str(tmp_path / "no"), "--vocabulary", str(many), "--rows", "unused"],
-            result_action="return_value",
-        )  # fmt: skip
-
-
 def test_mistakes(tmp_path: Path) -> None:
     old = folder_of(tmp_path / "old")
     for words, error, message in (
@@ -136,16 +109,8 @@ def test_mistakes(tmp_path: Path) -> None:
     ):
         with pytest.raises(error, match=message):
             convert_vocabulary(old, tmp_path / "new", words_in(tmp_path / "w.txt", *words))
-    with pytest.raises(ConfigError, match="similar needs texts"):
-        app(
-            ["convert", str(old), "--out", str(tmp_path / "no"), "--vocabulary", str(old), "--rows", "similar"],
-            result_action="return_value",
-        )  # fmt: skip
-    with pytest.raises(ConfigError, match="unused slots are for words"):
-        app(
-            ["convert", str(old), "--out", str(tmp_path / "no"), "--vocabulary", str(old), "--rows", "unused"],
-            result_action="return_value",
-        )  # fmt: skip
+    with pytest.raises(FolderError, match="old: is a model folder already"):
+        app(["convert", str(old), "--out", str(tmp_path / "no")], result_action="return_value")
 
 
 CORPUS = [
@@ -163,7 +128,7 @@ CORPUS = [
 def test_replaced_rows_follow_the_text_of_the_tokens(old: object, new: object) -> None:
     before = train_tokenizer(CORPUS * 5, old)
     after = train_tokenizer([*CORPUS * 3, "dogs and owls and barns sleep"] * 3, new)
-    rows = plan_rows(before, after, MeanOfPieces()).rows
+    rows = plan_rows(before, after).rows
     assert [row.id for row in rows] == list(range(after.size))
     assert {row.fate for row in rows} <= {"kept", "mean of pieces", "random"}
 
@@ -221,43 +186,3 @@ def test_electra_and_its_generator_stay_tied(tmp_path: Path) -> None:
     tables = [load_model(tmp_path / "new" / role).model.state_dict()[table] for role in models]
     assert torch.equal(*tables)
     assert len(tables[0]) == 62
-
-
-def test_similar_rows_are_those_of_words_in_the_same_places(tmp_path: Path) -> None:
-    old = folder_of(tmp_path / "old")
-    # "anfield" occurs where "x" does, and never where "was" does.
-    texts = ["the anfield"] * 30 + ["the x"] * 30 + ["an was"] * 30
-    (tmp_path / "texts.txt").write_text("\n".join(texts), encoding="utf8")
-    words = words_in(tmp_path / "words.txt", "anfield", "ansnsn")
-    app(
-        ["convert", str(old), "--out", str(tmp_path / "new"), "--vocabulary", str(words), "--rows", "similar", "--texts", str(tmp_path / "texts.txt")],
-        result_action="return_value",
-    )  # fmt: skip
-    tokenizer = Tokenizer.load(tmp_path / "new")
-    old_tokenizer = Tokenizer.load(old)
-    change = plan_rows(old_tokenizer, tokenizer, Similar(texts))
-    weights = dict(change.rows[18].sources)
-    assert change.rows[18].fate == "similar"
-    assert weights == {17: pytest.approx(1)}
-    assert change.rows[19].fate == "mean of pieces"  # too rare for a vector
-    before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("old", "new"))
-    expected = sum(w * before[TABLE][id].double() for id, w in weights.items())
-    assert torch.allclose(after[TABLE][18].double(), expected, atol=1e-6)
-
-
-def test_sparsemax_is_the_projection_onto_probabilities() -> None:
-    draws = np.random.default_rng(0)
-    for scores in (np.array([0.5, 0.4, -1.0]), draws.standard_normal(9)):
-        found = sparsemax(scores)
-        assert found.sum() == pytest.approx(1)
-        others = draws.dirichlet(np.ones(len(scores)), 2000)
-        distances = ((others - scores) ** 2).sum(1)
-        assert ((found - scores) ** 2).sum() <= distances.min()
-    assert np.allclose(sparsemax(np.array([0.5, 0.4, -1.0])), [0.55, 0.45, 0])
-
-
-def test_vectors_of_words_in_equal_contexts_are_near() -> None:
-    texts = [np.array([5, 6, 7] * 5), np.array([5, 8, 7] * 5), np.array([9, 10, 11] * 9)]
-    vectors, often = token_vectors((text.astype(np.int32) for text in texts * 5), 12)
-    assert often.tolist() == [False] * 5 + [True] * 7
-    assert vectors[6] @ vectors[8] > 0.5 > vectors[6] @ vectors[10]

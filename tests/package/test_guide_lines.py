@@ -30,7 +30,7 @@ ELSEWHERE = {
     r"--ray": "needs a cluster",
     r"^bothways (serve|play|quickstart|bench)": "test_pseudo_terminal.py runs these",
     r"^bothways convert (uncased|chinese|electra)": "tests/hub/test_tensorflow.py has the files",
-    r"roberta-base|bigbird|longer": "tests/hub/test_longformer_conversion.py has the models",
+    r"roberta-base|bigbird": "tests/pretraining/test_adapt.py has a model",
     r"--blimp": "tests/tasks has the files of BLiMP",
     r"^bothways (inspect-step|compare-runs|many)": "test_pseudo_terminal.py has the run",
     r"--config run/config.toml": "needs the run of the line before",

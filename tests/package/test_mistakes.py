@@ -27,7 +27,7 @@ from bothways.lab.sweeps.grid import parse_grid
     [
         (["bench", "--rounds", "0"], r"rounds: must be at least 1, not 0"),
         (
-            ["convert", "nobody/model", "--out", "x", "--window", "512"],
+            ["convert", "nobody/model", "--out", "x"],
             r"nobody/model: no such folder\n.*hf download",
         ),
         (["plan", "bert-tiny", "--tokens", "1e400"], r"tokens: must be at least 1 and finite"),
@@ -71,7 +71,7 @@ def test_a_mistake_is_one_message(
         ["tokenizer", "encode", "mine.txt", "--tokenizer", "vocabulary", "--out", "link.txt"],
         ["embed", "model", "mine.txt", "--out", "sub/../mine.txt"],
         ["evaluate", "model", "~/mine.txt", "--report", "mine.txt"],
-        ["convert", "sub", "--out", "sub/.", "--window", "512"],
+        ["convert", "sub", "--out", "sub/."],
     ],
 )
 def test_no_input_is_written_over(

@@ -47,7 +47,7 @@ SLOW = {
     "distil": "distil classifier train.tsv --student bert --dev dev.tsv --epochs 1 --out OUT",
     "sweep": "sweep bert train.tsv --dev dev.tsv --grid lr=1e-3,1e-4 --epochs 1 --out OUT",
     "features": "features bert words.conll --dev words.conll --layers last",
-    "convert": "convert bert --out OUT --positions 64 --window 8",
+    "convert": "convert bert --out OUT --vocabulary words.txt",
     "export": "export classifier --out OUT",
     "plan": "plan bert-tiny --tokens 1e4 --hardware h100 --json",
     "compare-runs": "compare-runs run copy --out OUT.html",
@@ -94,6 +94,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole_place(place: Path) -> Path:
     """The same folder with a run, and data of GLUE."""
+    (place / "words.txt").write_text("anfield\n")
     (place / "words.conll").write_text("the O\nfilm B-X\nwas O\ngood O\n\n" * 8)
     cola = "".join(f"x\t{at % 2}\t\ta sentence\n" for at in range(20))
     (place / "glue" / "CoLA").mkdir(parents=True)

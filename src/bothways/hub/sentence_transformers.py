@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -417,11 +417,8 @@ def program_files(
             assert_never(config)
 
 
-def kept_files(folder: Path, model: Model, length: int | None = None) -> dict[str, Any]:
+def kept_files(folder: Path, model: Model) -> dict[str, Any]:
     """Return the files of sentence-transformers for a model that was converted from a folder.
-
-    Args:
-        length: its longest text in tokens; None for the folder's.
 
     Raises:
         FolderError: as `read_program_config`.
@@ -429,7 +426,6 @@ def kept_files(folder: Path, model: Model, length: int | None = None) -> dict[st
     config = read_program_config(folder, model.config.max_positions)
     if config is None:
         return {}
-    config = replace(config, length=length or config.length)
     return program_files(config, model, read_projection(folder))
 
 

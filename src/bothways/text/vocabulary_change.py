@@ -9,7 +9,6 @@ it gets an added token that matches whole words only.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,9 +17,6 @@ import tokenizers
 from bothways.core.errors import ConfigError, TokenizerError
 from bothways.core.terminal import listed
 from bothways.text.tokenizer import Tokenizer, byte_of, is_spaceless
-
-UNUSED = re.compile(r"\[unused\d+\]")
-"""The tokens of BERT's vocabularies that occur in no text, and whose rows were never trained."""
 
 _PREFERRED = 1e-3
 """The score of a new Unigram entry above the sum of its pieces' scores."""
@@ -63,32 +59,6 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
                 ]
             )
             return Tokenizer(backend, tokenizer.specials, tokenizer.flat, tokenizer.words)
-    return _built(tokenizer, spec)
-
-
-def in_unused(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
-    """Return the tokenizer with words in place of [unused…] tokens, the first ones first.
-
-    Raises:
-        ConfigError: there are fewer such tokens than new words, or a word consists of several.
-        TokenizerError: no word is new.
-    """
-    tokens, spec = _new_tokens(tokenizer, words), _spec(tokenizer)
-    vocabulary = spec["model"]["vocab"]
-    added = {token["content"] for token in spec["added_tokens"]}
-    slots = [
-        token
-        for token in (vocabulary if tokenizer.kind == "WordPiece" else ())
-        if UNUSED.fullmatch(token) and token not in added
-    ]
-    slots.sort(key=vocabulary.__getitem__)
-    if len(slots) < len(tokens):
-        message = (
-            f"there are {len(tokens):,} new words, and {len(slots):,} tokens such as [unused1]"
-        )
-        raise ConfigError(message, where="rows", fix="Append them with --rows mean.")
-    for slot, token in zip(slots, tokens, strict=False):
-        vocabulary[token] = vocabulary.pop(slot)
     return _built(tokenizer, spec)
 
 

@@ -1,1 +1,1 @@
-"""Conversions of other models: checkpoints of TensorFlow, and BERT or RoBERTa to Longformer."""
+"""Conversions: checkpoints of TensorFlow to model folders, and other vocabularies."""

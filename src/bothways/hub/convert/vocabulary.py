@@ -1,30 +1,27 @@
 """Another vocabulary for a model: words added, or all tokens replaced.
 
-The rows of tokens that both vocabularies have are copied to the bit. A new token starts from old
-rows: the mean of the pieces that it was split into, or a mixture of tokens that occur in similar
-contexts (FOCUS, `hub.convert.similar_rows`). Everything with a row for each token changes alike:
-the token embedding, the bias of the masked LM head and output matrices of their own. The weights
-that two models share, as ELECTRA's, stay equal.
+The rows of tokens that both vocabularies have are copied to the bit. A new token starts from the
+mean of the rows of the pieces that it was split into. Everything with a row for each token changes
+alike: the token embedding, the bias of the masked LM head and output matrices of their own. The
+weights that two models share, as ELECTRA's, stay equal.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import assert_never
 
 from bothways.core.atomic_files import check_not_input, replace_text
-from bothways.core.errors import ConfigError, FolderError, TokenizerError
+from bothways.core.errors import FolderError, TokenizerError
 from bothways.core.json_reader import read_utf8
 from bothways.core.progress import SILENT, Progress
-from bothways.hub.convert.similar_rows import similar_tokens
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.sentence_transformers import kept_files
@@ -34,40 +31,12 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_files import FILES
-from bothways.text.vocabulary_change import Form, form_of, in_unused, pieces_of, with_words
+from bothways.text.vocabulary_change import Form, form_of, pieces_of, with_words
 
 TABLE = "vocabulary.tsv"
 """The file in the new folder with the fate of each row."""
 
-Fate = Literal["kept", "mean of pieces", "similar", "unused slot", "random"]
-
-
-@dataclass(frozen=True)
-class MeanOfPieces:
-    """New rows are the means of the rows of their pieces in the old vocabulary."""
-
-    kind: Literal["mean"] = "mean"
-
-
-@dataclass(frozen=True)
-class Similar:
-    """New rows are mixtures of the rows of tokens with similar contexts in `texts` (FOCUS).
-
-    Tokens that are too rare there get the mean of their pieces.
-    """
-
-    texts: Iterable[str]
-    kind: Literal["similar"] = "similar"
-
-
-@dataclass(frozen=True)
-class UnusedSlots:
-    """New words take the places of [unused…] tokens; their rows are means of pieces, too."""
-
-    kind: Literal["unused"] = "unused"
-
-
-Rows = MeanOfPieces | Similar | UnusedSlots
+Fate = Literal["kept", "mean of pieces", "random"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +82,6 @@ def convert_vocabulary(
     source: str | Path,
     out: str | Path,
     vocabulary: str | Path,
-    rows: Rows = MeanOfPieces(),
     progress: Progress = SILENT,
 ) -> VocabularyChange:
     """Save a model with another vocabulary; return what became of each row.
@@ -125,7 +93,7 @@ def convert_vocabulary(
             `tokenizer.json`, `vocab.txt` …) that replaces the old one.
 
     Raises:
-        ConfigError: `rows` does not fit, or a line holds several words.
+        ConfigError: a line holds several words.
         FolderError, TokenizerError: a folder cannot be read, or no word is new.
     """
     folder_or_run, target, word_list = Path(source), Path(out), Path(vocabulary)
@@ -142,7 +110,7 @@ def convert_vocabulary(
         progress.stage(f"converting {role or 'the model'}")
         loaded = load_model(folder)
         if change is None:
-            change = change_vocabulary(loaded.tokenizer(), word_list, rows)
+            change = change_vocabulary(loaded.tokenizer(), word_list)
         model = converted(loaded.model, change)
         counts = ", ".join(f"{fate}: {n:,}" for fate, n in change.counts.items())
         summary = (
@@ -165,13 +133,10 @@ def convert_vocabulary(
     return change
 
 
-def change_vocabulary(old: Tokenizer, word_list: Path, rows: Rows) -> VocabularyChange:
+def change_vocabulary(old: Tokenizer, word_list: Path) -> VocabularyChange:
     """Return the new tokenizer of a word list or a tokenizer, and the origin of its rows."""
     if word_list.is_dir() or word_list.name in FILES:
-        if isinstance(rows, UnusedSlots):
-            message = "unused slots are for words to add, and this is a tokenizer"
-            raise ConfigError(message, where="rows", fix="Choose mean or similar.")
-        return plan_rows(old, Tokenizer.load(word_list), rows)
+        return plan_rows(old, Tokenizer.load(word_list))
     if not word_list.is_file():
         fix = "Give a text file with a word a line, or the folder of a tokenizer."
         raise FolderError("no such file or folder", where=word_list, fix=fix)
@@ -179,39 +144,19 @@ def change_vocabulary(old: Tokenizer, word_list: Path, rows: Rows) -> Vocabulary
     words = list(dict.fromkeys(line for line in lines if line))
     if not words:
         raise TokenizerError("there is no word", where=word_list, fix="Give one word a line.")
-    return plan_rows(
-        old,
-        in_unused(old, words) if isinstance(rows, UnusedSlots) else with_words(old, words),
-        rows,
-    )
+    return plan_rows(old, with_words(old, words))
 
 
-def plan_rows(old: Tokenizer, new: Tokenizer, rows: Rows) -> VocabularyChange:
+def plan_rows(old: Tokenizer, new: Tokenizer) -> VocabularyChange:
     """Return the origin of each row of a new tokenizer."""
     uses = {getattr(new.specials, use): at for use, at in vars(old.specials).items()}
-    forms = {} if old.kind == new.kind else _forms(old)
-    changes = [_change(old, new, id, uses, forms) for id in np.flatnonzero(new.named).tolist()]
-    match rows:
-        case MeanOfPieces():
-            pass
-        case UnusedSlots():
-            made: Fate = "mean of pieces"
-            changes = [replace(c, fate="unused slot") if c.fate == made else c for c in changes]
-        case Similar(texts):
-            changes = _by_contexts(new, changes, texts)
-        case _:
-            assert_never(rows)
-    return VocabularyChange(old, new, tuple(changes))
-
-
-def _forms(tokenizer: Tokenizer) -> dict[Form, int]:
-    """Return the ids of all tokens by their form; of equal forms, the first."""
-    forms: dict[Form, int] = {}
-    for id in np.flatnonzero(tokenizer.named).tolist():
-        form = form_of(tokenizer, tokenizer.token(id))
+    forms: dict[Form, int] = {}  # the ids of all tokens by their form; of equal forms, the first
+    for id in np.flatnonzero(old.named).tolist() if old.kind != new.kind else ():
+        form = form_of(old, old.token(id))
         if form is not None:
             forms.setdefault(form, id)
-    return forms
+    changes = (_change(old, new, id, uses, forms) for id in np.flatnonzero(new.named).tolist())
+    return VocabularyChange(old, new, tuple(changes))
 
 
 def _change(
@@ -230,24 +175,6 @@ def _change(
     weights = Counter(pieces)
     sources = tuple((piece, n / len(pieces)) for piece, n in weights.items())
     return RowChange(id, token, "mean of pieces", sources)
-
-
-def _by_contexts(new: Tokenizer, changes: list[RowChange], texts: Iterable[str]) -> list[RowChange]:
-    """Give new rows the mixtures of tokens with similar contexts, where there is one."""
-    old_ids = {change.id: change.sources[0][0] for change in changes if change.fate == "kept"}
-    shared_ids = np.array([id for id in old_ids if not new.special[id]], dtype=np.int64)
-    fresh = np.array([change.id for change in changes if change.fate != "kept"], dtype=np.int64)
-    mixtures = similar_tokens((new.encode(text) for text in texts), new.size, fresh, shared_ids)
-    return [
-        replace(
-            change,
-            fate="similar",
-            sources=tuple((old_ids[id], weight) for id, weight in mixtures[change.id]),
-        )
-        if change.id in mixtures
-        else change
-        for change in changes
-    ]
 
 
 def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
