@@ -7,11 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
@@ -139,29 +137,3 @@ def test_threads_that_share_a_question_answerer_do_not_mix_their_contexts(tmp_pa
     with ThreadPoolExecutor(8) as pool:
         for _ in range(4):
             assert list(pool.map(answers, groups)) == expected
-
-
-@pytest.mark.parametrize("aggregation", ["first", "average", "max"])
-def test_a_words_tag_may_come_from_all_of_its_tokens(tmp_path: Path, aggregation: str) -> None:
-    """Two of these words have two tokens each."""
-    task = TaggingTask(aggregation=aggregation)  # type: ignore[arg-type]
-    task_model = build_task_model(task, ("O", "B-X", "I-X"), tmp_path)
-    example = TagExample(("apes", "bee", "cats"), ("B-X", "O", "O"))
-    (item,) = task_model.encode([example])
-    rows = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    if aggregation == "first":
-        rows = rows[[0, 2, 3]]
-    prediction = task_model.decode(example, item, [rows])
-    chances = np.exp(rows.astype(np.float64))
-    chances /= chances.sum(1, keepdims=True)
-    if aggregation == "average":
-        chances = np.stack([chances[:2].mean(0), chances[2], chances[3:].mean(0)])
-    elif aggregation == "max":
-        best = [max((0, 1), key=lambda at: chances[at].max()), 2]
-        best.append(max((3, 4), key=lambda at: chances[at].max()))
-        chances = chances[best]
-    np.testing.assert_allclose(prediction.probabilities, chances)
-    ((_, made),) = predict(task_model, [example])
-    assert len(made.tags) == 3
-    # The loss is that of the first tokens in any case.
-    assert task_model.weights(pack(item.sequences)) == {"tag": 3.0}

@@ -37,7 +37,7 @@ from bothways.tasks.mask_filling.task import MaskFiller
 from bothways.tasks.multilabel.task import MultilabelClassifier
 from bothways.tasks.regression.task import Regressor
 from bothways.tasks.tagging.examples import TagExample
-from bothways.tasks.tagging.task import EncodedSentence, Tagger
+from bothways.tasks.tagging.task import Tagger
 from bothways.tasks.zero_shot import vocabulary_logits
 from bothways.text.template import assemble, truncated
 from bothways.text.tokenizer import Tokenizer
@@ -369,9 +369,6 @@ def _check_target(
     if isinstance(task_model, Regressor):
         return
     _label(task_model, target)
-    if isinstance(encoded, EncodedSentence) and encoded.word_tokens:
-        message = "the tags of this model come from all tokens of a word"
-        raise DataError(message, where="method", fix="Use leave_one_out.")
     if isinstance(task_model, Tagger | MaskFiller):
         name = "tag" if isinstance(task_model, Tagger) else "masked"
         targets = (sequence.target(name, TokenTargets).index for sequence in encoded.sequences)

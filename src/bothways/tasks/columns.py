@@ -188,7 +188,6 @@ class TableTask(Task[E, P]):
     columns: Any
 
     def open(self, source: str, columns: Any, labelled: bool) -> tuple[Table, Any]:
-        """Open a source and return the table, and the columns to read; see `Task.read`."""
         requested, defaults = columns or type(self.columns)(), self.usual_columns(labelled)
         text: str | None = getattr(defaults, self.column_table[0].role)
         if is_stream(source):
@@ -225,7 +224,6 @@ class TableTask(Task[E, P]):
         return dataclasses.replace(table, rows=itertools.chain([head_row], table.rows))
 
     def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:
-        """Open a source and stream its examples; see `Task.read`."""
         table, selected = self.open(source, columns, labelled)
         return Reading.of_table(
             self.with_columns(selected),
@@ -234,7 +232,6 @@ class TableTask(Task[E, P]):
         )
 
     def example(self, row: Row, *, where: str = "an example") -> E:
-        """Return the example in a row; see `Task.example`."""
         defaults = self.usual_columns(labelled=True)
         if getattr(defaults, self.column_table[0].role) not in row:
             defaults = self.columns
@@ -244,14 +241,12 @@ class TableTask(Task[E, P]):
         return self.parse(row, columns, where)
 
     def usual_columns(self, labelled: bool) -> Any:
-        """Return the columns to read where none are asked for."""
         return self.columns
 
     def check_columns(self, columns: Any, where: str) -> None:
         """Raise a DataError for columns that the task does not take."""
 
     def parse(self, row: Row, columns: Any, where: str) -> E:
-        """Return the example in these columns of a row; errors as `example`."""
         raise NotImplementedError
 
 

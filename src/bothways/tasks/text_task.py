@@ -37,7 +37,6 @@ class TextTask(TableTask[Any, P]):
     columns: text_examples.TextColumns = text_examples.NOT_NAMED
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
-        """Return the example that consists of these texts; see `Task.from_texts`."""
         if len(texts) > 2:
             raise self.wrong_texts(texts, where, "one or two")
         columns = text_examples.TextColumns("text", "text_b" if len(texts) > 1 else None)
@@ -45,20 +44,16 @@ class TextTask(TableTask[Any, P]):
         return self.parse(dict(zip(("text", "text_b"), texts, strict=False)), columns, where)
 
     def answered(self, example: Any, answer: Any) -> Any:
-        """Return an example with its label; see `Task.answered`."""
         return dataclasses.replace(example, label=label_of(answer, "answers", example.where))
 
     def parse(self, row: Row, columns: text_examples.TextColumns, where: str) -> Any:
-        """Return the example in these columns of a row; errors as `example`."""
         return text_examples.example_of(row, columns, where)
 
     def stratum(self, example: Any) -> Hashable:
-        """Return the label."""
         label: str | None = example.label
         return label
 
     def texts(self, example: Any) -> tuple[str, ...]:
-        """Return the texts of an example."""
         return (example.text,) if example.text_b is None else (example.text, example.text_b)
 
 
@@ -176,7 +171,6 @@ class NumberModel(TaskModel[E, P]):
         return {"label": float(window_weight(batch)[labelled].sum(dtype=torch.float64))}
 
     def scores(self, batch: Batch) -> Float[Tensor, " sequences"]:
-        """Return one number for each sequence."""
         result: Tensor = self.model.read("labels", batch)
         return result[:, 0]
 

@@ -137,7 +137,6 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
     kind: Literal["choice"] = "choice"
 
     def parse(self, row: base.Row, columns: ChoiceColumns, where: str) -> ChoiceExample:
-        """Return the example in these columns of a row; see `TableTask.parse`."""
         assert columns.context is not None
         begin = ""
         if columns.continuation is not None:
@@ -149,19 +148,15 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
         return ChoiceExample(text_of(row, columns.context, where), (*endings,), label, where)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return the head that scores choices."""
         return (ChoiceHead(dropout),)
 
     def stratum(self, example: ChoiceExample) -> Hashable:
-        """Return the place of the right ending."""
         return example.label
 
     def texts(self, example: ChoiceExample) -> tuple[str, ...]:
-        """Return the texts of an example."""
         return example.context, *example.endings
 
     def check(self, train: Many[ChoiceExample], dev: Many[ChoiceExample]) -> list[Finding]:
-        """Return the problems of the examples; `dev` may be empty."""
         examples = [*train, *dev]
         outside = [
             f"{e.where} ({e.label} of {len(e.endings)})"
@@ -220,7 +215,6 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
     def grade(
         self, example: ChoiceExample, prediction: ChoicePrediction, labels: Many[str]
     ) -> float:
-        """Return 1 for the right ending, else 0."""
         return float(prediction.index == example.label)
 
     def baseline(self, examples: Many[ChoiceExample]) -> base.Metrics:

@@ -89,7 +89,6 @@ class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
         return {"label": dataclasses.replace(loss, hits=None) if weighted else loss}
 
     def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
-        """Return one logit per label for each sequence."""
         return self.model.read("labels", batch)
 
     def decode(
@@ -141,17 +140,14 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
             raise ConfigError(message, where="weighting")
 
     def adapted(self, train: Many[TextExample]) -> ClassificationTask:
-        """Return the task with the weights of the classes for "balanced"; see `Task.adapted`."""
         if self.weighting != "balanced":
             return self
         return dataclasses.replace(self, weighting=balanced(train))
 
     def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
-        """Return the labels that occur, in order."""
         return label_names(examples)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return a head with one output per label."""
         return (LabelHead(max(1, len(labels)), dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
@@ -165,7 +161,6 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         return rules | {"f1": "highest"} if len(labels) == 2 else rules
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
-        """Return the problems of the examples; `dev` may be empty."""
         labels = {e.label for e in (*train, *dev) if e.label is not None}
         marks = unlabelled_marks(labels)
         train, dev = (
@@ -182,7 +177,6 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> list[base.EncodedExample]:
-        """Return the model inputs of texts, with the class as target."""
         index = {label: position for position, label in enumerate(labels)}
         targets = [
             LabelTargets(np.array([_index(example, index)], dtype=np.int64)) for example in examples
@@ -205,7 +199,6 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         return {**classification_metrics(confusion), "loss": loss / confusion.total}
 
     def grade(self, example: TextExample, prediction: ClassPrediction, labels: Many[str]) -> float:
-        """Return 1 for the right label, else 0."""
         return float(prediction.label == example.label)
 
     def baseline(self, examples: Many[TextExample]) -> base.Metrics:

@@ -78,13 +78,11 @@ class MultilabelClassifier(base.TaskModel[MultilabelExample, MultilabelPredictio
         return {"label": replace(loss, hits=None)}
 
     def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
-        """Return one logit per label for each sequence."""
         return self.model.read("labels", batch)
 
     def decode(
         self, example: MultilabelExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> MultilabelPrediction:
-        """Return the labels from their thresholds on, and all probabilities."""
         logits = averaged(outputs).astype(np.float64)
         probabilities = 0.5 * (1 + np.tanh(logits / 2))  # the sigmoid, without overflow
         assigned = zip(self.labels, probabilities >= self.task.limits(self.labels), strict=True)
@@ -133,7 +131,6 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
             raise ConfigError(message, where="thresholds")
 
     def parse(self, row: base.Row, columns: TextColumns, where: str) -> MultilabelExample:
-        """Return the example in these columns of a row."""
         text, text_b = texts_of_row(row, columns, where)
         labels, column = None, columns.label
         if column is not None and column not in row and "," in column:
@@ -143,24 +140,19 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         return MultilabelExample(text, text_b, labels, where)
 
     def answered(self, example: MultilabelExample, answer: object) -> MultilabelExample:
-        """Return an example with its labels; see `Task.answered`."""
         labels = parse_labels(answer, self.separator, "answers", example.where)
         return replace(example, labels=labels)
 
     def labels(self, examples: Iterable[MultilabelExample]) -> tuple[str, ...]:
-        """Return the labels that occur, in order."""
         return in_order(label for example in examples for label in example.labels or ())
 
     def stratum(self, example: MultilabelExample) -> Hashable:
-        """Return the labels."""
         return example.labels
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return a head with one output per label."""
         return (LabelHead(max(1, len(labels)), dropout),)
 
     def check(self, train: Many[MultilabelExample], dev: Many[MultilabelExample]) -> list[Finding]:
-        """Return the problems of the examples; `dev` may be empty."""
         marks = unlabelled_marks(label for e in (*train, *dev) for label in e.labels or ())
         train, dev = (
             [replace(e, labels=None) if marks.intersection(e.labels or ()) else e for e in some]
@@ -188,7 +180,6 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         labels: Many[str],
         length: int,
     ) -> list[base.EncodedExample]:
-        """Return the model inputs of texts, with 0 or 1 per label as targets."""
         index = {label: position for position, label in enumerate(labels)}
         targets = [
             MultilabelTargets(_held(example, index)[None].astype(np.float32))
@@ -235,7 +226,6 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
     def grade(
         self, example: MultilabelExample, prediction: MultilabelPrediction, labels: Many[str]
     ) -> float:
-        """Return 1 for exactly the right labels, else 0."""
         return float(example.labels is not None and set(prediction.labels) == set(example.labels))
 
     def tuned(

@@ -155,8 +155,6 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         stride: tokens from one window to the next.
         longest: maximum number of tokens of an answer.
         n_best: number of answers in a prediction.
-        unfound: what to do with a training question whose answer is not in its context: "skip"
-            leaves it out of training.
         threshold: no answer is given where its score exceeds the best span's by more than
             this. None: every question gets an answer. Chosen on dev data that has questions without
             one.
@@ -189,7 +187,6 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     stride: int = 128
     longest: int = 30
     n_best: int = 20
-    unfound: Literal["skip", "error"] = "skip"
     threshold: float | None = None
     kind: Literal["answer"] = "answer"
 
@@ -201,7 +198,6 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     def read(
         self, source: str, columns: QuestionColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[Question]:
-        """Open a source and stream its examples; see `Task.read`."""
         if squad_form(source):
             unused = list[str]()
             questions = read_squad(source, labelled, unused)
@@ -222,15 +218,12 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         )
 
     def example(self, row: base.Row, *, where: str = "an example") -> Question:
-        """Return the example in a row; see `Task.example`."""
         return self.parse(row, self.columns, where)
 
     def parse(self, row: base.Row, columns: QuestionColumns, where: str) -> Question:
-        """Return the example in these columns of a row; see `TableTask.parse`."""
         return question_of(row, columns, where)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Question:
-        """Return the example that consists of these texts; see `Task.from_texts`."""
         if len(texts) != 2:
             raise self.wrong_texts(texts, where, "a tuple (question, context)")
         return Question("", *texts, where=where)
@@ -243,19 +236,15 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         return (SpanHead(),)
 
     def stratum(self, example: Question) -> Hashable:
-        """Return True if there is no answer."""
         return example.impossible
 
     def texts(self, example: Question) -> tuple[str, ...]:
-        """Return the texts of an example."""
         return example.question, example.context
 
     def shared(self, example: Question) -> str:
-        """Return the context, which several questions may share."""
         return example.context
 
     def check(self, train: Many[Question], dev: Many[Question]) -> list[Finding]:
-        """Return the problems of the examples; `dev` may be empty."""
         twice = list[str]()
         for some in (train, dev):
             counts = Counter(example.id for example in some)
@@ -270,7 +259,7 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
             *check_examples(train, dev, self.texts, lambda e: True, kind="questions"),
             *report_rows("rows", twice, "question(s) shares|share their id with others", fix),
             *check_rows([*train, *dev], bare, fix),
-            *_check_places(train, self.unfound),
+            *_check_places(train),
             *_check_reachable(dev),
             *_check_impossible(train, dev, self.threshold),
         ]
@@ -391,7 +380,7 @@ def _scored(results: Iterable[tuple[Question, AnswerPrediction]]) -> AnswerScore
     return scores
 
 
-def _check_places(train: Many[Question], unfound: Literal["skip", "error"]) -> list[Finding]:
+def _check_places(train: Many[Question]) -> list[Finding]:
     """Report answers that are not in their context, or not where the data places them."""
     absent, moved = list[str](), list[str]()
     for example in train:
@@ -404,15 +393,14 @@ def _check_places(train: Many[Question], unfound: Literal["skip", "error"]) -> l
                 moved.append(f"{example.where} ({text[:40]!r})")
     findings = []
     if absent:
-        all_absent = len(absent) == len(train)
-        skipped = unfound == "skip" and not all_absent
         message = f"{len(absent)} of {len(train)} training questions have an answer that is not in "
-        message += f"their context{' and are skipped' * skipped}: {places(absent)}"
-        fix = "Fix these answers" + (
-            "; there is nothing else to learn." if all_absent else ", or set task.unfound=skip."
-        )
-        severity: Literal["error", "warning"] = "warning" if skipped else "error"
-        findings.append(Finding("labels", severity, message, fix=None if skipped else fix))
+        message += "their context"
+        if len(absent) == len(train):
+            fix = "Fix these answers; there is nothing else to learn."
+            findings.append(Finding("labels", "error", f"{message}: {places(absent)}", fix=fix))
+        else:
+            message = f"{message} and are skipped: {places(absent)}"
+            findings.append(Finding("labels", "warning", message))
     fault = "training answer(s) does|do not begin at the given character; "
     fault += "the nearest occurrence is used"
     return findings + report_rows("labels", moved, fault, severity="note")

@@ -74,7 +74,6 @@ class RegressionTask(LongTextTask[ScorePrediction]):
     kind: Literal["regress"] = "regress"
 
     def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
-        """Return the name of the one output."""
         return ("score",)
 
     def stratum(self, example: TextExample) -> Hashable:
@@ -83,11 +82,9 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         return None if math.isnan(value) else value
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return a head with one output."""
         return (LabelHead(1, dropout),)
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
-        """Return the problems of the examples; `dev` may be empty."""
         return [
             *text_checks.check_examples(train, dev, self.texts, lambda e: e.label),
             *_check_scores(train, dev),

@@ -152,7 +152,6 @@ class RerankingTask(PromptedTask[RankPrediction]):
     def read(
         self, source: str, columns: Any = None, *, labelled: bool = True
     ) -> base.Reading[RankExample]:
-        """Open a source and stream its examples; see `Task.read`."""
         table, selected = self.open(source, columns, labelled)
         examples = joined_rows(table.rows, self.parse, selected)
         unused = unused_columns(table.names, asked_columns(selected))
@@ -180,7 +179,6 @@ class RerankingTask(PromptedTask[RankPrediction]):
         return RankExample(query, documents, labels, where)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> RankExample:
-        """Return the example with this query and these documents; see `Task.from_texts`."""
         if len(texts) < 2:
             needs = "a query with documents: (query, [document, …]), or a dict of both"
             raise self.wrong_texts(texts, where, needs)
@@ -192,23 +190,18 @@ class RerankingTask(PromptedTask[RankPrediction]):
         return [example.query for example in examples]
 
     def stratum(self, example: RankExample) -> Hashable:
-        """Return None: queries are of one kind."""
         return None
 
     def texts(self, example: RankExample) -> tuple[str, ...]:
-        """Return the query and the documents."""
         return example.query, *example.documents
 
     def labels(self, examples: Iterable[RankExample]) -> tuple[str, ...]:
-        """Return the name of the one output."""
         return ("relevance",)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return a head with one output."""
         return (LabelHead(1, dropout),)
 
     def check(self, train: Many[RankExample], dev: Many[RankExample]) -> list[Finding]:
-        """Return the problems of the examples; `dev` may be empty."""
         high = {"training example(s) has|have labels above 1": lambda e: max(e.labels or (0,)) > 1}
         fix = "Divide them by the highest grade; dev data may keep its grades."
         without = {"example(s) has|have no document": lambda e: not e.documents}

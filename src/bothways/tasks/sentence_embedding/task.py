@@ -178,11 +178,9 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             raise ConfigError(message, where="pooling", fix='The usual one is "mean".')
 
     def usual_columns(self, labelled: bool) -> TextColumns:
-        """Return the columns to read where none are asked for."""
         return STS if labelled and self.columns == NOT_NAMED else self.columns
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return no head: the encoder alone is used."""
         return ()
 
     def encode(

@@ -51,17 +51,6 @@ from bothways.text.tokenizer import Tokenizer
 _NO_IDS = np.zeros(0, dtype=np.int32)
 
 
-@dataclass(frozen=True)
-class EncodedSentence(base.EncodedExample):
-    """The windows of a sentence.
-
-    Attributes:
-        word_tokens: number of outputs of each word; empty where each word has one.
-    """
-
-    word_tokens: tuple[int, ...] = ()
-
-
 class Tagger(base.TaskModel[TagExample, TagPrediction]):
     """A tagging task with a model that has the head "tags"; see `TaskModel`."""
 
@@ -96,23 +85,11 @@ class Tagger(base.TaskModel[TagExample, TagPrediction]):
         """Return the most probable tag of each word, and the entities that conlleval finds."""
         logits = np.concatenate(outputs).astype(np.float64)
         probabilities = softmax(logits)
-        if isinstance(encoded, EncodedSentence) and encoded.word_tokens:
-            probabilities = self._aggregated(probabilities, encoded.word_tokens)
-            logits = probabilities
         tags = tuple(self.labels[position] for position in logits.argmax(1))
         entities = None
         if self.task.spells(self.labels):
             entities = _entities(example, tags, probabilities.max(1))
         return TagPrediction(example.words, tags, probabilities, entities, example.text)
-
-    def _aggregated(
-        self, probabilities: NDArray[np.float64], word_tokens: Many[int]
-    ) -> NDArray[np.float64]:
-        """Return the probabilities of words from those of their tokens."""
-        words = np.split(probabilities, np.cumsum(word_tokens)[:-1])
-        if self.task.aggregation == "average":
-            return np.stack([rows.mean(0) for rows in words])
-        return np.stack([rows[rows.max(1).argmax()] for rows in words])
 
 
 @dataclass(frozen=True)
@@ -127,9 +104,6 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
             as far as there is room.
         stride: tokens from one window to the next; None for half a window.
         splitter: how raw text is split into words, see `word_splitter`.
-        aggregation: the tokens that a word's tag comes from: the first, as in training, or all: the
-            mean of their probabilities, or those of the most certain token. For models from
-            elsewhere that were trained on all tokens.
     """
 
     aliases: ClassVar[Many[str]] = (
@@ -148,7 +122,6 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     context: Literal["sentence", "document"] = "sentence"
     stride: int | None = None
     splitter: Splitter = "auto"
-    aggregation: Literal["first", "average", "max"] = "first"
     kind: Literal["tag"] = "tag"
 
     def __post_init__(self) -> None:
@@ -157,7 +130,6 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     def read(
         self, source: str, columns: table_rows.TagColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[TagExample]:
-        """Open a source and stream its examples; see `Task.read`."""
         requested = columns or table_rows.TagColumns()
         opened = open_tagged(self, source, requested, labelled=labelled)
         if self.context == "document":
@@ -173,27 +145,23 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         *,
         labelled: bool = True,
     ) -> base.Reading[TagExample]:
-        """Read rows in memory, also with a word in each; see `Task.read_rows`."""
         arranged = table_rows.arrange_rows(
             rows, table_rows.TagColumns(), self.columns, labelled=labelled
         )
         return base.Reading(self, map(parse, arranged.rows), notes=arranged.notes)
 
     def example(self, row: base.Row, *, where: str = "an example") -> TagExample:
-        """Return the example in a row; see `Task.example`."""
         columns = table_rows.choose_columns(
             row, where, table_rows.TagColumns(), self.columns, labelled=None
         )
         return example_of(row, columns, where, self.splitter)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TagExample:
-        """Return the example that consists of these texts; see `Task.from_texts`."""
         if len(texts) > 1:
             raise self.wrong_texts(texts, where, "one text")
         return example_of({"text": texts[0]}, table_rows.TagColumns("text"), where, self.splitter)
 
     def adapted(self, train: Many[TagExample]) -> TaggingTask:
-        """Return the task that splits texts as the training data is split; see `Task.adapted`."""
         if self.splitter != "auto":
             return self
         listed = itertools.chain.from_iterable(e.words for e in train if e.text is None)
@@ -211,7 +179,6 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return self.scheme != "plain" and spells_entities(labels)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        """Return a head with one output per tag."""
         return (TagHead(max(1, len(labels)), dropout),)
 
     def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
@@ -238,15 +205,12 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return keys if len({*keys}) > 1 else [example.words for example in examples]
 
     def stratum(self, example: TagExample) -> Hashable:
-        """Return the tags that occur."""
         return tuple(sorted({*(example.tags or ())}))
 
     def texts(self, example: TagExample) -> tuple[str, ...]:
-        """Return the texts of an example."""
         return (example.whole,)
 
     def check(self, train: Many[TagExample], dev: Many[TagExample]) -> list[Finding]:
-        """Return the problems of the examples; `dev` may be empty."""
         return check_tagged(train, dev, self.scheme)
 
     def gold_tags(self, example: TagExample, labels: Many[str]) -> tuple[str, ...] | None:
@@ -267,11 +231,9 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
 
     def encode(
         self, examples: Many[TagExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedSentence]:
-        """Return the windows of each sentence; the target "tag" has each word once.
-
-        Its positions are the first tokens of words; with another `aggregation`, all tokens, of
-        which only the first has a label.
+    ) -> list[base.EncodedExample]:
+        """Return the windows of each sentence; the target "tag" has each word once, at its first
+        token.
         """
         index = {label: position for position, label in enumerate(labels)}
         sentences = (words for e in examples for words in (e.words, *e.before, *e.after))
@@ -287,36 +249,25 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
                 [rows[words].ids for words in some] for some in (example.before, example.after)
             )
             surrounded = row.surrounded(preceding, following, room)
-            sequences, missed, counts = self._windows(surrounded, targets, tokenizer, room)
-            word_tokens = () if self.aggregation == "first" else tuple(counts)
-            results.append(EncodedSentence(sequences, len(row.ids), missed, word_tokens))
+            sequences, missed = self._windows(surrounded, targets, tokenizer, room)
+            results.append(base.EncodedExample(sequences, len(row.ids), missed))
         return results
 
     def _windows(
         self, row: _Row, labels: NDArray[np.int64], tokenizer: Tokenizer, room: int
-    ) -> tuple[tuple[Sequence, ...], int, list[int]]:
-        """Return the windows that own a word, at least one.
-
-        Returns:
-            The windows, the number of tokens in none of them, and the outputs of each word.
-        """
+    ) -> tuple[tuple[Sequence, ...], int]:
+        """Return the windows that own a word, at least one, and the number of tokens in none."""
         chunks = windows(len(row.ids), room, self.stride or max(1, room // 2), full=True)
         owner = owners(row.starts, chunks, room)
         used = np.unique(owner) if len(owner) else np.zeros(1, dtype=np.int64)
-        sequences, counts = [], list[int]()
+        sequences = []
         first = len(tokenizer.template.before)
         for window in used.tolist():
             chunk, mine = chunks[window], owner == window
-            starts, goals = row.starts[mine], labels[mine]
-            if self.aggregation != "first":
-                stops = np.minimum(row.stops[mine], chunk.stop)
-                counts += (stops - starts).tolist()
-                starts, goals = _all_tokens(starts, stops, goals)
-            target = TokenTargets(starts - chunk.start + first, goals)
+            target = TokenTargets(row.starts[mine] - chunk.start + first, labels[mine])
             bare = assemble(row.ids[chunk.start : chunk.stop], None, tokenizer.template)
             sequences.append(Sequence(bare.ids, bare.segments, {"tag": target}))
-        missed = _missed([chunks[window] for window in used.tolist()], len(row.ids))
-        return tuple(sequences), missed, counts
+        return tuple(sequences), _missed([chunks[n] for n in used.tolist()], len(row.ids))
 
     def score(
         self, results: Iterable[tuple[TagExample, TagPrediction]], labels: Many[str]
@@ -365,18 +316,16 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
 
 @dataclass(frozen=True)
 class _Row:
-    """A sentence in tokens, with the first token of each word and the one after its last."""
+    """A sentence in tokens, with the first token of each word."""
 
     ids: Ids
     starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
 
     @classmethod
     def of(cls, words: list[Ids]) -> _Row:
         """Join the tokens of words."""
-        stops = np.cumsum([len(ids) for ids in words], dtype=np.int64)
-        starts = stops - np.array([len(ids) for ids in words], dtype=np.int64)
-        return cls(np.concatenate([_NO_IDS, *words]), starts, stops)
+        lengths = np.array([len(ids) for ids in words], dtype=np.int64)
+        return cls(np.concatenate([_NO_IDS, *words]), np.cumsum(lengths) - lengths)
 
     def surrounded(self, preceding: list[Ids], following: list[Ids], room: int) -> _Row:
         """Return the sentence with as much context as fits, evenly if both sides have enough."""
@@ -385,7 +334,7 @@ class _Row:
         right_count = min(len(right_ids), max(spare // 2, spare - len(left_ids)))
         left_count = min(len(left_ids), spare - right_count)
         ids = [left_ids[len(left_ids) - left_count :], self.ids, right_ids[:right_count]]
-        return _Row(np.concatenate(ids), self.starts + left_count, self.stops + left_count)
+        return _Row(np.concatenate(ids), self.starts + left_count)
 
 
 def _tokenized(
@@ -401,19 +350,6 @@ def _tokenized(
         for word, ids in zip(words, tokenizer.encode([f" {word}" for word in words]), strict=True)
     }
     return {sentence: _Row.of([pieces[word] for word in sentence]) for sentence in distinct}
-
-
-def _all_tokens(
-    starts: NDArray[np.int64], stops: NDArray[np.int64], labels: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return all positions of words, and their labels on the first positions.
-
-    Words [3, 5) and [5, 6) with labels 7 and 8 → positions 3, 4, 5 and labels 7, IGNORED, 8.
-    """
-    positions = [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
-    spread = np.full(sum(map(len, positions)), IGNORED, dtype=np.int64)
-    spread[np.cumsum(stops - starts) - (stops - starts)] = labels
-    return np.concatenate([starts[:0], *positions]), spread
 
 
 def _missed(chunks: Many[TextWindow], tokens: int) -> int:
