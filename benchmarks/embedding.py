@@ -49,7 +49,7 @@ from numpy.typing import NDArray
 
 from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.runtime.devices import has_bf16, has_int8
-from bothways.lab.quickstart import installed_docs
+from bothways.lab.quickstart import documents
 from bothways.model.flops import forward_flops
 from bothways.prediction.engine import predict, prepare_task_model
 from bothways.prediction.predictor import open_task_model
@@ -64,11 +64,8 @@ Embed = Callable[[list[str]], Vectors]
 
 def docstrings(count: int) -> list[str]:
     """Return `count` docstrings of the standard library, drawn evenly, in their order there."""
-    standard = sorted(Path(sysconfig.get_paths()["stdlib"]).iterdir())
-    files = (file for path in standard for file in installed_docs.module_files(path))
-    every = list(
-        dict.fromkeys(docstring for file in files for docstring in installed_docs.docstrings(file))
-    )
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
+    every = list(dict.fromkeys(text for file in files for text in documents.docstrings(file)))
     chosen = np.random.default_rng(0).choice(len(every), min(count, len(every)), replace=False)
     return [every[place] for place in sorted(chosen)]
 

@@ -16,9 +16,7 @@ from rich.console import Console
 from bothways.cli import main as cli
 from bothways.cli import mistakes
 from bothways.cli.options import run_progress, stop_saved
-from bothways.core.errors import BothwaysError, DataError, ResourceError
-from bothways.data.documents import Document
-from bothways.lab.quickstart.labelled_data import labelled_examples
+from bothways.core.errors import BothwaysError, ResourceError
 from bothways.lab.sweeps.grid import parse_grid
 
 
@@ -162,21 +160,6 @@ def test_the_line_that_goes_on_is_the_one_that_was_given(monkeypatch: pytest.Mon
     with pytest.raises(KeyboardInterrupt):
         stop_saved(console)
     assert "fresh=[pooler]" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_a_sorted_file_gives_both_labels_to_train_and_to_test(tmp_path: Path) -> None:
-    rows = [f"word {number}\t{'a' if number < 50 else 'b'}" for number in range(100)]
-    (tmp_path / "sorted.tsv").write_text("\n".join(["text\tlabel", *rows]))
-    for part in labelled_examples([], [], tmp_path / "sorted.tsv"):
-        assert {example.label for example in part} == {"a", "b"}
-
-
-def test_chinese_text_asks_for_labels() -> None:
-    document = Document("今天天气很好，我们去公园散步。", "a.txt")
-    with pytest.raises(
-        DataError, match=r"swaps words between spaces, and Chinese has none\n.*--labels FILE"
-    ):
-        labelled_examples([document] * 30, [document] * 30, None)
 
 
 @pytest.mark.parametrize(

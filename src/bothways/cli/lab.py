@@ -32,7 +32,6 @@ def quickstart(
     minutes: float | None = None,
     out: Path = Path("quickstart"),
     corpus: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
-    labels: Path | None = None,
 ) -> None:
     """Pre-train a small BERT on text of this machine, and measure the gain of pre-training.
 
@@ -51,23 +50,18 @@ def quickstart(
     corpus
         Text files, folders or globs, as for `bothways corpus build`; default: the documentation
         inside this Python installation.
-    labels
-        Labelled file (.tsv, .csv, .jsonl, .parquet); default: a task made from the text.
     """
     from bothways.core.errors import ConfigError, require
     from bothways.core.report.html import write_html
     from bothways.core.report.terminal import show
-    from bothways.lab.quickstart.gain import run_quickstart
-    from bothways.lab.quickstart.report_page import quickstart_report
+    from bothways.lab.quickstart.gain import quickstart_report, run_quickstart
 
     require("report", "the quickstart", "jinja2", "matplotlib", "sklearn")
     if minutes is not None and minutes < 0.5:
         raise ConfigError(f"must be at least 0.5, not {minutes:g}", where="minutes")
     say_kernels("auto")
     with resumable(out) as progress:
-        result = run_quickstart(
-            out, minutes=minutes, files=corpus, labels=labels, progress=progress
-        )
+        result = run_quickstart(out, minutes=minutes, files=corpus, progress=progress)
         if result is None:
             raise KeyboardInterrupt
     report = quickstart_report(result)

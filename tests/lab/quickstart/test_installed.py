@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bothways.lab.quickstart import installed_docs
-from bothways.lab.quickstart.installed_docs import installed_documentation, prose
+from bothways.lab.quickstart import documents as installed_docs
+from bothways.lab.quickstart.documents import installed_documentation, prose
 
 GUARD = "raise SystemExit('a third party was executed')\n"
 FILES = {
@@ -25,17 +25,12 @@ FILES = {
 
             def run(self, speed: int = 3, *, loud=False, **rest) -> None:
                 """Run the machine at this speed."""
-                def inner():
-                    """A function inside is not documentation."""
 
             async def wait(self):
                 "Wait for the machine to end."
 
             def bare(self):
                 return 1
-
-        if True:
-            def conditional(): """Not at the top of the module."""
 
         def helper(): r\'\'\'Help with the `work` that \\is to do.\'\'\'
     ''',
@@ -69,9 +64,9 @@ DOCUMENTS = {
     "beta.core": [
         "The core of the beta package.",
         "A machine that does the work.",
+        "Help with the work that is to do.",
         "Run the machine at this speed.",
         "Wait for the machine to end.",
-        "Help with the work that is to do.",
     ],
     "beta.latin": ["Le café est une boisson chaude."],
     "beta.warns": ["An escape that d Python warns about."],

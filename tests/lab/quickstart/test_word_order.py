@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bothways.data.documents import Document
-from bothways.lab.quickstart.labelled_data import AS_WRITTEN, SWAPPED, word_order
+from bothways.lab.quickstart.documents import AS_WRITTEN, SWAPPED, word_order
 
 SUBJECTS = (
     "The old parser",

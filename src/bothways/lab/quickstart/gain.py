@@ -3,17 +3,12 @@
 Text → vocabulary → corpus → pre-training with masked LM and next sentence prediction → fine-tuning
 on a labelled task, compared with the same architecture fine-tuned from random weights, several
 seeds each. The text is the documentation inside the Python installation, or files of the user; the
-labelled task is made from documents that pre-training never saw (`labelled_data`), or is a file of
-the user.
+labelled task is made from documents that pre-training never saw (`quickstart.documents`).
 
-Two settings let a BERT of this size learn in so little time. Sequences start at 16 tokens without
-pairs: short sequences teach attention to look at neighbours; before it does, a model at full
-length predicts by frequency alone for millions of tokens. And 40 % of the tokens are masked, so
-that each sequence has more targets.
-
-Below a number of tokens that depends on the shape, a model predicts by token frequency alone and
-pre-training gains nothing. So the largest shape is chosen whose tokens can be read in the time
-limit, by the speed of real updates.
+Two settings let a BERT of this size learn in so little time: sequences start at 16 tokens without
+pairs, which teaches attention to look at neighbours, and 40 % of the tokens are masked. Below a
+number of tokens that depends on the shape, a model predicts by token frequency alone and
+pre-training gains nothing: the largest shape is chosen whose tokens can be read in the time limit.
 """
 
 from __future__ import annotations
@@ -32,6 +27,7 @@ import torch
 from bothways.core.config import reader as configs
 from bothways.core.errors import ResourceError, os_errors
 from bothways.core.progress import SILENT, Part, Progress
+from bothways.core.report import sections as s
 from bothways.core.runtime import devices
 from bothways.core.terminal import quantity, time_text
 from bothways.data.batching import ExampleBudget, TokenBudget
@@ -44,13 +40,14 @@ from bothways.finetuning.result import FinetuneResult
 from bothways.finetuning.run import finetune
 from bothways.hub.model_folder import save_model
 from bothways.lab.bench.workloads import Workload, make_batch, ours
-from bothways.lab.quickstart import labelled_data
+from bothways.lab.quickstart.documents import gather_documents, labelled_examples
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.positions import Learned
 from bothways.objectives.masked_lm import MaskedLMNextSentence
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import short
 from bothways.pretraining.run import PretrainResult, pretrain
+from bothways.pretraining.run_page import curves, read_records
 from bothways.text.trainers import WordPiece, train_tokenizer
 from bothways.training.checkpoint import latest_checkpoint
 from bothways.training.durations import Duration, Epochs, Hours, Tokens, part_of
@@ -58,26 +55,21 @@ from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
 from bothways.training.schedules import Linear
 
+PRETRAINED, SCRATCH = "pre-trained", "from random weights"
 MARK = ".quickstart"
 """Empty file that marks the folder of a quickstart, which a later quickstart may resume."""
 LIMIT = 8.0
 """Time limit in minutes, unless the user sets a time."""
 MEASURED_SECONDS = 1.5
 """Duration of each measurement of the speed."""
-SET_ASIDE = 0.2
-"""Fraction of the documents kept for the labelled task."""
+SET_ASIDE = 5
+"""Every fifth document is kept for the labelled task."""
 BATCH = 512
 """Tokens per pre-training update."""
 PHASES = (PretrainPhase(16, 0.6, FullSentences()), PretrainPhase(64, 0.4))
+_ADAM = AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6)
 FINE_TUNING = FinetuneConfig(
-    training=Training(
-        Epochs(3.0),
-        AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6),
-        Linear(0.1),
-        evaluate=Epochs(3.0),
-    ),
-    length=64,
-    batch=ExampleBudget(8),
+    Training(Epochs(3.0), _ADAM, Linear(0.1), evaluate=Epochs(3.0)), 64, ExampleBudget(8)
 )
 """Fine-tuning settings from both starts."""
 
@@ -102,10 +94,9 @@ class Shape:
 
     def encoder(self, vocabulary: int) -> EncoderConfig:
         """Build the encoder's configuration."""
-        return EncoderConfig(
-            vocabulary, self.width, self.depth, max(2, self.width // 64), 4 * self.width,
-            position=Learned(128), dropout=Dropouts(0.0, 0.0), initial_range=0.05,
-        )  # fmt: skip
+        heads, inner = max(2, self.width // 64), 4 * self.width
+        plain = EncoderConfig(vocabulary, self.width, self.depth, heads, inner, initial_range=0.05)
+        return dataclasses.replace(plain, position=Learned(128), dropout=Dropouts(0.0, 0.0))
 
     def seconds(self, speed: float, tuning: int) -> float:
         """Estimate the duration of pre-training and fine-tuning at this speed in tokens."""
@@ -122,15 +113,7 @@ SHAPES = (
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """Results of a quickstart.
-
-    Attributes:
-        shape: the chosen shape.
-        pretrained: the pre-training run with its held-out metrics.
-        settings: settings of pre-training.
-        labelled: data of the task.
-        from_pretrained, from_scratch: one fine-tuning run per seed.
-    """
+    """Results of a quickstart; one fine-tuning run per seed from each start."""
 
     shape: Shape
     corpus: Corpus
@@ -146,7 +129,6 @@ def run_quickstart(
     *,
     minutes: float | None = None,
     files: Sequence[str] | None = None,
-    labels: Path | None = None,
     vocabulary: int = 4000,
     shapes: Sequence[Shape] = SHAPES,
     method: FinetuneConfig = FINE_TUNING,
@@ -157,9 +139,7 @@ def run_quickstart(
     Args:
         minutes: total time, all of it used; `None` for as long as the model needs, up to `LIMIT`.
         files: text files; `None` for the installed documentation.
-        labels: a labelled file; `None` for a task made from the text.
         shapes: models to choose from, the largest first.
-        progress: receives the stages, and a line at the start of each.
 
     Raises:
         ResourceError: the folder holds something else, or cannot be written.
@@ -177,10 +157,10 @@ def run_quickstart(
 
     source = "the text" if files else "the documentation of this Python installation"
     begin("text", f"reading {source}")
-    train_documents, aside = labelled_data.split_documents(
-        labelled_data.gather_documents(files), 0.0 if labels else SET_ASIDE
-    )
-    train_on, test_on = labelled_data.labelled_examples(train_documents, aside, labels)
+    documents = gather_documents(files)
+    aside = documents[::SET_ASIDE]
+    train_documents = [item for n, item in enumerate(documents) if n % SET_ASIDE]
+    train_on, test_on = labelled_examples(train_documents, aside)
     size = f"{vocabulary:,} from {len(train_documents):,} documents"
     begin("vocabulary", f"learning a WordPiece vocabulary of {size}")
     tokenizer = train_tokenizer((item.text for item in train_documents), WordPiece(vocabulary))
@@ -190,9 +170,6 @@ def run_quickstart(
         (out / MARK).touch()
     corpus = build_corpus(train_documents, tokenizer, out / "corpus", progress=progress)
     data = label(method.task, tokenizer, train_on, test_on, method.length)
-    for finding in data.findings:
-        if finding.severity == "warning":
-            progress.message(f"warning: {finding}")
     begin("speed", "measuring the speed of this machine")
     tuning, limit = fine_tuning_tokens(method, data), 60 * (minutes or LIMIT)
     with contextlib.ExitStack() as stack:
@@ -289,12 +266,8 @@ def choose_shape(
     """Choose the largest shape that fits, and measure its speed; set the faster number of threads.
 
     Threads wait for each other at every matrix product: where other programs use the cores, one
-    thread can read more than ten times as much as two.
-
-    Args:
-        seconds: time for pre-training and fine-tuning; if no shape fits, the last is chosen, with
-            one seed.
-        tuning: see `fine_tuning_tokens`.
+    thread can read more than ten times as much as two. If no shape fits, the last is chosen, with
+    one seed.
     """
     threads = torch.get_num_threads()
     if threads > 1 and devices.choose_device().type == "cpu":
@@ -312,12 +285,7 @@ def choose_shape(
 def choose_length(
     shape: Shape, speed: float, tuning: int, limit: float, passed: float, use_all: bool
 ) -> tuple[Duration, str]:
-    """Choose the length of pre-training; return it with the line that announces it.
-
-    Args:
-        limit, passed: seconds of the quickstart, in all and until now.
-        use_all: use all of the time.
-    """
+    """Choose the length of pre-training; return it with the line that announces it."""
     # A slow machine may have used the time up: some seconds are left for a run in any case.
     left, needed = max(5.0, limit - passed), shape.seconds(speed, tuning)
     fine_tuning, seconds = tuning * shape.seeds / speed, shape.tokens / speed
@@ -334,3 +302,83 @@ def choose_length(
         longer = math.ceil((needed - left + limit) / 60)
         message += f". Too slow for a gain, which needs {shape.tokens:,} tokens: --minutes {longer}"
     return Tokens(shape.tokens) if enough else Hours(seconds / 3600), message
+
+
+def quickstart_report(result: QuickstartResult) -> s.Report:
+    """Build the report of a finished quickstart."""
+    labels = [example.label for example in result.labelled.dev_examples]
+    majority = max(labels.count(label) for label in set(labels)) / len(labels)
+    starts = {PRETRAINED: result.from_pretrained, SCRATCH: result.from_scratch}
+    comparison = s.ComparisonChart(
+        "Fine-tuned on the same labels",
+        "test accuracy",
+        {name: [run.metrics["accuracy"] for run in runs] for name, runs in starts.items()},
+        {"majority baseline": majority},
+        percent=True,
+        note=f"{len(result.labelled.train):,} training and {len(labels):,} test examples; "
+        "one dot per seed.",
+    )
+    noise = chance_difference(comparison, len(labels))
+    gain = comparison.mean(PRETRAINED) - comparison.mean(SCRATCH)
+    metrics = result.pretrained.metrics
+    correct = f"{s.percentage(metrics['unigram/accuracy/masked'])} for the most frequent token"
+    figures = [
+        s.KeyFigure(title, value, note)
+        for title, value, note in (
+            ("gain by pre-training", f"{100 * gain:+.1f} points", f"chance: ±{100 * noise:.1f}"),
+            ("masked tokens correct", s.percentage(metrics["held-out/accuracy/masked"]), correct),
+        )
+    ]
+    records = read_records(Path(result.corpus.folder).parent / "pretraining" / "metrics.jsonl")
+    return s.Report(
+        "BERT's claim, on this machine",
+        _headline(result, comparison, gain, noise),
+        _lead(result),
+        (
+            s.KeyFigures(figures),
+            comparison,
+            *curves(records, metrics, "The training curve jumps where sequences get longer."),
+            s.Details("Settings", (s.settings_table(result.settings),)),
+        ),
+        s.colophon(torch.device("cpu")),
+    )
+
+
+def chance_difference(comparison: s.ComparisonChart, examples: int) -> float:
+    """Compute the difference of accuracies that chance explains.
+
+    It is twice the larger of two standard errors: the spread over seeds, and the difference's
+    of two accuracies near one half on the test examples.
+    """
+    spread = max(comparison.spread(PRETRAINED), comparison.spread(SCRATCH))
+    return 2 * max(spread, math.sqrt(0.5 / examples))
+
+
+def _headline(
+    result: QuickstartResult, comparison: s.ComparisonChart, gain: float, noise: float
+) -> str:
+    means = " against ".join(s.percentage(comparison.mean(n)) for n in (PRETRAINED, SCRATCH))
+    if gain > noise:
+        return f"Pre-training wins: {means} test accuracy."
+    headline = (
+        f"No gain that can be told from chance: {means} test accuracy; differences up to "
+        f"{100 * noise:.1f} points happen between equal models."
+    )
+    tokens, needed = result.pretrained.progress.tokens, result.shape.tokens
+    if tokens < needed:
+        return (
+            f"{headline} This machine read {tokens:,} tokens, and about {needed:,} are needed: "
+            "give it more time by --minutes."
+        )
+    return f"{headline} Give it more time by --minutes, or a task that needs word order."
+
+
+def _lead(result: QuickstartResult) -> str:
+    counts, encoder = result.corpus.manifest.counts, result.settings.encoder
+    return (
+        f"A BERT of {encoder.depth} layers × {encoder.width} was pre-trained on "
+        f"{counts.documents:,} documents ({counts.tokens:,} tokens) with masked LM and next "
+        "sentence prediction, then fine-tuned on unseen sentences, and compared with the same "
+        "architecture from random weights. The task: detect two swapped neighbouring words. Both "
+        "classes contain the same words."
+    )
