@@ -257,8 +257,8 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         The longest sequence in tokens, special tokens included; longer texts are cut. Default: the
         task's, or what holds 95 % of the training texts whole, if that is more.
     seeds
-        Run several seeds: a count (5), a list (3,14,15), or heads × data orders (5x3). Each run
-        has a folder seed-N; model/ is the best run's.
+        Run several seeds: a count (5), or a list (3,14,15). Each run has a folder seed-N; model/
+        is the best run's.
     teacher
         A fine-tuned model whose outputs are learned in addition to the labels; teacher.weight=0.5
         and teacher.temperature=2 are its settings.
@@ -436,8 +436,7 @@ def sweep(  # noqa: PLR0913 – one option per question
     dev
         Labelled data for comparing the runs, or its share of TRAIN, such as 20%.
     grid
-        paper (appendix A.3: batch, rate, epochs; 18 runs), glue (section 4.1: four rates), or
-        "key=value,value key=value".
+        paper (appendix A.3: batch, rate, epochs; 18 runs), or "key=value,value key=value".
     out
         Folder for all runs; model/ is the best model, sweep.json has all results.
     resume

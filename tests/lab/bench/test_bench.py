@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
@@ -49,34 +47,20 @@ def test_operations_match_matrix_products() -> None:
     assert work.operations == pytest.approx(3 * work.rows * forward, rel=1e-3)
 
 
-class Noted:
-    """A process that does nothing."""
-
-    turns: ClassVar[list[tuple[str, str]]] = []
-    ended: ClassVar[list[tuple[str, str]]] = []
-
-    def __init__(self, name: str, work: Workload, precision: str, device: torch.device) -> None:
-        self.name, self.precision = name, precision
-
-    def ready(self) -> None: ...
-
-    def turn(self) -> tuple[float, int]:
-        self.turns.append((self.name, self.precision))
-        return float(len(self.turns)), 100 - len(self.turns)
-
-    def end(self) -> None:
-        self.ended.append((self.name, self.precision))
-
-
 def test_contenders_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe, "ContenderProcess", Noted)
+    turns: list[tuple[str, str]] = []
+
+    def turn(pool: object, device: object, work: object, *name: str) -> tuple[float, int]:
+        turns.append((name[0], name[1]))
+        return float(len(turns)), 100 - len(turns)
+
+    monkeypatch.setattr(recipe, "_turn", turn)
     monkeypatch.setattr(recipe, "has_bf16", lambda _: True)
     timings = recipe.race(TINY, 3, CPU)
     every = [
         (name, precision) for name in ("bothways", "transformers") for precision in ("fp32", "bf16")
     ]
-    assert Noted.turns == every * 3
-    assert Noted.ended == every
+    assert turns == every * 3
     assert [(timing.contender, timing.precision) for timing in timings] == every
     assert timings[1].rounds == (2.0, 6.0, 10.0)
     assert timings[1].memory == 90  # what it has held at last is the most
@@ -124,50 +108,14 @@ def test_bench_command_prints_table(
     assert f"torch {torch.__version__}" in said
 
 
-@pytest.mark.parametrize("name", ["nobody", "bothways"])
 def test_dead_process_is_reported(
-    name: str, request: pytest.FixtureRequest, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    if name == "bothways":  # the messages of the other are those of a new interpreter
-        request.getfixturevalue("imported")
-    process = recipe.ContenderProcess(name, TINY, "fp32", CPU)
-    if name != "nobody":
-        process.ready()
-        process.end()
-        process._process.join()
-    with pytest.raises(
-        ResourceError,
-        match=rf"(?s){name} in fp32 failed on 3 × 20 tokens of tiny: out of memory.*bothways bench small",
-    ):
-        process.turn()
-    assert ("KeyError: 'nobody'" in capfd.readouterr().err) == (name == "nobody")
-
-
-def test_out_of_memory_ends_process_quietly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(recipe.signal, "signal", lambda *_: None)
-    monkeypatch.setitem(recipe.CONTENDERS, "full", full)
-    ours, theirs = multiprocessing.Pipe()
-    recipe._take_turns(theirs, "full", TINY, "fp32", CPU, 1)
-    theirs.close()
-    with pytest.raises(EOFError):
-        ours.recv()
-
-
-def test_processes_end_with_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Noted) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(recipe, "ContenderProcess", Noted)
-    monkeypatch.setattr(Noted, "turn", fail)
-    Noted.ended.clear()
-    with pytest.raises(KeyboardInterrupt):
-        recipe.race(TINY, 3, CPU)
-    assert len(Noted.ended) >= 2
+    monkeypatch.setattr(recipe, "contenders", lambda _: ["nobody"])
+    message = r"(?s)nobody in fp32 failed on 3 × 20 tokens of tiny: out of memory.*bench small"
+    with pytest.raises(ResourceError, match=message):
+        recipe.race(TINY, 1, CPU)
+    assert "KeyError: 'nobody'" in capfd.readouterr().err
 
 
 def test_missing_transformers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

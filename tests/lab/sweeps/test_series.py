@@ -22,7 +22,6 @@ from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.hub.model_folder import load_model
 from bothways.lab.sweeps import grid
 from bothways.lab.sweeps import runs as engine
-from bothways.lab.sweeps import significance as comparison
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome
 from bothways.lab.sweeps.seeds import SeedSpread, finetune_seeds, parse_seeds, seed_spread
 from bothways.training.durations import Epochs, Steps
@@ -215,33 +214,11 @@ def test_series_needs_dev_data_and_own_folder(base: FinetuneConfig, tmp_path: Pa
     ("text", "start", "seeds"),
     [
         ("3", 0, (0, 1, 2)), ("7,", 0, (7,)), ("3, 14,15", 0, (3, 14, 15)), ("1", 0, (0,)),
-        ("2", 5, (5, 6)), ("2x3", 0, ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2))),
-        (" 1x2 ", 4, ((4, 4), (4, 5))),
+        ("2", 5, (5, 6)),
     ],
 )  # fmt: skip
 def test_seeds_are_parsed(text: str, start: int, seeds: tuple[object, ...]) -> None:
     assert parse_seeds(text, start) == seeds
-
-
-def test_head_seed_and_order_seed_differ(
-    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran, real = list[tuple[int, int | None]](), engine.finetune
-
-    def noting(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
-        ran.append((settings.seed, settings.order_seed))
-        return real(settings, folder, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(engine, "finetune", noting)
-    series = finetune_seeds(
-        dataclasses.replace(base, order_seed=9), (2, (2, 5)), SweepFolder(tmp_path, device="cpu")
-    )
-    assert [run.name for run in series.runs] == ["seed-2", "seed-2-order-5"]
-    assert ran == [(2, 9), (2, 5)]
-    assert comparison.folders(str(tmp_path)) == [
-        str(tmp_path / "seed-2"),
-        str(tmp_path / "seed-2-order-5"),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -263,9 +240,6 @@ def test_grids_match_paper(base: FinetuneConfig) -> None:
         for epochs in (2.0, 3.0, 4.0)
     }
     assert len({name for name, _ in grid.grid_cells(base, grid.GRIDS["paper"])}) == len(found) == 18
-    glue = [settings for _, settings in grid.grid_cells(base, grid.parse_grid("glue"))]
-    assert [s.training.optimizer.lr for s in glue] == [5e-5, 4e-5, 3e-5, 2e-5]
-    assert {(s.batch.n, s.training.until) for s in glue} == {(32, Epochs(3.0))}
 
 
 def test_grids_are_parsed() -> None:
@@ -277,7 +251,7 @@ def test_grids_are_parsed() -> None:
     for text in ("nonsense", "a=", "a=1 a=2", "=3"):
         with pytest.raises(
             errors.ConfigError,
-            match=r"^grid: .* is not a key with values; named grids are paper, glue",
+            match=r"^grid: .* is not a key with values; named grids are paper",
         ):
             grid.parse_grid(text)
     with pytest.raises(errors.ConfigError, match=r"^grid: 'batch.n=16,32,16' has a value twice"):

@@ -18,9 +18,10 @@ import multiprocessing
 import signal
 import statistics
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 
@@ -52,78 +53,29 @@ class Timing:
         return statistics.median(self.rounds)
 
 
-class ContenderProcess:
-    """A contender in its own process.
-
-    Args:
-        name: key of `workloads.CONTENDERS`.
-        work: the step to repeat.
-        precision: precision of the matrix products.
-        device: device to run on.
-    """
-
-    def __init__(
-        self, name: str, work: Workload, precision: Precision, device: torch.device
-    ) -> None:
-        self.name, self.precision, self._work = name, precision, work
-        context = multiprocessing.get_context("spawn")
-        self._connection, child_connection = context.Pipe()
-        arguments = (child_connection, name, work, precision, device, torch.get_num_threads())
-        self._process = context.Process(target=_take_turns, args=arguments, daemon=True)
-        self._process.start()
-        child_connection.close()
-
-    def ready(self) -> None:
-        """Wait until the contender has built its model."""
-        self._receive()
-
-    def turn(self) -> tuple[float, int | None]:
-        """Run two updates; return the seconds of the second and the peak memory so far in bytes."""
-        with contextlib.suppress(BrokenPipeError):  # `_receive` reports the dead process
-            self._connection.send(None)
-        seconds, peak = self._receive()
-        return seconds, peak
-
-    def end(self) -> None:
-        """Kill the process."""
-        self._process.kill()
-
-    def _receive(self) -> Any:
-        try:
-            return self._connection.recv()
-        except (EOFError, OSError) as error:
-            work = f"{self._work.rows} × {self._work.length} tokens of {self._work.name}"
-            name = f"{self.name} in {self.precision}"
-            message = f"{name} failed on {work}: out of memory, or the error above"
-            raise ResourceError(
-                message, fix="Choose a smaller workload: bothways bench small."
-            ) from error
+_UPDATE: list[Callable[[], None]] = []
+"""The update of a contender, in its own process."""
 
 
-def _take_turns(
-    connection: Connection,
-    name: str,
-    work: Workload,
-    precision: Precision,
-    device: torch.device,
-    threads: int,
+def _build(
+    name: str, work: Workload, precision: Precision, device: torch.device, threads: int
 ) -> None:
-    """Run one turn per request of the parent process."""
+    """Build the contender of this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent reports the interruption
     torch.set_num_threads(threads)
-    with contextlib.suppress(torch.OutOfMemoryError):
-        update = CONTENDERS[name](work, make_batch(work), precision, device)
-        connection.send(None)
-        while True:
-            connection.recv()
-            update()  # untimed: other contenders have evicted the caches
-            wait(device)
-            start = time.perf_counter()
-            update()
-            wait(device)
-            seconds = time.perf_counter() - start
-            give_back(device)
-            connection.send((seconds, high_water_mark(device)))
+    _UPDATE[:] = [CONTENDERS[name](work, make_batch(work), precision, device)]
+
+
+def _take_turn(device: torch.device) -> tuple[float, int | None]:
+    """Run two updates; return the seconds of the second and the peak memory so far in bytes."""
+    _UPDATE[0]()  # untimed: other contenders have evicted the caches
+    wait(device)
+    start = time.perf_counter()
+    _UPDATE[0]()
+    wait(device)
+    seconds = time.perf_counter() - start
+    give_back(device)
+    return seconds, high_water_mark(device)
 
 
 def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
@@ -133,27 +85,42 @@ def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
         ResourceError: a contender ended early: out of memory, or an error with its traceback.
     """
     precisions: list[Precision] = ["fp32", "bf16"] if has_bf16(device) else ["fp32"]
-    taken: dict[ContenderProcess, list[tuple[float, int | None]]] = {}
+    names, timings = [*itertools.product(contenders(device), precisions)], list[Timing]()
+    context, threads = multiprocessing.get_context("spawn"), torch.get_num_threads()
+    with contextlib.ExitStack() as stack:
+        pools = [
+            stack.enter_context(
+                ProcessPoolExecutor(
+                    1, context, initializer=_build, initargs=(*name, device, threads)
+                )
+            )
+            for name in [(contender, work, precision) for contender, precision in names]
+        ]
+        turns = [
+            [_turn(pool, device, work, *name) for pool, name in zip(pools, names, strict=True)]
+            for _ in range(rounds)
+        ]
+    for (contender, precision), taken in zip(names, zip(*turns, strict=True), strict=True):
+        seconds = tuple(seconds for seconds, _ in taken)
+        timings.append(Timing(contender, precision, seconds, taken[-1][1]))
+    return timings
+
+
+def _turn(
+    pool: ProcessPoolExecutor,
+    device: torch.device,
+    work: Workload,
+    contender: str,
+    precision: Precision,
+) -> tuple[float, int | None]:
+    """Return the result of a contender's turn."""
     try:
-        for name, precision in itertools.product(contenders(device), precisions):
-            taken[ContenderProcess(name, work, precision, device)] = []
-        for process in taken:
-            process.ready()
-        for _ in range(rounds):
-            for process, turns in taken.items():
-                turns.append(process.turn())
-    finally:
-        for process in taken:
-            process.end()
-    return [
-        Timing(
-            contender.name,
-            contender.precision,
-            tuple(seconds for seconds, _ in turns),
-            turns[-1][1],
-        )
-        for contender, turns in taken.items()
-    ]
+        return pool.submit(_take_turn, device).result()
+    except (BrokenProcessPool, torch.OutOfMemoryError) as error:
+        shape = f"{work.rows} × {work.length} tokens of {work.name}"
+        message = f"{contender} in {precision} failed on {shape}: out of memory, or the error above"
+        fix = "Choose a smaller workload: bothways bench small."
+        raise ResourceError(message, fix=fix) from error
 
 
 def high_water_mark(device: torch.device) -> int | None:

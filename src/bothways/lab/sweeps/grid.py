@@ -1,7 +1,6 @@
 """Sweeps over hyper-parameters: every cell of a grid.
 
-Each cell is a run in its own folder. The grid "paper" is that of Devlin et al. 2018, appendix A.3;
-"glue" that of section 4.1.
+Each cell is a run in its own folder. The grid "paper" is that of Devlin et al. 2018, appendix A.3.
 """
 
 from __future__ import annotations
@@ -28,11 +27,6 @@ GRIDS: dict[str, Grid] = {
         "training.optimizer.lr": ("5e-5", "3e-5", "2e-5"),
         "training.until": ("2 epochs", "3 epochs", "4 epochs"),
     },
-    "glue": {
-        "batch.n": ("32",),
-        "training.optimizer.lr": ("5e-5", "4e-5", "3e-5", "2e-5"),
-        "training.until": ("3 epochs",),
-    },
 }
 
 
@@ -46,34 +40,28 @@ def parse_grid(text: str) -> Grid:
     """
     if text in GRIDS:
         return GRIDS[text]
-    grid = {}
+    form = 'Write key=value,value …, such as "training.optimizer.lr=2e-5,3e-5 batch.n=16,32".'
+
+    def mistake(message: str, fix: str = form) -> ConfigError:
+        """Return the error."""
+        return ConfigError(message, where="grid", fix=fix)
+
+    grid: dict[str, tuple[str, ...]] = {}
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise ConfigError(
-            f"{text!r} has an unclosed quote", where="grid", fix="Close it."
-        ) from error
+        raise mistake(f"{text!r} has an unclosed quote", "Close it.") from error
     for word in words:
         key, equals, values = word.partition("=")
         items = tuple(value.strip() for value in values.split(",") if value.strip())
         if len(set(items)) != len(items):
-            raise ConfigError(
-                f"{word!r} has a value twice", where="grid", fix="Name each value once."
-            )
+            raise mistake(f"{word!r} has a value twice", "Name each value once.")
         if not key or not equals or not items or key in grid:
-            fix = (
-                'Write key=value,value …, such as "training.optimizer.lr=2e-5,3e-5 batch.n=16,32".'
-            )
-            raise ConfigError(
-                f"{word!r} is not a key with values; named grids are {', '.join(GRIDS)}",
-                where="grid",
-                fix=fix,
-            )
+            names = ", ".join(GRIDS)
+            raise mistake(f"{word!r} is not a key with values; named grids are {names}")
         grid[key] = items
     if not grid:
-        raise ConfigError(
-            "is empty", where="grid", fix=f"Name one of {', '.join(GRIDS)}, or write one."
-        )
+        raise mistake("is empty", f"Name one of {', '.join(GRIDS)}, or write one.")
     return grid
 
 

@@ -8,8 +8,6 @@ For the large model on small sets the paper takes the best of several restarts o
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import re
 import statistics
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
@@ -22,8 +20,6 @@ from bothways.lab.sweeps import runs
 
 MOST_RUNS = 10_000
 """Maximum number of runs of a series."""
-Seed = int | tuple[int, int]
-"""One seed for a whole run, or one for the head and one for the order of the data and dropout."""
 
 
 @dataclass(frozen=True)
@@ -46,51 +42,39 @@ class SeedSpread:
     failed: int
 
 
-def parse_seeds(text: str, start: int = 0) -> tuple[Seed, ...]:
-    """Return the seeds that a text names.
-
-        "5" → five seeds from `start` on; "3,14,15" → these; "7," → this one
-        "2x3" → two seeds of the head, each with three seeds of the order
+def parse_seeds(text: str, start: int = 0) -> tuple[int, ...]:
+    """Return the seeds that a text names: "5" → five from `start` on; "3,14,15" → these; "7," → 7.
 
     Raises:
         ConfigError: the text has another form, a number of seeds below 1, or a seed twice.
     """
-    counts = re.fullmatch(r"0*([1-9]\d*)(?:x([1-9]\d*))?", text.strip())
-    if counts:
-        if int(counts[1]) * int(counts[2] or 1) > MOST_RUNS:
+    numbers = [number.strip() for number in text.split(",")]
+    if len(numbers) == 1 and numbers[0].isdecimal() and int(numbers[0]):
+        if int(numbers[0]) > MOST_RUNS:
             message = f"{text.strip()!r} is more than {MOST_RUNS:,} runs"
             fix = "Write a smaller number, or one seed with a comma, such as 12345,."
             raise ConfigError(message, where="seeds", fix=fix)
-        heads, *orders = (range(start, start + int(count)) for count in counts.groups() if count)
-        return tuple(itertools.product(heads, orders[0])) if orders else tuple(heads)
-    numbers = [number.strip() for number in text.split(",")]
+        return tuple(range(start, start + int(numbers[0])))
     if len(numbers) > 1 and not numbers[-1]:
         numbers.pop()
     seeds = tuple(int(number) for number in numbers if number.isdecimal())
     if "," not in text or len(seeds) != len(numbers) or len(set(seeds)) != len(seeds):
-        fix = (
-            "Write a number of seeds, such as 5, the seeds, such as 3,14,15, or numbers of heads "
-            "and orders, such as 5x3."
-        )
+        fix = "Write a number of seeds, such as 5, or the seeds, such as 3,14,15."
         raise ConfigError(f"{text!r} does not name seeds", where="seeds", fix=fix)
     return seeds
 
 
 def finetune_seeds(
-    settings: FinetuneConfig, seeds: Many[Seed], folder: runs.SweepFolder
+    settings: FinetuneConfig, seeds: Many[int], folder: runs.SweepFolder
 ) -> runs.Series:
-    """Fine-tune once per seed, in `seed-N` or `seed-N-order-M`.
+    """Fine-tune once per seed, in `seed-N`.
 
-    `model` is the best run's, `seeds.json` lists all results. A single seed is the head's
-    and, unless `order_seed` is set, of the order of the data and dropout. Raises the errors of
-    `runs.run_all`.
+    `model` is the best run's, `seeds.json` lists all results. A seed is the head's and, unless
+    `order_seed` is set, of the order of the data and dropout. Raises the errors of `runs.run_all`.
     """
-    planned = []
-    for seed in seeds:
-        head, order = (seed, settings.order_seed) if isinstance(seed, int) else seed
-        name = f"seed-{seed}" if isinstance(seed, int) else f"seed-{head}-order-{order}"
-        changed = dataclasses.replace(settings, seed=head, order_seed=order)
-        planned.append(runs.FinetuneRun(name, changed))
+    planned = [
+        runs.FinetuneRun(f"seed-{seed}", dataclasses.replace(settings, seed=seed)) for seed in seeds
+    ]
 
     def summary(series: runs.Series) -> Mapping[str, Any]:
         """Return the spread, unless all diverged."""
