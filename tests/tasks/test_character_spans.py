@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bothways.core.errors import DataError
 from bothways.data.tables import TableRow
 from bothways.tasks.tagging.examples import TagExample
-from bothways.tasks.tagging.spans import CharacterSpan, tag_words
+from bothways.tasks.tagging.spans import CharacterSpan, tags_from_spans
 from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.tagging.word_splitter import split_words
@@ -169,4 +169,4 @@ def test_the_spans_of_words_are_their_tags(data: st.DataObject) -> None:
             spans.append(CharacterSpan(words[number][0], words[last - 1][1], "X"))
             tags[number:last] = ["B-X", *["I-X"] * (last - number - 1)]
         number = max(last, number + 1)
-    assert tag_words(text, words, spans, "a text", "auto") == tuple(tags)
+    assert tags_from_spans(text, words, spans, "a text", "auto") == tuple(tags)

@@ -666,7 +666,7 @@ def reconcile(
         )
     _follow(backend, config, file)
     charsmap = charsmap_of(part_spec(backend.normalizer)) if tokenizer_class.pieces else None
-    actual = settings_of(backend)
+    actual = backend_settings(backend)
     for key, default in tokenizer_class.settings:
         value = actual.get(key)
         stated = flag(config, file, key, default)
@@ -715,7 +715,7 @@ def _kind(backend: tokenizers.Tokenizer) -> str:
     return type(backend.model).__name__
 
 
-def settings_of(backend: tokenizers.Tokenizer) -> dict[str, bool]:
+def backend_settings(backend: tokenizers.Tokenizer) -> dict[str, bool]:
     """Return the settings that the parts of a backend correspond to."""
     norm, cut = backend.normalizer, backend.pre_tokenizer
     match _kind(backend):

@@ -26,7 +26,7 @@ from bothways.data.tables import TableRow, open_table
 from bothways.tasks.base import Reading, Row
 from bothways.tasks.columns import asked_columns, cell_of, unused_columns
 from bothways.tasks.tagging import conll, table_rows
-from bothways.tasks.tagging.spans import read_spans, tag_words
+from bothways.tasks.tagging.spans import read_spans, tags_from_spans
 from bothways.tasks.tagging.word_splitter import Splitter, split_words
 
 TABLES = (".jsonl", ".json", ".parquet", ".csv")
@@ -132,14 +132,16 @@ def open_tagged(
         if first is None:
             raise DataError("holds no annotated row", where=table.where, fix="Annotate its texts.")
         values = {**dict.fromkeys(table.names), **first.values}
-        columns = table_rows.choose_columns(values, table.where, requested, task.columns, labelled)
+        columns = table_rows.choose_tag_columns(
+            values, table.where, requested, task.columns, labelled
+        )
         fields = columns = replace(columns, sentence=arranged.sentence)
         table = replace(table, rows=itertools.chain([first], arranged.rows))
     else:
         return _open_columns(task, source, path, requested, labelled=labelled)
 
     def parse(row: TableRow) -> TagExample:
-        return example_of(row.values, fields, row.where, task.splitter)
+        return tag_example(row.values, fields, row.where, task.splitter)
 
     def numbered() -> Numbered:
         document = 0
@@ -236,7 +238,7 @@ def _within(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
     return tuple(result)
 
 
-def example_of(
+def tag_example(
     row: Row, columns: table_rows.TagColumns, where: str, splitter: Splitter
 ) -> TagExample:
     """Return the example in a row.
@@ -252,7 +254,7 @@ def example_of(
         tags = None
         if label is not None:
             entities = read_spans(cell_of(row, label, where), label, where)
-            tags = tag_words(words, spans, entities, where, splitter)
+            tags = tags_from_spans(words, spans, entities, where, splitter)
         return TagExample(slices, tags, where, words, starts)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise table_rows.not_words(columns.text, words, where, labelled=label is not None)

@@ -89,7 +89,7 @@ def _offset(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def tag_words(
+def tags_from_spans(
     text: str,
     words: Many[tuple[int, int]],
     spans: Many[CharacterSpan],

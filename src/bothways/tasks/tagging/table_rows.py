@@ -70,10 +70,10 @@ class TagColumns(Columns):
     sentence: str | None = None
 
 
-def choose_columns(
+def choose_tag_columns(
     row: Row, where: str, requested: TagColumns, defaults: TagColumns, labelled: bool | None
 ) -> TagColumns:
-    """Return the columns to read from a table; see `text_examples.choose_columns`.
+    """Return the columns to read from a table; see `columns.choose_columns`.
 
     Args:
         row: the first row: its values decide between words and texts.

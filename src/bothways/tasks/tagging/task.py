@@ -40,7 +40,7 @@ from bothways.tasks.metrics import TINY, softmax
 from bothways.tasks.predictions import Entity, TagPrediction
 from bothways.tasks.tagging import table_rows
 from bothways.tasks.tagging.checks import check_tagged
-from bothways.tasks.tagging.examples import TagExample, example_of, open_tagged, with_context
+from bothways.tasks.tagging.examples import TagExample, open_tagged, tag_example, with_context
 from bothways.tasks.tagging.metrics import EntityCounts, TagCounts, types_of
 from bothways.tasks.tagging.schemes import OUTSIDE, Scheme, as_labels, chunks, spells_entities
 from bothways.tasks.tagging.word_splitter import Splitter, choose_splitter
@@ -151,15 +151,15 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return base.Reading(self, map(parse, arranged.rows), notes=arranged.notes)
 
     def example(self, row: base.Row, *, where: str = "an example") -> TagExample:
-        columns = table_rows.choose_columns(
+        columns = table_rows.choose_tag_columns(
             row, where, table_rows.TagColumns(), self.columns, labelled=None
         )
-        return example_of(row, columns, where, self.splitter)
+        return tag_example(row, columns, where, self.splitter)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TagExample:
         if len(texts) > 1:
             raise self.wrong_texts(texts, where, "one text")
-        return example_of({"text": texts[0]}, table_rows.TagColumns("text"), where, self.splitter)
+        return tag_example({"text": texts[0]}, table_rows.TagColumns("text"), where, self.splitter)
 
     def adapted(self, train: Many[TagExample]) -> TaggingTask:
         if self.splitter != "auto":
