@@ -188,7 +188,7 @@ class BenchmarkOptions:
     data
         Folder of the benchmark as distributed, or for GLUE hub:owner/name, a data set on the Hub.
     out
-        Folder for runs, results.json, report.html and leaderboard submissions.
+        Folder for runs, results.json and report.html.
     tasks
         Comma-separated names of tasks; default: all with data.
     seeds
@@ -275,8 +275,8 @@ def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: Benchm
         output_console().print(render_report(table))
     if done is None:
         return
-    show(done.report, output_console())
-    for file in (*done.files, out / "results.json", out / "report.html"):
+    show(done, output_console())
+    for file in (out / "results.json", out / "report.html"):
         say(console, f"Written: {file}")
 
 

@@ -22,8 +22,6 @@ from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Reque
 from bothways.lab.paper.pages import average, benchmark_report
 from bothways.lab.paper.run import reproduce
 from bothways.lab.sweeps.runs import Series, SweepOutcome
-from bothways.prediction.predictor import open_task
-from bothways.tasks.predictions import ScorePrediction
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
 from bothways.training.schedules import GoogleLinear
@@ -50,7 +48,6 @@ FILES = {
         "5\t1\t2\t \tgood film\t0\n4\t1\t2\tgood film\tbad film\t0\n"
     ),
     "QQP/dev.tsv": "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t1\t2\tgood\tbad\t0\n",
-    "QQP/test.tsv": "id\tquestion1\tquestion2\n0\tgood\tbad\n1\tonly this\n",
     "MNLI/train.tsv": (
         "index\tpromptID\tpairID\tgenre\tsentence1\tsentence2\tlabel1\tgold_label\n"
         "0\tp\tp\tg\tthe film\tgood\tneutral\tentailment\n1\tp\tp\tg\tthe film\tbad\tneutral\tneutral\n"
@@ -63,15 +60,8 @@ FILES = {
         "index\tsentence1\tsentence2\tlabel1\tlabel2\tgold_label\n0\tthe film\tbad\tneutral\tneutral\tneutral\n"
         "1\tthe play\tbad\tneutral\tneutral\tneutral\n"
     ),
-    "MNLI/test_matched.tsv": "index\tsentence1\tsentence2\n0\tthe film\tgood\n",
-    "MNLI/test_mismatched.tsv": "index\tsentence1\tsentence2\n0\tthe film\tgood\n1\tthe play\tgood\n",
-    "diagnostic/diagnostic.tsv": (
-        "index\tsentence1\tsentence2\n0\tthe film\tgood\n1\tthe play\tpoor\n2\tgood film\tthe play\n"
-    ),
     "STS-B/dev.tsv": "sentence1\tsentence2\tscore\ngood\tfine\t4.5\ngood\tbad\t0.5\nplay\train\t1.5\n",
-    "STS-B/test.tsv": "index\tsentence1\tsentence2\n0\tgood\tfine\n1\tgood\tbad\n",
     "WNLI/train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tthe film\tgood\t1\n1\tthe film\tbad\t0\n",
-    "WNLI/test.tsv": "index\tsentence1\tsentence2\n0\tthe film\tgood\n1\tthe film\tbad\n",
     "RTE/train.tsv": "index\tsentence1\tsentence2\tlabel\n0\tthe film\tgood\tperhaps\n",
     "RTE/dev.tsv": "index\tsentence1\tsentence2\tlabel\n",
     "STS-B/train.tsv": (
@@ -111,14 +101,9 @@ def test_cola_header_and_quotes(place: Path, tmp_path: Path) -> None:
         {"text": 'The "film was good', "label": "1"},
         {"text": 'the film was bad"', "label": "0"},
     ]
-    assert rows(place, "CoLA", "test", tmp_path) == [
-        {"text": 'good "film'},
-        {"text": ""},
-        {"text": "bad"},
-    ]
 
 
-def test_incomplete_rows_are_skipped_except_in_test(place: Path, tmp_path: Path) -> None:
+def test_incomplete_rows_are_skipped(place: Path, tmp_path: Path) -> None:
     file, left = glue.write_split(GLUE["QQP"], "train", request_of(place, tmp_path))
     assert [
         json.loads(line)["text_b"] for line in file.read_text(encoding="utf8").splitlines()
@@ -127,18 +112,14 @@ def test_incomplete_rows_are_skipped_except_in_test(place: Path, tmp_path: Path)
     (entry,) = glue.glue_plan(request_of(place, tmp_path, tasks=("QQP",))).experiments
     assert isinstance(entry, Experiment)
     assert entry.notes == ("3 rows of train without a text or a label are left out",)
-    assert rows(place, "QQP", "test", tmp_path) == [
-        {"text": "good", "text_b": "bad"},
-        {"text": "only this", "text_b": ""},
-    ]
 
 
 def test_limit_applies_to_training_examples(place: Path, tmp_path: Path) -> None:
     counts = {}
-    for split in ("train", "dev", "test"):
+    for split in ("train", "dev"):
         file, _ = glue.write_split(GLUE["CoLA"], split, request_of(place, tmp_path, limit=1))
         counts[file.name] = len(file.read_text(encoding="utf8").splitlines())
-    assert counts == {"train-1.jsonl": 1, "dev.jsonl": 2, "test.jsonl": 3}
+    assert counts == {"train-1.jsonl": 1, "dev.jsonl": 2}
 
 
 def test_file_layouts_find_columns(place: Path, tmp_path: Path) -> None:
@@ -169,12 +150,12 @@ def test_foreign_files_are_refused(place: Path, tmp_path: Path) -> None:
         match=r"RTE/train\.tsv:2: unknown label 'perhaps'; RTE has entailment, not_entailment",
     ):
         glue.write_split(GLUE["RTE"], "train", request_of(place, tmp_path))
-    with pytest.raises(DataError, match=r"SST-2: has no test\.tsv"):
-        glue.write_split(GLUE["SST-2"], "test", request_of(place, tmp_path))
+    with pytest.raises(DataError, match=r"SST-2: has no train\.tsv"):
+        glue.write_split(GLUE["SST-2"], "train", request_of(place, tmp_path))
     with pytest.raises(
         DataError, match=r"has no column 'sentence1'; its first line is x, 1, , The"
     ):
-        list(glue.rows_of(GLUE["WNLI"], str(place / "glue" / "CoLA" / "train.tsv"), True, []))
+        list(glue.rows_of(GLUE["WNLI"], str(place / "glue" / "CoLA" / "train.tsv"), []))
     empty = request_of(place, tmp_path, data=str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=r"nowhere: has no data for any of the tasks"):
         reproduce("glue", empty)
@@ -195,7 +176,7 @@ def test_texts_without_tabs_are_unchanged(texts: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "train.tsv"
         file.write_bytes("".join(f"s\t1\t\t{text}\n" for text in texts).encode())
-        assert [row["text"] for row in glue.rows_of(GLUE["CoLA"], str(file), True, [])] == texts
+        assert [row["text"] for row in glue.rows_of(GLUE["CoLA"], str(file), [])] == texts
 
 
 def test_hub_labels_are_mapped_to_file_labels(
@@ -213,10 +194,7 @@ def test_hub_labels_are_mapped_to_file_labels(
 
     def load(repository: str, config: str, *, split: str, streaming: bool) -> object:
         asked.append((repository, config, split))
-        if config == "ax":
-            columns = {"premise": ["a"], "hypothesis": ["b"], "label": [-1]}
-            return datasets.Dataset.from_dict(columns).to_iterable_dataset()
-        label = -1 if split == "test" else 1
+        label = 1
         columns = {"sentence1": ["a"], "sentence2": ["b"], "label": [label], "idx": [0]}
         return datasets.Dataset.from_dict(
             columns, features=datasets.Features(features)
@@ -226,25 +204,16 @@ def test_hub_labels_are_mapped_to_file_labels(
     request = Request("bert", "hub:nyu-mll/glue", tmp_path)
     texts = {
         split: glue.write_split(GLUE["MRPC"], split, request)[0].read_text()
-        for split in ("train", "dev", "test")
+        for split in ("train", "dev")
     }
     assert (
         json.loads(texts["train"])
         == json.loads(texts["dev"])
         == {"text": "a", "text_b": "b", "label": "1"}
     )
-    assert json.loads(texts["test"]) == {"text": "a", "text_b": "b"}
-    assert asked == [("nyu-mll/glue", "mrpc", split) for split in ("train", "validation", "test")]
-    file, _ = glue.write_split(GLUE["MNLI"], "diagnostic", request)
-    assert json.loads(file.read_text()) == {"text": "a", "text_b": "b"}
-    names = {
-        split: glue.source_of(GLUE["MNLI"], split, "hub:nyu-mll/glue")
-        for split in ("dev_mismatched", "diagnostic")
-    }
-    assert names == {
-        "dev_mismatched": "hub:nyu-mll/glue:mnli:validation_mismatched",
-        "diagnostic": "hub:nyu-mll/glue:ax:test",
-    }
+    assert asked == [("nyu-mll/glue", "mrpc", split) for split in ("train", "validation")]
+    name = glue.source_of(GLUE["MNLI"], "dev_mismatched", "hub:nyu-mll/glue")
+    assert name == "hub:nyu-mll/glue:mnli:validation_mismatched"
 
 
 YES_NO = ("entailment", "not_entailment")
@@ -382,7 +351,7 @@ def test_average_matches_paper() -> None:
     assert average({"RTE": 1.0}, published.AVERAGED) == average({"RTE": 1.0}, ()) == {}
 
 
-def test_glue_runs_from_files_to_submission(place: Path, tmp_path: Path) -> None:
+def test_glue_runs_from_files_to_results(place: Path, tmp_path: Path) -> None:
     heard = Heard()
     request = request_of(place, tmp_path, tasks=("CoLA", "MNLI", "STS-B", "WNLI"), grid="none")
     done = reproduce("glue", request, device="cpu", progress=heard)
@@ -400,40 +369,6 @@ def test_glue_runs_from_files_to_submission(place: Path, tmp_path: Path) -> None
     assert "average" not in results["measured"]["this run"]
     assert results["measured"]["this run"]["STS-B"] == 100 * scored["metrics"]["spearman"]
     assert not list((tmp_path / "runs").rglob("step-*"))
-    files = {file.name for file in done.files}
-    assert files == {"CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "STS-B.tsv", "WNLI.tsv"}
-    submission = tmp_path / "submission"
-    assert (submission / "WNLI.tsv").read_bytes() == b"index\tprediction\n0\t0\n1\t0\n"
-    opened = open_task(cola["best"], device="cpu")
-    texts = opened.predict_examples(
-        opened.read(str(tmp_path / "data" / "CoLA" / "test.jsonl"), labelled=False)
-    )
-    expected = "index\tprediction\n" + "".join(
-        f"{i}\t{p.label}\n" for i, (_, p) in enumerate(texts)
-    )
-    assert (submission / "CoLA.tsv").read_bytes() == expected.encode()
-    opened = open_task(scored["best"], device="cpu")
-    texts = opened.predict_examples(
-        opened.read(str(tmp_path / "data" / "STS-B" / "test.jsonl"), labelled=False)
-    )
-    expected = "index\tprediction\n" + "".join(
-        f"{i}\t{min(max(p.score, 0), 5):.3f}\n" for i, (_, p) in enumerate(texts)
-    )
-    assert (submission / "STS-B.tsv").read_bytes() == expected.encode()
-    scores = map(ScorePrediction, [-0.5, 0.0, 2.34567, 5.1])
-    assert [*map(glue.clip_score, scores)] == ["0.000", "0.000", "2.346", "5.000"]
-    opened = open_task(mnli["best"], device="cpu")
-    for name, split, count in (
-        ("MNLI-m", "test_matched", 1),
-        ("MNLI-mm", "test_mismatched", 2),
-        ("AX", "diagnostic", 3),
-    ):
-        texts = opened.predict_examples(
-            opened.read(str(tmp_path / "data" / "MNLI" / f"{split}.jsonl"), labelled=False)
-        )
-        lines = [f"{i}\t{p.label}" for i, (_, p) in enumerate(texts)]
-        assert len(lines) == count
-        assert (submission / f"{name}.tsv").read_text().splitlines()[1:] == lines
     assert "BERT-Base (Table 1, test)" in (tmp_path / "report.html").read_text()
 
 

@@ -105,6 +105,6 @@ def test_a_task_of_which_every_run_diverges_is_told(
     done = reproduce("glue", request, device="cpu")
     assert done is not None
     assert (entry_of(request)["best"], entry_of(request)["metrics"]) == (None, {})
-    _, tasks, details = done.report.sections
+    _, tasks, details = done.sections
     assert tasks.rows == [["CoLA", "every run diverged", None, ""]]  # type: ignore[union-attr]
     assert details.sections[0].rows[0][2] == "diverged (failed)"  # type: ignore[union-attr]

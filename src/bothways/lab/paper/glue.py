@@ -2,35 +2,24 @@
 
 Distributed files are split at tabs only: quotation marks are part of the text and often unbalanced.
 Each file is rewritten as JSON lines with the same three names for all tasks, which runs read.
-Training and dev rows that lack a column or a text are skipped and counted, as is common for QQP;
-test rows never are, because the leaderboard counts rows.
+Rows that lack a column or a text are skipped and counted, as is common for QQP.
 
 The grid: batch 32, 3 epochs, a learning rate of 5e-5, 4e-5, 3e-5 or 2e-5, chosen on dev. BERT-Large
 is unstable on small data sets, where the paper restarts it several times: `seeds`.
-
-The leaderboard takes files that begin with the line "index<TAB>prediction" and have one row per row
-of the test set, in its order. Labels are the training files'; scores of STS-B are clipped to 0
-to 5. For WNLI, whose dev set misleads, the paper submits the majority class of the training data
-(section 4.1, footnote), without a run. MNLI's model predicts AX, the diagnostic set.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bothways.core.atomic_files import make_folder, replace_text
 from bothways.core.errors import DataError
-from bothways.core.progress import SILENT, Progress
 from bothways.data.hub_rows import HUB
 from bothways.data.tables import open_table
 from bothways.data.text_io import read_lines
 from bothways.lab.paper import experiment, published
-from bothways.prediction.engine import counting
-from bothways.prediction.predictor import open_task
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.text_examples import TextColumns
 
@@ -40,21 +29,21 @@ GlueColumn = str | int
 
 @dataclass(frozen=True)
 class GlueFileLayout:
-    """The columns of a file; None for a column that it does not have.
+    """The columns of a file; None for a second text that it does not have.
 
     Attributes:
         header: the first line names the columns.
     """
 
     text: GlueColumn
-    text_b: GlueColumn | None = None
-    label: GlueColumn | None = None
+    text_b: GlueColumn | None
+    label: GlueColumn
     header: bool = True
 
-    def columns(self, labelled: bool) -> dict[str, GlueColumn]:
-        """Return the columns to read by role, without the label unless `labelled`."""
-        label = self.label if labelled else None
-        columns = {"text": self.text, "text_b": self.text_b, "label": label}
+    @property
+    def columns(self) -> dict[str, GlueColumn]:
+        """The columns to read by role."""
+        columns = {"text": self.text, "text_b": self.text_b, "label": self.label}
         return {role: column for role, column in columns.items() if column is not None}
 
 
@@ -63,32 +52,24 @@ class GlueTask:
     """A task of GLUE.
 
     Attributes:
-        name: name of its folder and of the leaderboard's file.
+        name: name of its folder.
         hub: its configuration on the Hub.
         labels: labels in the files; empty for scores.
         metric: the metric of table 1, which chooses the best run.
-        train, test: layout of labelled files and of test files, as distributed.
+        layout: layout of the files as distributed.
         hub_layout: layout of every split on the Hub.
         hub_labels: the Hub's names of `labels`; empty if they are equal.
         dev: labelled splits to score on; the first one chooses.
-        submitted: the test split behind each of the leaderboard's files.
     """
 
     name: str
     hub: str
     labels: tuple[str, ...]
     metric: str
-    train: GlueFileLayout
-    test: GlueFileLayout
+    layout: GlueFileLayout
     hub_layout: GlueFileLayout
     hub_labels: tuple[str, ...] = ()
     dev: tuple[str, ...] = ("dev",)
-    submitted: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def files(self) -> dict[str, str]:
-        """The leaderboard's files, with the split that each is predicted on."""
-        return dict(self.submitted) or {self.name: "test"}
 
 
 _TWO = ("0", "1")
@@ -96,7 +77,6 @@ _ENTAILED = ("entailment", "not_entailment")
 _SENTENCES = GlueFileLayout("sentence1", "sentence2", "label")
 _SENTENCE = GlueFileLayout("sentence", None, "label")
 _QUESTION = GlueFileLayout("question", "sentence", "label")
-_TEST_PAIR = GlueFileLayout("sentence1", "sentence2")
 
 TASKS_OF_GLUE = (
     GlueTask(
@@ -104,23 +84,16 @@ TASKS_OF_GLUE = (
         "mnli",
         ("contradiction", "entailment", "neutral"),
         "accuracy",
-        train=GlueFileLayout("sentence1", "sentence2", "gold_label"),
-        test=_TEST_PAIR,
+        layout=GlueFileLayout("sentence1", "sentence2", "gold_label"),
         hub_layout=GlueFileLayout("premise", "hypothesis", "label"),
         dev=("dev_matched", "dev_mismatched"),
-        submitted=(
-            ("MNLI-m", "test_matched"),
-            ("MNLI-mm", "test_mismatched"),
-            ("AX", "diagnostic"),
-        ),
     ),
     GlueTask(
         "QQP",
         "qqp",
         _TWO,
         "f1",
-        train=GlueFileLayout("question1", "question2", "is_duplicate"),
-        test=GlueFileLayout("question1", "question2"),
+        layout=GlueFileLayout("question1", "question2", "is_duplicate"),
         hub_layout=GlueFileLayout("question1", "question2", "label"),
         hub_labels=("not_duplicate", "duplicate"),
     ),
@@ -129,8 +102,7 @@ TASKS_OF_GLUE = (
         "qnli",
         _ENTAILED,
         "accuracy",
-        train=_QUESTION,
-        test=GlueFileLayout("question", "sentence"),
+        layout=_QUESTION,
         hub_layout=_QUESTION,
     ),
     GlueTask(
@@ -138,8 +110,7 @@ TASKS_OF_GLUE = (
         "sst2",
         _TWO,
         "accuracy",
-        train=_SENTENCE,
-        test=GlueFileLayout("sentence"),
+        layout=_SENTENCE,
         hub_layout=_SENTENCE,
         hub_labels=("negative", "positive"),
     ),
@@ -148,8 +119,7 @@ TASKS_OF_GLUE = (
         "cola",
         _TWO,
         "mcc",
-        train=GlueFileLayout(3, None, 1, header=False),
-        test=GlueFileLayout("sentence"),
+        layout=GlueFileLayout(3, None, 1, header=False),
         hub_layout=_SENTENCE,
         hub_labels=("unacceptable", "acceptable"),
     ),
@@ -158,8 +128,7 @@ TASKS_OF_GLUE = (
         "stsb",
         (),
         "spearman",
-        train=GlueFileLayout(-3, -2, -1),
-        test=GlueFileLayout(-2, -1),
+        layout=GlueFileLayout(-3, -2, -1),
         hub_layout=_SENTENCES,
     ),
     GlueTask(
@@ -167,19 +136,17 @@ TASKS_OF_GLUE = (
         "mrpc",
         _TWO,
         "f1",
-        train=GlueFileLayout("#1 String", "#2 String", "Quality"),
-        test=GlueFileLayout("#1 String", "#2 String"),
+        layout=GlueFileLayout("#1 String", "#2 String", "Quality"),
         hub_layout=_SENTENCES,
         hub_labels=("not_equivalent", "equivalent"),
     ),
-    GlueTask("RTE", "rte", _ENTAILED, "accuracy", _SENTENCES, _TEST_PAIR, _SENTENCES),
+    GlueTask("RTE", "rte", _ENTAILED, "accuracy", _SENTENCES, _SENTENCES),
     GlueTask(
         "WNLI",
         "wnli",
         _TWO,
         "accuracy",
-        train=_SENTENCES,
-        test=_TEST_PAIR,
+        layout=_SENTENCES,
         hub_layout=_SENTENCES,
         hub_labels=("not_entailment", "entailment"),
     ),
@@ -189,11 +156,6 @@ TASKS_OF_GLUE = (
 RATES = (5e-5, 4e-5, 3e-5, 2e-5)
 DEFAULT_RATE = 2e-5
 """The rate without a grid: that of google-research/bert's examples for GLUE."""
-
-MAJORITY = "0"
-"""Majority class of WNLI's training data: 323 of 635."""
-LOWEST, HIGHEST = 0.0, 5.0
-"""Range of the scores of STS-B."""
 
 COLUMNS = {
     "MNLI-m": ("MNLI", "accuracy"),
@@ -239,7 +201,7 @@ def _experiment(
             return experiment.NotRun(task.name, f"no {split}.tsv (or {split}.tsv.gz) in {folder}")
     written = {split: write_split(task, split, request) for split in splits}
     dev, *further_dev = task.dev
-    columns = TextColumns("text", "text_b" if task.train.text_b is not None else None, "label")
+    columns = TextColumns("text", "text_b" if task.layout.text_b is not None else None, "label")
     rates = RATES if request.grid == "paper" else (DEFAULT_RATE,)
     grid = experiment.grid_settings(
         request,
@@ -261,11 +223,8 @@ def _experiment(
 def source_of(task: GlueTask, split: str, data: str) -> str | None:
     """Return the file or Hub name of a split, None if the file does not exist."""
     if data.startswith(HUB):
-        if split == "diagnostic":
-            return f"{data}:ax:test"
         return f"{data}:{task.hub}:{split.replace('dev', 'validation')}"
-    diagnostic = ("diagnostic/diagnostic.tsv",) if split == "diagnostic" else ()
-    return experiment.find_file(data, f"{task.name}/{split}.tsv", *diagnostic)
+    return experiment.find_file(data, f"{task.name}/{split}.tsv")
 
 
 def write_split(task: GlueTask, split: str, request: experiment.Request) -> tuple[Path, int]:
@@ -274,7 +233,6 @@ def write_split(task: GlueTask, split: str, request: experiment.Request) -> tupl
     Raises:
         DataError: the split does not exist or differs from GLUE's format.
     """
-    labelled = split == "train" or split in task.dev
     source = source_of(task, split, request.data)
     if source is None:
         location, fix = Path(request.data) / task.name, "Get it from gluebenchmark.com."
@@ -282,14 +240,12 @@ def write_split(task: GlueTask, split: str, request: experiment.Request) -> tupl
     limit = request.limit if split == "train" else None
     name = f"{split}-{limit}.jsonl" if limit else f"{split}.jsonl"
     skipped = list[str]()
-    rows = itertools.islice(rows_of(task, source, labelled, skipped), limit)
+    rows = itertools.islice(rows_of(task, source, skipped), limit)
     return experiment.write_rows(request.out / "data" / task.name / name, rows), len(skipped)
 
 
-def rows_of(
-    task: GlueTask, source: str, labelled: bool, skipped: list[str]
-) -> Iterator[dict[str, str]]:
-    """Yield the rows of a split as {"text", "text_b", "label"}, without the absent ones.
+def rows_of(task: GlueTask, source: str, skipped: list[str]) -> Iterator[dict[str, str]]:
+    """Yield the rows of a split as {"text", "text_b", "label"}.
 
     Args:
         skipped: receives where the rows are that lack a text or a label.
@@ -298,12 +254,12 @@ def rows_of(
         DataError: the file lacks a column, or a label is not one of the task's.
     """
     rows = _hub_rows if source.startswith(HUB) else _file_rows
-    for location, row in rows(task, source, labelled):
+    for location, row in rows(task, source):
         values = {role: value or "" for role, value in row.items()}
-        if labelled and not all(value.strip() for value in values.values()):
+        if not all(value.strip() for value in values.values()):
             skipped.append(location)
             continue
-        if labelled and task.labels and values["label"] not in task.labels:
+        if task.labels and values["label"] not in task.labels:
             message = f"unknown label {values['label']!r}; {task.name} has {', '.join(task.labels)}"
             raise DataError(message, where=location, fix="Give the file as GLUE distributes it.")
         yield values
@@ -312,11 +268,10 @@ def rows_of(
 Rows = Iterator[tuple[str, dict[str, str | None]]]
 
 
-def _file_rows(task: GlueTask, source: str, labelled: bool) -> Rows:
-    layout = task.train if labelled else task.test
+def _file_rows(task: GlueTask, source: str) -> Rows:
     lines = read_lines(Path(source))
-    names = next(lines, (1, ""))[1].split("\t") if layout.header else []
-    columns = layout.columns(labelled).items()
+    names = next(lines, (1, ""))[1].split("\t") if task.layout.header else []
+    columns = task.layout.columns.items()
     indices = {role: _index(column, names, source) for role, column in columns}
     for number, line in lines:
         if line:
@@ -337,57 +292,9 @@ def _index(column: GlueColumn, names: list[str], source: str) -> int:
     return names.index(column)
 
 
-def _hub_rows(task: GlueTask, source: str, labelled: bool) -> Rows:
+def _hub_rows(task: GlueTask, source: str) -> Rows:
     names = dict(zip(task.hub_labels, task.labels, strict=False))
-    diagnostic = source.endswith(":ax:test")
-    layout = GlueFileLayout("premise", "hypothesis") if diagnostic else task.hub_layout
-    columns = layout.columns(labelled)
     for row in open_table(source).rows:
-        cells = {role: row.values[str(column)] for role, column in columns.items()}
+        cells = {role: row.values[str(column)] for role, column in task.hub_layout.columns.items()}
         values = {role: None if cell is None else str(cell) for role, cell in cells.items()}
-        if labelled:
-            values["label"] = names.get(values["label"] or "", values["label"])
-        yield row.where, values
-
-
-def write_submission(
-    request: experiment.Request,
-    outcomes: Iterable[experiment.CellOutcome],
-    *,
-    device: str,
-    progress: Progress = SILENT,
-) -> list[Path]:
-    """Write WNLI's file and those of all finished tasks with test data to `out/submission`."""
-    best = {done.experiment.name: done.best for done in outcomes if done.best is not None}
-    folder, files = request.out / "submission", []
-    for task in TASKS_OF_GLUE:
-        for name, split in task.files.items():
-            ready = task.name == "WNLI" or task.name in best
-            if not ready or source_of(task, split, request.data) is None:
-                continue
-            test, _ = write_split(task, split, request)
-            predictions = (
-                (MAJORITY for _ in open_table(str(test)).rows)
-                if task.name == "WNLI"
-                else _predicted(task, test, best[task.name], device, progress)
-            )
-            make_folder(folder)
-            files.append(folder / f"{name}.tsv")
-            lines = (f"{index}\t{value}\n" for index, value in enumerate(predictions))
-            replace_text(files[-1], "".join(["index\tprediction\n", *lines]))
-    return files
-
-
-def _predicted(
-    task: GlueTask, test: Path, folder: Path, device: str, progress: Progress
-) -> Iterator[str]:
-    predictor = open_task(str(folder), device=device)
-    reading = predictor.read(str(test), labelled=False)
-    counts = counting(reading, progress, f"predicting {task.name}'s test set")
-    for _, prediction in predictor.predict_examples(reading, counts=counts):
-        yield prediction.label if task.labels else clip_score(prediction)
-
-
-def clip_score(prediction: Any) -> str:
-    """Format a score with three digits, clipped to the range of STS-B."""
-    return f"{min(max(prediction.score, LOWEST), HIGHEST):.3f}"
+        yield row.where, {**values, "label": names.get(values["label"] or "", values["label"])}

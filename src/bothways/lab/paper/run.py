@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -27,19 +26,6 @@ PLANS: Mapping[Benchmark, Callable[[Request], BenchmarkPlan]] = {
 """Plans of the benchmarks."""
 
 
-@dataclass(frozen=True)
-class ReproduceResult:
-    """The result of a benchmark.
-
-    Attributes:
-        report: measured next to published figures.
-        files: files written in addition to `results.json` and `report.html`.
-    """
-
-    report: Report
-    files: tuple[Path, ...]
-
-
 def reproduce(
     benchmark: Benchmark,
     request: Request,
@@ -48,8 +34,8 @@ def reproduce(
     device: str = "auto",
     progress: Progress = SILENT,
     on_cost: Callable[[TableSection], object] = lambda table: None,
-) -> ReproduceResult | None:
-    """Run a benchmark as in the paper; finished runs in `request.out` are not repeated.
+) -> Report | None:
+    """Run a benchmark as in the paper, and report; finished runs in `request.out` are not repeated.
 
     Args:
         dry_run: only estimate the cost, without writing to `request.out`; the result is None.
@@ -77,12 +63,9 @@ def reproduce(
         outcomes.append(experiment.run(entry, request.out, device=device, progress=progress))
         results = pages.benchmark_results(request, plan, outcomes)
         pages.write_results(request.out / "results.json", results)
-    files: list[Path] = []
-    if benchmark == "glue":
-        files = glue.write_submission(request, outcomes, device=device, progress=progress)
     report = pages.benchmark_report(request, plan, outcomes, device=device)
     write_html(report, request.out / "report.html")
-    return ReproduceResult(report, tuple(files))
+    return report
 
 
 def _runnable(plan: BenchmarkPlan, request: Request, progress: Progress) -> list[Experiment]:
