@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import speedrun as job
-from speedrun import METRIC, LossTrack, PairTrack, RecordRequest, first_words, speedrun
+from speedrun import METRIC, LossTrack, PairTrack, RecordRequest, speedrun
 
 from bothways.cli.main import app
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import ConfigError
 from bothways.data.corpus import Corpus
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.evaluation import evaluate_on_corpus
@@ -76,39 +76,6 @@ def test_run_ends_at_target_loss(
     assert speedrun(request, device="cpu")["runs"] == entry["runs"], "nothing is trained again"
 
 
-def test_missed_target_is_reported(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [
-        *TINY, "training.until=6 steps", "--text", str(place / "train.txt"),
-        "--held-out", str(place / "held-out.txt"), "--out", str(tmp_path), "--seeds", "1",
-        "--target", "0.01", "--device", "cpu",
-    ]  # fmt: skip
-    job.main(words)
-    printed = capsys.readouterr().out
-    assert "0 of 1 runs reached" in printed
-    assert "mean time" not in printed
-    entry = json.loads((tmp_path / "entry.json").read_text())
-    assert not entry["reached"]
-    assert entry["mean seconds"] is None
-    assert entry["runs"][0]["steps"] == 6
-
-
-def test_rules_of_loss_track(place: Path, tmp_path: Path) -> None:
-    for changes, words in (
-        ({"overrides": (*TINY, "training.target=none")}, "training.target: is fixed by the track"),
-        ({"overrides": ("encoder.position.max_positions=64", "phases.2.length=64")}, "128 are sc"),
-        ({"recipe": "electra", "overrides": ("objective=replaced_tokens", *TINY[4:])}, "no masked"),
-        ({"recipe": "fast"}, "unknown recipe 'fast'"),
-        ({"seeds": 0}, "at least 1"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            speedrun(request_of(place, tmp_path / "out", **changes), device="cpu")
-    nowhere = LossTrack("nowhere.txt")
-    with pytest.raises(DataError, match="no such file"):
-        speedrun(request_of(place, tmp_path / "out", track=nowhere), device="cpu")
-
-
 def write_pairs(folder: Path) -> Path:
     """Animals and what they do, as `toy_animals` has them, against the words in another order."""
     folder.mkdir()
@@ -144,45 +111,6 @@ def test_pair_track_scores_minimal_pairs(
          "--device", "cpu"], result_action="return_value",
     )  # fmt: skip
     assert json.loads(capsys.readouterr().out)["mean"] == pytest.approx(run["accuracy"])
-
-
-def test_rules_of_pair_track(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "pretrain", None)  # a rule that is not kept would train for hours
-    out, suite = tmp_path / "out", write_pairs(tmp_path / "suite")
-    for until, words in (
-        ("9 hours", "training.until: is 9 hours, and a run of this track takes at most 8 hours"),
-        ("40 steps", "is 40 steps, and"),
-    ):
-        changed = (*TINY, f"training.until={until}")
-        with pytest.raises(ConfigError, match=words):
-            speedrun(request_of(place, out, track=PairTrack(suite), overrides=changed))
-    with pytest.raises(DataError, match="is not a folder"):
-        speedrun(request_of(place, out, track=PairTrack(tmp_path / "nowhere")))
-    (suite / "late.jsonl").write_text('{"sentence_good": "a cat", "sentence_bda": "cat a"}\n')
-    with pytest.raises(DataError, match="sentence_bad"):
-        speedrun(request_of(place, tmp_path / "other", track=PairTrack(suite)))
-    assert not (tmp_path / "other").exists(), (
-        "a wrong row is found before anything is built or trained"
-    )
-    (suite / "late.jsonl").unlink()
-
-
-def test_first_words_cut_document(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("a  b\nc d\n\ne f\ng h\n\ni\n")
-    files = [str(tmp_path / "text.txt")]
-    for count, texts in (
-        (1, ["a"]),
-        (4, ["a  b\nc d"]),
-        (6, ["a  b\nc d", "e f"]),
-        (99, ["a  b\nc d", "e f\ng h", "i"]),
-    ):
-        first_words(files, count, tmp_path / "first.jsonl")
-        rows = (tmp_path / "first.jsonl").read_text().splitlines()
-        assert [json.loads(row)["text"] for row in rows] == texts
-    (tmp_path / "text.txt").write_text(" \n\n")
-    with pytest.raises(DataError, match=r"text\.txt: holds no word"):
-        first_words(files, 9, tmp_path / "none.jsonl")
-    assert not (tmp_path / "none.jsonl").exists()
 
 
 def test_target_survives_checkpoint() -> None:
