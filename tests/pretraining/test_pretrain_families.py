@@ -70,7 +70,7 @@ def run(home: Path, out: str, *words: str) -> Path:
 def test_a_roberta_from_the_command_line_opens_in_transformers_with_equal_outputs(
     home: Path, output: str
 ) -> None:
-    from transformers import AutoTokenizer, RobertaForMaskedLM, RobertaTokenizer
+    from transformers import AutoTokenizer, RobertaForMaskedLM
 
     words = (
         "--model",
@@ -87,7 +87,6 @@ def test_a_roberta_from_the_command_line_opens_in_transformers_with_equal_output
     )
     assert (matrix.data_ptr() == embedding.data_ptr()) == (output == "embedding")
     read, tokenizer = AutoTokenizer.from_pretrained(folder), Tokenizer.load(folder)
-    assert type(read) is RobertaTokenizer
     assert theirs.config.pad_token_id == read.pad_token_id == tokenizer.specials.pad == 1
     assert (
         theirs.config.max_position_embeddings,

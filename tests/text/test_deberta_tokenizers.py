@@ -92,11 +92,10 @@ def test_ids_and_offsets_are_those_of_transformers_both_ways(
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
-def test_what_is_written_is_of_the_same_class(
+def test_what_is_written_is_the_same_tokenizer(
     folders: list[tuple[Any, Tokenizer, Any]], number: int
 ) -> None:
     theirs, ours, again = folders[number]
-    assert type(again) is type(theirs)
     assert len(again) == len(theirs) == ours.size
     for use in ("pad", "cls", "sep", "unk", "mask"):
         assert getattr(again, f"{use}_token_id") == getattr(theirs, f"{use}_token_id")

@@ -151,10 +151,9 @@ def test_ids_and_offsets_are_those_of_transformers_both_ways(
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
-def test_what_is_written_is_of_the_same_class(folders: list[Pair], number: int) -> None:
-    """Class, special tokens, length; ids of one and two texts; segments where the model has them, and no segments elsewhere."""
+def test_what_is_written_is_the_same_tokenizer(folders: list[Pair], number: int) -> None:
+    """Special tokens, length; ids of one and two texts; segments where the model has them, and no segments elsewhere."""
     model_type, theirs, ours, again = folders[number]
-    assert type(again) is type(theirs)
     assert len(again) == len(theirs) == ours.size
     assert again.model_max_length == 77
     for use in ("pad", "cls", "sep", "unk", "mask"):
@@ -290,13 +289,17 @@ def test_old_layouts_give_the_ids_of_transformers(
         )
 
 
-def test_an_old_layout_is_written_as_its_class(
+def test_an_old_layout_is_written_with_the_same_ids(
     old: list[tuple[Tokenizer, Any]], tmp_path: Path
 ) -> None:
     for number, (ours, theirs) in enumerate(old):
         ours.save(tmp_path / str(number))
         again = AutoTokenizer.from_pretrained(tmp_path / str(number))
-        assert type(again) is type(theirs)
+        texts = ["hello <mask> the", " \t%&", "a  b"]
+        assert again(texts, add_special_tokens=False).input_ids == [
+            ids.tolist() for ids in ours.encode(texts)
+        ]
+        assert again("a", "b").input_ids == theirs("a", "b").input_ids
         assert Tokenizer.load(tmp_path / str(number)).fingerprint == ours.fingerprint
 
 
@@ -332,7 +335,6 @@ def test_a_last_normaliser_that_joins_spaces_changes_nothing(tmp_path: Path) -> 
     ours = load(type(backend).from_str(json.dumps(spec)), tmp_path / "in")
     ours.save(tmp_path / "out")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert type(theirs) is AlbertTokenizer
     texts = ["the   hello \t  play", "  %  &"]
     assert theirs(texts, add_special_tokens=False).input_ids == [
         ids.tolist() for ids in ours.encode(texts)

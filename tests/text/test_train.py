@@ -112,7 +112,7 @@ def test_special_tokens_come_first_and_the_folder_opens_in_transformers(tmp_path
     assert theirs(lines[0], lines[1]).input_ids == tokenizer.backend.encode(lines[0], lines[1]).ids
     declared = {
         WordPiece: "BertTokenizer",
-        ByteBPE: "RobertaTokenizer",
+        ByteBPE: "TokenizersBackend",
         Unigram: "TokenizersBackend",
     }
     assert type(theirs).__name__ == declared[type(kind)]

@@ -24,8 +24,6 @@ space before them, as in the published `tokenizer.json`. DeBERTa's authors write
 from __future__ import annotations
 
 import base64
-import dataclasses
-import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -360,60 +358,6 @@ def _template(pair: str, ends: Ends) -> processors.PostProcessor:
     )
 
 
-def declaration(spec: Mapping[str, Any], ends: Ends) -> dict[str, Any] | None:
-    """Return the transformers class and settings that rebuild a `tokenizer.json`; None if none."""
-    model = spec["model"]
-    saved = (
-        _steps(spec["normalizer"]),
-        spec["pre_tokenizer"],
-        spec["decoder"],
-        spec["post_processor"],
-    )
-    for name in _declarable(model):
-        tokenizer_class = CLASSES[name]
-        settings = [setting for setting, _ in tokenizer_class.settings]
-        # Only these two classes of transformers 5 keep the compiled normalisation.
-        charsmap = charsmap_of(spec["normalizer"]) if tokenizer_class.unknown is not None else None
-        for values in itertools.product((False, True), repeat=len(settings)):
-            pipeline = tokenizer_class.build(
-                *values, *([charsmap] if tokenizer_class.pieces else [])
-            )
-            if isinstance(pipeline, ByteDeberta):
-                pipeline = dataclasses.replace(pipeline, doubled=True)
-            built = vars(parts(pipeline, ends)).values()
-            normalizer, *components = (part_spec(component) for component in built)
-            if (_steps(normalizer), *components) == saved:
-                declared: dict[str, Any] = {
-                    "bos_token": ends[0][0],
-                    "eos_token": ends[1][0],
-                    "tokenizer_class": name,
-                }
-                declared |= dict(zip(settings, values, strict=True))
-                if name == "BigBirdTokenizer":
-                    declared |= {"bos_token": "<s>", "eos_token": "</s>"}
-                return declared | (
-                    {"unk_id": model["unk_id"]} if name == "DebertaV2Tokenizer" else {}
-                )
-    return None
-
-
-def _declarable(model: Mapping[str, Any]) -> list[str]:
-    """Return the classes that the model may be of; most fix the id of the unknown token."""
-    match model:
-        case {
-            "type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False,
-            "continuing_subword_prefix": None | "", "end_of_word_suffix": None | "",
-            "byte_fallback": False, "ignore_merges": False,
-        }:  # fmt: skip
-            return ["RobertaTokenizer", "DebertaTokenizer"]
-        case {"type": "Unigram", "unk_id": unknown, "byte_fallback": False}:
-            names = {1: ["AlbertTokenizer"], 3: ["XLMRobertaTokenizer"]}.get(unknown, [])
-            # transformers looks up BigBird's unknown token with this score.
-            scored = unknown is not None and model["vocab"][unknown][1] == 0
-            return [*names, "DebertaV2Tokenizer", *(["BigBirdTokenizer"] if scored else [])]
-    return []
-
-
 def steps_of(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """Return the single steps of a normaliser or pre-tokenizer as `tokenizer.json` has it."""
     match component:
@@ -426,14 +370,6 @@ def steps_of(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
             return [single for step in steps for single in steps_of(step)]
         case _:
             return [component]
-
-
-def _steps(normalizer: Mapping[str, Any] | None) -> list[Any]:
-    """Return the normaliser's steps, without a last one that joins spaces: words end there."""
-    steps = steps_of(normalizer)
-    several = normalizer is not None and normalizer["type"] == "Sequence"
-    joins = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
-    return steps[:-1] if several and steps[-1:] == [joins] else steps
 
 
 def charsmap_of(normalizer: Mapping[str, Any] | None) -> bytes | None:

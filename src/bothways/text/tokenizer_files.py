@@ -8,9 +8,9 @@ off that comma.
 
 Notable choices. Truncation and padding of a file are disabled: they are explicit elsewhere. A
 tokenizer without a post-processor gets [CLS] A [SEP] B [SEP], so that other programs add them. A
-saved tokenizer is declared a `BertTokenizer` (or RoBERTa's, XLM-R's, ALBERT's, DeBERTa's,
-BigBird's) only if transformers, which rebuilds these from vocabulary and settings, gets the same
-tokenizer; else as the generic class, which uses `tokenizer.json` unchanged.
+saved tokenizer is declared a `BertTokenizer` only if transformers, which rebuilds that class from
+vocabulary and settings, gets the same tokenizer; else as the generic class, which uses
+`tokenizer.json` unchanged.
 """
 
 from __future__ import annotations
@@ -220,19 +220,10 @@ def tokenizer_config(
         tokenizer_classes.SETTINGS[use]: backend.id_to_token(id)
         for use, id in asdict(specials).items()
     }
-    spec = json.loads(backend.to_str())
-    added, special_tokens = (
-        {token["content"] for token in spec["added_tokens"]},
-        set(names.values()),
-    )
-    family = tokenizer_classes.declaration(spec, _ends(backend, specials))
-    post, bert = backend.post_processor, _bert_post_processor(backend, specials)
+    spec, post = json.loads(backend.to_str()), backend.post_processor
+    added = {token["content"] for token in spec["added_tokens"]}
+    bert = _bert_post_processor(backend, specials)
     match spec:
-        case _ if family is not None and added == special_tokens | {
-            family["bos_token"],
-            family["eos_token"],
-        }:
-            return family | names
         case {
             "normalizer": {"type": "BertNormalizer", "clean_text": True} as normalizer,
             "pre_tokenizer": {"type": "BertPreTokenizer"},
@@ -241,7 +232,7 @@ def tokenizer_config(
                 "continuing_subword_prefix": "##",
                 "max_input_chars_per_word": 100,
             },
-        } if added == special_tokens and (
+        } if added == set(names.values()) and (
             post is None
             or tokenizer_classes.edges(backend, post) == tokenizer_classes.edges(backend, bert)
         ):
@@ -253,7 +244,9 @@ def tokenizer_config(
                 **names,
             }
         case _:
-            return {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+            # BigBird has both kinds of names, RoBERTa has these alone.
+            ends = {"bos_token": "<s>", "eos_token": "</s>"} if {"<s>", "</s>"} <= added else {}
+            return {"tokenizer_class": tokenizer_classes.GENERIC[0], **names, **ends}
 
 
 def _bert_post_processor(
