@@ -100,10 +100,10 @@ def pretrain(  # noqa: PLR0913 – one option per question
     from bothways.data.mixture import Smoothed
     from bothways.pretraining import run
     from bothways.pretraining.build import encoder_of
-    from bothways.pretraining.config import load_config
+    from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.recipes import chosen_settings
 
-    text = open_corpora(corpus)
+    text = open_text(corpus)
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
     source = None if start is None else str(start)
     encoder = encoder_of(model, source, tokenizer)
@@ -119,7 +119,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
             base = dataclasses.replace(base, mixture=Smoothed())
         if objective is not None and not isinstance(objective, str):
             base = dataclasses.replace(base, objective=objective)
-        return load_config(base, overrides, _path(config))
+        return load_pretraining(base, overrides, _path(config))
 
     config_values, notes = chosen_settings(recipe, encoder, source, changed)
     with shown_progress(progress) as reporter:
@@ -436,7 +436,7 @@ def distil(  # noqa: PLR0913 – one option per question
     from bothways.finetuning import run as finetuning
     from bothways.finetuning.config import load_config, taught_finetuning
     from bothways.pretraining import run as pretraining
-    from bothways.pretraining.config import load_config as load_pretraining
+    from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.recipes import distillation
 
     folder = _run_folder(out, settings)
@@ -505,7 +505,7 @@ def source_name(rows: Rows, name: str) -> str:
     return str(rows) if isinstance(rows, str | Path) else f"{name} rows"
 
 
-def open_corpora(corpora: Corpora) -> Corpus | dict[str, Corpus]:
+def open_text(corpora: Corpora) -> Corpus | dict[str, Corpus]:
     """Open what is not open yet; the names of folders in a list are their own."""
     from bothways.data.corpus import Corpus
     from bothways.data.mixture import corpus_names

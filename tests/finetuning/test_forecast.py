@@ -14,7 +14,7 @@ from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.finetuning import forecast as forecasting
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData, label, updates_per_epoch
-from bothways.finetuning.forecast import forecast, measure_step, steps_per_epoch
+from bothways.finetuning.forecast import forecast, measure_tuning_step, steps_per_epoch
 from bothways.model.flops import BACKWARD
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.training.durations import Duration, Epochs, Hours, Steps
@@ -44,7 +44,7 @@ def test_the_last_batch_of_an_epoch_is_a_step(
     data: LabelledData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Duration, steps: int
 ) -> None:
     """320 examples in batches of 30: the eleventh has 20."""
-    monkeypatch.setattr(forecasting, "measure_step", lambda *_: StepSeconds((1e-4,), 0.25))
+    monkeypatch.setattr(forecasting, "measure_tuning_step", lambda *_: StepSeconds((1e-4,), 0.25))
     settings = dataclasses.replace(SETTINGS, batch=ExampleBudget(30))
     training = dataclasses.replace(TRAINING, until=until, evaluate=Epochs(1.0))
     found = forecast(make_task(tmp_path), data, settings, training, None)
@@ -55,7 +55,7 @@ def test_the_last_batch_of_an_epoch_is_a_step(
 def test_measuring_a_step_changes_no_weight(data: LabelledData, tmp_path: Path) -> None:
     task = make_task(tmp_path)
     before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
-    step = measure_step(task, data, SETTINGS, TRAINING)
+    step = measure_tuning_step(task, data, SETTINGS, TRAINING)
     assert step.per_token[0] > 0
     assert step.update > 0
     assert all(parameter.grad is None for parameter in task.parameters())
@@ -67,7 +67,7 @@ def test_updates_evaluations_and_checkpoints_are_counted(
     data: LabelledData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step, disk = StepSeconds((1e-4,), 0.25), 1e-6
-    monkeypatch.setattr(forecasting, "measure_step", lambda *_: step)
+    monkeypatch.setattr(forecasting, "measure_tuning_step", lambda *_: step)
     monkeypatch.setattr(forecasting, "seconds_per_byte", lambda _: disk)
     task, training = make_task(tmp_path), dataclasses.replace(TRAINING, evaluate=Epochs(1.0))
     found = forecast(task, data, SETTINGS, training, tmp_path)

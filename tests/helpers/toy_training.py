@@ -35,7 +35,7 @@ from bothways.core.training_module import TrainingModule
 from bothways.training import parallel
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Duration, Steps
-from bothways.training.loop import evaluate, fit
+from bothways.training.loop import evaluate_losses, fit
 from bothways.training.optimizers import (
     AdamW,
     Lamb,
@@ -242,7 +242,7 @@ def session(
             yield step
 
     def heldout(progress: Progress) -> dict[str, float]:
-        scores = evaluate(
+        scores = evaluate_losses(
             training_module, [next(steps(Cursor(9), 4, 1, plan.rank, plan.world))], plan
         )
         return {"heldout/loss": scores.losses["masked"]}
@@ -320,7 +320,7 @@ def _collective(plan: parallel.Plan) -> dict[str, object]:
     for config in WHOLE:
         mine = steps(Cursor(), 7, 2 - plan.rank, plan.rank, 2)
         found[config.kind] = fit_toy(toy(dtype=torch.float64), mine, 3, plan, config)
-    scores = evaluate(
+    scores = evaluate_losses(
         toy(dtype=torch.float64),
         [next(steps(Cursor(), 7, 2, plan.rank, 2))],
         plan,

@@ -38,7 +38,7 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import electra
 from bothways.pretraining.run import pretrain
 from bothways.training.durations import Steps
-from bothways.training.loop import evaluate, weighted_sum
+from bothways.training.loop import evaluate_losses, weighted_sum
 from bothways.training.meter import EvaluationScores
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Single
@@ -273,7 +273,7 @@ def test_metrics_are_those_of_the_replaced_tokens(training_module: ReplacedToken
         middle = seen[0].sort().values[len(seen[0]) // 2 :][:2]
         head.dense.bias -= middle.mean()
     hook.remove()
-    scores = evaluate(training_module, [step], Single(), precision="fp32")
+    scores = evaluate_losses(training_module, [step], Single(), precision="fp32")
     counts = [training_module(batch)["replaced"].counts for batch in batches]
     replaced, flagged, found = (
         sum(int(each[name]) for each in counts) for name in ("replaced", "flagged", "found")

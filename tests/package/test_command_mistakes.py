@@ -8,7 +8,7 @@ import pytest
 from cyclopts import CycloptsError
 
 from bothways.cli import main as cli
-from bothways.cli.mistakes import explain, rename_options
+from bothways.cli.mistakes import explain_mistake, rename_options
 
 
 def mistake(line: str) -> tuple[str | None, str]:
@@ -18,7 +18,7 @@ def mistake(line: str) -> tuple[str | None, str]:
             rename_options(cli.app, shlex.split(line)),
             result_action="return_value", print_error=False, exit_on_error=False,
         )  # fmt: skip
-    error = explain(raised.value)
+    error = explain_mistake(raised.value)
     return None if error.where is None else str(error.where), str(error)
 
 

@@ -18,7 +18,7 @@ from bothways.core import bar
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.prediction import layer_sweep
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
-from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep
+from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep_layers
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.sentence_embedding.sts import Correlation
 from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
@@ -100,7 +100,7 @@ def test_one_pass_gives_what_each_embedding_gives(
     task = open_task_model(str(place / "bert"), "embed", settings=settings)
     examples = list(task.task.read(str(place / "sts.tsv")).examples)
     tally = PredictionCounts()
-    found = sweep(task, iter(examples), tally)  # type: ignore[arg-type]
+    found = sweep_layers(task, iter(examples), tally)  # type: ignore[arg-type]
     assert (found.pairs, tally.examples, task.training) == (40, 40, False)
     assert [(cell.layer, cell.pooling) for cell in found.cells] == [
         (at, how) for at in range(3) for how in POOLINGS

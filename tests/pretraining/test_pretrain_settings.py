@@ -15,7 +15,7 @@ from bothways.core.errors import ConfigError
 from bothways.data.corpus import Corpus
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
-from bothways.pretraining.config import PretrainConfig, load_config
+from bothways.pretraining.config import PretrainConfig, load_pretraining
 from bothways.pretraining.recipes import modern
 from bothways.training.durations import Epochs, Steps
 from bothways.training.shorthands import TRAINING_NAMES
@@ -24,17 +24,20 @@ BASE = modern(preset("bert-tiny"))
 
 
 def test_common_names_are_settings() -> None:
-    read = load_config(BASE, ["lr=3e-4", "epochs=4", "warmup=0.2"])
-    assert read.training.optimizer == load_config(BASE, {"learning_rate": 3e-4}).training.optimizer
+    read = load_pretraining(BASE, ["lr=3e-4", "epochs=4", "warmup=0.2"])
+    assert (
+        read.training.optimizer
+        == load_pretraining(BASE, {"learning_rate": 3e-4}).training.optimizer
+    )
     assert flatten(configs.to_dict(read))["training.optimizer.lr"] == 3e-4
     assert read.training.until == Epochs(4.0)
-    assert load_config(BASE, ["until=7 steps"]).training.until == Steps(7)
+    assert load_pretraining(BASE, ["until=7 steps"]).training.until == Steps(7)
     values: dict[str, Any] = {
         "epochs": "2", "until": "7 steps", "precision": "fp32", "evaluate": "20 steps",
         "optimizer": "lamb", "schedule": "constant",
     }  # fmt: skip
     for name in TRAINING_NAMES:
-        assert load_config(BASE, {name: values.get(name, "0.2")}) != BASE
+        assert load_pretraining(BASE, {name: values.get(name, "0.2")}) != BASE
 
 
 @pytest.mark.parametrize(
@@ -50,7 +53,7 @@ def test_common_names_are_settings() -> None:
 )
 def test_a_name_that_is_none_is_told_the_setting(given: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_config(BASE, [given])
+        load_pretraining(BASE, [given])
 
 
 def test_the_recipe_follows_the_budget_in_python_too(

@@ -32,7 +32,7 @@ from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.pretraining.build import check_class, fit_to_corpus
-from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_config
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
 from bothways.pretraining.recipes import (
     RECIPES,
     albert,
@@ -230,7 +230,7 @@ def start(
 ) -> PretrainConfig:
     """The settings of a run, after all checks of settings that come before its first step."""
     encoder = fit_to_corpus(preset(model), corpus.tokenizer)
-    change = lambda base: load_config(base, [f"training.until={until}", *words])  # noqa: E731
+    change = lambda base: load_pretraining(base, [f"training.until={until}", *words])  # noqa: E731
     settings, _ = chosen_settings(recipe, encoder, None, change)
     rate_factor(settings.training.schedule, settings.training.end)
     heads = settings.objective.models(settings.encoder)["model"]
@@ -300,7 +300,7 @@ def test_another_objective_keeps_the_recipes_masks_and_notes_tell_the_rest() -> 
     encoder = preset("bert-mini")
 
     def chosen(*words: str) -> tuple[PretrainConfig, list[str]]:
-        return chosen_settings("short", encoder, None, lambda base: load_config(base, words))
+        return chosen_settings("short", encoder, None, lambda base: load_pretraining(base, words))
 
     for kind in ("masked_lm", "masked_lm_nsp", "masked_lm_sop"):
         settings, notes = chosen(f"objective={kind}")

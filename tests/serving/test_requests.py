@@ -15,7 +15,7 @@ import pytest
 
 from bothways.serving.app import App, app
 from bothways.serving.limits import Limits
-from bothways.serving.models import chunks
+from bothways.serving.models import example_ranges
 from toy_predictors import TASKS, TEXTS, predictor
 
 NAMES = ("classify", "regress", "rerank", "label", "choice", "tag", "answer", "fill", "embed")
@@ -254,7 +254,7 @@ def test_chunks_cover_the_examples_in_order(application: App) -> None:
     model, limits = application.models.named("classify"), Limits()
     for lengths in ([1], [10_000] * 9, [100_000, 1, 1, 40_000], [0] * 5):
         examples = model.examples(["a" * length for length in lengths], limits)
-        ranges = list(chunks(model, examples))
+        ranges = list(example_ranges(model, examples))
         assert [n for start, stop in ranges for n in range(start, stop)] == [*range(len(lengths))]
         for start, stop in ranges:
             assert stop == start + 1 or sum(lengths[start:stop]) <= 32_000

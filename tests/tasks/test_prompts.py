@@ -16,7 +16,7 @@ from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
 from bothways.hub.sentence_transformers import SentenceEncoderConfig, read_program_config
-from bothways.prediction.layer_sweep import sweep
+from bothways.prediction.layer_sweep import sweep_layers
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.sentence_embedding.task import (
     Embedder,
@@ -151,7 +151,9 @@ def test_evaluation_uses_the_prompt(folder: Path) -> None:
         TextExample("It rains in Rome.", "Rome has rain.", "5"),
     ]
     (best,) = [
-        c for c in sweep(embed.task_model, pairs).cells if (c.layer, c.pooling) == (6, "mean")
+        c
+        for c in sweep_layers(embed.task_model, pairs).cells
+        if (c.layer, c.pooling) == (6, "mean")
     ]
     metrics = embed.evaluate(pairs)
     assert best.correlation.pearson == pytest.approx(metrics["pearson"], abs=1e-5)

@@ -9,7 +9,7 @@ from bothways.core.loss import Loss
 from bothways.core.source import Cursor
 from bothways.core.targets import IGNORED
 from bothways.training.durations import Epochs, Hours, Steps, Tokens
-from bothways.training.loop import evaluate, fit
+from bothways.training.loop import evaluate_losses, fit
 from bothways.training.meter import EvaluationScores, Meter
 from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.state import RunState
@@ -235,7 +235,9 @@ def test_a_gradient_that_is_no_number_under_a_finite_loss_is_named_too():
 def test_evaluation_is_without_dropout_or_gradient_and_leaves_the_mode():
     training_module = toy(dropout=0.5)
     batches = [next(steps(Cursor(), 7, 2)), next(steps(Cursor(1), 4, 1))]
-    first, second = (evaluate(training_module, batches, SINGLE, precision="fp32") for _ in range(2))
+    first, second = (
+        evaluate_losses(training_module, batches, SINGLE, precision="fp32") for _ in range(2)
+    )
     assert first == second
     assert training_module.training
     assert all(parameter.grad is None for parameter in training_module.parameters())
@@ -247,17 +249,17 @@ def test_evaluation_is_without_dropout_or_gradient_and_leaves_the_mode():
         {name: loss.total.item() / weights[name] for name, loss in losses.items()}, rel=1e-6
     )
     training_module.eval()
-    evaluate(training_module, batches, SINGLE)
+    evaluate_losses(training_module, batches, SINGLE)
     assert not training_module.training
 
 
 def test_evaluation_of_nothing_scores_nothing():
-    assert evaluate(toy(), [], SINGLE) == EvaluationScores()
+    assert evaluate_losses(toy(), [], SINGLE) == EvaluationScores()
 
 
 def test_an_evaluation_that_is_no_number_is_refused():
     with pytest.raises(BothwaysError, match="'masked' of an evaluation"):
-        evaluate(broken_at(toy(), 1), [next(steps(Cursor()))], SINGLE)
+        evaluate_losses(broken_at(toy(), 1), [next(steps(Cursor()))], SINGLE)
 
 
 def test_bf16_computes_in_bf16_and_keeps_weights_in_fp32(monkeypatch):

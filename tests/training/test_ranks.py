@@ -6,7 +6,7 @@ import torch
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.core.source import Cursor
 from bothways.training.checkpoint import checkpoints, read_checkpoint
-from bothways.training.loop import evaluate
+from bothways.training.loop import evaluate_losses
 from bothways.training.parallel import Replicated, Single, plan_here, rank_device
 from toy_training import (
     SINGLE,
@@ -64,7 +64,9 @@ def test_updates_of_whole_matrices_are_those_of_one_process(two, config):
 
 
 def test_an_evaluation_is_over_all_ranks(two):
-    alone = evaluate(toy(dtype=torch.float64), [next(steps(Cursor(), 7))], SINGLE, precision="fp32")
+    alone = evaluate_losses(
+        toy(dtype=torch.float64), [next(steps(Cursor(), 7))], SINGLE, precision="fp32"
+    )
     first, second = (found["scores"] for found in two[1])
     assert first == second
     assert first["losses"] == pytest.approx(alone.losses, rel=1e-12)

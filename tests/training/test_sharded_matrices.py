@@ -31,7 +31,7 @@ from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
 from bothways.training import parallel, saved_state
 from bothways.training.checkpoint import Keep, checkpoints
 from bothways.training.durations import Steps
-from bothways.training.loop import evaluate
+from bothways.training.loop import evaluate_losses
 from bothways.training.optimizers import AdamW, Lamb, Muon, OptimizerConfig, StableAdamW
 from bothways.training.parallel import Plan, Sharding, shard
 from bothways.training.run import Event, Training, TrainingPhase, TrainingRun
@@ -101,7 +101,7 @@ def session(case: Case, folder: Path, until: int, plan: Plan = SINGLE) -> list[f
 
     def heldout(progress: object) -> dict[str, float]:
         batch = next(steps(case.objective, plan, Cursor(0, 0, 1000)))
-        scores = evaluate(training_module, [batch], plan, precision="fp32")
+        scores = evaluate_losses(training_module, [batch], plan, precision="fp32")
         found.extend(scores.losses.values())
         return {"heldout": sum(scores.losses.values())}
 

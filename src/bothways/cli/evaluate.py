@@ -169,10 +169,10 @@ def _compare_int8(
 def _sweep_layers(predictor: Predictor, data: _Data) -> tuple[Any, RenderableType]:
     """Return the correlation with gold scores of every layer and pooling, the best one marked."""
     from bothways.core.report.terminal import text_table
-    from bothways.prediction.layer_sweep import sweep
+    from bothways.prediction.layer_sweep import sweep_layers
 
     with data.opened(predictor) as (reading, counts):
-        done = sweep(predictor.task_model, reading.examples, counts=counts)  # type: ignore[arg-type]
+        done = sweep_layers(predictor.task_model, reading.examples, counts=counts)  # type: ignore[arg-type]
     names = ("layer", "pooling", "pearson", "spearman", "anisotropy")
     rows = []
     for cell in done.cells:

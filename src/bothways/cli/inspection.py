@@ -302,7 +302,7 @@ def compare_runs(run: Path, *more: Path, out: Path = Path("runs.html")) -> None:
         The page.
     """
     from bothways.core.atomic_files import check_output_path
-    from bothways.pretraining.run_page import compare_runs as write
+    from bothways.pretraining.run_page import write_comparison as write
 
     check_output_path(out)
     write([run, *more], out)

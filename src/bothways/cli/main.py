@@ -172,7 +172,7 @@ def _run() -> None:
         app(words, result_action="return_value", print_error=False, exit_on_error=False)
         sys.stdout.flush()  # here, where a full disk or a closed pipe is caught
     except CycloptsError as error:
-        _fail(str(mistakes.explain(error)))
+        _fail(str(mistakes.explain_mistake(error)))
     except BothwaysError as error:
         _refuse(error)
     except RuntimeError as error:

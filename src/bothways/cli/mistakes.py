@@ -80,7 +80,7 @@ def _names(arguments: ArgumentCollection) -> set[str]:
     return {name for argument in arguments for name in argument.names}
 
 
-def explain(error: CycloptsError) -> BothwaysError:
+def explain_mistake(error: CycloptsError) -> BothwaysError:
     """Return the error of a command line as one of ours: what, where, and what to type."""
     command = " ".join(["bothways", *(error.command_chain or ())])
     fix = f"{command} --help lists the options."

@@ -65,7 +65,7 @@ def plan(  # noqa: PLR0913 – one option per question
     from bothways.core.runtime.cards import card_named
     from bothways.core.terminal import write_stderr
     from bothways.data.corpus import Corpus
-    from bothways.pretraining.config import load_config
+    from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.forecast import UTILISATION, Cards, Here, forecast_run
     from bothways.training.durations import Tokens
 
@@ -80,7 +80,7 @@ def plan(  # noqa: PLR0913 – one option per question
             raise ConfigError(f"must be at least 1 and finite, not {tokens:g}", where="tokens")
         training = dataclasses.replace(base.training, until=Tokens(int(tokens)))
         base = dataclasses.replace(base, training=training)
-    run = load_config(base, [*settings, *length], config)
+    run = load_pretraining(base, [*settings, *length], config)
     for member in replaced_members(run, base):
         write_stderr(f"note: {member}")
     if hardware == "here":

@@ -114,7 +114,7 @@ def _listen(deployment: Deployment, host: str, port: int, threads: int | None) -
     import torch
 
     from bothways.core.terminal import listed
-    from bothways.serving.run import announce, bind, serve, url_of
+    from bothways.serving.run import bind, print_line, serve, url_of
 
     start = time.perf_counter()
     with bind(host, port) as bound:
@@ -126,7 +126,7 @@ def _listen(deployment: Deployment, host: str, port: int, threads: int | None) -
         def opened() -> None:
             """Print the line."""
             loaded = f"loaded in {time.perf_counter() - start:.1f} s"
-            announce(f"serving {names} on {url_of(bound)}, {loaded}")
+            print_line(f"serving {names} on {url_of(bound)}, {loaded}")
 
         serve(application, bound, deployment, opened=opened)
 

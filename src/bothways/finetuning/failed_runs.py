@@ -26,7 +26,7 @@ from bothways.data.list_source import ListSource
 from bothways.data.loader import Loader, unchanged
 from bothways.finetuning.automatic import BASE_RATE
 from bothways.tasks.base import Direction, Metrics
-from bothways.training.loop import evaluate
+from bothways.training.loop import evaluate_losses
 from bothways.training.optimizers import BertAdam
 from bothways.training.parallel import Single
 from bothways.training.run import Training
@@ -179,7 +179,9 @@ def training_loss(
         for batch in step.microbatches
     ]
     tracked = track(steps_of_one, progress, "measuring the training loss")
-    return sum(evaluate(training_module, tracked, Single(), precision="fp32").losses.values())
+    return sum(
+        evaluate_losses(training_module, tracked, Single(), precision="fp32").losses.values()
+    )
 
 
 def still_falling(losses: Many[float]) -> bool | None:

@@ -56,7 +56,7 @@ def forecast(
     if length is None:
         return None
     updates, epochs = math.ceil(length - 1e-9), length / per_epoch
-    step = measure_step(task_model, data, settings, training, progress)
+    step = measure_tuning_step(task_model, data, settings, training, progress)
     (per_token,) = step.per_token
     scored = rates.times(training.evaluate, length) if data.dev else 0
     saved = 0 if folder is None else max(scored, rates.times(training.save, length))
@@ -80,7 +80,7 @@ def forecast(
     return Finding("time", "note", message)
 
 
-def measure_step(
+def measure_tuning_step(
     task_model: TaskModel[Any, Any],
     data: LabelledData,
     settings: FinetuneConfig,

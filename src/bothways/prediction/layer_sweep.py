@@ -86,7 +86,7 @@ class _AllLayers(TaskModel[TextExample, VectorPrediction]):
         return VectorPrediction(np.stack(outputs))
 
 
-def sweep(
+def sweep_layers(
     task_model: embedding.Embedder,
     examples: Iterable[TextExample],
     counts: PredictionCounts | None = None,

@@ -43,7 +43,7 @@ from bothways.objectives.masked_lm import MaskedLM, MaskedLMModule
 from bothways.objectives.objective import Objective
 from bothways.pretraining.adapt_page import write_adapt_page
 from bothways.pretraining.build import build_training_module, start_encoder
-from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_config
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
 from bothways.pretraining.evaluation import HeldOut, replaced_tokens_of
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.vocabulary_fit import VocabularyFit, vocabulary_fit
@@ -271,7 +271,7 @@ def _settings(
         mixture=ByWeight({DOMAIN: 1 - share, GENERAL: share}) if share else None,
         start=source,
     )
-    return load_config(base, overrides)
+    return load_pretraining(base, overrides)
 
 
 def _look(

@@ -149,7 +149,7 @@ class PretrainConfig:
                 )
 
 
-def load_config(
+def load_pretraining(
     base: PretrainConfig, overrides: Tree | Iterable[str] = (), file: Path | None = None
 ) -> PretrainConfig:
     """Return `base` changed by a TOML file, then by overrides, which may use the common names of

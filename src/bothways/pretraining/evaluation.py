@@ -31,7 +31,7 @@ from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.training.durations import Steps
-from bothways.training.loop import evaluate
+from bothways.training.loop import evaluate_losses
 from bothways.training.meter import EvaluationScores
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Plan, Single, all_gather, sum_over_ranks
@@ -90,7 +90,7 @@ class HeldOut:
 
     def _scores(self, steps: Iterable[TrainingStep]) -> EvaluationScores:
         precision = self._settings.training.precision
-        return evaluate(self._training_module, steps, self._plan, precision=precision)
+        return evaluate_losses(self._training_module, steps, self._plan, precision=precision)
 
     def named(self, scores: EvaluationScores) -> dict[str, float]:
         """Return scores and the objective's own metrics by name."""

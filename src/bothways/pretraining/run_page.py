@@ -157,7 +157,7 @@ NOT_SET = "–"
 """What is shown for a setting that a run does not have."""
 
 
-def compare_runs(folders: Many[Path], file: Path) -> None:
+def write_comparison(folders: Many[Path], file: Path) -> None:
     """Write a page that compares runs by their records and settings.
 
     Args:

@@ -27,7 +27,7 @@ from bothways.serving.batcher import Batcher, Ticket, internal, late, settle
 from bothways.serving.errors import FAILURES, RequestError
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
 from bothways.serving.metrics import Metrics
-from bothways.serving.models import Models, ServedModel, chunks
+from bothways.serving.models import Models, ServedModel, example_ranges
 from bothways.serving.routes import EXPLAIN, ROUTES, TOKENIZE
 from bothways.serving.shapes import Answer, Query
 from bothways.serving.tracing import Tracing
@@ -420,7 +420,7 @@ class App:
         exchange.model = model.name
         began, encoded = time.perf_counter(), []
         # In chunks: after each the limits and the deadline are looked at, and others have a turn.
-        for start, stop in chunks(model, examples):
+        for start, stop in example_ranges(model, examples):
             encoded += await work(model.encode, examples[start:stop])
             tokens = sum(len(sequence) for item in encoded for sequence in item.sequences)
             which = "" if stop == len(examples) else f" of the first {stop:,} inputs"

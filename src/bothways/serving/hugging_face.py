@@ -39,7 +39,7 @@ def _read_labelled(value: Any) -> Any:
                 "POST /TASK takes the columns of a task"
             )
         case _:
-            return requests.read_input(value)
+            return requests.check_input(value)
 
 
 def _read_question(value: Any) -> tuple[str, str]:
@@ -159,7 +159,7 @@ def pipeline(models: Models, request: Any) -> shapes.Query:
         case tei.SimilarityRequest():
             return tei.similarity(models, request)
         case tei.EmbedRequest():
-            return tei.embed(models, request, normalise=False)
+            return tei.tei_embed(models, request, normalise=False)
     model = models.choose(request.model)
     if model.kind not in PIPELINES:
         query: shapes.Query = shapes.own(model.kind).read(models, request)

@@ -157,7 +157,7 @@ class _RequestRow(Mapping[str, Any]):
         return len(self._fields)
 
 
-def chunks(model: ServedModel, examples: Many[Any]) -> Iterator[tuple[int, int]]:
+def example_ranges(model: ServedModel, examples: Many[Any]) -> Iterator[tuple[int, int]]:
     """Yield ranges of examples with some `CHUNK_CHARACTERS`, each at least one."""
     start = characters = 0
     for n, example in enumerate(examples):

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from bothways.serving import requests
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.shapes import Answer, Query, check_components, prompted, shortened
+from bothways.serving.shapes import Answer, Query, check_components, cut_components, prompted
 
 IDS = requests.list_of({"type": "integer", "minimum": 0}, minItems=1)
 
@@ -90,7 +90,7 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> Query:
     inputs = prompted(model, texts, request.prompt_name)
 
     def write(answer: Answer) -> Embeddings:
-        vectors = shortened(answer, count, normalise=True)
+        vectors = cut_components(answer, count, normalise=True)
         data: list[Any] = [
             base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
             if encoding == "base64"

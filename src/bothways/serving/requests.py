@@ -89,7 +89,7 @@ def per_item(read: Callable[[Any], Any]) -> AfterValidator:
     )
 
 
-def read_input(value: Any) -> Any:
+def check_input(value: Any) -> Any:
     """Return an input of a predictor: a pair is a tuple."""
     if isinstance(value, str | dict):
         return value
@@ -121,7 +121,7 @@ Flag = Annotated[bool, Field(strict=True), BeforeValidator(_typed)]
 Whole = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
 Count = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_whole)]
 ROW = either(TEXT, PAIR, {"type": "object"})
-Input = Annotated[Any, AfterValidator(read_input), WithJsonSchema(ROW)]
+Input = Annotated[Any, AfterValidator(check_input), WithJsonSchema(ROW)]
 """A text, a pair as a list, or an object with columns."""
 Items = Annotated[Any, BeforeValidator(bounded)]
 """A value that may be a list, one item for each input."""

@@ -29,7 +29,7 @@ ROUTES: dict[str, Route] = {
     **{f"/{kind}": own(kind) for kind in ALL_TASKS if kind not in ("embed", "rerank")},
     "/embed": Route(
         tei.EmbedRequest,
-        tei.embed,
+        tei.tei_embed,
         list[list[float]],
         "TEI: a vector for each text",
         ("embed",),

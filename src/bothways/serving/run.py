@@ -354,7 +354,7 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def announce(line: str) -> None:
+def print_line(line: str) -> None:
     """Print that the server answers; end, and say why, if the log cannot be written."""
     log = sys.stderr if isinstance(sys.stderr, ErrorStream) else ErrorStream(sys.stderr)
     print(line, file=log, flush=True)

@@ -165,7 +165,7 @@ def check_components(count: int | None, model: ServedModel) -> None:
         raise RequestError("invalid", message, param="dimensions")
 
 
-def shortened(answer: Answer, count: int | None, *, normalise: bool) -> Vectors:
+def cut_components(answer: Answer, count: int | None, *, normalise: bool) -> Vectors:
     """Return vectors cut to `count` components; then, if asked for, of length 1."""
     task, vectors = answer.model.task_model.task, answer.vectors
     assert isinstance(task, SentenceEmbeddingTask)
@@ -192,7 +192,7 @@ class OwnRequest(requests.TruncatedRequest):
 
     inputs: Annotated[
         requests.Items,
-        requests.per_item(requests.read_input),
+        requests.per_item(requests.check_input),
         WithJsonSchema(
             requests.either(requests.TEXT, {"type": "object"}, requests.list_of(requests.ROW))
         ),

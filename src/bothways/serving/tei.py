@@ -55,7 +55,7 @@ class EmbedRequest(requests.TruncatedRequest):
     options: requests.Options = requests.Options()
 
 
-def embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> shapes.Query:
+def tei_embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> shapes.Query:
     """Read a request of `/embed`; `normalise` is the default of `normalize`."""
     model, parameters = models.choose(request.model, ("embed",)), request.parameters
     shapes.check_components(request.dimensions, model)
@@ -63,7 +63,7 @@ def embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> s
         normalise = normalise if choice is None else choice
 
     def write(answer: shapes.Answer) -> Any:
-        return list(shapes.shortened(answer, request.dimensions, normalise=normalise))
+        return list(shapes.cut_components(answer, request.dimensions, normalise=normalise))
 
     prompt = request.prompt_name or parameters.prompt_name
     texts = shapes.prompted(model, shapes.as_list(request.inputs), prompt)

@@ -116,7 +116,7 @@ def fit(  # noqa: PLR0913 – one independent value per question that a run answ
 
 
 @torch.no_grad()
-def evaluate(
+def evaluate_losses(
     training_module: TrainingModule,
     steps: Iterable[TrainingStep],
     plan: Plan,

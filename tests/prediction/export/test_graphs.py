@@ -33,7 +33,7 @@ from bothways.model.positions import (
 from bothways.prediction.export.encoder_graph import Separators
 from bothways.prediction.export.folder import convert_to_openvino
 from bothways.prediction.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind
-from bothways.prediction.export.verification import compare
+from bothways.prediction.export.verification import compare_outputs
 from bothways.prediction.session_model import Arrays, CompiledModel
 from family_peers import peer
 from spread import first_of
@@ -88,7 +88,7 @@ def test_every_class_of_transformers(
         part = ExportedPart(head_kind(kind), None, SEPARATORS)
         graph = build_graph(model, part)
         onnx.checker.check_model(graph, full_check=True)
-        found = compare(model, part, in_session(graph), "onnxruntime")
+        found = compare_outputs(model, part, in_session(graph), "onnxruntime")
         assert found.largest < NEAR, kind
 
 
@@ -145,7 +145,7 @@ def test_every_axis_of_the_configuration(name: str) -> None:
     model, part = shaped(name)
     graph = build_graph(model, part)
     onnx.checker.check_model(graph, full_check=True)
-    assert compare(model, part, in_session(graph), "onnxruntime").largest < NEAR
+    assert compare_outputs(model, part, in_session(graph), "onnxruntime").largest < NEAR
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,10 @@ def test_every_kind_of_graph_in_openvino(
     part = ExportedPart(head_kind(kind), None, SEPARATORS)
     onnx.save_model(build_graph(model, part), tmp_path / "model.onnx")
     convert_to_openvino(tmp_path / "model.onnx", tmp_path / "model.xml", part.head)
-    assert compare(model, part, CompiledModel(tmp_path / "model.xml"), "OpenVINO").largest < NEAR
+    assert (
+        compare_outputs(model, part, CompiledModel(tmp_path / "model.xml"), "OpenVINO").largest
+        < NEAR
+    )
 
 
 @pytest.mark.parametrize("name", ["BertModel", "DebertaV2Model", "AlbertModel", "ModernBertModel"])
@@ -222,7 +225,7 @@ def test_vectors_of_sentences(pooling: Any, normalised: bool, components: int | 
     model, _ = shaped("window")
     part = ExportedPart("none", SentenceEncoderConfig(pooling, normalised, components, 60))
     graph = build_graph(model, part)
-    assert compare(model, part, in_session(graph), "onnxruntime").largest < NEAR
+    assert compare_outputs(model, part, in_session(graph), "onnxruntime").largest < NEAR
     names = [output.name for output in graph.graph.output]
     assert names == ["last_hidden_state", "sentence_embedding"]
 
@@ -233,7 +236,7 @@ def test_dense_layers_are_in_the_graph() -> None:
     model.heads["projection"] = Projection(layers, ["tanh", None])
     part = ExportedPart("none", SentenceEncoderConfig(("cls", "mean"), True, None, 60))
     graph = build_graph(model, part)
-    assert compare(model, part, in_session(graph), "onnxruntime").largest < NEAR
+    assert compare_outputs(model, part, in_session(graph), "onnxruntime").largest < NEAR
     assert graph.graph.output[1].type.tensor_type.shape.dim[1].dim_value == 7
 
 

@@ -29,7 +29,7 @@ ResultT = TypeVar("ResultT")
 # Python's.
 _SERVE = (
     "import sys; sys.path[:] = filter(None, sys.path); "
-    "from bothways.core.jobs.process_pool import serve; serve()"
+    "from bothways.core.jobs.process_pool import serve_jobs; serve_jobs()"
 )
 
 
@@ -154,7 +154,7 @@ class _Worker:
                     pipe.close()
 
 
-def serve() -> None:
+def serve_jobs() -> None:
     """Run as a worker: read the function, then jobs, until the pipe closes."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # anything printed must not mix with the replies

@@ -27,7 +27,7 @@ from bothways.lab.paper.glue import glue_plan
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.objectives.masked_lm import with_masking
 from bothways.pretraining.build import fit_to_corpus
-from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_config
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
 from bothways.pretraining.from_text import corpus_of_text
 from bothways.pretraining.recipes import paper, short
 from bothways.pretraining.run import pretrain
@@ -174,7 +174,7 @@ def base_settings(request: TableRequest, tokenizer: Tokenizer | None = None) -> 
             save=part_of(budget, 1 / EVALUATIONS),
         )
     base = dataclasses.replace(base, objective=objective, training=training)
-    return load_config(base, request.overrides)
+    return load_pretraining(base, request.overrides)
 
 
 @dataclass(frozen=True)

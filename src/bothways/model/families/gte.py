@@ -71,7 +71,7 @@ def _rules(stem: str) -> tuple[Rule, ...]:
         Rename("encoder.blocks.{}.attention_norm", f"{layer}.attn_ln"),
         Rename("encoder.blocks.{}.mlp_norm", f"{layer}.mlp_ln"),
     )
-    return (*rotary.post_norm_rules(stem, layers), *_heads("lm_head.norm"))
+    return (*rotary.rotary_rules(stem, layers), *_heads("lm_head.norm"))
 
 
 GTE = Family(
@@ -95,7 +95,7 @@ GTE = Family(
     ),
     other_keys=(
         KeyTable("new.", _rules("new"), ("new.embeddings.position_ids",)),
-        KeyTable("gte.", (*rotary.post_norm_rules("gte"), *_heads("lm_head.layer_norm"))),
+        KeyTable("gte.", (*rotary.rotary_rules("gte"), *_heads("lm_head.layer_norm"))),
     ),
     other_types=("new",),
 )

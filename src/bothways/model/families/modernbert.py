@@ -51,14 +51,14 @@ def base() -> EncoderConfig:
     return _sized(22, 768, 1152)
 
 
-def large() -> EncoderConfig:
+def modernbert_large() -> EncoderConfig:
     """Return 28 layers of 1024."""
     return _sized(28, 1024, 2624)
 
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     "modernbert-base": base,
-    "modernbert-large": large,
+    "modernbert-large": modernbert_large,
 }
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"

@@ -91,7 +91,7 @@ def _rules(stem: str) -> tuple[Rule, ...]:
         Rename("encoder.blocks.{}.attention_norm", f"{layer}.norm1"),
         Rename("encoder.blocks.{}.mlp_norm", f"{layer}.norm2"),
     )
-    return (*rotary.post_norm_rules(stem, layers, "emb_ln"), *_HEADS)
+    return (*rotary.rotary_rules(stem, layers, "emb_ln"), *_HEADS)
 
 
 NOMIC_BERT = Family(
@@ -112,6 +112,6 @@ NOMIC_BERT = Family(
     ),
     other_keys=(
         KeyTable("bert.", _rules("bert")),
-        KeyTable("nomic_bert.", (*rotary.post_norm_rules("nomic_bert"), *_HEADS)),
+        KeyTable("nomic_bert.", (*rotary.rotary_rules("nomic_bert"), *_HEADS)),
     ),
 )

@@ -86,7 +86,7 @@ def layer_rules(
     )
 
 
-def post_norm_rules(
+def rotary_rules(
     stem: str, layers: tuple[Rule, ...] = (), embedding_norm: str = "embeddings.LayerNorm"
 ) -> tuple[Rule, ...]:
     """Return the names of an encoder's tensors in post-norm order, and of the pooler.

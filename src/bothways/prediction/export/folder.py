@@ -39,7 +39,7 @@ from bothways.model.model import Model
 from bothways.prediction.export.encoder_graph import Separators
 from bothways.prediction.export.int8_weights import with_int8_weights
 from bothways.prediction.export.model_graph import ExportedPart, build_graph, head_kind
-from bothways.prediction.export.verification import Comparison, compare
+from bothways.prediction.export.verification import Comparison, compare_outputs
 from bothways.prediction.int8_report import MAX_LOSS, Int8Report, measure_int8
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.prediction.session_model import FILES, HEAD, OPENERS, GraphRuntime
@@ -134,7 +134,7 @@ def write_export(
             progress.stage(f"comparing with {step.title}")
             step.convert(hidden, exported.head)
             run = OPENERS[step.runtime](hidden / FILES[step.runtime]["fp32"])
-            comparisons.append(compare(task_model.model, exported, run, step.title))
+            comparisons.append(compare_outputs(task_model.model, exported, run, step.title))
         for comparison in comparisons:
             comparison.check()
         reports: dict[GraphRuntime, Int8Report] = {}

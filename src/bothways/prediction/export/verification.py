@@ -62,7 +62,7 @@ class Comparison:
 
 
 @torch.inference_mode()
-def compare(model: Model, exported: ExportedPart, run: Run, runtime: str) -> Comparison:
+def compare_outputs(model: Model, exported: ExportedPart, run: Run, runtime: str) -> Comparison:
     """Compare all outputs of a graph with the model's, at every token.
 
     Args:
