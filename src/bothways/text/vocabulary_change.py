@@ -38,7 +38,8 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
         TokenizerError: no word is new.
     """
     tokens = _new_tokens(tokenizer, words)
-    spec, next_id = _spec(tokenizer), tokenizer.size
+    spec: dict[str, Any] = json.loads(tokenizer.backend.to_str())
+    next_id = tokenizer.size
     vocabulary = spec["model"]["vocab"]
     match tokenizer.kind:
         case "WordPiece":
@@ -59,7 +60,8 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
                 ]
             )
             return Tokenizer(backend, tokenizer.specials, tokenizer.flat, tokenizer.words)
-    return _built(tokenizer, spec)
+    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    return Tokenizer(backend, tokenizer.specials, tokenizer.flat, tokenizer.words)
 
 
 def form_of(tokenizer: Tokenizer, token: str) -> Form | None:
@@ -139,13 +141,3 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
         message = f"the vocabulary already has every word: {listed(list(map(repr, words)))}"
         raise TokenizerError(message, where="vocabulary", fix="Give words that it splits.")
     return list(tokens)
-
-
-def _spec(tokenizer: Tokenizer) -> dict[str, Any]:
-    spec: dict[str, Any] = json.loads(tokenizer.backend.to_str())
-    return spec
-
-
-def _built(tokenizer: Tokenizer, spec: dict[str, Any]) -> Tokenizer:
-    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
-    return Tokenizer(backend, tokenizer.specials, tokenizer.flat, tokenizer.words)

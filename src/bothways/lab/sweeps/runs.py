@@ -1,8 +1,8 @@
 """A series of runs: one folder each, resumable, compared by a metric of the dev data.
 
-The runs differ in seeds (`sweeps.seeds`), settings (`sweeps.grid`) or experiments (`paper.cells`).
-A finished run has a `result.json` and is not repeated; a run that diverges counts as failed, and
-the series continues.
+The runs differ in seeds (`sweeps.seeds`), settings (`sweeps.grid`) or experiments
+(`paper.experiment`). A finished run has a `result.json` and is not repeated; a run that diverges
+counts as failed, and the series continues.
 """
 
 from __future__ import annotations

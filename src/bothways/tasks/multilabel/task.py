@@ -364,7 +364,13 @@ def parse_labels(value: Any, separator: str, column: str, where: str) -> tuple[s
     if isinstance(value, str):
         value = _labels_in(value, separator, column, where)
     if isinstance(value, list | tuple):
-        _check_names_of(value, column, where)
+        flags = all(isinstance(x, bool | int | float) and x in (0, 1) for x in value)
+        if flags and len(value) > len({*value}):  # they would be read as the labels 0 and 1
+            message = f"column {column!r} holds {len(value)} numbers 0 and 1, not labels"
+            fix = (
+                f"Give the labels of the text, or a column for each: {argument(label='NAME,NAME')}."
+            )
+            raise DataError(message, where=where, fix=fix)
         names = (label_of(item, column, where) for item in value)
         return in_order(name for name in names if name is not None)
     label = label_of(value, column, where)
@@ -402,15 +408,6 @@ def _is_name_in_brackets(text: str) -> bool:
     words = text.strip().strip("[]").lower().split()
     has_name = any(word not in _VALUES and any(map(str.isalpha, word)) for word in words)
     return has_name and _NAME_IN_BRACKETS.fullmatch(text) is not None
-
-
-def _check_names_of(labels: Many[Any], column: str, where: str) -> None:
-    """Raise a DataError for one 0 or 1 per label, which would be read as the labels 0 and 1."""
-    flags = all(isinstance(label, bool | int | float) and label in (0, 1) for label in labels)
-    if flags and len(labels) > len({*labels}):
-        message = f"column {column!r} holds {len(labels)} numbers 0 and 1, not labels"
-        fix = f"Give the labels of the text, or a column for each: {argument(label='NAME,NAME')}."
-        raise DataError(message, where=where, fix=fix)
 
 
 def _check_balance(train: Many[MultilabelExample]) -> list[Finding]:

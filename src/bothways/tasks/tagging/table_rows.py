@@ -185,23 +185,16 @@ def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[Tab
     """Yield the rows that are annotated and accepted; a note counts the others."""
     skipped = Counter[str]()
     for row in rows:
-        reason = _skipped(row.values)
-        if reason is None:
+        values = row.values
+        answer = values.get("answer") if isinstance(values, Mapping) and "text" in values else None
+        if answer not in ("reject", "ignore"):
             yield row
             continue
-        skipped[reason] += 1
+        skipped[answer] += 1
         notes[:] = [
-            f"{quantity(count, 'row(s) is|are')} left out: {why}" for why, count in skipped.items()
+            f'{quantity(count, "row(s) is|are")} left out: their "answer" is {answer}'
+            for answer, count in skipped.items()
         ]
-
-
-def _skipped(values: Any) -> str | None:
-    """Return the reason to skip a row; None for labelled data, or for other tools."""
-    if not isinstance(values, Mapping):
-        return None
-    if values.get("answer") in ("reject", "ignore") and "text" in values:
-        return f'their "answer" is {values["answer"]}'
-    return None
 
 
 def _word_columns(
