@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_deberta_tokenizers import of_bytes, of_pieces
-from test_family_tokenizers import albert, big_bird, roberta, word_piece, xlm
+from test_family_tokenizers import albert, big_bird, deberta, deberta_v2, roberta, word_piece, xlm
 from transformers import AutoTokenizer
 
 from bothways.core.errors import TokenizerError
@@ -60,7 +59,7 @@ CASES: list[Case] = [
         for stated in BYTES
     ),
     ("roberta", roberta, {}, {"add_prefix_space": True, **GENERIC}),
-    ("deberta", of_bytes, {}, {"add_prefix_space": True}),
+    ("deberta", deberta, {}, {"add_prefix_space": True}),
 ]
 
 
@@ -101,9 +100,9 @@ PIECES: list[tuple[str, Callable[..., Any], str]] = [
     ("albert", albert, "add_prefix_space"),
     ("big_bird", big_bird, "add_prefix_space"),
     ("xlm-roberta", xlm, "add_prefix_space"),
-    ("deberta-v2", of_pieces, "do_lower_case"),
-    ("deberta-v2", of_pieces, "split_by_punct"),
-    ("deberta-v2", of_pieces, "add_prefix_space"),
+    ("deberta-v2", deberta_v2, "do_lower_case"),
+    ("deberta-v2", deberta_v2, "split_by_punct"),
+    ("deberta-v2", deberta_v2, "add_prefix_space"),
 ]
 
 

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, models, normalizers
 from transformers import (
     AlbertTokenizer,
     AutoTokenizer,
     BertTokenizer,
     BigBirdTokenizer,
+    DebertaTokenizer,
+    DebertaV2Tokenizer,
     RobertaTokenizer,
     XLMRobertaTokenizer,
 )
@@ -47,6 +49,15 @@ PIECES = [
     *((piece, -2.0 - number / 7) for number, piece in enumerate(WORDS)),
     *((letter, -6.0 - number / 50) for number, letter in enumerate(LETTERS)),
 ]
+DEBERTA_NAMES = {
+    "<s>": "[CLS]",
+    "<pad>": "[PAD]",
+    "</s>": "[SEP]",
+    "<unk>": "[UNK]",
+    "<mask>": "[MASK]",
+}
+DEBERTA_HEAD = [("[PAD]", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[UNK]", 0.0)]
+DEBERTA = [*DEBERTA_HEAD, *PIECES, ("[MASK]", 0.0)]
 ALBERT = [("<pad>", 0.0), ("<unk>", 0.0), ("[CLS]", 0.0), ("[SEP]", 0.0), ("[MASK]", 0.0), *PIECES]
 BIG_BIRD = [
     (name, 0.0) for name in ("<pad>", "</s>", "<s>", "[CLS]", "[SEP]", "[MASK]", "<unk>")
@@ -82,6 +93,21 @@ def word_piece(**settings: Any) -> BertTokenizer:
     return BertTokenizer(vocab={token: id for id, token in enumerate(bert_tokens())}, **settings)
 
 
+def deberta_parts() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    spec = json.loads(roberta_backend().to_str())["model"]
+    vocab = {DEBERTA_NAMES.get(token, token): id for token, id in spec["vocab"].items()}
+    return vocab, [(first, second) for first, second in spec["merges"]]
+
+
+def deberta(**settings: Any) -> DebertaTokenizer:
+    vocab, merges = deberta_parts()
+    return DebertaTokenizer(vocab=vocab, merges=merges, **settings)
+
+
+def deberta_v2(**settings: Any) -> DebertaV2Tokenizer:
+    return DebertaV2Tokenizer(vocab=DEBERTA, **settings)
+
+
 CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "roberta": ("roberta", roberta),
     "roberta with a space": ("roberta", lambda: roberta(add_prefix_space=True)),
@@ -98,8 +124,16 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "big_bird as it stands": ("big_bird", lambda: big_bird(add_prefix_space=False)),
     "distilbert": ("distilbert", word_piece),
     "electra": ("electra", lambda: word_piece(do_lower_case=False)),
+    "deberta": ("deberta", deberta),
+    "deberta with a space": ("deberta", lambda: deberta(add_prefix_space=True)),
+    "deberta-v2": ("deberta-v2", deberta_v2),
+    "deberta-v2 in lower case, marks apart": (
+        "deberta-v2",
+        lambda: deberta_v2(do_lower_case=True, split_by_punct=True),
+    ),
+    "deberta-v2 as it stands": ("deberta-v2", lambda: deberta_v2(add_prefix_space=False)),
 }
-SEGMENTED = ("albert", "electra", "big_bird")
+SEGMENTED = ("albert", "electra", "big_bird", "deberta", "deberta-v2")
 Pair = tuple[str, Any, Tokenizer, Any]
 
 
@@ -169,7 +203,7 @@ def test_what_is_written_is_the_same_tokenizer(folders: list[Pair], number: int)
         assert mine.ids.tolist() == row["input_ids"]
         assert not segments or mine.segments.tolist() == row["token_type_ids"]
     tokens = again.convert_ids_to_tokens([int(id) for id in mine.ids])
-    count = 3 if again.cls_token == "[CLS]" else 4
+    count = 3 if again.cls_token == "[CLS]" and model_type != "deberta" else 4
     assert sum(token in (again.cls_token, again.sep_token) for token in tokens) == count
 
 
@@ -413,3 +447,73 @@ def test_a_big_birds_compiled_normalisation_is_followed(tmp_path: Path) -> None:
         again("he & he", add_special_tokens=False)["input_ids"]
         == tokenizer.encode(["he and he"])[0].tolist()
     )
+
+
+def write_deberta(folder: Path) -> Path:
+    folder.mkdir()
+    models.BPE(*deberta_parts()).save(str(folder))
+    return folder
+
+
+def write_deberta_v2(
+    folder: Path, pieces: list[tuple[str, float]], charsmap: bytes = b"", **named: Any
+) -> Path:
+    folder.mkdir()
+    (folder / "spm.model").write_bytes(message(pieces, charsmap=charsmap))
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    return folder
+
+
+def test_debertas_older_layout(tmp_path: Path) -> None:
+    """As first published: the mask takes the white space before it, and two texts have one [SEP] between them."""
+    ours, theirs = Tokenizer.load(write_deberta(tmp_path / "old")), deberta()
+    texts = ["hello[MASK] world", "é中\n", "hello's"]
+    assert [ids.tolist() for ids in ours.encode(texts)] == theirs(texts, add_special_tokens=False)[
+        "input_ids"
+    ]
+    assert ours.encode(["hello  [MASK] world"])[0].tolist() == ours.encode(texts[:1])[0].tolist()
+    vocab, _ = deberta_parts()
+    first, second = (row.tolist() for row in ours.encode(["hello", "in"]))
+    cls, sep = vocab["[CLS]"], vocab["[SEP]"]
+    ours.save(tmp_path / "new")
+    again = AutoTokenizer.from_pretrained(tmp_path / "new")
+    row = again("hello", "in")
+    assert row["input_ids"] == [cls, *first, sep, *second, sep]
+    assert row["token_type_ids"] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+    assert Tokenizer.load(tmp_path / "new").fingerprint == ours.fingerprint
+
+
+@given(text=hostile)
+def test_deberta_v2s_older_layout_without_a_normalisation(
+    plain: tuple[Tokenizer, Any], text: str
+) -> None:
+    """As transformers' class has it, from the same pieces; the mask is added where the file lacks it."""
+    ours, theirs = plain
+    assert ours.encode([text])[0].tolist() == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+    folder = tmp_path_factory.mktemp("pieces")
+    ours = Tokenizer.load(
+        write_deberta_v2(folder / "old", DEBERTA[:-1], do_lower_case=True, split_by_punct=True)
+    )
+    return ours, DebertaV2Tokenizer(vocab=rounded(DEBERTA), do_lower_case=True, split_by_punct=True)
+
+
+def test_deberta_v2s_older_layout_normalises_as_the_file_says(tmp_path: Path) -> None:
+    """White space at the ends and in between falls away, as SentencePiece has it by default; transformers 5 keeps the first."""
+    ours = Tokenizer.load(write_deberta_v2(tmp_path / "old", DEBERTA, charsmap=MAP))
+    assert ours.specials.mask == len(DEBERTA) - 1
+    spelled = [
+        [ours.token(id) for id in ids]
+        for ids in ours.encode(["  hello   &\tthe ", "hello and the"])
+    ]
+    assert spelled[0] == spelled[1] == ["▁hello", "▁", "and", "▁the"]
+    ours.save(tmp_path / "new")
+    again = AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert (
+        again("  hello   &\tthe ", add_special_tokens=False)["input_ids"]
+        == ours.encode(["  hello   &\tthe "])[0].tolist()
+    )
+    assert again("hello", "the")["token_type_ids"] == [0, 0, 0, 1, 1]

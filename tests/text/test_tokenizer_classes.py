@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import transformers
-from test_deberta_tokenizers import of_bytes, of_pieces
 from test_family_tokenizers import (
     ALBERT,
     MAP,
     PIECES,
     albert,
     big_bird,
+    deberta,
+    deberta_v2,
     message,
     roberta,
     word_piece,
@@ -130,8 +131,8 @@ EQUAL: dict[str, Callable[[Path], Path]] = {
     "LED": lambda f: saved(f, roberta(), "led", "LEDTokenizer"),
     "Mvp": lambda f: saved(f, roberta(), "roberta", "MvpTokenizer"),
     "GPT2": lambda f: saved(f, roberta(), "gpt2", "GPT2Tokenizer"),
-    "Deberta": lambda f: saved(f, of_bytes(), "deberta"),
-    "DebertaV2": lambda f: saved(f, of_pieces(), "deberta-v2"),
+    "Deberta": lambda f: saved(f, deberta(), "deberta"),
+    "DebertaV2": lambda f: saved(f, deberta_v2(), "deberta-v2"),
     "XLMRoberta": lambda f: saved(f, xlm(_spm_precompiled_charsmap=MAP), "xlm-roberta"),
     "Camembert": lambda f: saved(f, camembert(), "camembert"),
     "Albert": lambda f: saved(f, albert(_spm_precompiled_charsmap=MAP), "albert"),
