@@ -27,9 +27,8 @@ check: test
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-# Ranks that are killed at random under torchrun, and checkpoints on a local S3 server; minutes.
+# Ranks that are killed at random under torchrun; minutes.
 test-elastic: .venv/.test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt 'moto[server]' s3fs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m elastic
 
 # The tests that `make test` leaves out for their time: more cases of what others show.

@@ -42,8 +42,8 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
     """Train a vocabulary; the same text gives the same one.
 
     Args:
-        texts: a file, folder or pattern with text, a URL of these such as "s3://bucket/wiki/", or
-            an iterable of texts or documents; several languages as a mapping from names to these.
+        texts: a file, folder or pattern with text, the URL of a file, or an iterable of texts or
+            documents; several languages as a mapping from names to these.
         size: number of tokens, special tokens included.
         kind: kind of vocabulary: wordpiece as in BERT, bpe as in RoBERTa (over bytes), or unigram
             as in ALBERT.
@@ -145,7 +145,7 @@ def build_corpus(  # noqa: PLR0913 – one option per question
     """Build a corpus for pre-training, continue an interrupted build, or open the existing corpus.
 
     Args:
-        texts: a file, folder or pattern, a URL of these, several of them, or documents.
+        texts: a file, folder or pattern, the URL of a file, several of them, or documents.
         tokenizer: a folder, such as one made by `bothways tokenizer train`, a tokenizer.json or a
             vocab.txt; in Python also a tokenizer.
         out: folder of the corpus.

@@ -54,9 +54,9 @@ def pretrain(  # noqa: PLR0913 – one option per question
     """Pre-train an encoder on a corpus; with `out`, save it in `out/model`.
 
     Args:
-        corpus: a corpus, its folder or its URL, or several: a list of folders, whose names are
-            the corpora's, or a mapping from names to corpora or folders; the setting
-            `mixture` says how often each is read.
+        corpus: a corpus or its folder, or several: a list of folders, whose names are the
+            corpora's, or a mapping from names to corpora or folders; the setting `mixture` says
+            how often each is read.
         model: the shape to start from: bert-tiny, bert-mini, bert-small, bert-medium, bert-base,
             bert-large, roberta-base and other presets, or in Python an encoder configuration.
             Vocabulary and padding are the corpus's. Default: bert-mini; with `start`, the model
@@ -396,8 +396,8 @@ def distil(  # noqa: PLR0913 – one option per question
     Args:
         teacher: a model folder, the folder of a run, or a Hub id; with labelled data a fine-tuned
             one.
-        data: the folder of a corpus that was built with the teacher's tokenizer, or its URL, or
-            labelled data as for `finetune`.
+        data: the folder of a corpus that was built with the teacher's tokenizer, or labelled data
+            as for `finetune`.
         student: with a corpus a preset, such as distilbert-base-uncased, or a model folder;
             default: half of the teacher's layers. With labelled data a model folder or Hub id.
         dev: labelled data by which the best weights are chosen; 0.2 splits a fifth from `data`.
@@ -432,7 +432,6 @@ def distil(  # noqa: PLR0913 – one option per question
     """
     from bothways.core.config.reader import replaced_members
     from bothways.data.corpus import Corpus
-    from bothways.data.manifest import holds_corpus
     from bothways.finetuning import run as finetuning
     from bothways.finetuning.config import load_config, taught_finetuning
     from bothways.pretraining import run as pretraining
@@ -444,7 +443,7 @@ def distil(  # noqa: PLR0913 – one option per question
     if until is not None:
         settings["until"] = until
     common: Any = {"resume": resume, "device": device, "on_event": on_event}
-    is_corpus = isinstance(data, str | Path) and (Path(data).is_dir() or holds_corpus(data))
+    is_corpus = isinstance(data, str | Path) and Path(data).is_dir()
     if is_corpus or isinstance(data, Corpus):
         if dev is not None:
             message = f"is for labelled data, and {data} is a corpus"

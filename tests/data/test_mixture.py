@@ -12,7 +12,6 @@ from scipy.stats import chisquare
 
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.source import Cursor
-from bothways.core.urls import Url
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.loader import Loader, Share
@@ -53,11 +52,6 @@ def test_weights_are_normalised_and_must_name_each_corpus():
 
 def test_folders_get_different_names():
     assert corpus_names([Path("/a/en"), Path("/a/zh.v1")]) == ["en", "zh-v1"]
-    assert corpus_names(["s3://bucket/en", "zh"]) == ["en", "zh"]
-    assert corpus_names([Url("s3://bucket/corpus"), Path("/a/corpus")]) == [
-        "bucket-corpus",
-        "a-corpus",
-    ]
     assert corpus_names([Path("/a/en/corpus"), Path("/a/zh/corpus")]) == ["en-corpus", "zh-corpus"]
     with pytest.raises(ConfigError, match="given twice"):
         corpus_names([Path("/a/en"), Path("/a/en")])

@@ -110,7 +110,7 @@ def build(
     ----------
     inputs
         Files (.txt, .jsonl, .parquet, wiki-extractor's; also .gz, .xz, .zst and .bz2), folders and
-        quoted globs, here or at URLs such as s3://bucket/wiki/, or Hub data sets as
+        quoted globs, files at URLs such as s3://bucket/wiki.txt, or Hub data sets as
         hub:owner/name:configuration:split. Then settings of the cleaning, such as
         word_count.least=20, near_duplicates.shingle=8 or stop_words=none.
     """
@@ -147,7 +147,7 @@ def inspect(
     Parameters
     ----------
     folder
-        A folder made by `bothways corpus build`, or its URL.
+        A folder made by `bothways corpus build`.
     documents
         Number of documents to show.
     left_out

@@ -54,7 +54,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     ----------
     file
         Labelled data (.csv, .tsv, .jsonl, .parquet, or hub:owner/name:configuration:split), or the
-        folder or URL of a corpus for the losses and the perplexity of a pre-trained model. Default:
+        folder of a corpus for the losses and the perplexity of a pre-trained model. Default:
         the dev data that a run split from its training data (--dev 20%).
     settings
         Settings of the task, such as variant=word_l2r for likelihood.
@@ -234,7 +234,7 @@ def _recorded_data(folder: str) -> _Data:
 
     recorded = read_recorded_split(folder)
     if recorded is None:
-        fix = "Give a file, the folder or URL of a corpus, or --blimp DIR."
+        fix = "Give a file, the folder of a corpus, or --blimp DIR."
         raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
     name, examples = recorded
     print(f"note: scored on {name}, as in training", file=sys.stderr)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 from cyclopts import Parameter
 
 from bothways.core.bar import announce, error_console, terminal_progress
+from bothways.core.paths import is_url, local_path
 from bothways.core.terminal import say, write_stderr
-from bothways.core.urls import is_url, local_path
 from bothways.training.shorthands import FinetuneRecipe
 
 if TYPE_CHECKING:

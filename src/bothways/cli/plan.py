@@ -41,7 +41,7 @@ def plan(  # noqa: PLR0913 – one option per question
     tokens
         Tokens to read, such as 3.3e9.
     corpus
-        A folder made by `bothways corpus build`, or its URL: its tokens and its vocabulary.
+        A folder made by `bothways corpus build`: its tokens and its vocabulary.
     recipe
         The recipe to start from, as for pretrain; default: modern. With a teacher as for distil.
     teacher

@@ -89,8 +89,8 @@ def train(
     Parameters
     ----------
     inputs
-        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst, .bz2), folders and globs, here or at
-        URLs such as s3://bucket/wiki/, or hub:owner/name.
+        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst, .bz2), folders and globs, files at URLs
+        such as s3://bucket/wiki.txt, or hub:owner/name.
     out
         Folder to write; it must not exist or must be empty.
     alpha
@@ -166,8 +166,8 @@ def report(
     Parameters
     ----------
     inputs
-        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst, .bz2), folders and globs, here or at
-        URLs such as s3://bucket/wiki/, or hub:owner/name.
+        Files (.txt, .jsonl, .parquet, also .gz, .xz, .zst, .bz2), folders and globs, files at URLs
+        such as s3://bucket/wiki.txt, or hub:owner/name.
     tokenizer
         A folder, a tokenizer.json or a vocab.txt.
     ceiling

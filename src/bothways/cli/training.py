@@ -47,9 +47,7 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     Parameters
     ----------
     corpus
-        A folder made by `bothways corpus build`, here or at a URL such as s3://bucket/corpus. What
-        is read of it there is kept in a folder of bounded size (BOTHWAYS_CACHE,
-        BOTHWAYS_CACHE_GB); shuffle=windows is for a corpus that is larger.
+        A folder made by `bothways corpus build`.
     more
         Further corpora, built with the same tokenizer, and settings by dotted path, such as
         objective.masking.rate=0.2, or by a common name, such as lr=5e-4. Several corpora are mixed

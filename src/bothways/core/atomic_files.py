@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from bothways.core.errors import ResourceError, os_errors
-from bothways.core.urls import local_path, require_local
+from bothways.core.paths import local_path, require_local
 
 HIDDEN = ".writing-"
 """The prefix of names of files and folders that are incomplete, or replaced."""

@@ -17,8 +17,8 @@ from filelock import FileLock, Timeout
 
 from bothways.core.errors import BothwaysError, ResourceError, os_errors
 from bothways.core.json_reader import read_object
+from bothways.core.paths import require_local
 from bothways.core.progress import SILENT, Progress
-from bothways.core.urls import require_local
 
 LOCK, OWNER = ".lock", ".owner.json"
 

@@ -40,13 +40,11 @@ from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, discard_begun, lock_folder
 from bothways.core.jobs.workers import LocalWorkers, Workers, map_jobs
 from bothways.core.keyed_rng import rng
-from bothways.core.part_cache import Cache
+from bothways.core.paths import local_path, require_local
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.limits import usable_cores
 from bothways.core.sequence import Ids
 from bothways.core.terminal import quantity
-from bothways.core.urls import Place, Url, place_of
-from bothways.data import remote_arrays
 from bothways.data.cleaning.apply import LeftOutExample, load_examples, store_examples
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning_notes import large_steps, nothing_left, unsuited_steps
@@ -101,10 +99,8 @@ _RESUME = "Fix that and run the same command again: what is done is kept."
 class Corpus:
     """D documents of S sentences of T tokens.
 
-    The arrays of a corpus at a URL are fetched in parts, when they are read.
-
     Attributes:
-        folder: its folder, or its URL.
+        folder: its folder.
         manifest: counts, settings, digests.
         tokenizer: the tokenizer that made the ids.
         tokens: `(T)` ids, memory-mapped.
@@ -118,13 +114,13 @@ class Corpus:
         (60, True)
     """
 
-    folder: Place
+    folder: Path
     manifest: Manifest
     tokenizer: Tokenizer
-    tokens: remote_arrays.Column
-    sentences: remote_arrays.Column
-    documents: remote_arrays.Column
-    words: remote_arrays.Column | None = None
+    tokens: NDArray[Any]
+    sentences: NDArray[Any]
+    documents: NDArray[Any]
+    words: NDArray[Any] | None = None
 
     def __repr__(self) -> str:
         counts = self.manifest.counts
@@ -134,22 +130,16 @@ class Corpus:
         )
 
     @classmethod
-    def open(cls, folder: str | Place, cache: Cache | None = None) -> Corpus:
+    def open(cls, folder: str | Path) -> Corpus:
         """Open a corpus; the sizes of all files are checked, and the contents of small ones.
 
-        Args:
-            folder: its folder, or a URL that fsspec opens, such as "s3://bucket/corpus".
-            cache: where parts of a corpus at a URL are kept; None for `Cache.from_environment()`.
-
         Raises:
-            ConfigError: the cache is too small.
+            ConfigError: the folder is a URL.
             DataError: no corpus, one of another version, files that differ from the manifest, or
                 offsets and ids that contradict each other.
-            ResourceError: the store of the URL cannot be reached.
         """
-        location = place_of(folder)
-        if isinstance(location, Url):
-            return cls._open_remote(location, cache or Cache.from_environment())
+        location = local_path(folder)
+        require_local(location)
         manifest = read_manifest(location)
         for name, stored in manifest.files.items():
             check_file(location / name, stored)
@@ -162,37 +152,13 @@ class Corpus:
         corpus._check(SMALL)
         return corpus
 
-    @classmethod
-    def _open_remote(cls, url: Url, cache: Cache) -> Corpus:
-        small, manifest = remote_arrays.fetch_small_files(url, cache)
-        types = {TOKENS: manifest.token_type, SENTENCES: "uint64", DOCUMENTS: "uint64"}
-        types |= {WORDS: "uint8"} if WORDS in manifest.files else {}
-        arrays = {
-            name: remote_arrays.RemoteArray(
-                remote_arrays.open_file(url, name, manifest, small.name, cache), dtype
-            )
-            for name, dtype in types.items()
-        }
-        corpus = cls(
-            url, manifest, Tokenizer.load(small),
-            arrays[TOKENS], arrays[SENTENCES], arrays[DOCUMENTS], arrays.get(WORDS),
-        )  # fmt: skip
-        corpus._check(0)
-        return corpus
-
     def verify(self) -> None:
         """Compare every byte with the manifest, and check all offsets and ids. Raises DataError.
 
         `open` skips the contents of large files.
         """
         for name, stored in self.manifest.files.items():
-            if isinstance(self.folder, Path):
-                check_file(self.folder / name, stored, up_to=math.inf)
-        for array in (self.tokens, self.sentences, self.documents, self.words):
-            if isinstance(array, remote_arrays.RemoteArray):
-                remote_arrays.check_remote(
-                    array.file, self.manifest.files[array.file.url.name].sha256
-                )
+            check_file(self.folder / name, stored, up_to=math.inf)
         self._check(math.inf)
 
     def _check(self, up_to: int | float) -> None:
@@ -236,9 +202,7 @@ class Corpus:
         """Return examples of what the cleaning left out, step by step."""
         if LEFT_OUT not in self.manifest.files:
             return []
-        remote = self.tokens.file if isinstance(self.tokens, remote_arrays.RemoteArray) else None
-        folder = remote.cache.folder / remote.key if remote else Path(self.folder)
-        return load_examples(folder / LEFT_OUT)
+        return load_examples(self.folder / LEFT_OUT)
 
     @functools.cached_property
     def token_counts(self) -> NDArray[np.int64]:
@@ -364,7 +328,7 @@ def build_corpus(
 
 
 def length_percentiles(
-    offsets: remote_arrays.Column, points: Iterable[int | float], chunk: int = 2**20
+    offsets: NDArray[Any], points: Iterable[int | float], chunk: int = 2**20
 ) -> list[int]:
     """Return percentiles of the lengths between `(N+1)` offsets, without holding all lengths.
 
@@ -423,7 +387,8 @@ def _check_same(
         message = f"holds a corpus that was built with {'; '.join(differing)}"
         raise DataError(message, where=folder, fix=fix)
     origins, reading = _sources(documents)
-    if not origins or (origins, reading) != (built.origins, built.reading):
+    known = bool(origins) and all(origin.modified for origin in origins)  # none is at a URL
+    if not known or (origins, reading) != (built.origins, built.reading):
         # Files that were only copied or touched hold the same text; reading them is fast
         # compared to encoding them.
         names = (job.name for job in cut_shards(documents, recipe))

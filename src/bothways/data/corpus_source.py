@@ -22,8 +22,7 @@ from typing_extensions import assert_never
 from bothways.core.errors import AGAIN, ConfigError, DataError
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Ids, Sequence
-from bothways.data.epoch_order import BLOCKS, DocumentIds, Selection, Windows
-from bothways.data.remote_arrays import Arrays, Column, RemoteArray
+from bothways.data.epoch_order import BLOCKS, Arrays, DocumentIds, Selection
 from bothways.data.segments import PairPlan, Segments, SpanPlan
 from bothways.data.words import unpack_words
 
@@ -43,11 +42,8 @@ class CorpusSource:
         ids: DocumentIds,
         seed: int,
         data_copies: int | None = None,
-        shuffle: Windows | None = None,
     ) -> None:
         """Plan the documents `ids` in each epoch, with the period of `data_copies` epochs.
-
-        `shuffle` is how an epoch deals them to windows.
 
         Raises:
             ConfigError: `data_copies` is below 1, or the template does not fit the segments.
@@ -62,12 +58,11 @@ class CorpusSource:
         self.segments = segments
         self.seed = seed
         self.data_copies = data_copies
-        remote = isinstance(corpus.tokens, RemoteArray)
         self._corpus = corpus
         self._texts = _mapped(corpus.tokens, corpus.words)
         self._offsets = _mapped(corpus.sentences, corpus.documents)
-        self._tokens = corpus.tokens if remote else np.asarray(corpus.tokens)
-        self._selection = Selection(corpus, ids, shuffle)
+        self._tokens = np.asarray(corpus.tokens)
+        self._selection = Selection(corpus, ids)
         self._plans = functools.lru_cache(maxsize=2)(
             functools.partial(_plan, self._selection, segments, seed)
         )
@@ -187,9 +182,8 @@ class CorpusSource:
     def restricted(self, ids: DocumentIds) -> CorpusSource:
         """Return the same stream over other documents."""
         return CorpusSource(
-            self._corpus, self.template, self.segments, ids, self.seed, self.data_copies,
-            self._selection.shuffle,
-        )  # fmt: skip
+            self._corpus, self.template, self.segments, ids, self.seed, self.data_copies
+        )
 
     def _view(self, epoch: int) -> int:
         return epoch if self.data_copies is None else epoch % self.data_copies
@@ -273,7 +267,7 @@ class ContinuedSource:
         return ids, share * (self._share if source is self._rest else 1.0)
 
 
-def _mapped(*columns: Column | None) -> list[np.memmap[Any, Any]]:
+def _mapped(*columns: NDArray[Any] | None) -> list[np.memmap[Any, Any]]:
     return [column for column in columns if isinstance(column, np.memmap)]
 
 

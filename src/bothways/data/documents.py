@@ -1,4 +1,4 @@
-"""Files, folders, globs, URLs and Hub data sets → one stream of documents.
+"""Files, folders, globs, files at URLs and Hub data sets → one stream of documents.
 
 The suffix gives the kind: plain text (.txt, .text, .docs), the tables of `data.tables` with one
 document per row, and wiki_00, as wiki-extractor names its files, which hold text or JSON lines. The
@@ -11,22 +11,20 @@ document by `max_line_bytes`: a longer one is read as several.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import itertools
 import json
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
-from bothways.core import urls
 from bothways.core.advice import argument
 from bothways.core.atomic_files import replace_text
 from bothways.core.errors import DataError
 from bothways.core.json_reader import read_object
+from bothways.core.paths import is_url, local_path
 from bothways.data import tables, text_io
 from bothways.data.hub_rows import HUB, HubData, parse_hub_name
 
@@ -81,9 +79,8 @@ class Origin:
     """A source of documents: a file or a data set of the Hub.
 
     Attributes:
-        size: in bytes; 0 if it is unknown.
-        modified: the time of its change in ns; of a file at a URL, what its store calls its
-            version, such as an ETag; of a data set of the Hub, its commit.
+        size: in bytes; 0 if it is unknown, as of a file at a URL.
+        modified: the time of its change in ns, 0 at a URL; of a data set of the Hub, its commit.
     """
 
     name: str
@@ -123,14 +120,14 @@ class DocumentReader(Iterator[Document]):
 def read_documents(
     inputs: Sequence[str], *, column: str = "text", boundary: Boundary = Boundary.AUTO
 ) -> DocumentReader:
-    """Read the documents of files, globs, folders (recursively), URLs and Hub data sets.
+    """Read the documents of files, globs, folders (recursively) and Hub data sets.
 
     All names are checked before the first document is read.
 
     Args:
-        inputs: names, in reading order; a file that occurs twice is read once. Files, globs and
-            folders may be URLs that fsspec opens, such as "s3://bucket/wiki/*.txt.zst". A Hub data
-            set is "hub:owner/name@revision:configuration:split".
+        inputs: names, in reading order; a file that occurs twice is read once. A file may be at a
+            URL that fsspec opens, such as "s3://bucket/wiki.txt.zst". A Hub data set is
+            "hub:owner/name@revision:configuration:split".
         column: the column with the text, in tables.
         boundary: what ends a document in plain text files.
 
@@ -138,8 +135,7 @@ def read_documents(
         DataError: no such file, a glob or folder without a readable file, an unsupported kind, an
             empty file; while reading: a damaged, binary or wrongly encoded file, bad JSON, a wrong
             column, with file and line.
-        ResourceError: a file or folder that cannot be read; a URL that still cannot be read after
-            several attempts.
+        ResourceError: a file, folder or URL that cannot be read.
     """
     names = dict[str, None]()
     for name in inputs:
@@ -164,54 +160,46 @@ def _resolve(name: str) -> list[str]:
     if name.startswith(HUB):
         parse_hub_name(name)
         return [name]
-    location = urls.place_of(name)
-    if isinstance(location, urls.Url):
-        remote = urls.find_files(location)
-        if remote is None:
-            raise DataError("no such file or folder", where=name, fix="Check the URL.")
-        files = [(file.url, file.size) for file in remote]
-        if [url for url, _ in files] == [location]:
-            return [_file(*files[0])]
-    elif location.is_dir():
+    location = local_path(name)
+    if is_url(name):
+        return [_file(name)]
+    if location.is_dir():
         paths = sorted(path for path in location.rglob("*") if path.is_file())
         hidden = {p for p in paths if any(n.startswith(".") for n in p.relative_to(location).parts)}
-        files = [(path, None) for path in paths if path not in hidden]
-    elif location.exists():
-        return [_file(location)]
-    elif glob.has_magic(name):
-        return [_file(match) for match in text_io.matching_files(name)]
-    else:
-        fix = f"Check the name; a Hub data set is {HUB}owner/name."
-        raise DataError("no such file or folder", where=name, fix=fix)
-    # A folder, or a glob of URLs, may hold other files, too.
-    readable = [_file(path, size) for path, size in files if _is_readable(path)]
-    if not readable:
+        # A folder may hold other files, too.
+        readable = [_file(str(p)) for p in paths if p not in hidden and _is_readable(str(p))]
+        if readable:
+            return readable
         fix = f"Check the name. Supported are {_KINDS}."
         raise DataError("names no file that can be read", where=name, fix=fix)
-    return readable
+    if location.exists():
+        return [_file(str(location))]
+    if glob.has_magic(name):
+        return [_file(str(match)) for match in text_io.matching_files(name)]
+    fix = f"Check the name; a Hub data set is {HUB}owner/name."
+    raise DataError("no such file or folder", where=name, fix=fix)
 
 
-def _file(path: urls.Place, size: int | None = None) -> str:
-    if not _is_readable(path):
-        message, fix = f"unsupported file type {path.suffix!r}", f"Supported are {_KINDS}."
-        raise DataError(message, where=path, fix=fix)
-    if isinstance(path, Path) and path.is_file():
-        size = path.stat().st_size
-    if size == 0:
-        raise DataError("is an empty file", where=path, fix="Leave it out, or download it again.")
-    return str(path)
+def _file(name: str) -> str:
+    if not _is_readable(name):
+        message, fix = f"unsupported file type {Path(name).suffix!r}", f"Supported are {_KINDS}."
+        raise DataError(message, where=name, fix=fix)
+    if Path(name).is_file() and not Path(name).stat().st_size:
+        raise DataError("is an empty file", where=name, fix="Leave it out, or download it again.")
+    return name
 
 
-def _is_readable(path: urls.Place) -> bool:
+def _is_readable(name: str) -> bool:
     return (
-        text_io.suffix_of(path) in _TEXT + _TABLES
-        or path.suffix == ".parquet"
-        or _is_wiki(path)
-        or text_io.is_pipe(path)  # which is read as text
+        text_io.suffix_of(name) in _TEXT + _TABLES
+        or name.endswith(".parquet")
+        or _is_wiki(name)
+        or text_io.is_pipe(name)  # which is read as text
     )
 
 
-def _is_wiki(path: urls.Place) -> bool:
+def _is_wiki(name: str) -> bool:
+    path = Path(name)
     return bool(_WIKI_NAME.match(path.stem if path.suffix in text_io.COMPRESSED else path.name))
 
 
@@ -224,24 +212,22 @@ def origin_of(name: str) -> Origin:
     """
     if name.startswith(HUB):
         return Origin(name, modified=HubData(name).version)
-    location = urls.place_of(name)
-    if isinstance(location, urls.Url):
-        file = urls.status_of(location) or urls.RemoteFile(location, 0, "")
-        return Origin(name, file.size or 0, file.version)
-    status = location.stat()
+    if is_url(name):
+        return Origin(name)
+    status = local_path(name).stat()
     return Origin(name, status.st_size, status.st_mtime_ns)
 
 
 def check_versions(folder: Path, origins: Iterable[Origin]) -> None:
     """Compare the versions of sources with those when a work began; note them if it begins now.
 
-    Sources that only have a time of change, as files do, may have been copied.
+    Files only have a time of change: they may have been copied.
 
     Args:
         folder: where the work keeps what it knows of them.
 
     Raises:
-        DataError: a file at a URL or a data set of the Hub has changed.
+        DataError: a data set of the Hub has changed.
     """
     record = folder / _VERSIONS
     versions = {
@@ -260,17 +246,16 @@ def check_origin(origin: Origin) -> None:
     """Check that a source that is open now has the version that was found first; see Origin.
 
     Raises:
-        DataError: a file at a URL or a data set of the Hub has changed.
+        DataError: a data set of the Hub has changed.
     """
     if isinstance(origin.modified, str) and (current := origin_of(origin.name)) != origin:
         raise _change(origin.name, origin.modified, current.modified, "Run the same command again")
 
 
 def _change(name: str, stored: int | str, current: int | str, fix: str) -> DataError:
-    if name.startswith(HUB):
-        fix += ", or name the earlier revision: hub:owner/name@revision"
+    fix += ", or name the earlier revision: hub:owner/name@revision."
     message = f"has changed since this work began: it was {stored} and is {current}"
-    return DataError(message, where=name, fix=f"{fix}.")
+    return DataError(message, where=name, fix=fix)
 
 
 # Contents
@@ -288,41 +273,40 @@ def _read_unchanged(
 def _read(
     name: str, column: str, boundary: Boundary, bytes_read: text_io.BytesRead
 ) -> Iterator[Document]:
-    path = urls.place_of(name)
-    if name.startswith(HUB) or path.suffix == ".parquet" or text_io.suffix_of(path) in _TABLES:
+    if name.startswith(HUB) or name.endswith(".parquet") or text_io.suffix_of(name) in _TABLES:
         columns = [column]
         table = tables.open_table(
             name, columns, only=columns, allow_empty=True, bytes_read=bytes_read
         )
-        return _column_documents(table.rows, column)
-    if _is_wiki(path):
+        return _column_documents(table.rows, column, table.close)
+    if _is_wiki(name):
         # With --json wiki-extractor writes JSON lines, under the same names.
-        head = next((line for _, line in text_io.read_lines(path, split=True) if line.strip()), "")
+        head = next((line for _, line in text_io.read_lines(name, split=True) if line.strip()), "")
         if head.lstrip().startswith("{"):
-            lines = text_io.read_lines(path, bytes_read)
-            return _closing(_column_documents(tables.json_rows(name, lines), column), lines)
-    return _text_documents(path, boundary, bytes_read)
+            lines = text_io.read_lines(name, bytes_read)
+            return _column_documents(tables.json_rows(name, lines), column, lines.close)
+    return _text_documents(name, boundary, bytes_read)
 
 
-def _closing(documents: Iterator[Document], lines: Generator[Any]) -> Iterator[Document]:
-    with contextlib.closing(lines):
-        yield from documents
-
-
-def _column_documents(rows: Iterator[tables.TableRow], column: str) -> Iterator[Document]:
+def _column_documents(
+    rows: Iterator[tables.TableRow], column: str, close: Callable[[], None]
+) -> Iterator[Document]:
     """Yield the text in a column of each row; null counts as empty."""
-    for row in rows:
-        tables.require_column(column, row.values, row.where)
-        value = row.values[column]
-        if value is not None and not isinstance(value, str):
-            message = f"column {column!r} holds {type(value).__name__}, not text"
-            fix = f"Name a column that holds text: {argument(column='NAME')}."
-            raise DataError(message, where=row.where, fix=fix)
-        yield Document(value or "", row.where)
+    try:
+        for row in rows:
+            tables.require_column(column, row.values, row.where)
+            value = row.values[column]
+            if value is not None and not isinstance(value, str):
+                message = f"column {column!r} holds {type(value).__name__}, not text"
+                fix = f"Name a column that holds text: {argument(column='NAME')}."
+                raise DataError(message, where=row.where, fix=fix)
+            yield Document(value or "", row.where)
+    finally:
+        close()  # now, not when the traceback of an error is collected
 
 
 def _text_documents(
-    path: urls.Place, boundary: Boundary, bytes_read: text_io.BytesRead
+    path: str, boundary: Boundary, bytes_read: text_io.BytesRead
 ) -> Iterator[Document]:
     """Read a plain text file; one that begins with `<doc ` is wiki-extractor's."""
     lines = text_io.read_lines(path, bytes_read, split=True)
@@ -349,7 +333,7 @@ def _text_documents(
             )
 
 
-def _block_documents(path: urls.Place, lines: Lines) -> Iterator[Document]:
+def _block_documents(path: str, lines: Lines) -> Iterator[Document]:
     for filled, group in itertools.groupby(lines, key=lambda numbered: bool(numbered[1].strip())):
         if filled:
             yield from (Document(text, f"{path}:{number}") for number, text in _bounded(group))
@@ -370,7 +354,7 @@ def _bounded(lines: Lines) -> Iterator[tuple[int, str]]:
         yield begin, "\n".join(pending)
 
 
-def _wiki_documents(path: urls.Place, lines: Lines) -> Iterator[Document]:
+def _wiki_documents(path: str, lines: Lines) -> Iterator[Document]:
     """Read `<doc …>` to `</doc>`, without the title line, which the first sentence repeats."""
     start, title, body = 0, "", list[str]()
     number = 0
@@ -392,6 +376,6 @@ def _wiki_documents(path: urls.Place, lines: Lines) -> Iterator[Document]:
         raise _doc_error(f"ends inside the <doc …> of line {start}", path, number)
 
 
-def _doc_error(message: str, path: urls.Place, line: int) -> DataError:
+def _doc_error(message: str, path: str, line: int) -> DataError:
     fix = "Each document is a line <doc …>, its text and a line </doc>."
     return DataError(message, where=f"{path}:{line}", fix=fix)

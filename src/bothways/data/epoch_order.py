@@ -8,25 +8,20 @@ window, 20 bytes per document, and the open block, about 10 MB, are in memory, a
 planned about 50 bytes more per document, and 4 per run of the corpus. The offsets remain in their
 memory-mapped files, of which a window reads its runs. A document of more than `BLOCK` sentences is
 read in several parts.
-
-Of a corpus at a URL, what a block reads is fetched when it is opened, and then the next window.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.config.checks import require_at_least
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import DataError
 from bothways.core.keyed_rng import rng
-from bothways.data import remote_arrays
 
 BLOCK = 2**16
 """Sentences per block; the last document of a block may exceed it."""
@@ -40,37 +35,32 @@ BLOCKS = 2**20
 CHUNK = 2**18
 """Documents that are split into parts at a time."""
 
-CLUSTER = 2**10
-"""Neighbouring documents that are sampled together."""
-OVERSAMPLE = 1.25
-"""The factor by which `sample_clustered` exceeds the requested tokens, on average."""
-
 Whole = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Read an epoch in smaller windows of longer runs.
+@runtime_checkable
+class Arrays(Protocol):
+    """Corpus of T tokens in S sentences in D documents. Documents may be empty, sentences not."""
 
-    A window of a corpus at a URL is fetched once an epoch, in requests that are read in full, and a
-    cache has room for it.
+    @property
+    def tokens(self) -> NDArray[Any]:
+        """`(T)`: ids, one document after the other."""
+        ...
 
-    Attributes:
-        documents: of a window. More mix the corpus better, and need more room in the cache, which
-            holds a window and the next one.
-        run: neighbouring documents that come into a window together.
-    """
+    @property
+    def sentences(self) -> NDArray[Any]:
+        """`(S+1)`, 8-byte integers: sentence s is tokens `[sentences[s], sentences[s+1])`."""
+        ...
 
-    documents: int = 2**20
-    run: int = 2**12
-    kind: Literal["windows"] = "windows"
+    @property
+    def documents(self) -> NDArray[Any]:
+        """`(D+1)`, 8-byte integers: document d is sentences `[documents[d], documents[d+1])`."""
+        ...
 
-    def __post_init__(self) -> None:
-        require_at_least(1, run=self.run)
-        if self.documents < self.run:
-            message = f"must be at least the {self.run:,} of a run, not {self.documents:,}"
-            fix = "Set shuffle.run lower, too."
-            raise ConfigError(message, where="shuffle.documents", fix=fix)
+    @property
+    def words(self) -> NDArray[Any] | None:
+        """`(⌈T/8⌉)`: a bit per token, True where a word begins; None where the ids say it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -81,14 +71,12 @@ class EpochBlock:
         starts, stops: `(S)`, sentence s is tokens `[starts[s], stops[s])` of the corpus.
         edges: `(N+1)`, document n is sentences `[edges[n], edges[n+1])` of the block.
         owners: `(N)`, the position of each document among the chosen ones.
-        window: the same for each part of a document in the window; None for the whole corpus.
     """
 
     starts: Whole
     stops: Whole
     edges: Whole
     owners: Whole
-    window: Whole | None = None
 
 
 class ComputedIds:
@@ -192,24 +180,19 @@ class Selection:
 
     Attributes:
         ids: their ids.
-        shuffle: how documents are dealt to windows.
         windows: the number of windows of an epoch.
         run: neighbours that come into a window together.
     """
 
-    def __init__(
-        self, corpus: remote_arrays.Arrays, ids: DocumentIds, shuffle: Windows | None = None
-    ) -> None:
+    def __init__(self, corpus: Arrays, ids: DocumentIds) -> None:
         """Select documents by their ids; of `AllExcept`, none may be empty.
-
-        Args:
-            shuffle: None for windows of `WINDOW` documents, in runs of `RUN`.
 
         Raises:
             DataError: the offsets contradict each other, or all documents are empty.
         """
         # Signed: NumPy turns a mixture of unsigned and signed integers into floats.
-        self.sentences, self.documents = _signed(corpus.sentences), _signed(corpus.documents)
+        self.sentences = np.asarray(corpus.sentences).view(np.int64)
+        self.documents = np.asarray(corpus.documents).view(np.int64)
         _check(corpus, self.sentences, self.documents, ids)
         if isinstance(ids, np.ndarray):
             filled = self.documents[ids + 1] > self.documents[ids]
@@ -218,9 +201,7 @@ class Selection:
                 message = f"none of the {len(filled)} chosen documents has a sentence"
                 raise DataError(message, fix="Give a corpus with text, or choose other documents.")
         self.ids: DocumentIds = ids
-        self.shuffle, self._corpus = shuffle, corpus
-        size, self.run = (WINDOW, RUN) if shuffle is None else (shuffle.documents, shuffle.run)
-        self.windows = -(-len(ids) // size)
+        self.run, self.windows = RUN, -(-len(ids) // WINDOW)
         self._window = functools.lru_cache(maxsize=1)(
             functools.partial(_plan_window, self.documents, ids, self.windows, self.run)
         )
@@ -288,87 +269,17 @@ class Selection:
         opened = self._window(seed, epoch, window)
         block_parts = slice(*opened.edges[index : index + 2])
         firsts, sizes = opened.firsts[block_parts], opened.sizes[block_parts].astype(np.int64)
-        if isinstance(self.sentences, remote_arrays.RemoteArray):
-            self.sentences.fetch_ahead(firsts, firsts + sizes + 1)
         ends = np.concatenate([[0], np.cumsum(sizes)])
         sentences = np.arange(ends[-1]) + np.repeat(firsts - ends[:-1], sizes)
         starts, stops = self.sentences[sentences], self.sentences[sentences + 1]
-        remote_arrays.fetch_tokens_ahead(self._corpus, starts[ends[:-1]], stops[ends[1:] - 1])
-        self._fetch_next_window(seed, epoch, block)
         if (stops <= starts).any():
             broken = sentences[np.argmax(stops <= starts)]
             message = f"sentence {broken} of the corpus has no tokens"
             raise DataError(message, fix="Build the corpus again.")
-        window_owners = None if self.shuffle is None else opened.owners
-        return EpochBlock(starts, stops, ends, opened.owners[block_parts], window_owners)
-
-    def draw(self, count: int, window: Whole | None, rng: np.random.Generator) -> Whole:
-        """Draw documents with repetition, as places among the chosen ones.
-
-        Args:
-            window: the document of each part to draw from; None for all documents.
-        """
-        if window is None:
-            return rng.integers(len(self), size=count)
-        return window[rng.integers(len(window), size=count)]
-
-    def _fetch_next_window(self, seed: int, epoch: int, block: int) -> None:
-        """Fetch as many runs of the next window as come to a block of this one."""
-        window, index = divmod(block, BLOCKS)
-        if self.shuffle is None or window + 1 == self.windows:
-            return
-        following = window + 1, window + 2
-        firsts = _runs(len(self), self.windows, self.run, seed, epoch, *following)
-        size = self.blocks(seed, epoch, window)
-        for begin in firsts[len(firsts) * index // size : len(firsts) * (index + 1) // size]:
-            end = min(int(begin) + self.run, len(self)) - 1
-            start, stop = (int(self.ids[at]) for at in (begin, end))
-            remote_arrays.fetch_documents_ahead(self._corpus, start, stop + 1)
+        return EpochBlock(starts, stops, ends, opened.owners[block_parts])
 
 
-def bytes_at_hand(corpus: remote_arrays.Arrays, shuffle: Windows | None) -> int:
-    """Return the bytes of a corpus at a URL that a cache must hold, so that none is fetched twice.
-
-    That is all of it, or two windows. A run has a part at each end that is not all its own.
-    """
-    columns = (corpus.tokens, corpus.sentences, corpus.documents, corpus.words)
-    remote = [column for column in columns if isinstance(column, remote_arrays.RemoteArray)]
-    total = sum(column.nbytes for column in remote)
-    if shuffle is None:
-        return total
-    share = shuffle.run / max(1, len(corpus.documents) - 1)
-    run = sum(math.ceil(column.nbytes * share) + column.file.part for column in remote)
-    return min(total, 2 * -(-shuffle.documents // shuffle.run) * run)
-
-
-def sample_clustered(
-    corpus: remote_arrays.Arrays, document_ids: DocumentIds, tokens: int, seed: int
-) -> NDArray[np.int64]:
-    """Sample about enough of the chosen documents for some tokens, in clusters of neighbours.
-
-    What has to be fetched of a corpus at a URL then grows with the tokens, not with the corpus.
-    """
-    ids = np.asarray(document_ids)
-    _, cluster, sizes = np.unique(ids // CLUSTER, return_inverse=True, return_counts=True)
-    order = rng(seed, "places").permutation(len(sizes))
-    needed = OVERSAMPLE * tokens * (len(corpus.documents) - 1) / max(1, len(corpus.tokens))
-    taken = order[: 1 + int(np.searchsorted(np.cumsum(sizes[order]), needed))]
-    sampled = ids[np.isin(cluster, taken)]
-    return sampled if len(sampled) > 1 else ids
-
-
-def _signed(offsets: remote_arrays.Column) -> remote_arrays.Column:
-    return (
-        offsets if isinstance(offsets, remote_arrays.RemoteArray) else np.asarray(offsets)
-    ).view(np.int64)
-
-
-def _check(
-    corpus: remote_arrays.Arrays,
-    sentences: remote_arrays.Column,
-    documents: remote_arrays.Column,
-    ids: DocumentIds,
-) -> None:
+def _check(corpus: Arrays, sentences: Whole, documents: Whole, ids: DocumentIds) -> None:
     if (
         len(documents) == 0
         or documents[-1] != len(sentences) - 1
@@ -392,7 +303,7 @@ def _check(
 
 
 def _plan_window(
-    documents: remote_arrays.Column, document_ids: DocumentIds, windows: int, run: int,
+    documents: Whole, document_ids: DocumentIds, windows: int, run: int,
     seed: int, epoch: int, window: int,
 ) -> _Window:  # fmt: skip
     """Split the documents of a window into parts, permute these, and find where blocks begin."""

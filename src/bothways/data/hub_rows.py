@@ -1,7 +1,7 @@
 """Data sets of the Hugging Face Hub, or folders of the same form, read as a stream of rows.
 
-Rows come from the files of the revision that was opened, also after a request has failed: the data
-set is then opened at the place that was noted last, and read up to the row that failed.
+Rows come from the files of the revision that was opened. A request that fails is repeated by the
+library datasets.
 """
 
 from __future__ import annotations
@@ -9,18 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import itertools
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from typing import Any, NamedTuple
 
-from bothways.core.errors import DataError, optional
-from bothways.core.urls import retry
+from bothways.core.errors import DataError, ResourceError, optional
 
 HUB = "hub:"
 """The beginning of the name of a data set."""
-NOTED = 1000
-"""Rows after which the place in the files is noted."""
 
 
 class HubName(NamedTuple):
@@ -89,70 +85,38 @@ class HubData:
         return hashlib.sha256(repr(origins).encode()).hexdigest()[:16]
 
     @functools.cached_property
-    def first(self) -> Any:
-        """The rows from the first on, opened once.
+    def stream(self) -> Any:
+        """The rows from the first on, as an IterableDataset.
 
         Raises:
             DataError: there is no such split.
         """
         with _errors(self.source):
-            return self.stream()
+            return self._builder.as_streaming_dataset(split=self._split)
 
     @property
     def classes(self) -> dict[str, list[str]]:
         """The names of the classes of each column that holds classes."""
-        return class_names(getattr(self.first, "features", None) or {})
-
-    def stream(self) -> Any:
-        """Return the rows from the first on, as an IterableDataset."""
-        return self._builder.as_streaming_dataset(split=self._split)
+        return class_names(getattr(self.stream, "features", None) or {})
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows; classes become their names, and negative classes (unknown) None.
 
         Raises:
             DataError: there is no such split, or a row cannot be read.
-            ResourceError: a row could not be read in several attempts.
+            ResourceError: the connection failed.
         """
-        rows = _Rows(self)
-        for number in itertools.count(1):
-            values = retry(rows.read, f"reading row {number:,}", self.source)
-            if values is None:
-                return
-            yield named_classes(values, rows.classes)
-
-
-class _Rows:
-    """The rows of a data set, read to the end in spite of errors."""
-
-    def __init__(self, data: HubData) -> None:
-        self._data, self._stream = data, data.first
-        self.classes = data.classes
-        self._rows: Iterator[dict[str, Any]] | None = iter(self._stream)
-        self._done, self._noted, self._state = 0, 0, None
-
-    def read(self) -> dict[str, Any] | None:
-        """Return the next row; None at the end. Raises DataError if it is damaged."""
+        classes, number = self.classes, 0
         try:
-            if self._rows is None:
-                self._rows = self._opened_again()
-            row = next(self._rows, None)
+            for row in self.stream:
+                number += 1
+                yield named_classes(row, classes)
         except ValueError as error:  # a damaged file
-            raise _unreadable(self._data.source, error) from error
-        except Exception:  # after which the iterator would only end
-            self._rows = None
-            raise
-        if row is not None:
-            self._done += 1
-            if self._done % NOTED == 0:
-                self._noted, self._state = self._done, self._stream.state_dict()
-        return row
-
-    def _opened_again(self) -> Iterator[dict[str, Any]]:
-        self._stream = self._data.stream()
-        if self._state is not None:
-            self._stream.load_state_dict(self._state)
-        return itertools.islice(iter(self._stream), self._done - self._noted, None)
+            raise _unreadable(self.source, error) from error
+        except Exception as error:  # every store has errors of its own
+            message = f"reading row {number + 1:,}: {error or type(error).__name__}"
+            fix = "Check the connection, and run the same command again."
+            raise ResourceError(message, where=self.source, fix=fix) from error
 
 
 @contextlib.contextmanager

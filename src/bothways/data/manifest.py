@@ -12,7 +12,7 @@ from bothways.core.advice import call
 from bothways.core.atomic_files import file_digest, replace_text
 from bothways.core.errors import DataError
 from bothways.core.json_reader import read_object
-from bothways.core.urls import place_of, status_of
+from bothways.core.paths import local_path
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.documents import Origin
 
@@ -24,8 +24,6 @@ FORMAT, VERSION = "bothways corpus", 2
 
 SMALL = 2**24
 """Size in bytes up to which the contents of a file are checked when a corpus is opened."""
-PART = 2**22
-"""Bytes of the parts that a corpus at a URL is fetched in, each of which has a digest."""
 REBUILD = "Build the corpus again, in a new folder."
 
 
@@ -65,15 +63,10 @@ class TextRead:
 
 @dataclass(frozen=True)
 class Stored:
-    """A file of the corpus: its size, and the SHA-256 of its bytes.
-
-    Attributes:
-        parts: the SHA-256 of each part, if there are several.
-    """
+    """A file of the corpus: its size, and the SHA-256 of its bytes."""
 
     bytes: int
     sha256: str
-    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,7 +102,6 @@ class Manifest:
         read: the documents of the inputs.
         steps: counts of dropped documents and lines, by step.
         files: the other files of the folder.
-        part: bytes of each part of a file but the last.
     """
 
     counts: Counts
@@ -121,7 +113,6 @@ class Manifest:
     read: TextRead
     steps: tuple[StepCounts, ...]
     files: dict[str, Stored]
-    part: int = PART
 
     def left_out(self, step: str) -> int:
         """Return the number of documents that a step left out, 0 if it was not taken."""
@@ -135,21 +126,13 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     if manifest.settings.words is None:
         del settings["words"]
     settings["cleaning"] = {name: step for name, step in settings["cleaning"].items() if step}
-    for stored in tree["files"].values():
-        if not stored["parts"]:
-            del stored["parts"]
     text = json.dumps(tree, indent=2, ensure_ascii=False)
     replace_text(folder / MANIFEST, text)
 
 
 def holds_corpus(name: str | Path) -> bool:
-    """Return True if a folder, or a URL, is that of a corpus: it has a manifest.
-
-    Raises:
-        ResourceError: the store of the URL cannot be reached.
-    """
-    manifest = place_of(name) / MANIFEST
-    return manifest.is_file() if isinstance(manifest, Path) else status_of(manifest) is not None
+    """Return True if a folder is that of a corpus: it has a manifest."""
+    return (local_path(name) / MANIFEST).is_file()
 
 
 def read_manifest(folder: Path) -> Manifest:

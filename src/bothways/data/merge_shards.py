@@ -23,7 +23,6 @@ from bothways.data.encode_shards import Shard, load_shard
 from bothways.data.left_out import LeftOut, choose_documents
 from bothways.data.manifest import (
     DOCUMENTS,
-    PART,
     SENTENCES,
     TOKENS,
     WORDS,
@@ -47,39 +46,23 @@ class Merged:
 
 
 class _Column:
-    """An array that is written piece by piece, with its digest and those of its parts."""
+    """An array that is written piece by piece, with its digest."""
 
     def __init__(self, file: io.BufferedWriter) -> None:
-        self._file = file
-        self._digest, self._part = hashlib.sha256(), hashlib.sha256()
-        self._bytes = 0
-        self._parts: list[str] = []
+        self._file, self._digest, self._bytes = file, hashlib.sha256(), 0
 
     def append(self, values: NDArray[Any]) -> None:
         """Write the next piece."""
         raw = np.ascontiguousarray(values).view(np.uint8).data
         self._file.write(raw)
         self._digest.update(raw)
-        while len(raw):
-            piece = raw[: PART - self._bytes % PART]
-            self._part.update(piece)
-            self._bytes += len(piece)
-            if self._bytes % PART == 0:
-                self._end_part()
-            raw = raw[len(piece) :]
-
-    def _end_part(self) -> None:
-        self._parts.append(self._part.hexdigest())
-        self._part = hashlib.sha256()
+        self._bytes += len(raw)
 
     def finish(self) -> Stored:
         """Flush the file to disk; return its size and digest."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        if self._bytes % PART:
-            self._end_part()
-        digests = tuple(self._parts) if len(self._parts) > 1 else ()
-        return Stored(self._bytes, self._digest.hexdigest(), digests)
+        return Stored(self._bytes, self._digest.hexdigest())
 
 
 class _BitColumn(_Column):

@@ -27,8 +27,8 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.keyed_rng import rng
+from bothways.core.paths import local_path
 from bothways.core.sequence import Sequence
-from bothways.core.urls import Place, place_of
 from bothways.data.corpus import Corpus
 from bothways.data.segments import PairPlan, SpanPlan
 from bothways.text.sampling import smoothed_shares
@@ -177,20 +177,8 @@ class Corpora:
         return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
 
 
-def open_corpora(folders: Many[str | Place]) -> Corpus | dict[str, Corpus]:
-    """Open one corpus, or several by the names that `corpus_names` gives them.
-
-    Raises:
-        ConfigError: a folder is given twice.
-        DataError: a folder does not hold a corpus.
-    """
-    if len(folders) == 1:
-        return Corpus.open(folders[0])
-    return dict(zip(corpus_names(folders), map(Corpus.open, folders), strict=True))
-
-
-def corpus_names(folders: Many[str | Place]) -> list[str]:
-    """Return a name for each folder or URL: its own, after those around it where two are equal.
+def corpus_names(folders: Many[str | Path]) -> list[str]:
+    """Return a name for each folder: its own, after those around it where two are equal.
 
     Example: en/corpus and zh/corpus → en-corpus and zh-corpus. Dots, which separate the keys of
     settings, become hyphens.
@@ -198,11 +186,7 @@ def corpus_names(folders: Many[str | Place]) -> list[str]:
     Raises:
         ConfigError: a folder is given twice.
     """
-    locations = [place_of(folder) for folder in folders]
-    path_parts = [
-        location.absolute().parts[1:] if isinstance(location, Path) else location.path.parts[1:]
-        for location in locations
-    ]
+    path_parts = [local_path(folder).absolute().parts[1:] for folder in folders]
     for depth in range(1, max(map(len, path_parts), default=0) + 1):
         names = ["-".join(folder_path[-depth:]).replace(".", "-") for folder_path in path_parts]
         if len(set(names)) == len(names):

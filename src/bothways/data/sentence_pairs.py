@@ -38,7 +38,6 @@ from bothways.core.advice import argument
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding
 from bothways.data.epoch_order import BLOCK, EpochBlock, Selection, Whole
-from bothways.data.remote_arrays import Column
 from bothways.data.segments import PAIR_SPECIALS, SENTENCES_CHECKED, PairPlan, Segments
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ class NextSentence(PairSegments):
         random = np.flatnonzero(label)
         target_tokens = (targets[document] - (a_stop - a))[random]
         b[random], b_stop[random] = draw_other_segments(
-            block.owners[document[random]], target_tokens, selection, block.window, rng
+            block.owners[document[random]], target_tokens, selection, rng
         )
         return shuffled_pairs((a, a_stop, b, b_stop), label, self.room, rng)
 
@@ -221,7 +220,7 @@ class SentenceOrder(PairSegments):
                     target_tokens = (targets[document] - (a_stop - a))[is_other]
                     owners = block.owners[document[is_other]]
                     b[is_other], b_stop[is_other] = draw_other_segments(
-                        owners, target_tokens, selection, block.window, rng
+                        owners, target_tokens, selection, rng
                     )
             case _:
                 assert_never(self.single)
@@ -285,21 +284,17 @@ def gather_chunks(
 
 
 def draw_other_segments(
-    documents: Whole,
-    target_tokens: Whole,
-    selection: Selection,
-    window: Whole | None,
-    rng: np.random.Generator,
+    documents: Whole, target_tokens: Whole, selection: Selection, rng: np.random.Generator
 ) -> tuple[Whole, Whole]:
-    """Draw a segment of another document for each document, from the same window.
+    """Draw a segment of another document for each document.
 
     Returns:
         Tokens `[start, stop)`, at least `target_tokens` if the other document has that many.
     """
-    other = selection.draw(len(documents), window, rng)
+    other = rng.integers(len(selection), size=len(documents))
     for _ in range(DRAWS - 1):
         same = np.flatnonzero(other == documents)
-        other[same] = selection.draw(len(same), window, rng)
+        other[same] = rng.integers(len(selection), size=len(same))
     low, high = selection.bounds(selection.ids[other])
     begin = rng.integers(low, high)
     start = selection.sentences[begin]
@@ -310,7 +305,7 @@ def draw_other_segments(
     ]
 
 
-def _first_at_least(ascending: Column, goals: Whole, low: Whole, high: Whole) -> Whole:
+def _first_at_least(ascending: Whole, goals: Whole, low: Whole, high: Whole) -> Whole:
     """Return for each goal the first index in `[low, high]` whose value reaches it, or `high`."""
     while (low < high).any():
         middle = (low + high) // 2

@@ -9,7 +9,7 @@
     hub:owner/name[@revision][:configuration][:split]
     -                 standard input
 
-All but .parquet may be compressed, and files may be at URLs. All but .json are streamed, and each
+All but .parquet may be compressed, and a file may be at a URL. All but .json are streamed, and each
 row has its location. The columns of a .csv or .tsv file without a header are "0", "1", "2" …
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,8 +26,8 @@ from typing import Any
 from bothways.core.advice import argument
 from bothways.core.errors import DataError, optional
 from bothways.core.json_reader import parse_json
+from bothways.core.paths import is_url
 from bothways.core.terminal import listed, quantity
-from bothways.core.urls import Place
 from bothways.data import text_io
 from bothways.data.hub_rows import HUB, HubData
 
@@ -76,9 +76,8 @@ class Table:
     Attributes:
         where: the file or data set.
         names: the columns.
-        rows: an iterator, to be read once.
+        rows: an iterator, to be read once; it goes on after a `RowError`.
         share: returns the fraction of the file that has been read; None if it is unknown.
-        skip_broken: called before reading, lets the rows go on after a `RowError`.
         close: closes the file.
         classes: the classes that the source lists for a column, with or without rows of them.
     """
@@ -87,7 +86,6 @@ class Table:
     names: tuple[str, ...]
     rows: Iterator[TableRow]
     share: Callable[[], float] | None = None
-    skip_broken: Callable[[], None] = lambda: None
     close: Callable[[], None] = lambda: None
     classes: Mapping[str, Many[str]] = field(default_factory=dict)
 
@@ -126,7 +124,11 @@ def open_table(
         table = _pipe(text_io.STANDARD_INPUT, text_io.standard_input(), columns)
     else:
         table = _open_file(source, columns, only, bytes_read)
-    first_row = next(table.rows, None)
+    try:
+        first_row = next(table.rows, None)
+    except BaseException:
+        table.close()  # now, not when the traceback of the error is collected
+        raise
     if first_row is None:
         if allow_empty:
             return table
@@ -136,7 +138,7 @@ def open_table(
     return replace(table, names=names, rows=itertools.chain([first_row], table.rows))
 
 
-def require_column(column: str, names: Iterable[str], where: str | Place) -> None:
+def require_column(column: str, names: Iterable[str], where: str) -> None:
     """Raise DataError, naming the existing columns, if `column` is not one of them."""
     names = list(names)
     if column not in names:
@@ -148,52 +150,26 @@ def require_column(column: str, names: Iterable[str], where: str | Place) -> Non
 def _open_file(
     source: str, columns: Many[str], only: Many[str] | None, bytes_read: text_io.BytesRead
 ) -> Table:
-    path = text_io.place_at(source, f"Check the name. Supported are {KINDS}.")
-    if path.suffix == ".parquet":
-        return _parquet(path, only, bytes_read)
-    if text_io.suffix_of(path) == ".json":
-        return Table(str(path), (), _array_rows(path, bytes_read))
-    lines = text_io.read_lines(path, bytes_read)
+    size = 0
+    if not is_url(source):
+        path = text_io.file_at(source, f"Check the name. Supported are {KINDS}.")
+        source, size = str(path), path.stat().st_size
+    if source.endswith(".parquet"):
+        return _parquet(source, only, bytes_read)
+    if text_io.suffix_of(source) == ".json":
+        return Table(source, (), _array_rows(source, bytes_read))
+    lines = text_io.read_lines(source, bytes_read)
     try:
-        table = _line_table(path, columns, lines)
+        table = _line_table(source, columns, lines)
     except BaseException:
         lines.close()  # now, not when the error's traceback is collected
         raise
-    rows = _ClosedRows(table.rows, lines)
-    size = text_io.file_size(path)
     share = lambda: bytes_read.position / size if size else 0.0  # noqa: E731
-    return replace(table, rows=rows, share=share, skip_broken=rows.skip_broken, close=lines.close)
+    return replace(table, share=share, close=lines.close)
 
 
-class _ClosedRows:
-    """An iterator over rows that closes the lines at the end and on errors."""
-
-    def __init__(self, rows: Iterator[TableRow], lines: Generator[Any]) -> None:
-        self._rows, self._lines, self._skips = rows, lines, False
-
-    def skip_broken(self) -> None:
-        """Go on after a `RowError`."""
-        self._skips = True
-
-    def __iter__(self) -> Iterator[TableRow]:
-        return self
-
-    def __next__(self) -> TableRow:
-        """Return the next row."""
-        try:
-            return next(self._rows)
-        except BaseException as error:
-            if not (self._skips and isinstance(error, RowError)):
-                self._lines.close()
-            raise
-
-    def __del__(self) -> None:
-        self._lines.close()
-
-
-def _line_table(path: Place, columns: Many[str], lines: Lines) -> Table:
-    location = str(path)
-    match text_io.suffix_of(path):
+def _line_table(location: str, columns: Many[str], lines: Lines) -> Table:
+    match text_io.suffix_of(location):
         case ".csv":
             return _delimited(location, _csv_records(location, lines), columns)
         case ".tsv":
@@ -203,11 +179,11 @@ def _line_table(path: Place, columns: Many[str], lines: Lines) -> Table:
             return Table(location, (), json_rows(location, lines))
         case ".txt":
             return _plain_lines(location, lines)
-        case "" if text_io.is_pipe(path):  # such as /dev/fd/63
+        case "" if text_io.is_pipe(location):  # such as /dev/fd/63
             return _pipe(location, lines, columns)
         case suffix:
             fix = f"Supported are {KINDS}.{_OTHER_TASKS.get(suffix, '')}"
-            raise DataError(f"unsupported file type {suffix!r}", where=path, fix=fix)
+            raise DataError(f"unsupported file type {suffix!r}", where=location, fix=fix)
 
 
 def _pipe(location: str, lines: Lines, columns: Many[str]) -> Table:
@@ -390,7 +366,7 @@ def _json_row(value: Any, location: str, fix: str) -> dict[str, Any]:
     raise DataError(message, where=location, fix=fix)
 
 
-def _array_rows(path: Place, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
+def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
     """Yield the objects of a JSON array, which is read whole.
 
     Example: [{"a": 1}, {"a": 2}] → rows {"a": 1} and {"a": 2}.
@@ -419,7 +395,7 @@ def _array_rows(path: Place, bytes_read: text_io.BytesRead) -> Iterator[TableRow
 # Parquet
 
 
-def _parquet(path: Place, only: Many[str] | None, bytes_read: text_io.BytesRead) -> Table:
+def _parquet(path: str, only: Many[str] | None, bytes_read: text_io.BytesRead) -> Table:
     with optional("data", "reading Parquet files"):
         from pyarrow import parquet
 
@@ -437,11 +413,11 @@ def _parquet(path: Place, only: Many[str] | None, bytes_read: text_io.BytesRead)
             done += 1
             yield row
 
-    return Table(str(path), names, rows(), lambda: done / max(1, total))
+    return Table(path, names, rows(), lambda: done / max(1, total))
 
 
 def _parquet_rows(
-    path: Place, only: Many[str] | None, bytes_read: text_io.BytesRead
+    path: str, only: Many[str] | None, bytes_read: text_io.BytesRead
 ) -> Iterator[TableRow]:
     from pyarrow import parquet
 
@@ -455,7 +431,7 @@ def _parquet_rows(
 
 
 @contextlib.contextmanager
-def _damage(path: Place) -> Iterator[None]:
+def _damage(path: str) -> Iterator[None]:
     import pyarrow
 
     try:

@@ -21,13 +21,13 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import IO, Any
 
 from typing_extensions import Buffer
 
-from bothways.core.errors import ConfigError, DataError, ResourceError, optional
+from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError, optional
+from bothways.core.paths import is_url, local_path
 from bothways.core.terminal import write_stderr
-from bothways.core.urls import Place, Url, is_url, local_path, open_url, status_of
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
 """Suffixes of compressed files."""
@@ -45,9 +45,6 @@ _CONVERT = (
     "GB18030, which includes GBK, or in BIG5."
 )
 _HEAD = 8192
-_NULS = 0.1
-"""The share of NUL characters in a line, beyond three, above which it is not text; fewer are left
-out."""
 _BLOCK = 1 << 17
 # Bytes that are decompressed at once: a few can expand to 128 KiB (zstd), a thousand to one (gzip),
 # 7,000 to one (xz) or 900 kB (bz2), and what they expand to is held.
@@ -73,14 +70,9 @@ class BytesRead:
         return self.finished + (self.current.tell() if self.current is not None else 0)
 
 
-@runtime_checkable
-class _ByteLines(Protocol):
-    def readline(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes of the next line."""
-
-
-def suffix_of(path: Place) -> str:
+def suffix_of(name: str | Path) -> str:
     """Return the suffix of a file without that of its compression: "a.csv.gz" → ".csv"."""
+    path = Path(name)
     return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
 
 
@@ -97,22 +89,6 @@ def max_line_bytes() -> int:
     return int(value)
 
 
-@runtime_checkable
-class _Stream(Protocol):
-    """The state of one compressed stream; those of zlib, lzma, bz2 and zstandard are alike."""
-
-    @property
-    def eof(self) -> bool:
-        """True after the end of the stream."""
-
-    @property
-    def unused_data(self) -> bytes:
-        """The bytes after the end of the stream."""
-
-    def decompress(self, data: bytes, /) -> bytes:
-        """Return the contents of the next bytes."""
-
-
 class _Decompressed(io.RawIOBase):
     """The contents of a file of compressed streams, end to end, as `cat a.gz b.gz` writes them.
 
@@ -124,11 +100,12 @@ class _Decompressed(io.RawIOBase):
         self,
         raw: io.BufferedReader,
         block: int,
-        begin: Callable[[], _Stream],
+        begin: Callable[[], Any],
         errors: tuple[type[Exception], ...],
     ) -> None:
         self._raw, self._block, self._begin, self._errors = raw, block, begin, errors
-        self._stream: _Stream | None = None
+        # Decompressors of zlib, lzma, bz2 and zstandard are alike: decompress, eof, unused_data.
+        self._stream: Any = None
         self._rest = b""
         self._read = self._start = 0  # bytes of the file; where the current stream begins
         self._ready = memoryview(b"")  # a view, because cutting bytes would copy the remainder
@@ -172,7 +149,7 @@ class _Decompressed(io.RawIOBase):
 
 
 def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
-    begin: Callable[[], _Stream]
+    begin: Callable[[], Any]
     error: type[Exception]
     match suffix:
         case ".gz":
@@ -193,7 +170,7 @@ def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
 
 
 @contextmanager
-def read_errors(location: Place | str) -> Iterator[None]:
+def read_errors(location: str | Path) -> Iterator[None]:
     """Turn errors of the operating system inside the context into a ResourceError at `location`.
 
     An OSError without a number comes from a decompressor and passes unchanged.
@@ -242,22 +219,9 @@ def matching_files(pattern: str) -> list[Path]:
     raise DataError("matches no file", where=pattern, fix=fix)
 
 
-def place_at(name: str, fix: str = "Check the name.") -> Place:
-    """Return the place of an existing file, as `file_at`, or of one at a URL.
-
-    Raises:
-        ResourceError: the store of the URL cannot be reached.
-    """
-    if not is_url(name):
-        return file_at(name, fix)
-    if status_of(Url(name)) is None:
-        raise DataError("no such file", where=name, fix=fix)
-    return Url(name)
-
-
-def is_pipe(path: Place) -> bool:
+def is_pipe(name: str | Path) -> bool:
     """Return True for what exists but is not a file, such as /dev/fd/63."""
-    return isinstance(path, Path) and not path.is_file()
+    return not is_url(name) and not local_path(name).is_file()
 
 
 def is_stream(source: str) -> bool:
@@ -265,31 +229,39 @@ def is_stream(source: str) -> bool:
 
     Neither has a name that says what its lines are.
     """
-    if source == STDIN or is_url(source):
-        return source == STDIN
     path = local_path(source)
-    return not path.suffix and os.path.exists(path) and is_pipe(path)
-
-
-def file_size(path: Place) -> int:
-    """Return the size of a file in bytes; 0 if it is unknown, as of a pipe."""
-    if isinstance(path, Path):
-        return path.stat().st_size
-    file = status_of(path)
-    return (file.size or 0) if file else 0
+    return source == STDIN or (not path.suffix and os.path.exists(path) and is_pipe(source))
 
 
 @contextmanager
-def open_bytes(path: Place, bytes_read: BytesRead | None = None) -> Iterator[io.BufferedReader]:
-    """Open a file, decompressing it by its suffix; `bytes_read` is kept up to date.
+def _open_url(url: str) -> Iterator[io.BufferedReader]:
+    """Open a file at a URL by fsspec, which reads ahead."""
+    with optional("remote", f"reading {url}"):
+        import fsspec
+    try:
+        with fsspec.open(url, "rb") as stream:
+            yield io.BufferedReader(stream, _BLOCK)
+    except (BothwaysError, EOFError):
+        raise
+    except Exception as error:  # every store has errors of its own
+        fix = "Check the URL, the connection and the rights, or download the file first."
+        message = f"cannot be read: {error or type(error).__name__}"
+        raise ResourceError(message, where=url, fix=fix) from error
+
+
+@contextmanager
+def open_bytes(
+    name: str | Path, bytes_read: BytesRead | None = None
+) -> Iterator[io.BufferedReader]:
+    """Open a file or a URL, decompressing it by its suffix; `bytes_read` is kept up to date.
 
     Raises:
-        DataError: a file at a URL is gone, or has changed while it was read.
-        ResourceError: the file cannot be opened or read.
+        ResourceError: it cannot be opened or read.
     """
-    bytes_read = bytes_read or BytesRead()
-    with read_errors(path), open_url(path) if isinstance(path, Url) else path.open("rb") as raw:
-        bytes_read.current = raw if raw.seekable() else None  # a pipe has no position
+    bytes_read, path = bytes_read or BytesRead(), local_path(name)
+    with read_errors(name), _open_url(str(name)) if is_url(name) else path.open("rb") as raw:
+        # Neither a pipe nor a file at a URL has a position.
+        bytes_read.current = None if is_url(name) or not raw.seekable() else raw
         try:
             yield _decompressed(raw, path.suffix)
         finally:
@@ -299,7 +271,7 @@ def open_bytes(path: Place, bytes_read: BytesRead | None = None) -> Iterator[io.
             bytes_read.current = None
 
 
-def _check_head(location: Place | str, head: bytes) -> None:
+def _check_head(location: str | Path, head: bytes) -> None:
     for mark, name in _OTHER_MARKS.items():
         if head.startswith(mark):
             fix = f"Convert it: iconv -f {name} -t UTF-8."
@@ -315,7 +287,7 @@ def _check_head(location: Place | str, head: bytes) -> None:
 
 
 def _raw_lines(
-    stream: _ByteLines, name: Place | str, *, split: bool
+    stream: IO[bytes] | io.BufferedReader, name: str | Path, *, split: bool
 ) -> Iterator[tuple[int, bytes]]:
     """Yield lines with their numbers; a line that is too long is an error, or comes in pieces."""
     limit, number, pending = max_line_bytes(), 1, b""
@@ -343,12 +315,11 @@ def _cut(line: bytes, limit: int) -> int:
 
 
 def decode_lines(
-    stream: _ByteLines, name: Place | str, *, split: bool = False
+    stream: IO[bytes] | io.BufferedReader, name: str | Path, *, split: bool = False
 ) -> Iterator[tuple[int, str]]:
     """Yield lines with numbers from 1, without line ends, byte-order marks and NUL characters.
 
-    The number of NUL characters is logged, and that of byte-order marks at the beginning of later
-    lines, which are left where files are joined.
+    The number of NUL characters is logged.
 
     Args:
         name: the file, for messages.
@@ -358,22 +329,18 @@ def decode_lines(
         DataError: binary data, another encoding, a byte that is not UTF-8, a line too long, a
             single line with carriage returns in it.
     """
-    begun, number, returns, nuls, first_nul, marks = False, 0, 0, 0, 0, 0
-    for number, raw in _raw_lines(stream, name, split=split):
-        line = raw
+    begun, number, returns, nuls, first_nul = False, 0, 0, 0, 0
+    for number, line in _raw_lines(stream, name, split=split):
         if not begun:
-            _check_head(name, raw[:_HEAD])
-            line, begun = raw.removeprefix(codecs.BOM_UTF8), True
+            _check_head(name, line[:_HEAD])
+            begun = True
         try:
             text = line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             message = f"byte 0x{line[error.start]:02x} at column {error.start + 1} is not UTF-8"
             raise DataError(message, where=f"{name}:{number}", fix=_CONVERT) from error
-        if text.startswith("\ufeff"):
-            text, marks = text.lstrip("\ufeff"), marks + 1
+        text = text.lstrip("\ufeff")  # also on later lines, where files were joined
         if "\0" in text:
-            if text.count("\0") > 3 + _NULS * len(text):
-                _check_head(f"{name}:{number}", raw[:_HEAD])
             nuls, first_nul = nuls + text.count("\0"), first_nul or number
             text = text.replace("\0", "")
         if number == 1:
@@ -382,8 +349,6 @@ def decode_lines(
     if number == 1 and returns:
         fix = "If they end the lines, convert them: tr '\\r' '\\n'."
         raise DataError(f"is one line with {returns:,} carriage returns", where=name, fix=fix)
-    if marks:
-        logger.warning("%s: byte-order marks left out of %s lines; were files joined?", name, marks)
     if nuls:
         logger.warning("%s: %s NUL characters left out, from line %s on", name, nuls, first_nul)
 
@@ -402,9 +367,9 @@ def standard_input() -> Iterator[tuple[int, str]]:
 
 
 def read_lines(
-    path: Place, bytes_read: BytesRead | None = None, *, split: bool = False
+    path: str | Path, bytes_read: BytesRead | None = None, *, split: bool = False
 ) -> Generator[tuple[int, str], None, None]:
-    """Yield the lines of a file as `decode_lines` does; `bytes_read` is kept up to date.
+    """Yield the lines of a file or URL as `decode_lines` does; `bytes_read` is kept up to date.
 
     Raises:
         DataError: see `decode_lines`; a damaged compressed file.

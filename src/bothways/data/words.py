@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from bothways.core.errors import ConfigError, DataError, optional
 from bothways.core.sequence import Ids
-from bothways.data.remote_arrays import Column
 from bothways.data.sentences import IDEOGRAPH
 from bothways.text.tokenizer import Tokenizer
 
@@ -40,7 +39,7 @@ _IDEOGRAPHS = re.compile(f"[{IDEOGRAPH}]")
 _BETWEEN = re.compile(rf"(?<={_NO_SPACES}) | (?={_NO_SPACES})")
 
 
-def unpack_words(packed: Column, start: int, stop: int) -> NDArray[np.bool_]:
+def unpack_words(packed: NDArray[np.uint8], start: int, stop: int) -> NDArray[np.bool_]:
     """Return the bits of the tokens `[start, stop)`, stored eight in a byte, the first highest."""
     skipped = start // 8 * 8
     bits = np.unpackbits(packed[start // 8 : -(-stop // 8)])

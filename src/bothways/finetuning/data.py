@@ -22,10 +22,10 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.json_reader import read_object
+from bothways.core.paths import local_path
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.sequence import Sequence
 from bothways.core.terminal import listed
-from bothways.core.urls import local_path
 from bothways.data import given_rows as memory
 from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import ListPlan, ListSource

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import operator
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,17 +14,15 @@ import torch
 from bothways.core.advice import argument, call
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
-from bothways.core.part_cache import GIGABYTES
 from bothways.core.source import Cursor, Source
 from bothways.core.training_module import TrainingModule
 from bothways.data.batching import BatchSize, ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
-from bothways.data.epoch_order import DocumentIds, bytes_at_hand
+from bothways.data.epoch_order import DocumentIds
 from bothways.data.loader import Loader, Share
 from bothways.data.masking import Vocabulary
 from bothways.data.mixture import Corpora, MixedSource
-from bothways.data.remote_arrays import RemoteArray
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve, resolve_run
@@ -228,7 +225,7 @@ def held_out_loader(
 ) -> Loader[Any]:
     """Return the steps of the longest phase in one order, masked as `evaluation_masking` says."""
     phase = max(settings.phases, key=lambda phase: phase.length)
-    fixed = dataclasses.replace(settings, data_copies=1, shuffle=None)
+    fixed = dataclasses.replace(settings, data_copies=1)
     objective = with_masking(settings.objective, settings.evaluation_masking)
     batch = TokenBudget(min(settings.evaluation_tokens, 8 * settings.microbatch_tokens))
     source = _source(fixed, corpus, documents, phase)
@@ -240,7 +237,7 @@ def _source(
 ) -> CorpusSource:
     return CorpusSource(
         corpus, corpus.tokenizer.template, settings.segments_of(phase), documents,
-        settings.seed, settings.data_copies, settings.shuffle,
+        settings.seed, settings.data_copies,
     )  # fmt: skip
 
 
@@ -303,7 +300,7 @@ def preflight(
             dataclasses.replace(finding, what=f"{prefix}{finding.what}")
             for finding in corpus_findings
         ]
-    findings += [*_check_mixture(settings, corpora), *_check_cache(settings, corpora)]
+    findings += _check_mixture(settings, corpora)
     return report_findings(dict.fromkeys(findings))
 
 
@@ -347,24 +344,6 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
         message += ": it may never be read"
         findings.append(Finding("balance", "error", message, "mixture", fix))
     return findings
-
-
-def _check_cache(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
-    """Return an error if what is read at a time of the corpora at URLs exceeds their cache."""
-    tokens = [corpus.tokens for corpus in corpora.parts.values()]
-    sizes = [array.file.cache.bytes for array in tokens if isinstance(array, RemoteArray)]
-    needed = sum(bytes_at_hand(corpus, settings.shuffle) for corpus in corpora.parts.values())
-    if not sizes or needed <= (size := min(sizes)):
-        return []
-    problem = f"the cache of {size / 1e9:,.3g} GB holds less than the {needed / 1e9:,.3g} GB"
-    enough = f"{GIGABYTES}={math.ceil(needed / 1e8) / 10:g}"
-    if settings.shuffle is None:
-        message = f"{problem} of a corpus whose documents are read in random order"
-        fix = f"Set shuffle=windows, which reads it in windows, or {enough}."
-        return [Finding("balance", "error", message, "shuffle", fix)]
-    message = f"{problem} of two windows of {settings.shuffle.documents:,} documents"
-    fix = f"Set shuffle.documents lower, or {enough}."
-    return [Finding("balance", "error", message, "shuffle.documents", fix)]
 
 
 def tokens_of_phases(settings: PretrainConfig, corpus_tokens: float) -> list[float] | None:

@@ -18,7 +18,6 @@ from bothways.core.config.reader import CHANGEABLE, Members
 from bothways.core.config.tree import Tree
 from bothways.core.errors import ConfigError
 from bothways.data.batching import BatchSize, TokenBudget
-from bothways.data.epoch_order import Windows
 from bothways.data.masking import Masking
 from bothways.data.mixture import Mixture, Smoothed
 from bothways.data.segments import FullSentences, Segments
@@ -69,8 +68,6 @@ class PretrainConfig:
         evaluation_tokens: how many tokens of held-out text are scored each time.
         evaluation_masking: the masks of held-out text, for objectives that hide tokens: the same
             whatever is trained on, since losses under different masks do not compare.
-        shuffle: how an epoch orders the documents of a corpus; none: at random from all of it.
-            windows bounds what is read at a time, for a corpus at a URL that the cache cannot hold.
         data_copies: after how many epochs segments and masks repeat (Google's dupe_factor); none
             if never.
         mixture: how often each of several corpora is read. None is for one corpus; several are then
@@ -101,7 +98,6 @@ class PretrainConfig:
     held_out: float = 0.01
     evaluation_tokens: int = field(default=200_000, metadata=CHANGEABLE)
     evaluation_masking: Masking = Masking()
-    shuffle: Windows | None = None
     data_copies: int | None = None
     mixture: Mixture | None = None
     sharding: Literal["auto"] | Sharding | None = field(default="auto", metadata=CHANGEABLE)

@@ -18,7 +18,7 @@ from bothways.core.source import TrainingStep
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
-from bothways.data.epoch_order import AllExcept, DocumentIds, sample_clustered
+from bothways.data.epoch_order import AllExcept, DocumentIds
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.families.catalogue import family_for
@@ -66,10 +66,6 @@ class HeldOut:
         plan: Plan,
         training_module: TrainingModule,
     ) -> None:
-        if settings.shuffle is not None:
-            document_ids = sample_clustered(
-                corpus, document_ids, settings.evaluation_tokens, settings.seed
-            )
         loader = build.held_out_loader(settings, corpus, document_ids, plan)
         self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
         self._training_module, self._plan, self._settings = training_module, plan, settings

@@ -25,7 +25,6 @@ from bothways.core.json_reader import read_object
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state, resolve_precision
 from bothways.core.source import Cursor
-from bothways.core.urls import is_url
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllExcept, DocumentIds
 from bothways.data.mixture import Corpora, Smoothed
@@ -178,7 +177,7 @@ def open_recorded(data: RunData, folders: Sequence[str] = ()) -> dict[str, Corpu
         raise ConfigError(message, where="corpus", fix=fix)
     if not folders:
         for path in data.corpora.values():
-            if not is_url(path) and not Path(path).is_dir():
+            if not Path(path).is_dir():
                 message = "the corpus of the run is no longer there"
                 fix = f"Name its folder: {call('inspect-step', 'RUN', 'STEP', 'CORPUS')}"
                 raise CheckpointError(message, where=path, fix=fix)

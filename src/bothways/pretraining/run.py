@@ -143,11 +143,7 @@ def pretrain(
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
         if folder is not None and parallel.is_main(plan):
-            folders = {name: corpus.folder for name, corpus in corpora.parts.items()}
-            locations = {
-                name: str(location.absolute() if isinstance(location, Path) else location)
-                for name, location in folders.items()
-            }
+            locations = {name: str(c.folder.absolute()) for name, c in corpora.parts.items()}
             data = RunData(locations, digests, held_out is None)
             text = json.dumps(dataclasses.asdict(data), ensure_ascii=False)
             replace_text(folder / DATA, text)
@@ -192,7 +188,7 @@ class RunData:
     """What a run reads besides its settings, to repeat its steps.
 
     Attributes:
-        corpora: the folders or URLs of the corpora, by name.
+        corpora: the folders of the corpora, by name.
         digests: of the corpora together, and of each frozen model by role.
         held_out: whether documents are set aside; else all are trained on.
     """

@@ -19,9 +19,9 @@ from bothways.core.atomic_files import make_folder, replace_text
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.paths import local_path
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import quantity
-from bothways.core.urls import local_path
 from bothways.data.batching import ExampleBudget
 from bothways.data.text_io import COMPRESSED
 from bothways.finetuning.config import FinetuneConfig, paper_finetuning

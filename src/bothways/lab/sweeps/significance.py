@@ -20,8 +20,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from bothways.core.errors import DataError, FolderError, require
+from bothways.core.paths import local_path
 from bothways.core.progress import SILENT, Progress
-from bothways.core.urls import local_path
 from bothways.hub.resolve import is_model_folder
 from bothways.prediction.engine import counting
 from bothways.prediction.predictor import Predictor, open_task, open_task_model

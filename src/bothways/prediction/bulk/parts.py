@@ -160,8 +160,6 @@ class FileReader:
                 raise _no_table("keep" if old else "rejects", name)
             yield from (BulkRow(example) for example in reading.examples)
             return
-        if self.request.rejects:
-            table.skip_broken()
         require_columns(old, table.names, name, KEEP_FIX)
         while True:
             try:

@@ -18,7 +18,7 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.core.json_reader import parse_json
-from bothways.core.urls import local_path
+from bothways.core.paths import local_path
 from bothways.data.hub_rows import HUB
 from bothways.data.text_io import file_at, read_lines, suffix_of
 from bothways.tasks.base import Row

@@ -18,8 +18,8 @@ from typing import Any
 
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
+from bothways.core.paths import local_path
 from bothways.core.terminal import quantity
-from bothways.core.urls import local_path
 from bothways.data import text_io
 from bothways.data.hub_rows import HUB
 from bothways.data.tables import TableRow, open_table

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.json_reader import read_object
+from bothways.core.paths import local_path
 from bothways.core.terminal import listed
-from bothways.core.urls import local_path
 from bothways.hub.convert.tensorflow import names
 from bothways.hub.convert.tensorflow.bundle import open_bundle
 from bothways.hub.hf_config import HFConfig, label_name, read_family_config
