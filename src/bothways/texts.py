@@ -13,7 +13,6 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import Progress
 
 if TYPE_CHECKING:
-    from bothways.core.jobs.workers import Workers
     from bothways.data.cleaning.config import Cleaning
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Document
@@ -139,7 +138,7 @@ def build_corpus(  # noqa: PLR0913 – one option per question
     language: str = "auto",
     words: Words | None = None,
     cleaning: Cleaning | None = None,
-    workers: Workers | int | None = None,
+    workers: int | None = None,
     progress: Progress | bool = True,
 ) -> Corpus:
     """Build a corpus for pre-training, continue an interrupted build, or open the existing corpus.
@@ -160,8 +159,7 @@ def build_corpus(  # noqa: PLR0913 – one option per question
         cleaning: which documents are dropped besides duplicates, such as
             `bothways.data.cleaning.config.make_cleaning("gopher", 0.8)`: those that the filters of
             Gopher refuse, and near-duplicates.
-        workers: number of processes, `None` for one per core; or, for a Ray cluster,
-            `bothways.core.jobs.workers.RayWorkers(address)`.
+        workers: number of processes; default: one per core.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
 

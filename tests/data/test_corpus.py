@@ -27,7 +27,6 @@ from bothways.core.atomic_files import file_digest
 from bothways.core.config.reader import read
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.folder_lock import lock_folder
-from bothways.core.jobs.workers import RayWorkers
 from bothways.data import corpus as corpus_module
 from bothways.data import encode_shards as shards
 from bothways.data.cleaning.config import Cleaning, make_cleaning
@@ -39,7 +38,6 @@ from bothways.data.sentences import split_sentences
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS
 from child_processes import assert_they_end, children
-from stand_in_ray import stand_in
 
 WORDS = [
     "the",
@@ -259,16 +257,13 @@ class Each:
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_any_workers_write_the_same_bytes(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ray, documents = stand_in(monkeypatch), with_copies(some_documents(200))
+def test_any_workers_write_the_same_bytes(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    documents = with_copies(some_documents(200))
     one = build_corpus(documents, tokenizer, tmp_path / "1", cleaning=CLEANING, workers=1)
-    for number, workers in enumerate((2, 3, RayWorkers("auto")), 2):
-        folder = tmp_path / str(number)
+    for workers in (2, 3):
+        folder = tmp_path / str(workers)
         build_corpus(documents, tokenizer, folder, cleaning=CLEANING, workers=workers)
-        assert contents(tmp_path / str(number)) == contents(tmp_path / "1")
-    assert ray.actors == 2
+        assert contents(folder) == contents(tmp_path / "1")
     none = [step.name for step in one.manifest.steps if not step.documents + step.lines]
     assert none == ["min_tokens"]
     assert set(contents(tmp_path / "1")) == {
@@ -559,18 +554,15 @@ BROKEN = '{"text": "fine"}\n{"text": \n'
         (BROKEN, 1, r"a\.jsonl:2: is not JSON"),
         (BROKEN, 2, r"a\.jsonl:2: is not JSON"),
         ('{"body": "fine"}\n', 1, r"a\.jsonl:1: has no column 'text'"),
-        ('{"text": "fine"}\n', RayWorkers("ray://nowhere:1"), "no Ray cluster"),
     ],
 )
 def test_a_refused_build_leaves_what_was_there_before(
     tmp_path: Path,
     tokenizer: Tokenizer,
-    monkeypatch: pytest.MonkeyPatch,
     text: str,
-    workers: Any,
+    workers: int,
     message: str,
 ) -> None:
-    stand_in(monkeypatch)
     source = tmp_path / "a.jsonl"
     source.write_text(text)
 
@@ -820,11 +812,9 @@ def test_the_commands_build_and_show(
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "a.txt").write_text("The cat sat. " * 20 + "\n\nThe dog ran.\n\nThe dog ran.\n")
     folders = {"tokenizer": tmp_path / "tokenizer", "out": tmp_path / "c"}
-    ray = stand_in(monkeypatch)
-    commands.build(str(tmp_path / "a.txt"), **folders, by=commands.BuildWorkers(1, "auto"))
-    assert ray.actors == 1
+    commands.build(str(tmp_path / "a.txt"), **folders, workers=1)
     first = capsys.readouterr()
-    commands.build(str(tmp_path / "a.txt"), **folders, by=commands.BuildWorkers(1))
+    commands.build(str(tmp_path / "a.txt"), **folders, workers=1)
     second = capsys.readouterr()
     assert "nothing to do" in " ".join(second.err.split())
     assert "nothing to do" not in first.err

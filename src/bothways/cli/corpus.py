@@ -18,7 +18,6 @@ from bothways.core.terminal import output_console, quantity, say, show_lines
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from bothways.core.jobs.workers import Workers
     from bothways.data.cleaning.apply import LeftOutExample
     from bothways.data.cleaning.config import Cleaning
     from bothways.data.corpus import Corpus
@@ -26,34 +25,6 @@ if TYPE_CHECKING:
 
 _POINTS = (0, 10, 25, 50, 75, 90, 99, 100)
 _SHOWN_SENTENCES, _SHOWN_CHARACTERS = 8, 240
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class BuildWorkers:
-    """Options that name who encodes a corpus. The corpus does not depend on them."""
-
-    processes: Annotated[
-        int | None,
-        Parameter(
-            name="--workers",
-            help="Number of processes; default: one per core, on Ray all it has.",
-        ),
-    ] = None
-    ray: Annotated[
-        str | None,
-        Parameter(
-            help="Encode on a Ray cluster: auto, ray://HOST:10001, or local. Only this machine "
-            "reads the inputs and writes the folder."
-        ),
-    ] = None
-
-    @property
-    def workers(self) -> Workers | int | None:
-        """The workers, as `build_corpus` takes them."""
-        from bothways.core.jobs.workers import RayWorkers
-
-        return self.processes if self.ray is None else RayWorkers(self.ray, self.processes)
 
 
 @Parameter(name="*")
@@ -100,7 +71,7 @@ def build(
     language: str = "auto",
     words: Literal["jieba", "spaces"] | None = None,
     cleaning: CleaningOptions = CleaningOptions(),
-    by: BuildWorkers = BuildWorkers(),
+    workers: int | None = None,
 ) -> None:
     """Build a corpus: documents, sentences, token ids.
 
@@ -126,7 +97,7 @@ def build(
         result = bothways.build_corpus(
             files, tokenizer, out,
             column=column, boundary=boundary, language=language, words=words,
-            cleaning=cleaning.cleaning(settings), workers=by.workers, progress=progress,
+            cleaning=cleaning.cleaning(settings), workers=workers, progress=progress,
         )  # fmt: skip
     if complete:
         say(console, f"{out} already has the corpus of these inputs; nothing to do.")

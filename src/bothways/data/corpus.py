@@ -38,7 +38,7 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.config.reader import config_difference
 from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.folder_lock import LOCK, OWNER, discard_begun, lock_folder
-from bothways.core.jobs.workers import LocalWorkers, Workers, map_jobs
+from bothways.core.jobs.process_pool import map_in_order
 from bothways.core.keyed_rng import rng
 from bothways.core.paths import local_path, require_local
 from bothways.core.progress import SILENT, Progress
@@ -271,7 +271,7 @@ def build_corpus(
     language: str = AUTO,
     words: Words | None = None,
     cleaning: Cleaning | None = None,
-    workers: Workers | int | None = None,
+    workers: int | None = None,
     progress: Progress = SILENT,
 ) -> Corpus:
     """Build a corpus, continue an interrupted build, or open the corpus that already exists.
@@ -290,8 +290,7 @@ def build_corpus(
             "jieba", "spaces", or a function that returns the words of a sentence. They are stored
             for the masking of whole words; the ids do not depend on "jieba" or a function.
         cleaning: steps that drop text; None drops duplicates and documents without a token.
-        workers: processes of this machine, None for one per core, or a Ray cluster; its machines
-            need neither the documents nor the folder. The corpus does not depend on it.
+        workers: processes; None for one per core. The corpus does not depend on their number.
         progress: receives the stages "encoding" (in bytes of the files) and "merging" (in shards),
             and notes about steps of the cleaning that do not fit the documents.
 
@@ -301,9 +300,7 @@ def build_corpus(
         ResourceError: another process builds there, no space, no permission, a killed worker.
     """
     check_language(language)
-    if workers is None or isinstance(workers, int):
-        require_at_least(1, workers=workers)
-        workers = LocalWorkers(workers or usable_cores())
+    require_at_least(1, workers=workers)
     path = Path(folder)
     finder = None if words is None else words_name(words)
     settings = CorpusSettings(
@@ -322,7 +319,7 @@ def build_corpus(
                 check_versions(path / WORK, _sources(documents)[0])
             # Without segments: whether a model has them is up to the model.
             Tokenizer(tokenizer.backend, tokenizer.specials, words=tokenizer.words).save(path)
-            names = _encode_all(path, recipe, documents, workers, progress)
+            names = _encode_all(path, recipe, documents, workers or usable_cores(), progress)
             _finish(path, settings, documents, names, tokenizer, progress)
     return Corpus.open(path)
 
@@ -414,7 +411,7 @@ def _encode_all(
     folder: Path,
     recipe: EncodingSettings,
     documents: Iterable[Document],
-    workers: Workers,
+    workers: int,
     progress: Progress,
 ) -> list[str]:
     """Run the first stage: make the shards that are missing, and return the names of all."""
@@ -430,7 +427,7 @@ def _encode_all(
                 yield job
 
     stored = dataclasses.replace(recipe, tokenizer=Tokenizer.load(folder))
-    jobs = map_jobs(functools.partial(encode_shard, stored), missing(), workers)
+    jobs = map_in_order(functools.partial(encode_shard, stored), missing(), workers)
     with contextlib.closing(jobs) as results:
         for name, shard in results:
             store_shard(folder / WORK / name, shard)
