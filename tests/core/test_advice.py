@@ -74,7 +74,7 @@ COMMANDS = {"cli", "lab", "serving"}
 
 def test_advice_of_the_library_names_no_option() -> None:
     """Options are spelled by `argument`, unless only a command has the parameter."""
-    only = "rows|spread|positions|keep-going|max-restarts|tokens|corpus|hardware|ray"
+    only = "rows|spread|positions|keep-going|max-restarts|tokens|corpus|hardware"
     option = re.compile(rf"""fix\s*\+?=\s*\(?\s*f?["'][^"']*?--(?!(?:{only})\b)[a-z]""")
     found = [
         f"{file.relative_to(LIBRARY)}: {match.group()}"

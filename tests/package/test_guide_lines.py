@@ -26,8 +26,7 @@ from toy_folder import make_examples, make_folder, write_tsv
 PAGES = [ROOT / "README.md", *sorted(GUIDE.glob("*.md")), *sorted(GUIDE.glob("families/*.md"))]
 LINES = list(dict.fromkeys(" ".join(line.split()) for page in PAGES for line in commands(page)))
 ELSEWHERE = {
-    r"s3://|https://": "tests/data/test_remote_corpus.py has a local store",
-    r"--ray": "needs a cluster",
+    r"s3://|https://": "tests/data/test_urls.py has a local store",
     r"^bothways (serve|play|quickstart|bench)": "test_pseudo_terminal.py runs these",
     r"^bothways convert (uncased|chinese|electra)": "tests/hub/test_tensorflow.py has the files",
     r"roberta-base|bigbird": "tests/pretraining/test_adapt.py has a model",

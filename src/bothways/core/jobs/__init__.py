@@ -1,1 +1,1 @@
-"""One function over many jobs: in processes of this machine, or on a Ray cluster."""
+"""One function over many jobs, in processes of this machine."""
