@@ -26,7 +26,6 @@ def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(
         return usual(path, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    monkeypatch.setattr(files, "_exchange", lambda *_: False)
     with pytest.raises(ResourceError), replace_folder(place) as hidden:
         (hidden / "a").write_text("later")
     assert (place / "a").read_text() == "former"
@@ -54,17 +53,6 @@ def test_a_file_without_a_folder_is_told_before_it_is_written(tmp_path: Path) ->
         replace_file(tmp_path, lambda place: place.write_text("all"))
 
 
-def test_the_folder_exists_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "model"
-    with replace_folder(place) as hidden:
-        (hidden / "a").write_text("former")
-    monkeypatch.setattr(Path, "rename", None)  # only an exchange is left
-    with replace_folder(place) as hidden:
-        (hidden / "a").write_text("later")
-    assert (place / "a").read_text() == "later"
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
 def test_a_replacement_that_was_killed_between_its_renames_is_undone(tmp_path: Path) -> None:
     place = tmp_path / "model"
     with replace_folder(place) as hidden:
@@ -89,7 +77,6 @@ def test_a_reader_that_takes_the_pause_between_two_renames_for_a_crash_does_no_h
         return usual(path, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    monkeypatch.setattr(files, "_exchange", lambda *_: False)
     with replace_folder(place) as hidden:
         (hidden / "a").write_text("later")
     assert (place / "a").read_text() == "later"

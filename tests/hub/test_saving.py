@@ -205,12 +205,12 @@ def test_heads_without_a_class_are_saved_in_our_own_format(
 
 def test_outputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     config = own("Model").config
-    with pytest.raises(FolderError, match="2 labels were given for 3 outputs: a, b"):
+    with pytest.raises(FolderError, match="2 labels for 3 outputs: a, b"):
         save_model(tmp_path / "ours", own("ForSequenceClassification"), labels=["a", "b"])
     one = Model(config, (PoolerHead(), LabelHead(1)))
     with pytest.raises(FolderError, match="single-label classification needs two outputs or more"):
         save_model(tmp_path / "ours", one, problem="single_label_classification")
-    with pytest.raises(FolderError, match="1 label was given for 0 outputs"):
+    with pytest.raises(FolderError, match="1 label for 0 outputs"):
         save_model(tmp_path / "ours", own("Model"), labels=["a"])
     assert not (tmp_path / "ours").exists()
 

@@ -137,7 +137,7 @@ def test_rejected_rows_are_counted(tmp_path: Path) -> None:
     rejected = {"text": "Oslo", "spans": [[0, 99, "X"]], "answer": "reject"}
     examples, notes = in_memory(rejected, accepted, rejected, accepted)
     assert len(examples) == 2
-    assert notes == ['2 rows are left out: their "answer" is reject']
+    assert notes == ['2 rows left out: their "answer" is reject']
     file = tmp_path / "a.json"
     file.write_text(json.dumps([rejected]), encoding="utf8")
     with pytest.raises(DataError, match="no annotated row"):

@@ -341,7 +341,7 @@ def predict_parts(out: Path, options: PartOptions, **settings: Any) -> None:
         print(warning, file=sys.stderr)
     if done.rejected:
         rejects = rejects_file(out) if is_file(out) else out / "_rejects"
-        message = f"warning: {quantity(done.rejected, 'row(s) was|were rejected')}: see {rejects}"
+        message = f"warning: {quantity(done.rejected, 'row(s)')} rejected: see {rejects}"
         print(message, file=sys.stderr)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import hashlib
 import os
 import shutil
@@ -18,17 +16,14 @@ HIDDEN = ".writing-"
 """The prefix of names of files and folders that are incomplete, or replaced."""
 
 _FIX = "Free some space or choose another folder; what was saved before is intact."
-_AT_FDCWD, _RENAME_EXCHANGE, _RENAME_SWAP = -100, 2, 2  # of Linux's fcntl.h, and of macOS's stdio.h
-_NOT_SUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 @contextlib.contextmanager
 def replace_folder(target: Path, fix: str = _FIX) -> Iterator[Path]:
     """Yield a hidden folder that becomes `target` when the context ends, or vanishes on an error.
 
-    A folder that exists at `target` is replaced. Where the system can exchange two names, `target`
-    exists at every moment; elsewhere `recover_folder` repairs what a crash between two renames
-    leaves.
+    A folder that exists at `target` is replaced by two renames; `recover_folder` repairs what a
+    crash between them leaves.
 
     Args:
         fix: what to do if it cannot be written.
@@ -47,8 +42,7 @@ def replace_folder(target: Path, fix: str = _FIX) -> Iterator[Path]:
             yield hidden
             for path in (*hidden.rglob("*"), hidden):
                 _flush(path)
-            if not (target.exists() and _exchange(hidden, target)):
-                _rename_twice(hidden, target)
+            _rename_twice(hidden, target)
             _flush(target.parent)
         except ResourceError as error:
             if error.where is not None and Path(error.where).is_relative_to(hidden):
@@ -159,24 +153,6 @@ def file_digest(file: Path) -> str:
         )
         raise ResourceError(message, where=file, fix=fix) from error
     return result.hexdigest()
-
-
-def _exchange(first_path: Path, second_path: Path) -> bool:
-    """Swap two names in one step of the file system; return False where that is not supported."""
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-    except (OSError, TypeError):  # Windows
-        return False
-    one_name, other_name = os.fsencode(first_path), os.fsencode(second_path)
-    if hasattr(libc, "renameat2"):
-        failed = libc.renameat2(_AT_FDCWD, one_name, _AT_FDCWD, other_name, _RENAME_EXCHANGE)
-    elif hasattr(libc, "renamex_np"):
-        failed = libc.renamex_np(one_name, other_name, _RENAME_SWAP)
-    else:
-        return False
-    if failed and ctypes.get_errno() not in _NOT_SUPPORTED:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return not failed
 
 
 def _rename_twice(hidden: Path, path: Path) -> None:

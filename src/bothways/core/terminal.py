@@ -67,13 +67,8 @@ def result_line(name: str, metrics: Mapping[str, float], **fields: object) -> st
 
 
 def quantity(count: int, phrase: str) -> str:
-    """Put a count before a phrase that has "(s)" or "one|several" where a number decides.
-
-    Example: quantity(2, "row(s) is|are empty") → "2 rows are empty".
-    """
-    ending, index = ("", 0) if count == 1 else ("s", 1)
-    phrase = phrase.replace("(s)", ending)
-    return f"{count:,} " + re.sub(r"\w+\|\w+", lambda match: match[0].split("|")[index], phrase)
+    """Put a count before a phrase: quantity(2, "row(s)") → "2 rows"."""
+    return f"{count:,} {phrase.replace('(s)', '' if count == 1 else 's')}"
 
 
 _FILE_WIDTH = 80

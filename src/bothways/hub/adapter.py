@@ -226,8 +226,7 @@ def apply_adapter(
         change = name in changes and tensor.is_floating_point()
         return tensor.to(torch.float32) + changes[name]() if change else tensor
 
-    note = f"{quantity(len(changes), 'matrix|matrices')} changed, "
-    note += f"{quantity(len(replaced), 'tensor(s)')} replaced"
+    note = f"{quantity(len(changes), 'tensor(s)')} changed, {len(replaced):,} replaced"
     return Weights(base.file, shapes, read, base.wrappers, f"{note} by {adapter.weights.file}")
 
 

@@ -395,8 +395,8 @@ def _output_settings(
         fix = "Give the head two outputs, or set the problem to regression."
         raise FolderError(message, where=location, fix=fix)
     if labels and len(labels) != count:
-        given_labels = f"{quantity(len(labels), 'label(s) was|were')} given"
-        message = f"{given_labels} for {quantity(count, 'output(s)')}: {listed(labels)}"
+        message = f"{quantity(len(labels), 'label(s)')} for {quantity(count, 'output(s)')}"
+        message += f": {listed(labels)}"
         raise FolderError(message, where=location)
     settings: dict[str, Any] = {}
     if count:

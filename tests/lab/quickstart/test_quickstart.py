@@ -161,7 +161,7 @@ def test_foreign_folder_is_refused(tmp_path: Path) -> None:
 
 def test_mistakes_are_errors(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("One document. It is short.\n", encoding="utf8")
-    with pytest.raises(DataError, match="1 document is too few"):
+    with pytest.raises(DataError, match="1 document: too few"):
         gather_documents((str(tmp_path / "one.txt"),))
     with pytest.raises(DataError, match="0 labelled examples are too few"):
         labelled_examples([], [Document("It stops here.", "short")])

@@ -152,8 +152,8 @@ def gather_documents(files: Sequence[str] | None) -> list[Document]:
     """
     documents = list(read_documents(files) if files else installed_documentation())
     if len(documents) < 10:
-        count = quantity(len(documents), "document(s) is|are")
-        message = f"{count} too few to train on and to hold some out"
+        count = quantity(len(documents), "document(s)")
+        message = f"{count}: too few to train on and to hold some out"
         fix = "Give at least ten documents; in a .txt file, blank lines separate documents."
         raise DataError(message, where=", ".join(files or ["installed documentation"]), fix=fix)
     return documents

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.report import sections as s
-from bothways.core.terminal import quantity
 from bothways.prediction.analysis.base import GUESSES, SURE, Judgement, TaskAnalysis, clip
 from bothways.tasks.base import Metrics
 from bothways.tasks.metrics import sigmoid
@@ -115,9 +114,7 @@ def _curves(queries: Sequence[tuple[NDArray[np.int64], int]]) -> list[s.Section]
     }
     x = cutoffs.tolist()
     lines = [s.Line(name, x, (total / len(queries)).tolist()) for name, total in sums.items()]
-    note = (
-        f"Means over {quantity(len(queries), 'query|queries that has|have')} a relevant document."
-    )
+    note = f"Means over queries with a relevant document: {len(queries):,}."
     title = "What the first places hold"
     return [s.Curves(title, "down to this place", "share", lines, percent=True, note=note)]
 

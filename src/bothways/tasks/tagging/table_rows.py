@@ -192,7 +192,7 @@ def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[Tab
             continue
         skipped[answer] += 1
         notes[:] = [
-            f'{quantity(count, "row(s) is|are")} left out: their "answer" is {answer}'
+            f'{quantity(count, "row(s)")} left out: their "answer" is {answer}'
             for answer, count in skipped.items()
         ]
 
