@@ -208,27 +208,6 @@ def test_words_left_out_of_every_task(client: httpx.Client, body: Any, count: in
     assert any(effects)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"model": "classify", "inputs": TEXT, "label": "neg"},
-        {"model": "classify", "inputs": ["a film", "was bad"], "label": "pos", "steps": 64},
-        {"model": "label", "inputs": TEXT, "label": "pos"},
-        {"model": "regress", "inputs": ["a film", "was bad"]},
-        {"model": "tag", "inputs": TEXT, "label": "I-X", "word": 2},
-        {"model": "fill", "inputs": "a good [MASK] was bad", "label": "film"},
-    ],
-)
-def test_integrated_gradients_add_up(client: httpx.Client, body: Any) -> None:
-    found = explain(client, method="integrated_gradients", **body)
-    effects = [word["effect"] for word in found["words"]]
-    assert any(effects)
-    difference = found["value"] - found["baseline"]
-    assert sum(effects) == pytest.approx(difference, abs=1e-5)
-    assert abs(found["error"]) < 1e-5
-    assert found["steps"] == body.get("steps", 32)
-
-
 def test_attention_of_a_layer(client: httpx.Client) -> None:
     found = explain(client, model="embed", method="attention", inputs=TEXT, layer=1)
     count = len(found["tokens"])
@@ -255,21 +234,11 @@ def test_attention_of_a_layer(client: httpx.Client) -> None:
         ({"method": "leave_one_out", "inputs": TEXT, "label": "<b>"}, "invalid"),
         ({"method": "leave_one_out", "inputs": TEXT, "label": ["neg"]}, "invalid"),
         ({"method": "leave_one_out", "inputs": TEXT, "label": "neg", "word": -1}, "invalid"),
-        ({"method": "integrated_gradients", "inputs": TEXT}, "invalid"),
-        ({"method": "integrated_gradients", "inputs": TEXT, "label": "neg", "steps": 0}, "invalid"),
-        (
-            {"method": "integrated_gradients", "inputs": TEXT, "label": "neg", "steps": 257},
-            "invalid",
-        ),
         ({"method": "leave_one_out", "inputs": {}, "label": "neg"}, "invalid"),
         ({"method": "leave_one_out", "inputs": ["a", "b", "c"], "label": "neg"}, "invalid"),
         ({"method": "leave_one_out", "inputs": "a " * 600, "label": "neg"}, "too_many_texts"),
         ({"method": "leave_one_out", "inputs": "a" * 20_001, "label": "neg"}, "text_too_long"),
         ({"method": "leave_one_out", "inputs": "a " * 500, "label": "neg"}, "too_many_tokens"),
-        (
-            {"method": "integrated_gradients", "inputs": "a " * 40, "label": "neg", "steps": 256},
-            "too_many_tokens",
-        ),
     ],
 )
 def test_what_cannot_be_explained_is_refused(client: httpx.Client, body: Any, code: str) -> None:
@@ -282,11 +251,9 @@ def test_what_cannot_be_explained_is_refused(client: httpx.Client, body: Any, co
     ("model", "method", "inputs"),
     [
         ("choice", "attention", {"context": "a", "endings": ["film", "play"]}),
-        ("likelihood", "integrated_gradients", "a film"),
         ("likelihood", "leave_one_out", "a film"),
         ("answer", "leave_one_out", {"question": "a", "context": "film"}),
         ("embed", "leave_one_out", "a film"),
-        ("tag", "integrated_gradients", "a film"),
     ],
 )
 def test_methods_that_a_task_does_not_have(

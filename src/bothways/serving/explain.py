@@ -2,8 +2,8 @@
 
     {"method": "leave_one_out", "inputs": "what a lovely film", "label": "positive"}
 
-Words left out are texts like any others: they share batches with other requests. Gradients and
-attentions are computed by the model as it is saved, in jobs of about a batch each.
+Words left out are texts like any others: they share batches with other requests. Attentions are
+computed by the model as it is saved, in a job by itself.
 """
 
 from __future__ import annotations
@@ -18,12 +18,8 @@ from typing_extensions import TypedDict
 
 from bothways.prediction.explanation import (
     ExplainedOutput,
-    GradientPath,
-    Word,
     attentions,
     effect_without,
-    gradient_path,
-    path_part,
     rollout,
     value_of,
     without,
@@ -38,28 +34,21 @@ from bothways.tasks.base import EncodedExample
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.predictions import brief
 
-STEPS, MOST_STEPS = 32, 256
-"""Points of the path of integrated gradients, and the most that a request may ask for."""
 MOST_ATTENTION_TOKENS = 128
 """The longest sequence whose attentions are answered: n² numbers for each head."""
 KINDS = tuple(kind for kind in ALL_TASKS if kind != "choice")
 """The tasks for which there is a method."""
 MOST_CHARACTERS, MOST_WORDS = 20_000, 512
 """The longest text that is explained, and its maximum number of words."""
-BACKWARD = 2
-"""A backward pass takes about as long as two forward passes."""
 
 
 class ExplainRequest(RequestBody):
     """An input, and what of its answer is to be explained how."""
 
-    method: Literal["leave_one_out", "integrated_gradients", "attention"]
+    method: Literal["leave_one_out", "attention"]
     inputs: Input
-    label: Annotated[Text, Field(description="the class or the tag; for fill the token")] | None = (
-        None
-    )
-    word: Annotated[Whole, Field(description="whose tag, or which mask, from 0")] = 0
-    steps: Annotated[Count, Field(le=MOST_STEPS)] = STEPS
+    label: Annotated[Text, Field(description="the class or the tag")] | None = None
+    word: Annotated[Whole, Field(description="whose tag, from 0")] = 0
     layer: Annotated[Count, Field(description="absent: the last")] | None = None
 
 
@@ -79,18 +68,6 @@ class WordEffects(TypedDict):
     method: Literal["leave_one_out"]
     label: str | None
     value: float
-    words: list[WordEffect]
-
-
-class Attributions(TypedDict):
-    """Each word's share of the log odds."""
-
-    method: Literal["integrated_gradients"]
-    label: str | None
-    value: float
-    baseline: float
-    error: float
-    steps: int
     words: list[WordEffect]
 
 
@@ -119,14 +96,12 @@ def explain(models: Models, request: ExplainRequest) -> Query:
     | method | needs | answers |
     |---|---|---|
     | leave_one_out | `label`; for tags `word` | the fall of the output without each word |
-    | integrated_gradients | `label`; for tags `word`; `steps` | each word's share of the log odds |
     | attention | `layer`, by default the last | the heads of a layer, the rollout of all |
 
     Raises:
         RequestError: the method is not for this task; the input is too long; no such layer.
     """
     model = models.choose(request.model, KINDS)
-    target = ExplainedOutput(request.label, request.word)
     depth = model.task_model.model.config.depth
     layer = request.layer or depth
     if layer > depth:
@@ -135,13 +110,9 @@ def explain(models: Models, request: ExplainRequest) -> Query:
     value = request.inputs
     limit = ("explained_characters", MOST_CHARACTERS)
     check_limit("text_too_long", "characters to explain", len(str(value)), *limit)
-    match request.method:
-        case "leave_one_out":
-            return _leave_one_out(model, value, target)
-        case "integrated_gradients":
-            return _integrated_gradients(model, value, target, request.steps)
-        case "attention":
-            return _attention(model, value, layer)
+    if request.method == "attention":
+        return _attention(model, value, layer)
+    return _leave_one_out(model, value, ExplainedOutput(request.label, request.word))
 
 
 def _leave_one_out(model: ServedModel, item: Any, target: ExplainedOutput) -> Query:
@@ -165,48 +136,16 @@ def _leave_one_out(model: ServedModel, item: Any, target: ExplainedOutput) -> Qu
             "method": "leave_one_out",
             "label": target.label,
             "value": brief(value),
-            "words": _words(words, effects),
+            "words": [
+                {
+                    **word._asdict(),  # type: ignore[typeddict-item]
+                    "effect": None if math.isnan(effect) else brief(effect),
+                }
+                for word, effect in zip(words, effects, strict=True)
+            ],
         }
 
     return Query(model, [example, *shorter], write)
-
-
-def _integrated_gradients(
-    model: ServedModel, item: Any, target: ExplainedOutput, steps: int
-) -> Query:
-    planned: list[GradientPath] = []
-
-    def jobs(examples: Many[Any], encoded: Many[EncodedExample]) -> list[ModelJob]:
-        with request_errors():
-            path = gradient_path(model.task_model, examples[0], encoded[0], target, steps)
-            task_model = model.predictor.unprepared()
-        planned.append(path)
-        length = max(1, len(path.sequence))
-        size = max(1, 1024 // length)
-        return [
-            ModelJob(
-                (1 + BACKWARD) * length * (segment.stop - segment.start),
-                functools.partial(path_part, task_model, path, segment),
-            )
-            for segment in path.parts(size)
-        ]
-
-    def write(answer: Answer) -> Attributions:
-        (path,) = planned
-        result = path.attribution(answer.predictions)
-        if not math.isfinite(result.value):
-            raise RequestError("not_finite", "the model's output is not finite")
-        return {
-            "method": "integrated_gradients",
-            "label": target.label,
-            "value": brief(result.value),
-            "baseline": brief(result.baseline),
-            "error": brief(result.error),
-            "steps": steps,
-            "words": _words(result.words, result.effects.tolist()),
-        }
-
-    return Query(model, [item], write, jobs=jobs)
 
 
 def _attention(model: ServedModel, item: Any, layer: int) -> Query:
@@ -239,16 +178,3 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
         }
 
     return Query(model, [item], write, jobs=jobs)
-
-
-def _words(words: Many[Word], effects: Many[float]) -> list[WordEffect]:
-    return [
-        {
-            "text": word.text,
-            "start": word.start,
-            "stop": word.stop,
-            "part": word.part,
-            "effect": None if math.isnan(effect) else brief(effect),
-        }
-        for word, effect in zip(words, effects, strict=True)
-    ]

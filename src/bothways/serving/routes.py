@@ -70,8 +70,8 @@ TOKENIZE = Route(
 EXPLAIN = Route(
     explain.ExplainRequest,
     explain.explain,
-    explain.WordEffects | explain.Attributions | explain.Attentions,
-    "Why the model answers so: words left out, integrated gradients, attention",
+    explain.WordEffects | explain.Attentions,
+    "Why the model answers so: words left out, attention",
     explain.KINDS,
     {"method": "attention", "inputs": None},
 )

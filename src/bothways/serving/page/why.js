@@ -1,4 +1,4 @@
-// Why the model answers so: one word left out, integrated gradients, attention. Each with its limits.
+// Why the model answers so: one word left out, or attention. Each with its limits.
 
 import { ask } from "./api.js";
 import { attentionView } from "./attention.js";
@@ -9,15 +9,14 @@ import { taggedWords } from "./results.js";
 import { change, state } from "./state.js";
 import { t } from "./words.js";
 
-const NAMES = { leave_one_out: "leaveOut", integrated_gradients: "gradients", attention: "attention" };
-const NOTES = { leave_one_out: "leaveOutNote", integrated_gradients: "gradientsNote", attention: "attentionNote" };
+const NAMES = { leave_one_out: "leaveOut", attention: "attention" };
+const NOTES = { leave_one_out: "leaveOutNote", attention: "attentionNote" };
 
 /** Return the methods that can explain a task. */
 export function methodsOf(model) {
   const without = ["classify", "multilabel", "regress", "tag", "embed"].includes(model.task);
-  const gradients = ["classify", "multilabel", "regress", "tag", "fill"].includes(model.task);
   const attention = !["choice", "rerank"].includes(model.task);
-  return [without && "leave_one_out", gradients && "integrated_gradients", attention && "attention"].filter(Boolean);
+  return [without && "leave_one_out", attention && "attention"].filter(Boolean);
 }
 
 /** Return elements that explain the answer; `again` is called when an option changes. */
@@ -56,31 +55,21 @@ function targetOf(model, prediction) {
       const chosen = Number(state.word) < words.length && state.word !== undefined ? Number(state.word) : Math.max(0, named);
       return { title: t("tagTarget"), choices: words, chosen, values: (word) => ({ word }), fields: { word: chosen, label: prediction.tags[chosen] } };
     }
-    case "fill": {
-      const guesses = prediction.masks[0].map((guess) => guess.token);
-      const chosen = guesses.includes(state.label) ? state.label : guesses[0];
-      return { title: t("explained"), choices: guesses.map((name) => [name, name]), chosen, values: (label) => ({ label }), fields: { label: chosen } };
-    }
     default: return none;
   }
 }
 
 function wordView(answer, inputs) {
   const texts = Array.isArray(inputs) ? inputs : [inputs];
-  const gradients = answer.method === "integrated_gradients";
-  const probability = !gradients && answer.label !== null;
+  const probability = answer.label !== null;
   const unit = (value) => (probability ? percent(value) : plain(value));
   const scaled = probability ? answer.words.map((word) => ({ ...word, effect: word.effect === null ? null : 100 * word.effect })) : answer.words;
-  const sum = answer.words.reduce((total, word) => total + (word.effect ?? 0), 0);
-  const line = gradients
-    ? t("sum", { sum: plain(sum), value: plain(answer.value), baseline: plain(answer.baseline), error: Math.abs(answer.error).toExponential(0) })
-    : t("without", { value: unit(answer.value) });
   const ranked = [...scaled].sort((a, b) => Math.abs(b.effect ?? 0) - Math.abs(a.effect ?? 0));
   return [
     effects(texts, scaled, probability ? 1 : 2),
     make("p", { class: "legend sides" },
       make("span", { class: "side raises" }, t("raises")), make("span", { class: "side lowers" }, t("lowers"))),
-    make("p", { class: "note" }, line),
+    make("p", { class: "note" }, t("without", { value: unit(answer.value) })),
     table(t("numbers"), [t("word"), t("effect")], ranked.map((word) => [word.text, word.effect === null ? "—" : `${signed(word.effect, 3)}${probability ? " %" : ""}`])),
   ];
 }
