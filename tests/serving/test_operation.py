@@ -18,18 +18,15 @@ import pytest
 import torch
 
 from bothways.cli.main import app as cli
-from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.errors import BothwaysError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.provenance import digest_of_model
 from bothways.model.heads import LabelHead, PoolerHead, TagHead
 from bothways.model.model import Model
-from bothways.serving.app import app, requests_log
+from bothways.serving.app import requests_log
 from bothways.serving.deployment import Deployment, NamedModel
 from bothways.serving.run import bind, serve, url_of
-from bothways.serving.tracing import tracing
-from running_server import running
 from toy_folder import make_folder
-from toy_predictors import TEXTS, predictor
 
 
 @pytest.fixture(scope="module")
@@ -104,55 +101,9 @@ def test_the_digest_is_of_what_predictions_depend_on(base: Path, tmp_path: Path)
         digest = digest_of_model(str(folder), whole=True)
 
 
-PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-def test_a_request_is_a_span_with_its_phases(base: Path) -> None:
-    trace = pytest.importorskip("opentelemetry.sdk.trace", reason="needs bothways[otel]")
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    kept, provider = InMemorySpanExporter(), trace.TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(kept))
-    application = app(predictor(base, "classify"), tracer=provider.get_tracer("test"))
-    with running(application) as url:
-        start = time.time_ns()
-        headers = {"traceparent": PARENT, "x-request-id": "a-1"}
-        httpx.post(f"{url}/classify", json={"inputs": TEXTS[0]}, headers=headers)
-        httpx.get(f"{url}/ready")
-        httpx.post(f"{url}/classify", json={"inputs": 1})
-        until(lambda: len(kept.get_finished_spans()) >= 5)
-    *phases, whole, refused = kept.get_finished_spans()
-    assert [span.name for span in phases] == ["tokenize", "queue", "compute"]
-    assert (whole.name, refused.name) == ("POST /classify", "POST /classify")
-    assert f"{whole.context.trace_id:032x}" == PARENT.split("-")[1]
-    assert f"{whole.parent.span_id:016x}" == PARENT.split("-")[2]
-    assert {span.parent.span_id for span in phases} == {whole.context.span_id}
-    times = [t for span in phases for t in (span.start_time, span.end_time)]
-    slack = 2_000_000  # two clocks are compared
-    assert start - slack <= whole.start_time <= times[0] + slack
-    assert times == sorted(times)
-    assert times[-1] <= whole.end_time + slack
-    assert whole.attributes["http.response.status_code"] == 200
-    assert whole.attributes["bothways.request.id"] == "a-1"
-    assert refused.attributes["http.response.status_code"] == 422
-    assert refused.parent is None
-    assert not any(TEXTS[0] in str(span.attributes) for span in kept.get_finished_spans())
-
-
-def test_mistakes_of_tracing_and_threads(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def serve(*words: str) -> None:
-        cli(["serve", str(base), "--port", "0", *words], result_action="return_value")
-
-    with pytest.raises(ConfigError, match="'localhost' is no URL"):
-        tracing("localhost")
+def test_a_server_needs_a_thread(base: Path) -> None:
     with pytest.raises(BothwaysError, match="threads"):
-        serve("--threads", "0")
-    for name in [name for name in sys.modules if name.startswith("opentelemetry")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(BothwaysError, match=r'pip install "bothways\[otel\]"'):
-        serve("--traces", "http://localhost:4318")
+        cli(["serve", str(base), "--port", "0", "--threads", "0"], result_action="return_value")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

@@ -30,7 +30,6 @@ def serve(  # noqa: PLR0913 – one option per question
     allow_host: tuple[str, ...] = (),
     drain_delay: float = 0.0,
     threads: int | None = None,
-    traces: str | None = None,
     log: Literal["requests", "errors"] = "requests",
     play: bool | None = None,
 ) -> None:
@@ -71,9 +70,6 @@ def serve(  # noqa: PLR0913 – one option per question
         connections.
     threads
         Threads that compute; default: all cores.
-    traces
-        The address of an OpenTelemetry collector, such as http://localhost:4318, to which spans of
-        requests are sent (OTLP over HTTP).
     log
         requests: a JSON line on standard error for each request, without its text; errors: only
         for those that fail.
@@ -89,10 +85,7 @@ def serve(  # noqa: PLR0913 – one option per question
     from bothways.serving.deployment import Deployment, named_models
     from bothways.serving.limits import DEFAULT_LIMITS, Limits
     from bothways.serving.run import LOOPBACK
-    from bothways.serving.tracing import require_tracing
 
-    if traces is not None:
-        require_tracing(traces)
     folders = named_models(models, task)
     limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
     keys = _keys(api_key_file)
@@ -101,7 +94,7 @@ def serve(  # noqa: PLR0913 – one option per question
     deployment = Deployment(
         folders, length, device, precision, limits, keys,
         hosts=tuple(name.lower() for name in allow_host) or (LOOPBACK if local else None),
-        traces=traces, requests=log == "requests", delay=drain_delay,
+        requests=log == "requests", delay=drain_delay,
         playground=local if play is None else play,
     )  # fmt: skip
     _listen(deployment, host, port, threads)

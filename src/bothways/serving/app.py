@@ -30,7 +30,6 @@ from bothways.serving.metrics import Metrics
 from bothways.serving.models import Models, ServedModel, example_ranges
 from bothways.serving.routes import EXPLAIN, ROUTES, TOKENIZE
 from bothways.serving.shapes import Answer, Query
-from bothways.serving.tracing import Tracing
 
 with optional("serve", "serving"):
     import orjson
@@ -77,7 +76,6 @@ class App:
         limits: Limits = DEFAULT_LIMITS,
         keys: Many[str] = (),
         hosts: Many[str] | None = None,
-        tracing: Tracing | None = None,
         playground: bool = False,
     ) -> None:
         if not models:
@@ -91,7 +89,6 @@ class App:
         # Clients send keys beyond ASCII in two encodings.
         latin = [key.encode("latin-1") for key in keys if max(map(ord, key), default=0) < 256]
         self._keys = [*dict.fromkeys([*(key.encode() for key in keys), *latin])]
-        self._tracing = tracing
         self.metrics = Metrics(limits.queue_tokens)
         self._routes = self._get_routes()
         for model in self.models:
@@ -218,21 +215,11 @@ class App:
         seconds = time.perf_counter() - exchange.start
         if status != 499:
             await respond(send, status, body, kind, exchange, scope["method"] == "HEAD")
-        self.record(exchange, scope["method"], headers, status, len(body), seconds)
+        self.record(exchange, status, len(body), seconds)
 
-    def record(
-        self,
-        exchange: Exchange,
-        method: str,
-        headers: Mapping[str, str],
-        status: int,
-        size: int,
-        seconds: float,
-    ) -> None:
-        """Count, trace and log a request that was answered, and the bytes of the answer."""
+    def record(self, exchange: Exchange, status: int, size: int, seconds: float) -> None:
+        """Count and log a request that was answered, and the bytes of the answer."""
         self.metrics.request(exchange.route, exchange.model, status, seconds)
-        if self._tracing is not None:
-            self._tracing.record(exchange, method, headers, status)
         if requests_log.isEnabledFor(logging.INFO):
             requests_log.info(log_line(exchange, status, size, seconds))
 
@@ -491,7 +478,6 @@ def app(
     limits: Limits = DEFAULT_LIMITS,
     keys: Many[str] = (),
     hosts: Many[str] | None = None,
-    tracer: Any = None,
     playground: bool = False,
 ) -> App:
     """Return an ASGI app that answers requests by predictors.
@@ -505,7 +491,6 @@ def app(
         keys: of which clients must give one; empty for none. Probes need no key.
         hosts: names in the header `host` that are answered, in lower case and without a port; None
             for all.
-        tracer: of OpenTelemetry, which receives a span for each request.
         playground: whether there is a page to try the models, `/play`, and `/explain`. The page
             itself needs no key, and asks for one.
 
@@ -521,5 +506,4 @@ def app(
     by_name = {"default": predictors} if isinstance(predictors, Predictor) else predictors
     created = int(time.time())
     models = {name: ServedModel(name, predictor, created) for name, predictor in by_name.items()}
-    spans = None if tracer is None else Tracing(tracer)
-    return App(models, limits, keys, hosts, spans, playground)
+    return App(models, limits, keys, hosts, playground)

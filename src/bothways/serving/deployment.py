@@ -17,7 +17,6 @@ from bothways.prediction.prepared_model import PredictPrecision
 from bothways.serving.app import App
 from bothways.serving.limits import DEFAULT_LIMITS, Limits
 from bothways.serving.models import ServedModel
-from bothways.serving.tracing import tracing
 from bothways.tasks.catalogue import is_task, task_kind
 
 
@@ -51,7 +50,6 @@ class Deployment:
         models: model folders, folders of runs or Hub ids, by the names that requests use.
         length, device, precision: as `open_task`.
         limits, keys, hosts: as `serving.app`.
-        traces: the address of an OpenTelemetry collector; None for no traces.
         requests: whether each request is a line of the log.
         delay: seconds between a signal to stop and the end of accepting connections.
         playground: as `serving.app`.
@@ -64,7 +62,6 @@ class Deployment:
     limits: Limits = DEFAULT_LIMITS
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] | None = None
-    traces: str | None = None
     requests: bool = True
     delay: float = 0.0
     playground: bool = False
@@ -83,8 +80,7 @@ class Deployment:
             )
             digest = digest_of_model(folder, whole=True)
             models[name] = ServedModel(name, predictor, int(time.time()), digest)
-        spans = None if self.traces is None else tracing(self.traces)
-        return App(models, self.limits, self.keys, self.hosts, spans, self.playground)
+        return App(models, self.limits, self.keys, self.hosts, self.playground)
 
 
 def named_models(models: Many[str], task: str | None = None) -> dict[str, NamedModel]:

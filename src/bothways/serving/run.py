@@ -60,7 +60,7 @@ class Connection(HttpToolsProtocol):
     _arriving: TimerHandle | None = None
     _stalled: TimerHandle | None = None
     _head_bytes = 0
-    _unread: tuple[Exchange, Mapping[str, str], RequestError] | None = None
+    _unread: tuple[Exchange, RequestError] | None = None
     _half_closed: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -165,17 +165,17 @@ class Connection(HttpToolsProtocol):
         if self._unread is None:
             super().on_message_complete()
             return
-        (exchange, headers, error), self._unread = self._unread, None
+        (exchange, error), self._unread = self._unread, None
         if self._arriving is not None:  # the body came later than the headers
             self._arriving.cancel()
             self._arriving = None
         close = not self.parser.should_keep_alive()
         size = self._write(error, {"x-request-id": exchange.id}, close=close)
         seconds = time.perf_counter() - exchange.start
-        self._app.record(exchange, "POST", headers, error.status, size, seconds)
+        self._app.record(exchange, error.status, size, seconds)
         self.on_response_complete()
 
-    def _refused_unread(self) -> tuple[Exchange, Mapping[str, str], RequestError] | None:
+    def _refused_unread(self) -> tuple[Exchange, RequestError] | None:
         """Return a request that is refused, and why; None if it goes to the app."""
         app = self._app
         is_first = (
@@ -192,7 +192,7 @@ class Connection(HttpToolsProtocol):
             return None
         exchange = Exchange.of(headers)
         exchange.route = path
-        return exchange, headers, error
+        return exchange, error
 
     def pause_writing(self) -> None:
         """Abort the connection if the client does not read all for too long."""
