@@ -44,7 +44,7 @@ from bothways.core.runtime.devices import choose_device, describe_device
 from bothways.core.runtime.limits import usable_cores
 from bothways.model.kernels.library import describe_kernels
 from bothways.prediction.predictor import Predictor, open_task, read_input
-from bothways.serving.limits import Limits
+from bothways.serving.errors import Limits
 
 CLIENTS = 32
 """Clients that wait for answers, to find the highest rate of a server."""

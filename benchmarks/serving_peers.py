@@ -38,9 +38,8 @@ def ours(port: int, folder: str, runtime: str) -> None:
     one_thread()
     from bothways.prediction.predictor import open_task
     from bothways.serving import app
-    from bothways.serving.deployment import Deployment
-    from bothways.serving.limits import Limits
-    from bothways.serving.run import bind, serve
+    from bothways.serving.errors import Limits
+    from bothways.serving.run import Deployment, bind, serve
 
     predictor = open_task(folder, "embed", batch_invariant=runtime == "torch", runtime=runtime)  # type: ignore[arg-type]
     with bind("127.0.0.1", port) as bound:

@@ -20,7 +20,7 @@ import bothways
 from bothways.cli.main import app
 from bothways.core.config.reader import load
 from bothways.objectives.catalogue import AnyObjective
-from bothways.serving.limits import DEFAULT_LIMITS, Limits
+from bothways.serving.errors import DEFAULT_LIMITS, Limits
 from bothways.tasks.catalogue import TASKS
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from bothways.serving.app import app
-from bothways.serving.limits import Limits
-from bothways.serving.openapi import document
+from bothways.serving.errors import Limits
+from bothways.serving.routes import document
 from running_server import running
 from toy_folder import make_folder
 from toy_predictors import TASKS, predictor

@@ -14,8 +14,7 @@ import pytest
 
 from bothways.cli.main import app as cli
 from bothways.serving.app import OPEN
-from bothways.serving.errors import STATUS, RequestError
-from bothways.serving.limits import DEFAULT_LIMITS
+from bothways.serving.errors import DEFAULT_LIMITS, STATUS, RequestError
 from bothways.serving.metrics import Metrics
 from bothways.serving.routes import ROUTES
 from bothways.serving.run import KEEP_ALIVE_SECONDS

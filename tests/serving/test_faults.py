@@ -19,11 +19,10 @@ from hypothesis import strategies as some
 from bothways.cli.main import app as cli
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.serving.app import App, app
-from bothways.serving.deployment import named_models
-from bothways.serving.errors import STATUS, RequestError
+from bothways.serving.errors import STATUS, Limits, RequestError
 from bothways.serving.exchange import json_object, read_body
-from bothways.serving.limits import Limits
 from bothways.serving.routes import ROUTES
+from bothways.serving.run import named_models
 from running_server import running
 from toy_folder import make_folder
 from toy_predictors import predictor
@@ -328,7 +327,7 @@ def test_no_bytes_are_an_internal_error(application: App, body: bytes) -> None:
         return {"type": "http.request", "body": body}
 
     read = partial(read_body, JSON, receive, application.limits)
-    assert status_of(lambda: json_object(asyncio.run(read()), body, None)) < 500
+    assert status_of(lambda: json_object(asyncio.run(read()), body)) < 500
 
 
 def test_keys_and_hosts(application: App) -> None:

@@ -24,7 +24,7 @@ from bothways.prediction import engine
 from bothways.prediction.predictor import Predictor
 from bothways.serving import batcher
 from bothways.serving.app import App, app, requests_log
-from bothways.serving.limits import Limits
+from bothways.serving.errors import Limits
 from bothways.serving.models import ServedModel
 from bothways.serving.run import Server, _JsonLines, bind, url_of
 from toy_predictors import predictor

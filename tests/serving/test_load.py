@@ -32,9 +32,8 @@ from bothways.prediction import engine
 from bothways.prediction.predictor import Predictor
 from bothways.serving import batcher
 from bothways.serving.app import App, app
-from bothways.serving.errors import retry_after
+from bothways.serving.errors import Limits, retry_after
 from bothways.serving.exchange import read_body
-from bothways.serving.limits import Limits
 from running_server import running
 from toy_predictors import TASKS, TEXTS, predictor
 

@@ -9,9 +9,8 @@ import httpx
 import pytest
 
 from bothways.serving.app import App, app
-from bothways.serving.limits import Limits
-from bothways.serving.openapi import document
-from bothways.serving.routes import ROUTES
+from bothways.serving.errors import Limits
+from bothways.serving.routes import ROUTES, document
 from bothways.serving.shapes import PREDICTIONS
 from toy_predictors import TASKS, predictor
 

@@ -24,8 +24,7 @@ from bothways.hub.provenance import digest_of_model
 from bothways.model.heads import LabelHead, PoolerHead, TagHead
 from bothways.model.model import Model
 from bothways.serving.app import requests_log
-from bothways.serving.deployment import Deployment, NamedModel
-from bothways.serving.run import bind, serve, url_of
+from bothways.serving.run import Deployment, NamedModel, bind, serve, url_of
 from toy_folder import make_folder
 
 

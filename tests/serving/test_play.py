@@ -17,7 +17,7 @@ from bothways.cli.main import app as cli
 from bothways.serving import app as application_of
 from bothways.serving import run as serving_run
 from bothways.serving.app import App
-from bothways.serving.limits import Limits
+from bothways.serving.errors import Limits
 from bothways.serving.play import pages
 from running_server import running
 from toy_predictors import predictor

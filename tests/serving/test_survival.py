@@ -17,7 +17,7 @@ from bothways.prediction.predictor import Predictor
 from bothways.serving import run
 from bothways.serving.app import App, app
 from bothways.serving.batcher import Batcher
-from bothways.serving.deployment import Deployment, NamedModel
+from bothways.serving.run import Deployment, NamedModel
 from running_server import running
 from toy_folder import make_folder
 from toy_predictors import TASKS, predictor

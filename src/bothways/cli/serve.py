@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from bothways.cli.options import Device, MaxLength, Precision
 
 if TYPE_CHECKING:
-    from bothways.serving.deployment import Deployment
+    from bothways.serving.run import Deployment
 
 LAST_PORT = 65535
 """A port is a number of 16 bits."""
@@ -82,9 +82,8 @@ def serve(  # noqa: PLR0913 – one option per question
 
     require_at_least(1, threads=1 if threads is None else threads)
     require_server("bothways serve")
-    from bothways.serving.deployment import Deployment, named_models
-    from bothways.serving.limits import DEFAULT_LIMITS, Limits
-    from bothways.serving.run import LOOPBACK
+    from bothways.serving.errors import DEFAULT_LIMITS, Limits
+    from bothways.serving.run import LOOPBACK, Deployment, named_models
 
     folders = named_models(models, task)
     limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
@@ -128,7 +127,7 @@ def _keys(file: Path | None) -> tuple[str, ...]:
     """Return the keys of clients, from the file or the environment."""
     import os
 
-    from bothways.serving.deployment import read_keys
+    from bothways.serving.run import read_keys
 
     return (
         tuple(os.environ.get("BOTHWAYS_API_KEY", "").split()) if file is None else read_keys(file)
@@ -166,8 +165,7 @@ def play(
     import webbrowser
 
     require_server("bothways play")
-    from bothways.serving.deployment import Deployment, named_models
-    from bothways.serving.run import LOOPBACK, bind, url_of
+    from bothways.serving.run import LOOPBACK, Deployment, bind, named_models, url_of
     from bothways.serving.run import serve as run
 
     check_address("127.0.0.1", port, open_to_all=False)

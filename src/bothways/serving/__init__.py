@@ -9,6 +9,6 @@
 """
 
 from bothways.serving.app import app
-from bothways.serving.limits import Limits
+from bothways.serving.errors import Limits
 
 __all__ = ["Limits", "app"]

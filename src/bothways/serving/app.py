@@ -22,13 +22,12 @@ from typing import Any, TypeVar
 
 from bothways.core.errors import ConfigError, FolderError, optional
 from bothways.prediction.predictor import Predictor
-from bothways.serving import openai, openapi, play, tei
+from bothways.serving import openai, play, tei
 from bothways.serving.batcher import Batcher, Ticket, internal, late, settle
-from bothways.serving.errors import FAILURES, RequestError
-from bothways.serving.limits import DEFAULT_LIMITS, Limits
+from bothways.serving.errors import DEFAULT_LIMITS, FAILURES, Limits, RequestError
 from bothways.serving.metrics import Metrics
 from bothways.serving.models import Models, ServedModel, example_ranges
-from bothways.serving.routes import EXPLAIN, ROUTES, TOKENIZE
+from bothways.serving.routes import EXPLAIN, ROUTES, TOKENIZE, document
 from bothways.serving.shapes import Answer, Query
 
 with optional("serve", "serving"):
@@ -306,7 +305,7 @@ class App:
 
     def _query(self, path: str, data: bytes, url: bytes, name: str | None) -> Any:
         """Return the query in a body with its examples, or an answer that needs no model."""
-        body = json_object(data, url, "parameters" if path == "/" else None)
+        body = json_object(data, url)
         body = body if name is None else {**body, "model": name}
         query = self._posts[path].query(self.models, body, self.limits)
         if not isinstance(query, Query):
@@ -343,7 +342,7 @@ class App:
             "/ping": self._ready,
             "/info": lambda: tei.info(self.models, self.limits),
             "/metrics": lambda: self.metrics.text().decode("utf8"),
-            "/openapi.json": lambda: openapi.document(
+            "/openapi.json": lambda: document(
                 self.models,
                 self.limits,
                 guarded=bool(self._keys),

@@ -27,8 +27,7 @@ from bothways.prediction.engine import (
     predict_encoded,
     predict_sequences,
 )
-from bothways.serving.errors import RequestError, retry_after
-from bothways.serving.limits import Limits
+from bothways.serving.errors import Limits, RequestError, retry_after
 from bothways.serving.metrics import Metrics
 from bothways.serving.models import ServedModel
 from bothways.tasks.base import EncodedExample

@@ -10,13 +10,10 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qs
 
 import orjson
 
-from bothways.serving.errors import RequestError
-from bothways.serving.limits import Limits
-from bothways.serving.requests import UrlValue
+from bothways.serving.errors import Limits, RequestError
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -90,31 +87,20 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limits: Limits
         raise RequestError("request_timeout", message) from None
 
 
-def json_object(data: bytes, url: bytes, name: str | None) -> dict[str, Any]:
-    """Return the object in a body, with the fields in the query of its URL.
-
-    Args:
-        data: the body.
-        url: the query, such as `b"top_k=1"`.
-        name: of the object in the body whose fields they are; None for the body itself.
+def json_object(data: bytes, url: bytes) -> dict[str, Any]:
+    """Return the object in a body.
 
     Raises:
-        RequestError: it is not a JSON object, or the URL has a field that the body has, too.
+        RequestError: it is not a JSON object, or the URL has fields (`b"top_k=1"`).
     """
+    if url:
+        raise RequestError("bad_request", "the URL has fields: they belong into the body")
     try:
         body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise RequestError("invalid_json", f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise RequestError("bad_request", "the body must be a JSON object")
-    if not url:
-        return body
-    fields = body if name is None else body.setdefault(name, {})
-    for field_name, values in parse_qs(url.decode("latin-1"), keep_blank_values=True).items():
-        if not isinstance(fields, dict) or field_name in fields or len(values) > 1:
-            message = f"{field_name[:100]} is given twice, or in the URL beside the body"
-            raise RequestError("invalid", message, param=field_name[:100])
-        fields[field_name] = UrlValue(values[0])
     return body
 
 

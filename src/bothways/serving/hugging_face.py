@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
-from bothways.serving import requests, rerank, shapes, tei
+from bothways.serving import openai, requests, shapes, tei
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
 from bothways.tasks.mask_filling.task import MaskFillingTask
@@ -53,7 +52,6 @@ def _read_question(value: Any) -> tuple[str, str]:
 class ClassificationParameters(requests.Truncation):
     """Parameters of classifications."""
 
-    refused = MappingProxyType({"return_all_scores": "is not known: all scores are returned"})
     top_k: requests.Count | None = None
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
 
@@ -61,7 +59,6 @@ class ClassificationParameters(requests.Truncation):
 class TaggingParameters(requests.Truncation):
     """Parameters of tags."""
 
-    refused = MappingProxyType({"stride": "cannot be chosen: the windows are those of the task"})
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
     ignore_labels: list[requests.Text] = Field(default=["O"])
 
@@ -69,12 +66,6 @@ class TaggingParameters(requests.Truncation):
 class AnswerParameters(requests.Truncation):
     """Parameters of answers."""
 
-    refused = MappingProxyType(
-        dict.fromkeys(
-            ("doc_stride", "max_seq_len", "max_question_len", "align_to_words", "padding"),
-            "cannot be chosen: the windows are those of the task",
-        )
-    )
     top_k: requests.Count = 1
     max_answer_len: Annotated[requests.Count, Field(description="in tokens")] | None = None
     handle_impossible_answer: (
@@ -86,7 +77,6 @@ class AnswerParameters(requests.Truncation):
 class FillParameters(requests.Truncation):
     """Parameters of masks."""
 
-    refused = MappingProxyType({"targets": "is not known: the tokens cannot be chosen"})
     top_k: requests.Count | None = None
 
 
@@ -140,7 +130,7 @@ def request_of(models: Models, body: Mapping[str, Any]) -> type[requests.Request
     """Return the fields of a request, which depend on the task of the model."""
     kind = models.choose(body.get("model")).kind
     if kind == "rerank" and "query" in body:
-        return rerank.RerankRequest
+        return openai.RerankRequest
     if kind == "embed":
         compares = isinstance(body.get("inputs"), dict)
         return tei.SimilarityRequest if compares else tei.EmbedRequest
@@ -154,8 +144,8 @@ def pipeline(models: Models, request: Any) -> shapes.Query:
         RequestError: a parameter that the model does not have.
     """
     match request:
-        case rerank.RerankRequest():
-            return rerank.rerank(models, request)
+        case openai.RerankRequest():
+            return openai.rerank(models, request)
         case tei.SimilarityRequest():
             return tei.similarity(models, request)
         case tei.EmbedRequest():

@@ -10,8 +10,7 @@ from typing import Any
 
 from bothways.core.errors import BothwaysError
 from bothways.prediction.predictor import Predictor, read_input
-from bothways.serving.errors import RequestError, nothing_given
-from bothways.serving.limits import Limits
+from bothways.serving.errors import Limits, RequestError, nothing_given
 from bothways.tasks.base import EncodedExample, Task, TaskModel, did_you_mean
 
 OVER_THE_VOCABULARY = ("fill", "likelihood", "prefer")

@@ -13,9 +13,8 @@ good as absent.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
-import orjson
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -33,33 +32,15 @@ from pydantic import (
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema
 
-from bothways.serving.errors import RequestError
-from bothways.serving.limits import Limits
+from bothways.serving.errors import Limits, RequestError
 from bothways.tasks.base import did_you_mean
 
 Schema = dict[str, Any]
 R = TypeVar("R", bound="Fields")
 
 
-class UrlValue(str):
-    """A value in the query of a URL, where numbers and flags are text."""
-
-    __slots__ = ()
-
-
-def _typed(value: Any) -> Any:
-    """Return the number or flag that a value of the URL spells."""
-    if isinstance(value, UrlValue):
-        try:
-            value = orjson.loads(value.encode())
-        except orjson.JSONDecodeError:
-            return value
-    return value
-
-
 def _whole(value: Any) -> Any:
     """Return a number as it is; 8.0 is 8, since JSON has only one kind of numbers."""
-    value = _typed(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -117,7 +98,7 @@ def either(*schemas: Schema) -> Schema:
 TEXT: Schema = {"type": "string"}
 PAIR = list_of(TEXT, minItems=2, maxItems=2)
 Text = StrictStr
-Flag = Annotated[bool, Field(strict=True), BeforeValidator(_typed)]
+Flag = Annotated[bool, Field(strict=True)]
 Whole = Annotated[int, Field(strict=True, ge=0), BeforeValidator(_whole)]
 Count = Annotated[int, Field(strict=True, ge=1), BeforeValidator(_whole)]
 ROW = either(TEXT, PAIR, {"type": "object"})
@@ -139,14 +120,9 @@ Meaningless = Annotated[Any, WithJsonSchema({"description": "accepted, and witho
 
 
 class Fields(BaseModel):
-    """The fields of an object in a request; others are refused.
-
-    Attributes:
-        refused: why a field is refused that clients know; other unknown ones have no reason.
-    """
+    """The fields of an object in a request; others are refused."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-    refused: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -222,11 +198,8 @@ def _refusal(request: type[Fields], fault: Any) -> RequestError:
         case "extra_forbidden":
             fields = _fields_at(request, names[:-1])
             field_names = [field for field in fields.model_fields if field != "model"]
-            reason = fields.refused.get(name)
-            if reason is None:
-                near = did_you_mean(name, field_names) or "; there are"
-                reason = f"is unknown{near} {', '.join(field_names)}"
-            message = f"{path[:100]} {reason}"
+            near = did_you_mean(name, field_names) or "; there are"
+            message = f"{path[:100]} is unknown{near} {', '.join(field_names)}"
         case "missing":
             message = f"{path} is missing"
         case "model_type":

@@ -1,18 +1,28 @@
-"""The POST routes. Each also exists as `/models/NAME/…` for one model."""
+"""The POST routes, and the OpenAPI document (version 3.1) of those that a server's models answer.
+
+Each route also exists as `/models/NAME/…` for one model.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal, Union
 
-from bothways.serving import explain, hugging_face, openai, rerank, tei
+from typing_extensions import TypedDict
+
+from bothways import __version__
+from bothways.serving import explain, hugging_face, openai, tei
+from bothways.serving.errors import STATUS, TRY_AGAIN, Limits
+from bothways.serving.models import Models, ServedModel
+from bothways.serving.requests import TEXT, RequestBody, Schema, build_schema
 from bothways.serving.shapes import LabelScore, Route, own
 from bothways.tasks.catalogue import ALL_TASKS
 
 TEXTS = ["a dog barks", "it rains"]
 RERANK = Route(
-    rerank.RerankRequest,
-    rerank.rerank,
-    rerank.Ranking | list[rerank.TextScore],
+    openai.RerankRequest,
+    openai.rerank,
+    openai.Ranking | list[openai.TextScore],
     "Documents ranked for a query: Cohere and Jina (documents), TEI (texts)",
     ("rerank",),
     {"query": "who sleeps?", "documents": ["the cat sleeps", "it rains"]},
@@ -76,3 +86,198 @@ EXPLAIN = Route(
     {"method": "attention", "inputs": None},
 )
 """The route `/explain` of the playground."""
+
+
+JSON = "application/json"
+EXAMPLES: dict[str, Any] = {
+    "choice": {"context": "It rained.", "endings": ["She took an umbrella.", "She ate."]},
+    "answer": {"question": "Who wrote it?", "context": "Ada Lovelace wrote it in 1843."},
+    "prefer": [["the cats sleep", "the cats sleeps"]],
+    "rerank": [["who sleeps?", "the cat sleeps"]],
+}
+"""Inputs by task, where a text is none."""
+CODES = [code for code in STATUS if code != "client_left"]
+"""The codes that a client can receive."""
+HEADERS = {
+    "x-compute-tokens": "tokens that the model read",
+    "x-truncated": "inputs that were cut",
+    "server-timing": "milliseconds of tokenizing, queue and model",
+}
+"""The headers of a computed answer."""
+PROBES = ("/live", "/ready", "/health", "/ping")
+
+
+class Status(TypedDict):
+    """The answer of a probe."""
+
+    status: Literal["live", "ready"]
+
+
+GETS: dict[str, Any] = {
+    "/": Status,
+    "/info": tei.ServerInfo,
+    "/metrics": None,
+    "/openapi.json": dict[str, Any],
+    "/v1/models": openai.ModelList,
+    "/v1/models/{model}": openai.ModelObject,
+    **dict.fromkeys(PROBES, Status),
+}
+"""The answers of the routes that compute nothing; None for plain text."""
+
+
+def document(
+    models: Models, limits: Limits, *, guarded: bool, playground: bool = False
+) -> dict[str, Any]:
+    """Build the document.
+
+    Args:
+        models: models of the server; routes without a model are excluded.
+        limits: of the server.
+        guarded: whether clients need a key.
+        playground: whether there is the route `/explain`.
+    """
+    schemas: dict[str, Schema] = {"Error": _error_schema()}
+    paths = {path: {"get": _get(path, answer, models, schemas)} for path, answer in GETS.items()}
+    routes = {**ROUTES, "/tokenize": TOKENIZE, **({"/explain": EXPLAIN} if playground else {})}
+    for path, route in routes.items():
+        fitting = [model for model in models if not route.kinds or model.kind in route.kinds]
+        if fitting:
+            paths.setdefault(path, {})["post"] = _post(
+                path, route, fitting, limits, schemas, several=len(models.by_name) > 1
+            )
+    components: dict[str, Any] = {"schemas": schemas, "responses": _responses()}
+    info = {
+        "title": "bothways",
+        "version": __version__,
+        "description": "Every POST route also exists for one model, as /models/NAME/ROUTE.",
+    }
+    result = {"openapi": "3.1.0", "info": info, "paths": paths, "components": components}
+    if not guarded:
+        return result
+    bearer = {"type": "http", "scheme": "bearer"}
+    header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+    components["securitySchemes"] = {"bearer": bearer, "key": header}
+    return {**result, "security": [{"bearer": []}, {"key": []}]}
+
+
+def _error_schema() -> Schema:
+    fields = {
+        "message": TEXT,
+        "type": {"enum": ["invalid_request_error", "server_error"]},
+        "code": {"enum": CODES},
+        "param": {"type": ["string", "null"]},
+    }
+    error = {"type": "object", "properties": fields, "required": list(fields)}
+    properties = {"error": error, "error_type": {"enum": CODES}}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _responses() -> dict[str, Any]:
+    """Build one response for each status of the catalogue of errors."""
+    by_status: dict[int, list[str]] = {}
+    for code in CODES:
+        by_status.setdefault(STATUS[code], []).append(code)
+    content = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
+    seconds = {
+        "description": "seconds",
+        "required": True,
+        "schema": {"type": "integer", "minimum": 0},
+    }
+    return {
+        str(status): {
+            "description": ", ".join(codes),
+            "content": content,
+            **({"headers": {"retry-after": seconds}} if status in TRY_AGAIN else {}),
+        }
+        for status, codes in by_status.items()
+    }
+
+
+def _errors(statuses: Iterable[int]) -> dict[str, Any]:
+    return {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses}
+
+
+def _get(path: str, answer: Any, models: Models, schemas: dict[str, Schema]) -> dict[str, Any]:
+    kind = "text/plain" if answer is None else JSON
+    schema = TEXT if answer is None else build_schema(answer, schemas)
+    statuses = (401, 403, 404) if "{" in path else (401, 403)
+    statuses = (403, 500, 503) if path in PROBES else statuses
+    statuses = (401, 403, 503) if path == "/" else statuses
+    ok = {"description": "OK", "content": {kind: {"schema": schema}}}
+    entry: dict[str, Any] = {"responses": {"200": ok, **_errors(statuses)}}
+    if "{" in path:
+        names = {"enum": list(models.by_name)}
+        entry["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": names}]
+    if path in PROBES:
+        entry["security"] = []
+    return entry
+
+
+def _post(
+    path: str,
+    route: Route,
+    models: list[ServedModel],
+    limits: Limits,
+    schemas: dict[str, Schema],
+    *,
+    several: bool,
+) -> dict[str, Any]:
+    example, names = dict(route.example), [model.name for model in models]
+    if example.get("inputs", "") is None:
+        example["inputs"] = example_input(models[0])
+    requests, answer = _types(route, dict.fromkeys(model.kind for model in models))
+    bodies = [build_schema(request, schemas) for request in requests]
+    for body in bodies:
+        if len(names) > 1:
+            body["properties"]["model"] = {"enum": names}
+            body["required"] = [*body.get("required", ()), "model"]
+            example["model"] = names[0]
+        elif several:
+            body["properties"]["model"] = {"enum": [*names, None]}
+    body = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+    headers = {
+        name: {"description": text, "required": True, "schema": TEXT}
+        for name, text in HEADERS.items()
+        if path != "/tokenize"
+    }
+    content = {JSON: {"schema": build_schema(answer, schemas)}}
+    return {
+        "summary": route.summary,
+        "description": f"At most {limits.texts:,} inputs of {limits.text_characters:,} characters "
+        "each.",
+        "requestBody": {
+            "required": True,
+            "content": {JSON: {"schema": body, "examples": {"one": {"value": example}}}},
+        },
+        "responses": {
+            "200": {"description": "OK", "headers": headers, "content": content},
+            **_errors(sorted({STATUS[code] for code in CODES} - {405})),
+        },
+    }
+
+
+def _types(route: Route, kinds: Iterable[str]) -> tuple[list[type[RequestBody]], Any]:
+    """Return the requests and the answer of a route; of Hugging Face's for tasks of models."""
+    if isinstance(route.request, type):
+        return [route.request], route.answer
+    requests, answers = list[type[RequestBody]](), list[Any]()
+    for kind in kinds:
+        if kind == "embed":
+            requests += [tei.EmbedRequest, tei.SimilarityRequest]
+            answers.append(list[list[float]] | list[float])
+            continue
+        if kind == "rerank":
+            requests.append(openai.RerankRequest)
+            answers.append(RERANK.answer)
+        shape = hugging_face.PIPELINES.get(kind)
+        requests.append(shape.request if shape else hugging_face.TaskRequest)
+        answers.append(shape.answer if shape else ROUTES[f"/{kind}"].answer)
+    return list(dict.fromkeys(requests)), Union[tuple(answers)]  # noqa: UP007 – of a tuple
+
+
+def example_input(model: ServedModel) -> Any:
+    """Return an input that the model's task reads."""
+    if model.kind == "fill":
+        tokenizer = model.task_model.tokenizer
+        return f"the cat {tokenizer.token(tokenizer.specials.mask)} here"
+    return EXAMPLES.get(model.kind, "the cat sleeps in London")

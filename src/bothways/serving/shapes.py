@@ -19,8 +19,7 @@ from typing_extensions import TypedDict
 from bothways.core.errors import ConfigError
 from bothways.serving import requests
 from bothways.serving.batcher import ModelJob
-from bothways.serving.errors import RequestError
-from bothways.serving.limits import Limits
+from bothways.serving.errors import Limits, RequestError
 from bothways.serving.models import Models, ServedModel
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.catalogue import ALL_TASKS

@@ -16,8 +16,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from bothways import __version__
 from bothways.serving import requests, shapes
-from bothways.serving.errors import RequestError, nothing_given
-from bothways.serving.limits import Limits
+from bothways.serving.errors import Limits, RequestError, nothing_given
 from bothways.serving.models import Models, ServedModel
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.schemas import prediction_type

@@ -24,7 +24,7 @@ import serving as bench
 from bothways.core.errors import ResourceError
 from bothways.prediction.predictor import Predictor
 from bothways.serving.app import App, app
-from bothways.serving.limits import Limits
+from bothways.serving.errors import Limits
 from running_server import running
 from toy_folder import make_folder
 from toy_predictors import TASKS, TEXTS, predictor
