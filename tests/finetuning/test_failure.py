@@ -17,10 +17,8 @@ from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.failed_runs import (
     DistinctAnswers,
     Failure,
-    signs_of_little_training,
     signs_of_scores,
     signs_of_training,
-    still_falling,
     training_loss,
 )
 from bothways.finetuning.prepare import start_from
@@ -31,9 +29,8 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample
 from bothways.tasks.predictions import ClassPrediction, MultilabelPrediction
 from bothways.tasks.text_examples import TextExample
-from bothways.training.durations import Epochs, Steps
-from bothways.training.optimizers import AdamW, BertAdam, OptimizerConfig
-from bothways.training.schedules import GoogleLinear, Linear, Schedule
+from bothways.training.durations import Epochs
+from bothways.training.optimizers import AdamW
 from toy_folder import VOCABULARY, make_examples, make_tokenizer
 from toy_task import fit_task
 
@@ -78,8 +75,7 @@ def test_a_rate_that_is_far_too_high_is_found_out(data: LabelledData) -> None:
     assert "for all 60 dev examples; its accuracy on the dev data, 0." in text
     assert "its training loss, " in text
     assert text.endswith(
-        "Try other seeds (seed=1), more epochs (training.until; it made 10 updates) and a lower rate "
-        "(training.optimizer.lr=0.0003)."
+        "Try other seeds (seed=1), a lower rate (training.optimizer.lr) or more epochs."
     )
 
 
@@ -205,82 +201,28 @@ def test_the_training_loss_is_of_an_even_sample(
     [(0.69, 0.6931, 1), (0.8, 0.6931, 1), (0.6, 0.6931, 0), (0.1, None, 0), (0.0, 0.0, 0)],
 )
 def test_signs_of_training(loss: float, usual: float | None, signs: int) -> None:
-    assert len(signs_of_training(loss, {} if usual is None else {"loss": usual})) == signs
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "schedule", "several", "said"),
-    [
-        (AdamW(2e-5), Linear(0.1), True, "Try more epochs (training.until)."),
-        (
-            BertAdam(5e-5),
-            GoogleLinear(0.05),
-            True,
-            "Try a lower rate (training.optimizer.lr=2e-05), a longer warm-up (training.schedule.warmup=0.1), more epochs "
-            "(training.until) and the optimizer with bias correction (training.optimizer.kind=adamw).",
-        ),
-    ],
-)
-def test_nothing_is_advised_that_was_done(
-    optimizer: OptimizerConfig, schedule: Schedule, several: bool, said: str
-) -> None:
-    failed = Failure(
-        ("one", "two"), dataclasses.replace(finetune_adam(), optimizer=optimizer, schedule=schedule)
-    )
-    assert failed.message(several) == f"this run has probably failed: one; two. {said}"
-    assert str(failed) == failed.message(several=False)
+    found, unfinished = signs_of_training(loss, {} if usual is None else {"loss": usual})
+    assert (len(found), unfinished) == (signs, False)
 
 
 def test_many_classes_that_are_hardly_learned_are_noticed() -> None:
     """77 classes at a training loss of 3.9: chance is 4.34, and 41 % are right."""
     usual = {"loss": math.log(77)}
-    (sign,) = signs_of_little_training(3.9, usual)
-    assert sign == "its training loss, 3.9000, is near that of the majority baseline, 4.3438"
-    assert signs_of_training(3.9, usual) == ()
-    assert signs_of_little_training(2.0, usual) == ()
-    assert signs_of_little_training(0.6, {"loss": math.log(2)}) == ()
-    assert signs_of_little_training(0.6, {}) == ()
-    weak = Failure((sign,), finetune_adam(), 120, unfinished=True)
+    signs, unfinished = signs_of_training(3.9, usual)
+    assert signs == ("its training loss, 3.9000, is near that of the majority baseline, 4.3438",)
+    assert unfinished
+    assert signs_of_training(4.3, usual)[1] is False
+    assert signs_of_training(2.0, usual) == ((), False)
+    assert signs_of_training(0.6, {"loss": math.log(2)}) == ((), False)
+    weak = Failure(signs, unfinished=True)
     assert weak.failed == ()
     assert str(weak) == (
-        f"this run could learn more: {sign}. Try more epochs (training.until; it made 120 updates) "
-        "and a higher rate (training.optimizer.lr=0.0001)."
+        f"this run could learn more: {signs[0]}. Try more epochs (training.until) or a higher rate "
+        "(training.optimizer.lr)."
     )
 
 
-def test_the_course_of_the_loss_says_whether_it_still_falls() -> None:
-    assert still_falling([4.3 - 0.04 * step for step in range(16)]) is True
-    assert still_falling([4.3, 2.0, *[1.0] * 14]) is False
-    assert still_falling([0.69, 0.70] * 8) is False, "it never fell"
-    assert still_falling([4.3, 3.0]) is None
-
-
-@pytest.mark.parametrize(
-    ("rate", "falling", "said"),
-    [
-        (
-            1e-4,
-            True,
-            "more epochs (training.until; it made 939 updates; the loss was still falling).",
-        ),
-        (1e-4, False, "a higher rate (training.optimizer.lr=0.0002)."),
-        (1e-5, False, "a higher rate (training.optimizer.lr=0.0001)."),
-        (1e-5, True, "still falling) and a higher rate (training.optimizer.lr=0.0001)."),
-        (1e-2, False, "a lower rate (training.optimizer.lr=0.0001)."),
-        (1e-2, True, "still falling) and a lower rate (training.optimizer.lr=0.0001)."),
-    ],
-)
-def test_advice_for_an_unfinished_run_follows_from_its_loss(
-    rate: float, falling: bool, said: str
-) -> None:
-    training = dataclasses.replace(finetune_adam(), optimizer=AdamW(lr=rate))
-    weak = Failure(("one",), training, 939, unfinished=True, falling=falling, default_rate=1e-4)
-    text = str(weak)
-    assert text.endswith(said)
-    assert ("more epochs" in text) == falling
-
-
-def test_a_weak_run_in_memory_knows_its_loss(data: LabelledData) -> None:
+def test_a_weak_run_in_memory_is_unfinished(data: LabelledData) -> None:
     """Eight classes that no word tells apart from the others, at a rate far below the usual one."""
     names = [f"class {number}" for number in range(8)]
     examples = [
@@ -288,9 +230,6 @@ def test_a_weak_run_in_memory_knows_its_loss(data: LabelledData) -> None:
         for number, item in enumerate(make_examples(160, 0))
     ]
     many = label(ClassificationTask(), data.tokenizer, examples, [], 16)
-    training = dataclasses.replace(method(1e-6, 24.0).training, report=Steps(5))
-    done = fit_task(SMALL, many, FinetuneConfig(training, 16), device="cpu")
+    done = fit_task(SMALL, many, method(1e-6, 4.0), device="cpu")
     assert done.failure is not None
-    assert done.failure.falling is False
-    assert done.failure.default_rate == 3e-4
-    assert "a higher rate (training.optimizer.lr=0.0003)" in str(done.failure)
+    assert not done.metrics

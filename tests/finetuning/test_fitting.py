@@ -197,7 +197,9 @@ def test_a_separable_task_is_learned_from_both_starts(folder: Path, data: Labell
         assert steps == list(range(1, 61))
         assert [epochs for epochs, _ in done.history] == [1, 2, 3, 4, 5, 6]
         assert done.metrics["accuracy"] == max(metrics["accuracy"] for _, metrics in done.history)
-        assert score(done.task_model, data) == done.metrics
+        assert score(done.task_model, data, done.settings) == {
+            f"dev/{n}": v for n, v in done.metrics.items()
+        }
         assert not done.task_model.training
 
 
@@ -238,7 +240,9 @@ def test_the_best_weights_win_by_any_metric(data: LabelledData) -> None:
             small(), data, dataclasses.replace(METHOD, training=high, metric=metric), device="cpu"
         )
         assert done.metrics[metric] == choose(metrics[metric] for _, metrics in done.history)
-        assert score(done.task_model, data) == done.metrics
+        assert score(done.task_model, data, done.settings) == {
+            f"dev/{n}": v for n, v in done.metrics.items()
+        }
         assert len(done.history) == 7  # of 20 steps every third, and the last
 
 
@@ -281,6 +285,11 @@ def test_the_recipes_are_those_of_the_paper() -> None:
     )
     assert RECIPES["paper"](ClassificationTask()).training.schedule == GoogleLinear(0.1)
     assert RECIPES["modern"](ClassificationTask()).training.optimizer == AdamW(lr="auto")
+    for name in ("classify", "choice", "qa", "regress", "tag"):  # section 4.4 has its own for SWAG
+        made, (batch, rate) = RECIPES["paper"](trainable_task(name)), (32, 5e-5)
+        batch, rate = (16, 2e-5) if name == "choice" else (batch, rate)
+        assert (made.batch.n, made.training.optimizer) == (batch, BertAdam(lr=rate))
+        assert (made.training.until, made.length) == (Epochs(3.0), made.task.length)
     until = {name: recipe(ClassificationTask()).training.until for name, recipe in RECIPES.items()}
     assert until == {"modern": "auto", "paper": Epochs(3.0), "electra": Epochs(3.0)}
     electra = {

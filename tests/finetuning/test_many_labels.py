@@ -66,7 +66,7 @@ def test_the_model_is_saved_before_it_is_scored(
     def fail(*_: object, **__: object) -> None:
         raise DataError("no memory for metrics")
 
-    monkeypatch.setattr(fitting, "conclude", fail)
+    monkeypatch.setattr(fitting, "_conclude", fail)
     with pytest.raises(DataError):
         finetune(fitting.dataclasses.replace(settings, training=training), tmp_path / "run")
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()

@@ -89,7 +89,7 @@ class FinetuneConfig:
         fresh: heads that start at random in addition to the task's own: "pooler", for one that the
             folder has, or has a part of. A model that was saved without one needs no setting.
         seed: random seed for the fresh heads and all other random weights.
-        order_seed: random seed for the order of the data, dropout and mixout. None: `seed`.
+        order_seed: random seed for the order of the data and dropout. None: `seed`.
         split: rules for splitting dev data from the training data, if `dev` is a share of it.
         teacher: a fine-tuned model whose outputs are learned in addition to the labels.
 
@@ -136,7 +136,7 @@ class FinetuneConfig:
         require_seed(seed=self.seed, order_seed=self.order_seed)
         self._check_sources()
         fix = "Leave out one of the two."
-        for name in ("reinitialise", "mixout", "pull") if self.lora is not None else ():
+        for name in ("reinitialise", "pull") if self.lora is not None else ():
             if getattr(self.stability, name):
                 message = "changes the encoder's own weights, which lora leaves as they are"
                 raise ConfigError(message, where=f"stability.{name}", fix=fix)
@@ -170,7 +170,7 @@ class FinetuneConfig:
 
     @property
     def ordered_by(self) -> int:
-        """The seed of the order of the data, dropout and mixout."""
+        """The seed of the order of the data and dropout."""
         return self.seed if self.order_seed is None else self.order_seed
 
     @property

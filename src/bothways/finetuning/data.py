@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from bothways.core.advice import argument, render
@@ -32,7 +31,7 @@ from bothways.data.list_source import ListPlan, ListSource
 from bothways.data.loader import Loader, Share, unchanged
 from bothways.data.tables import TableRow
 from bothways.finetuning.config import FinetuneConfig
-from bothways.finetuning.metrics import Metric, scored
+from bothways.finetuning.metrics import scored
 from bothways.finetuning.splits import Split, SplitResult, split_examples
 from bothways.hub.hf_config import RECORD
 from bothways.hub.provenance import stamp
@@ -158,9 +157,6 @@ def label(
             holds nearly all training texts whole, if that is more and the model can read it.
         max_positions: maximum length of the model.
 
-    Returns:
-        The data, whose task has what it counts in training data.
-
     Raises:
         BothwaysError: problems that prevent learning, such as an empty text, an absent label, or
             fewer than two classes; one message lists all of them.
@@ -209,29 +205,16 @@ def predictions(
 def score(
     task_model: base.TaskModel[Any, Any],
     data: LabelledData,
-    metric: str = "",
-    metrics: Mapping[str, Metric] = MappingProxyType({}),
+    settings: FinetuneConfig,
     progress: Progress = SILENT,
 ) -> base.Metrics:
-    """Return the metrics of the dev data, with the settings of the task that `tune` would choose.
-
-    Args:
-        metric: the metric that selects the best weights.
-        metrics: metrics in addition to the task's.
+    """Return the metrics of the dev data, by their names in the records of a run, with the settings
+    of the task that tuning on this data would choose.
     """
-    score_tuned = functools.partial(task_model.score_tuned, metric=metric)
-    return scored(predictions(task_model, data, progress), score_tuned, metrics)
-
-
-def tune(
-    task_model: base.TaskModel[Any, Any],
-    data: LabelledData,
-    metric: str = "",
-    progress: Progress = SILENT,
-) -> None:
-    """Choose settings of the task on dev data, such as thresholds, for a metric."""
-    results = predictions(task_model, data, progress=progress, stage="tuning on the dev data")
-    task_model.task = task_model.tuned(results, metric)
+    score_tuned = functools.partial(task_model.score_tuned, metric=settings.chosen_by)
+    results = predictions(task_model, data, progress)
+    metrics = scored(results, score_tuned, settings.own_metrics)
+    return {f"dev/{name}": value for name, value in metrics.items()}
 
 
 class ExamplesRead(NamedTuple):
@@ -328,15 +311,14 @@ def read_rows(
         if reading.table is not None and reading.parse is not None:
             parser.parse, classes = reading.parse, reading.table.classes
             items = map(parser, reading.table.rows)
-        elif group is not None:
-            raise _no_groups(group, location)
         items = _tracked(items, reading.share, progress)
         task = reading.task  # type: ignore[assignment]
     examples = list(items)
     for note in reading.notes:
         progress.message(render(f"note: {note}"))
     if group is not None and len(parser.groups) != len(examples):
-        raise _no_groups(group, location)
+        message = f"has no column {group!r}: only tables of one example a row have groups"
+        raise DataError(message, where=location, fix=f"Leave {argument(group=group)} out.")
     unused = [*parser.unused, *reading.unused]
     return RowsRead(examples, task, parser.groups, unused, classes)
 
@@ -399,11 +381,6 @@ def _notes(rows: RowsRead) -> Iterator[Finding]:
     if labels and (missing := [name for name in classes if name not in labels]):
         message = f"no row has one of the classes {listed(missing, 20)}, which the data set lists"
         yield Finding("labels", "warning", message, fix="They are not learned, and have no output.")
-
-
-def _no_groups(group: str, location: str) -> DataError:
-    message = f"has no column {group!r}: only tables of one example a row have groups"
-    return DataError(message, where=location, fix=f"Leave {argument(group=group)} out.")
 
 
 def _numbered(rows: memory.Given, task: Trainable, name: str) -> Iterator[TableRow]:

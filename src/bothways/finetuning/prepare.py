@@ -17,11 +17,10 @@ from bothways.core.finding import Finding, report_findings
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import quantity
 from bothways.finetuning import data as labelled
-from bothways.finetuning.automatic import UNKNOWN, choose_automatic, tokens_read, training_of
+from bothways.finetuning.automatic import UNKNOWN, choose_automatic, tokens_read
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import DataSource, LabelledData, Rows
 from bothways.finetuning.distillation import with_teacher_scores
-from bothways.finetuning.forecast import forecast
 from bothways.finetuning.lora import add_changes
 from bothways.finetuning.scaled_head import scale_outputs
 from bothways.finetuning.stability import apply_stability, fresh_pooler
@@ -118,87 +117,82 @@ def prepare_run(
     dev: Rows | None = None,
     start: Model | EncoderConfig | None = None,
 ) -> PreparedRun:
-    """Read model and data, check all that could fail later; arguments and errors as `finetune`."""
+    """Read model and data, check all that could fail later; arguments and errors as `finetune`.
+
+    A resumed run passes here, too: pull reads its targets from the model again.
+    """
+    _check_start(settings, folder, train, start)
+    findings, sources, base = list[Finding](), dict[str, labelled.DataSource](), ""
     if isinstance(train, LabelledData):
-        if start is None or folder is not None:
-            message = "checked examples are for runs from a model in memory, without a folder"
-            raise ConfigError(message, where="train", fix="Give start=MODEL, or rows.")
+        assert start is not None
+        data, name = train, "the model"
+        model = start_from(start, data.task.heads(data.labels, settings.dropout), settings.seed)
+        tokens, had = (UNKNOWN, {*start.heads}) if isinstance(start, Model) else (0.0, set[str]())
+        fresh = tuple({"pooler"} & {*model.heads} - had)
+        unpooled = {*fresh} if isinstance(start, Model) else set[str]()
+    else:
+        inputs = labelled.read_examples(settings, train, dev, progress)
+        task, examples, name = inputs.task, inputs.examples, settings.model
+        progress.stage("reading the model")
+        base = digest_of_model(settings.model)
+        torch.manual_seed(settings.seed)
+        loaded = load_for(settings, task.heads(task.labels(examples["train"]), settings.dropout))
+        model, tokenizer, tokens = loaded.model, loaded.tokenizer(), tokens_read(loaded)
         if settings.lora is not None and settings.lora.adapter_only:
-            message = "an adapter names the folder of its model, and this model is in memory"
-            raise ConfigError(message, where="lora.adapter_only", fix="Leave it out.")
-        return _prepare_in_memory(settings, start, train, device)
-    if start is not None:
-        message = "is a model in memory, which needs examples of data.label"
-        raise ConfigError(message, where="start", fix="Give train=label(…), or a folder as model.")
-    inputs = labelled.read_examples(settings, train, dev, progress)
-    task, examples = inputs.task, inputs.examples
-    progress.stage("reading the model")
-    base = digest_of_model(settings.model)
-    torch.manual_seed(settings.seed)
-    loaded = load_for(settings, task.heads(task.labels(examples["train"]), settings.dropout))
-    model, tokenizer = loaded.model, loaded.tokenizer()
-    if settings.lora is not None and settings.lora.adapter_only:
-        check_adapter_only(settings.model, model, tokenizer)
-    data = labelled.examine(
-        task, tokenizer, examples["train"], examples.get("dev", []), settings.length,
-        model.config.max_positions, progress,
-    )  # fmt: skip
-    if source := settings.teacher and settings.teacher.unlabelled:
-        unlabelled = labelled.read_rows(
-            source, task, "unlabelled", progress, labelled=False
-        ).examples
-        examples["unlabelled"] = unlabelled
-        encoded = data.task.encode(unlabelled, tokenizer, data.labels, data.length)
-        data = dataclasses.replace(data, unlabelled=tuple(encoded))
-    settings, choices = choose_automatic(
-        dataclasses.replace(settings, length=data.length), model.config, data, tokens_read(loaded)
-    )
-    fresh = loaded.report.fresh_heads
-    notes = _change_model(model, settings, data, fresh)
-    unpooled = {*fresh, *loaded.untrained} - {*settings.fresh}
-    findings = report_findings(
-        [
-            *inputs.findings,
-            *check_model(model.config, tokenizer, data.length),
-            *data.findings,
-            *check_machine(_memory_demand(settings, model, data), folder, device),
-            *choices,
-            *notes,
-            *fresh_pooler(unpooled, settings.model),
-        ]
-    )
-    if settings.teacher is not None:
-        precision = settings.training.precision
-        data = with_teacher_scores(data, settings.teacher, device, precision, progress)
+            check_adapter_only(settings.model, model, tokenizer)
+        data = labelled.examine(
+            task, tokenizer, examples["train"], examples.get("dev", []), settings.length,
+            model.config.max_positions, progress,
+        )  # fmt: skip
+        if source := settings.teacher and settings.teacher.unlabelled:
+            rows = labelled.read_rows(source, task, "unlabelled", progress, labelled=False)
+            examples["unlabelled"] = rows.examples
+            encoded = data.task.encode(rows.examples, tokenizer, data.labels, data.length)
+            data = dataclasses.replace(data, unlabelled=tuple(encoded))
+        settings = dataclasses.replace(settings, length=data.length)
+        fresh = loaded.report.fresh_heads
+        unpooled = {*fresh, *loaded.untrained} - {*settings.fresh}
+        findings = [*inputs.findings, *check_model(model.config, tokenizer, data.length)]
+        findings += data.findings
+        names = {**settings.sources, "unlabelled": str(source)}
+    settings, choices = choose_automatic(settings, model.config, data, tokens)
+    notes = scale_outputs(model, data.task.output_scale(data.train_examples))
+    apply_stability(model, settings.stability, settings.seed, fresh)
+    add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
+    notes += fresh_pooler(unpooled, name)
+    if start is None:
+        machine = check_machine(_memory_demand(settings, model, data), folder, device)
+        notes = report_findings([*findings, *machine, *choices, *notes])
+        if settings.teacher is not None:
+            precision = settings.training.precision
+            data = with_teacher_scores(data, settings.teacher, device, precision, progress)
     task_model = _task_model(model, data, settings, device)
-    time = forecast(task_model, data, settings, training_of(settings, data), folder, progress)
-    findings += [] if time is None else [time]
-    names = {**settings.sources, "unlabelled": str(source)}
-    sources = {
-        name: labelled.data_source(names[name], side, progress) for name, side in examples.items()
-    }
-    return PreparedRun(settings, task_model, data, fresh, tuple(findings), sources, base)
+    if start is None:
+        sources = {
+            name: labelled.data_source(names[name], side, progress)
+            for name, side in examples.items()
+        }
+    return PreparedRun(settings, task_model, data, fresh, tuple(notes), sources, base)
 
 
-def _prepare_in_memory(
-    settings: FinetuneConfig, start: Model | EncoderConfig, data: LabelledData, device: torch.device
-) -> PreparedRun:
-    """Prepare one of many runs on the same examples, which `data.label` has checked."""
-    if not isinstance(start, Model):
-        _check_random_start(settings)
-    model = start_from(start, data.task.heads(data.labels, settings.dropout), settings.seed)
-    tokens, had = (UNKNOWN, {*start.heads}) if isinstance(start, Model) else (0.0, set[str]())
-    settings, _ = choose_automatic(settings, model.config, data, tokens)
-    fresh = tuple({"pooler"} & {*model.heads} - had)
-    _change_model(model, settings, data, fresh)
-    findings = fresh_pooler(fresh, "the model") if isinstance(start, Model) else []
-    task_model = _task_model(model, data, settings, device)
-    return PreparedRun(settings, task_model, data, fresh, tuple(findings))
-
-
-def _check_random_start(settings: FinetuneConfig) -> None:
-    """Raise ConfigError for settings that need pre-trained weights."""
-    for name in ("reinitialise", "frozen", "mixout", "pull"):
+def _check_start(
+    settings: FinetuneConfig,
+    folder: Path | None,
+    train: Rows | LabelledData | None,
+    start: Model | EncoderConfig | None,
+) -> None:
+    """Raise ConfigError for a model in memory without examples of `data.label`, and for settings
+    that need a folder or pre-trained weights.
+    """
+    if isinstance(train, LabelledData) != (start is not None) or (start and folder):
+        message = "a model in memory and examples of data.label belong together, without a folder"
+        raise ConfigError(message, where="start", fix="Give both, or a folder as model, and rows.")
+    if start is not None and settings.lora is not None and settings.lora.adapter_only:
+        message = "an adapter names the folder of its model, and this model is in memory"
+        raise ConfigError(message, where="lora.adapter_only", fix="Leave it out.")
+    if not isinstance(start, EncoderConfig):
+        return
+    for name in ("reinitialise", "frozen", "pull"):
         if getattr(settings.stability, name):
             message = "needs pre-trained weights, and this run starts from random ones"
             fix = "Start from a model, or set it to 0."
@@ -206,19 +200,6 @@ def _check_random_start(settings: FinetuneConfig) -> None:
     if settings.lora is not None:
         message = "keeps the encoder's weights, and those of this run are random"
         raise ConfigError(message, where="lora", fix="Start from a model, or leave it out.")
-
-
-def _change_model(
-    model: Model, settings: FinetuneConfig, data: LabelledData, fresh: Iterable[str]
-) -> list[Finding]:
-    """Apply the measures of stability, low-rank changes and the scale of the scores, in place.
-
-    A resumed run passes here, too: mixout and pull read their targets from the model again.
-    """
-    notes = scale_outputs(model, data.task.output_scale(data.train_examples))
-    apply_stability(model, settings.stability, settings.seed, tuple(fresh))
-    add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
-    return notes
 
 
 def _task_model(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence as Many
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.data.loader import Share, ahead
 from bothways.finetuning import failed_runs as failures
-from bothways.finetuning.automatic import default_rate, learning_by_rows, training_of
+from bothways.finetuning.automatic import learning_by_rows, training_of
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import (
     LabelledData,
@@ -33,7 +32,6 @@ from bothways.finetuning.data import (
     predictions,
     score,
     train_loader,
-    tune,
 )
 from bothways.finetuning.distillation import TaughtModule
 from bothways.finetuning.lora import merge_changes
@@ -80,8 +78,8 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         train, dev: rows to read instead of the sources that the settings name; with `start`,
             `train` is what `data.label` returns.
         start: a model in memory whose encoder and pooler are copied, or a configuration for random
-            weights, for many runs on the same examples, in memory and without a forecast; None for
-            the model that the settings name.
+            weights, for many runs on the same examples in memory; None for the model that the
+            settings name.
         resume: continue from the checkpoints in the folder; otherwise it must not hold any.
         progress: receives stages, records, and the notes and warnings of the preflight.
         on_event: called after each step, report, evaluation and checkpoint.
@@ -115,11 +113,19 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
             store = FolderStore(folder, identity, changeable, configs.to_toml(settings))
         training, seed = training_of(settings, data), settings.ordered_by
         steps = train_loader(data, settings, seed, Share(plan.rank, plan.world))
-        evaluate = functools.partial(_evaluate, task_model, data, settings) if data.dev else None
+        evaluate = functools.partial(score, task_model, data, settings) if data.dev else None
         module = (
             task_model if settings.teacher is None else TaughtModule(task_model, settings.teacher)
         )
-        history = _History(on_event)
+        scores = list[tuple[float, Metrics]]()
+
+        def note_scores(event: loop.Event) -> None:
+            """Keep the scores of an evaluation, and pass the event on."""
+            if event.kind == "evaluation":
+                values = {name.removeprefix("dev/"): value for name, value in event.values.items()}
+                scores.append((event.progress.epochs, values))
+            on_event(event)
+
         torch.manual_seed(seed + 1 + plan.rank)
         phase = loop.TrainingPhase(
             training.end, lambda state: ahead(steps.steps(state.cursor), torch_device)
@@ -135,11 +141,11 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
                 peak=peak,
                 rules=parameter_rules(settings.stability, task_model.model, run.fresh),
                 progress=progress,
-                on_event=history,
+                on_event=note_scores,
             ).train()
-        finished, scores = state.finished(training.end), tuple(history.scores)
+        finished = state.finished(training.end)
         done = FinetuneResult(
-            task_model, {}, state, settings, finished, scores, findings=run.findings
+            task_model, {}, state, settings, finished, tuple(scores), findings=run.findings
         )
         if finished and parallel.is_main(plan) and training.keep.best is not None:
             progress.stage("reading the best weights")
@@ -152,9 +158,7 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
             progress.message(f"note: ended at epoch {state.epochs:.4g}: {reason}")
         task_model.eval()
         _save(done, run, folder, progress)  # whatever may happen while it is scored
-        metrics, baseline, failure = conclude(
-            task_model, data, settings, state.steps, history.losses, progress
-        )
+        metrics, baseline, failure = _conclude(task_model, data, settings, progress)
         done = dataclasses.replace(done, metrics=metrics, baseline=baseline, failure=failure)
         done = _save(done, run, folder, progress)
         if folder is not None and settings.dev is not None:
@@ -162,44 +166,15 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         return done
 
 
-class _History:
-    """The losses and the scores of a run, from its events, which are passed on."""
-
-    def __init__(self, on_event: loop.OnEvent) -> None:
-        self._on_event = on_event
-        self.losses, self.scores = list[float](), list[tuple[float, Metrics]]()
-
-    def __call__(self, event: loop.Event) -> None:
-        """Note an event."""
-        values = event.values.items()
-        if event.kind == "report":
-            self.losses.append(sum(value for name, value in values if name.startswith("loss/")))
-        if event.kind == "evaluation":
-            scores = {name.removeprefix("dev/"): value for name, value in values}
-            self.scores.append((event.progress.epochs, scores))
-        self._on_event(event)
-
-
 def _measure_peak(
     run: PreparedRun, device: torch.device, plan: parallel.Plan, progress: Progress
-) -> Peak | None:
+) -> Peak:
     """Measure the peak speed of the machine, for sequences of average length."""
     progress.stage("measuring the speed of the machine")
     model, data = run.task_model.model, run.data
     length = max(1, data.tokens // len(data.sequences))
     forward = forward_flops(model.config, model.specification, length)
     return peak_of(forward, run.settings.training, device, plan)
-
-
-def _evaluate(
-    task_model: TaskModel[Any, Any],
-    data: LabelledData,
-    settings: FinetuneConfig,
-    progress: Progress,
-) -> Metrics:
-    """Score the dev data; return the metrics by their names in the records of a run."""
-    scores = score(task_model, data, settings.chosen_by, settings.own_metrics, progress)
-    return {f"dev/{name}": value for name, value in scores.items()}
 
 
 def _write_report(run: PreparedRun, folder: Path, progress: Progress) -> None:
@@ -228,48 +203,33 @@ def _save(
     return dataclasses.replace(done, folder=done.save(folder / "model"))
 
 
-def conclude(
+def _conclude(
     task_model: TaskModel[Any, Any],
     data: LabelledData,
     settings: FinetuneConfig,
-    updates: int | None = None,
-    losses: Many[float] = (),
-    progress: Progress = SILENT,
+    progress: Progress,
 ) -> tuple[Metrics, Metrics, failures.Failure | None]:
     """Tune a trained task on the dev data, score it, and look for signs of failure.
-
-    Args:
-        losses: the training losses of the run, in order.
 
     Returns:
         Its metrics and the majority baseline's, empty without dev data; and the failure,
         None if there is no sign of failure.
     """
-    sequences, size = data.sequences, settings.microbatch_tokens
-    loss = failures.training_loss(task_model, sequences, size, progress)
-    train_baseline = data.task.baseline(data.train_examples)
-    reasons = failures.signs_of_training(loss, train_baseline)
+    size = settings.microbatch_tokens
+    loss = failures.training_loss(task_model, data.sequences, size, progress)
+    reasons, unfinished = failures.signs_of_training(loss, data.task.baseline(data.train_examples))
     metrics: Metrics = {}
     baseline: Metrics = {}
     if data.dev:
         metric = settings.chosen_by
-        tune(task_model, data, metric, progress)
+        results = predictions(task_model, data, progress, "tuning on the dev data")
+        task_model.task = task_model.tuned(results, metric)  # such as thresholds
         answers = failures.DistinctAnswers()
         results = answers.seen(predictions(task_model, data, progress=progress))
         metrics = scored(results, task_model.score, settings.own_metrics)
         direction = settings.directions(data.task, data.labels)[metric]
         baseline = data.task.baseline(data.dev_examples)  # as in the report
         signs = failures.signs_of_scores(metrics, baseline, metric, direction, answers)
-        reasons = (*signs, *reasons)
-    unfinished = () if reasons else failures.signs_of_little_training(loss, train_baseline)
-    if not reasons and not unfinished:
-        return metrics, baseline, None
-    failure = failures.Failure(
-        reasons or unfinished,
-        settings.training,
-        updates,
-        unfinished=bool(unfinished),
-        falling=failures.still_falling(losses),
-        default_rate=default_rate(task_model.model.config, lora=settings.lora),
-    )
-    return metrics, baseline, failure
+        reasons = signs if signs and unfinished else (*signs, *reasons)
+        unfinished = unfinished and not signs
+    return metrics, baseline, failures.Failure(reasons, unfinished) if reasons else None

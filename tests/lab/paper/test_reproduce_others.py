@@ -17,8 +17,7 @@ from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.failed_runs import Failure
 from bothways.finetuning.prepare import prepare_run
 from bothways.finetuning.result import FinetuneResult
-from bothways.lab.features.data import FeatureConfig, read_tagged_sentences
-from bothways.lab.features.run import feature_based
+from bothways.lab.features.run import FeatureConfig, fit_features, prepare_features
 from bothways.lab.features.tagger import BiLSTMTagger
 from bothways.lab.paper import benchmarks, cost
 from bothways.lab.paper import experiment as runner
@@ -273,7 +272,8 @@ def test_frozen_features_average_bilstms(
         tagger=BiLSTMTagger(4, 1),
         seed=1,
     )
-    again = feature_based(settings, tmp_path / "again", device="cpu")
+    vectors = prepare_features(settings, tmp_path / "again", [settings.layers], device="cpu")
+    again = fit_features(vectors, settings, device="cpu")
     assert cells[1]["metrics"] == dict(again.metrics)
     monkeypatch.setattr("bothways.lab.paper.experiment.fit_features", None)
     assert reproduce("ner", request, device="cpu", progress=heard) is not None
@@ -285,8 +285,11 @@ def test_cost_counts_runs_and_data_of_frozen_features(place: Path, tmp_path: Pat
     (experiment,) = benchmarks.ner_plan(request).experiments
     assert isinstance(experiment, Experiment)
     assert isinstance(experiment.settings, FeatureConfig)
-    data = read_tagged_sentences(experiment.settings, ["last"], "cpu").data
-    tokens = sum(len(sequence) for item in data.train for sequence in item.sequences)
+    settings = experiment.settings
+    ready = prepare_features(settings, tmp_path / "vectors", ["last"], device="cpu")
+    examples = list(settings.task.read(settings.train, settings.task.columns).examples)
+    inputs = ready.task_model.encode(examples)
+    tokens = sum(len(sequence) for item in inputs for sequence in item.sequences)
     table = cost.estimate([experiment], tmp_path, device="cpu")
     assert table.rows[0] == ["last", 3, 0, 3, tokens, "–"]
 
@@ -346,7 +349,7 @@ def test_lower_metric_chooses_lowest_run(
 
     def failing(settings: FinetuneConfig, folder: Path, **options: Any) -> FinetuneResult:
         done = real(settings, folder, **options)
-        return dataclasses.replace(done, failure=Failure(("it has failed",), settings.training))
+        return dataclasses.replace(done, failure=Failure(("it has failed",)))
 
     monkeypatch.setattr(engine, "finetune", failing)
     heard = Heard()

@@ -184,7 +184,7 @@ class FinetuneRun:
     def start(
         self, folder: Path, *, resume: bool, device: str, progress: Progress
     ) -> SweepOutcome | None:
-        """Fine-tune; a warning about a failed run does not advise other seeds."""
+        """Fine-tune; a failed run is told."""
         done = finetune(
             self.settings,
             folder,
@@ -197,7 +197,7 @@ class FinetuneRun:
         if not done.finished:
             return None
         if done.failure is not None:
-            progress.message(done.failure.message(several=True))
+            progress.message(str(done.failure))
         metrics, metric = self.finish(done, folder), self.settings.chosen_by
         return SweepOutcome(
             self.name,
