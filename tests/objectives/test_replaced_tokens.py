@@ -161,30 +161,6 @@ def test_the_first_losses_are_those_of_chance() -> None:
     assert training_module.coefficients == {"replaced": 50.0}
 
 
-def test_gradients_reach_the_network_of_their_loss_and_the_shared_tables(
-    training_module: ReplacedTokensModule,
-) -> None:
-    batch = pack(draw_sequences())
-
-    def reached(loss: str) -> set[str]:
-        training_module.zero_grad()
-        training_module(batch)[loss].total.backward()
-        return {
-            name
-            for name, p in training_module.named_parameters(remove_duplicate=False)
-            if p.grad is not None and p.grad.abs().sum() > 0
-        }
-
-    names = {name for name, _ in training_module.named_parameters(remove_duplicate=False)}
-    shared = {name for name in names if name.split(".")[2:4][0:1] == ["embedding"]}
-    shared = {name for name in shared if name.split(".")[3] in TABLES}
-    assert len(shared) == 2 * 5
-    generator = {name for name in names if name.startswith("generator.")} | shared
-    discriminator = {name for name in names if name.startswith("model.")} | shared
-    assert reached("masked") == generator
-    assert reached("replaced") == discriminator
-
-
 def test_shared_parameters_count_once(training_module: ReplacedTokensModule) -> None:
     ours, theirs = (
         model.encoder.embedding for model in (training_module.model, training_module.generator)
@@ -227,16 +203,6 @@ def test_a_draw_that_equals_the_original_counts_as_original(
     losses, read = discriminated(training_module, batch)
     assert torch.equal(read, originals_of(batch))
     assert losses["replaced"].counts["replaced"] == 0
-
-
-def test_the_share_of_replaced_tokens_is_that_of_the_probabilities() -> None:
-    logits = torch.randn(400, 30, generator=torch.Generator().manual_seed(2)) * 3
-    originals = logits.argmax(1)
-    right = torch.softmax(logits.double(), 1).gather(1, originals[:, None])[:, 0]
-    draws = torch.from_numpy(np.random.default_rng(3).random(400))
-    replaced = int((sample_tokens(logits, draws, 1.0) != originals).sum())
-    sigma = (right * (1 - right)).sum().sqrt().item()
-    assert abs(replaced - (1 - right).sum().item()) < 3 * sigma
 
 
 def test_an_update_does_not_depend_on_microbatches(training_module: ReplacedTokensModule) -> None:

@@ -9,7 +9,6 @@ from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.distillation import Distillation
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.objectives.objective import Objective
-from bothways.objectives.replaced_lm import ReplacedLM
 from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
@@ -20,7 +19,6 @@ AnyObjective = (
     | MaskedLMSentenceOrder
     | MaskedLMSpanBoundary
     | ReplacedTokens
-    | ReplacedLM
     | Distillation
     | CausalLM
 )

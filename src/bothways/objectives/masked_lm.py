@@ -124,7 +124,7 @@ class MaskedObjective(Objective):
 
 def with_masking(objective: Objective, masking: Masking | None) -> Objective:
     """Return the objective with another masking, if one is given and it hides tokens."""
-    if masking is None or not objective.masks:
+    if masking is None or objective.masking is None:
         return objective
     return dataclasses.replace(objective, masking=masking)  # type: ignore[type-var]
 

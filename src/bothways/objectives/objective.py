@@ -92,16 +92,6 @@ class Objective:
         """
         return {}
 
-    @property
-    def masks(self) -> bool:
-        """True if the objective hides tokens."""
-        return self.masking is not None
-
-    @property
-    def needs_counts(self) -> bool:
-        """True if `prepare` reads `Vocabulary.counts`."""
-        return self.masking is not None and self.masking.needs_counts
-
 
 def require_head(objective: Objective, encoder: EncoderConfig, head: Head) -> None:
     """Raise ConfigError unless `head` is the one that predicts tokens from this encoder."""

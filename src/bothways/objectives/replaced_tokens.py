@@ -48,8 +48,7 @@ from bothways.data.masking import Masking, Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
-from bothways.model.encoder import Hidden
-from bothways.model.heads import Head, MaskedHead, ReplacedHead
+from bothways.model.heads import MaskedHead, ReplacedHead
 from bothways.model.init import without_weights
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
@@ -118,29 +117,24 @@ class Replacements(Targets):
         return type(self)(self.judged[:0], self.draws[:0])
 
 
-Judged = Literal["all", "masked"]
-"""The tokens that the second network learns from: all, or those that the generator replaced."""
-
-
 @dataclass(frozen=True)
-class GeneratorObjective(MaskedObjective):
-    """Base class of objectives whose generator replaces masked tokens for a second network.
+class ReplacedTokens(MaskedObjective):
+    """Masked LM by a generator, and detection of the tokens that it replaced, as ELECTRA.
 
     Attributes:
         generator: the shape of the generator.
-        sharing: dependence of the second network's embedding on the generator's.
-        replaced: the factor of the second network's loss.
+        sharing: dependence of the discriminator's embedding on the generator's.
+        replaced: the factor of the discriminator's loss.
         temperature: temperature of the softmax from which replacements are drawn.
-        judged: the tokens that the second network learns from.
     """
 
     segments: FullSentences = FullSentences()
     masking: Masking = Masking(0.15, mask=1.0, random=0.0)
     generator: Narrower | Shallower = Narrower()
     sharing: Sharing = "shared"
-    replaced: float = 1.0
+    replaced: float = 50.0
     temperature: float = 1.0
-    judged: Judged = "all"
+    kind: Literal["replaced_tokens"] = "replaced_tokens"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,7 +144,7 @@ class GeneratorObjective(MaskedObjective):
                 raise ConfigError(f"must be above 0, not {value}", where=f"objective.{name}")
 
     def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
-        """Return the second network, "model", and the generator."""
+        """Return the discriminator, "model", and the generator."""
         require_head(self, encoder, MaskedHead())
         generator = generator_of(encoder, self.generator)
         differs = generator.width != encoder.width
@@ -162,14 +156,9 @@ class GeneratorObjective(MaskedObjective):
             fix = "Set objective.generator=shallower or objective.sharing=disentangled."
             raise ConfigError(message, where="encoder.embedding", fix=fix)
         return {
-            "model": ModelSpec(encoder, self.model_heads),
+            "model": ModelSpec(encoder, (ReplacedHead(),)),
             "generator": ModelSpec(generator, (MaskedHead(),)),
         }
-
-    @property
-    def model_heads(self) -> tuple[Head, ...]:
-        """The heads of the second network."""
-        raise NotImplementedError
 
     @property
     def copied_tables(self) -> Mapping[str, str]:
@@ -183,26 +172,9 @@ class GeneratorObjective(MaskedObjective):
         sequence = super().prepare(sequence, vocabulary, rng)
         masked = sequence.target("masked", TokenTargets)
         draws = rng.random(len(masked.ids))
-        judged = np.arange(len(sequence)) if self.judged == "all" else np.asarray(masked.index)
-        replacements = Replacements(judged, draws)
+        replacements = Replacements(np.arange(len(sequence)), draws)
         targets = {**sequence.targets, "replaced": replacements}
         return dataclasses.replace(sequence, targets=targets)
-
-
-@dataclass(frozen=True)
-class ReplacedTokens(GeneratorObjective):
-    """Masked LM by a generator, and detection of the tokens that it replaced, as ELECTRA.
-
-    With `judged="masked"` it is "ELECTRA 15 %" of the paper.
-    """
-
-    replaced: float = 50.0
-    kind: Literal["replaced_tokens"] = "replaced_tokens"
-
-    @property
-    def model_heads(self) -> tuple[Head, ...]:
-        """The discriminator's head."""
-        return (ReplacedHead(),)
 
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
@@ -378,48 +350,28 @@ class ReplacedTokensModule(TrainingModule):
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """Return the generator's loss "masked" and the discriminator's, "replaced"."""
-        loss, index, drawn, differs = self.generate(batch)
-        return {"masked": loss, "replaced": self._detection(batch, index, drawn, differs)}
-
-    def generate(
-        self, batch: Batch
-    ) -> tuple[Loss, Int[Tensor, " targets"], Int[Tensor, " targets"], Tensor]:
-        """Return the generator's loss, the masked positions, the tokens drawn there, and which of
-        these differ from the originals."""
         masked = batch.target("masked", TokenTargets)
+        replacements = batch.target("replaced", Replacements)
         index, originals = torch.as_tensor(masked.index), torch.as_tensor(masked.ids)
         hidden = self.generator.encoder(batch, only=index)
         x = self.generator.before_masked(batch, hidden, index)
         logits = self.generator.heads["masked"](x[index], hidden.table)
-        draws = torch.as_tensor(batch.target("replaced", Replacements).draws)
-        drawn = sample_tokens(logits, draws, self.temperature)
-        return cross_entropy(logits, originals), index, drawn, drawn != originals
-
-    def read_replaced(
-        self, batch: Batch, index: Int[Tensor, " targets"], drawn: Int[Tensor, " targets"]
-    ) -> tuple[Batch, Hidden]:
-        """Return the text with the drawn tokens at `index`, and its vectors."""
+        drawn = sample_tokens(logits, torch.as_tensor(replacements.draws), self.temperature)
         changed = dataclasses.replace(batch, ids=batch.ids.index_copy(0, index, drawn))
         with parametrize.cached():  # a disentangled table is computed once
-            return changed, self.model.encoder(changed)
-
-    def _detection(
-        self,
-        batch: Batch,
-        index: Int[Tensor, " targets"],
-        drawn: Int[Tensor, " targets"],
-        differs: Tensor,
-    ) -> Loss:
-        """Return the discriminator's loss on the text with the drawn tokens at `index`."""
-        judged = torch.as_tensor(batch.target("replaced", Replacements).judged)
-        _, hidden = self.read_replaced(batch, index, drawn)
+            hidden = self.model.encoder(changed)
+        judged = torch.as_tensor(replacements.judged)
         scores = self.model.heads["replaced"](hidden.last, batch.layout)[judged]
-        labels = torch.zeros_like(batch.ids, dtype=torch.bool).index_copy(0, index, differs)[judged]
-        loss = binary_cross_entropy(scores[:, None], labels[:, None].to(scores.dtype))
+        differs = torch.zeros_like(batch.ids, dtype=torch.bool)
+        labels = differs.index_copy(0, index, drawn != originals)[judged]
+        detection = binary_cross_entropy(scores[:, None], labels[:, None].to(scores.dtype))
         flagged = scores > 0
         counts = {
             "replaced": labels.sum(),
             "flagged": flagged.sum(),
             "found": (flagged & labels).sum(),
         }
-        return dataclasses.replace(loss, counts=counts)
+        return {
+            "masked": cross_entropy(logits, originals),
+            "replaced": dataclasses.replace(detection, counts=counts),
+        }

@@ -14,7 +14,7 @@ from bothways.model.flops import BACKWARD, LossFloats, forward_flops
 from bothways.model.init import without_weights
 from bothways.objectives import distillation as values
 from bothways.objectives.objective import PREDICTING, Objective
-from bothways.objectives.replaced_tokens import GeneratorObjective
+from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.span_boundary import OFFSET_WIDTH, MaskedLMSpanBoundary
 
 
@@ -48,7 +48,7 @@ def objective_flops(objective: Objective, encoder: EncoderConfig, length: int) -
 
 def shared_parameters(objective: Objective, encoder: EncoderConfig) -> int:
     """Return the number of parameters that two models have in common: tables and LayerNorm."""
-    if not isinstance(objective, GeneratorObjective) or objective.sharing != "shared":
+    if not isinstance(objective, ReplacedTokens) or objective.sharing != "shared":
         return 0
     with without_weights():
         embedding = Embedding(encoder)

@@ -168,7 +168,8 @@ def build_models(settings: PretrainConfig, corpus: Corpus) -> dict[str, Model]:
 
 def vocabulary_of(corpus: Corpus | Corpora, objective: Objective) -> Vocabulary:
     """Return the vocabulary of a corpus, with token counts where an objective reads them."""
-    counts = corpus.token_counts if objective.needs_counts else None
+    masking = objective.masking
+    counts = corpus.token_counts if masking is not None and masking.needs_counts else None
     return Vocabulary.of(corpus.tokenizer, counts)
 
 

@@ -132,7 +132,7 @@ class PretrainConfig:
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the shares add up to {total:g}, not to 1", where="phases")
         for number, phase in enumerate(self.phases):
-            if phase.masking is not None and not self.objective.masks:
+            if phase.masking is not None and self.objective.masking is None:
                 message = f"the objective {self.objective.kind!r} hides no tokens"
                 fix = "Leave it out, or choose another objective."
                 raise ConfigError(message, where=f"phases.{number}.masking", fix=fix)

@@ -27,7 +27,7 @@ from bothways.model.attention.patterns import Causal
 from bothways.model.config import EncoderConfig
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective
-from bothways.objectives.replaced_tokens import GeneratorObjective
+from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.pretraining.config import PretrainConfig
 from bothways.training.durations import Hours, Steps
 from toy_animals import document
@@ -239,8 +239,10 @@ def test_small_runs_train_all_positions() -> None:
             ]  # fmt: skip
             assert cell.segments_of(cell.phases[0]) == FullSentences(16)
             first, *others = (phase.masking for phase in cell.phases)
-            own = isinstance(cell.objective, GeneratorObjective)
-            assert first == (Masking(0.4) if cell.objective.masks and not own else None)
+            own = isinstance(cell.objective, ReplacedTokens)
+            assert first == (
+                Masking(0.4) if cell.objective.masking is not None and not own else None
+            )
             assert others == [None, None], "the table's own masks"
     assert "length=128" in runs.SCALES["small"].answers
 

@@ -101,9 +101,6 @@ attention shared | 81.7
 FFN shared | 80.2
 Clark et al. 2020, section 3.4, base, dev | GLUE_average
 BERT | 82.2
-Replace MLM | 82.4
-ELECTRA 15 % | 82.4
-All-Tokens MLM | 84.3
 ELECTRA | 85.0
 """
 

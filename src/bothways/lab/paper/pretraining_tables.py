@@ -25,8 +25,7 @@ from bothways.model.families import albert, bert, electra, gpt
 from bothways.objectives import masked_lm
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.objective import Objective
-from bothways.objectives.replaced_lm import ReplacedLM
-from bothways.objectives.replaced_tokens import GeneratorObjective, ReplacedTokens
+from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining.config import PretrainConfig
 from bothways.training.durations import part_of
@@ -66,7 +65,7 @@ class PretrainCell:
         encoder = base.encoder if self.encoder is None else self.encoder(base.encoder)
         masking = self.masking
         # The masks of replaced token detection are part of the method.
-        own_masks = isinstance(self.objective, GeneratorObjective)
+        own_masks = isinstance(self.objective, ReplacedTokens)
         if isinstance(base.objective, masked_lm.MaskedObjective) and not own_masks:
             masking = masking or base.objective.masking
         objective = masked_lm.with_masking(self.objective or base.objective, masking)
@@ -74,7 +73,7 @@ class PretrainCell:
             dataclasses.replace(
                 phase,
                 segments=phase.segments or self.segments,
-                masking=phase.masking if objective.masks and not own_masks else None,
+                masking=None if objective.masking is None or own_masks else phase.masking,
             )
             for phase in base.phases
         )
@@ -88,7 +87,7 @@ class PretrainCell:
             data_copies=base.data_copies if self.copies is None else self.copies or None,
             evaluation_masking=(
                 objective.masking
-                if isinstance(objective, GeneratorObjective)
+                if isinstance(objective, ReplacedTokens)
                 else base.evaluation_masking
             ),
         )
@@ -351,9 +350,6 @@ TABLES = {
         masked_lm.MaskedLM(masking=Masking(0.15)),
         (
             _named("BERT"),
-            _named("Replace MLM", objective=ReplacedLM(judged="masked")),
-            _named("ELECTRA 15 %", objective=ReplacedTokens(judged="masked")),
-            _named("All-Tokens MLM", objective=ReplacedLM()),
             _named("ELECTRA", objective=ReplacedTokens()),
         ),
         ("MNLI-m", "QNLI", "QQP", "MRPC", "SST-2", "CoLA", "STS-B", "RTE"),
