@@ -13,7 +13,7 @@ from bothways.cli import main as cli
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError
 from bothways.core.folder_lock import lock_folder
 from bothways.core.loss import perplexity
-from bothways.lab.features.data import FeatureConfig
+from bothways.lab.features.run import FeatureConfig
 from bothways.tasks.predictions import LikelihoodPrediction
 from toy_folder import BAD, GOOD, make_folder
 

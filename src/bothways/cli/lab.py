@@ -108,8 +108,7 @@ def features(
     """
     from bothways.core.config import reader as configs
     from bothways.core.config.tree import merge, parse_overrides
-    from bothways.lab.features.data import FeatureConfig
-    from bothways.lab.features.run import feature_based
+    from bothways.lab.features.run import FeatureConfig, fit_features, prepare_features
 
     options = {"model": model, "train": train, "dev": dev, "layers": layers}
     settings = configs.load(
@@ -119,7 +118,8 @@ def features(
     )
     say_kernels(device)
     with resumable(out, "What was read to its end") as progress:
-        done = feature_based(settings, out, device=device, progress=progress)
+        data = prepare_features(settings, out, [settings.layers], device=device, progress=progress)
+        done = fit_features(data, settings, device=device, progress=progress)
     if json:
         from json import dumps
 

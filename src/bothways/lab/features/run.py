@@ -8,31 +8,85 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from bothways.core.errors import ConfigError
+from bothways.core.config.checks import require_seed
+from bothways.core.finding import report_findings
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.training_module import evaluating
+from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.list_source import ListSource
 from bothways.data.loader import Loader, Share, in_batches, unchanged
-from bothways.lab.features.data import FeatureConfig, read_tagged_sentences
-from bothways.lab.features.tagger import Features, FeatureTagger, open_features
+from bothways.finetuning.data import label
+from bothways.finetuning.splits import parse_part, split_examples
+from bothways.hub.model_folder import load_model
+from bothways.hub.resolve import resolve_run
+from bothways.lab.features.tagger import BiLSTMTagger, Features, FeatureTagger, open_features
 from bothways.model.layer_mix import LayerChoice, LayerSum, chosen_layers
 from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample
-from bothways.tasks.tagging.task import Tagger
+from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs
+from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Single
-from bothways.training.run import TrainingPhase, TrainingRun
+from bothways.training.preflight.text import check_model
+from bothways.training.run import Training, TrainingPhase, TrainingRun
+from bothways.training.schedules import Linear
 from bothways.training.state import RunState
 from bothways.training.store import MemoryStore
+
+
+def tagger_adam() -> Training:
+    """Return twenty epochs of AdamW at 1e-3 in fp32.
+
+    The paper gives no values for this run. The LSTM is small, so fp32 is fast enough.
+    """
+    return Training(
+        until=Epochs(20.0),
+        optimizer=AdamW(lr=1e-3, decay=0.0),
+        schedule=Linear(0.05),
+        precision="fp32",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureConfig:
+    """The settings of a run on frozen features.
+
+    Attributes:
+        model: a model folder, the folder of a run, or a Hub id.
+        train, dev: sentences with tags: files or Hub data sets; a `dev` such as "20%" is split
+            from `train`.
+        layers: the encoder's layers to read, and how they become one vector.
+        task: the reader of the data; the paper gives the encoder as much of the document as fits.
+        length: maximum length of a sequence in tokens. None: the number of positions of the model.
+        tagger: the shape of the tagger.
+        training: training of the tagger; the dev data is scored after every epoch, and the best
+            weights are kept.
+        batch: sentences or words per update.
+        seed: random seed for the tagger, the order of the data and dropout.
+    """
+
+    model: str
+    train: str
+    dev: str
+    layers: LayerChoice = "concat_last_four"
+    task: TaggingTask = TaggingTask(context="document")
+    length: int | None = None
+    tagger: BiLSTMTagger = BiLSTMTagger()
+    training: Training = field(default_factory=tagger_adam)
+    batch: ExampleBudget | TokenBudget = ExampleBudget(32)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_seed(seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -74,21 +128,6 @@ class FeatureResult:
     progress: RunState
 
 
-def feature_based(
-    settings: FeatureConfig,
-    folder: Path,
-    *,
-    device: str = "auto",
-    progress: Progress = SILENT,
-) -> FeatureResult:
-    """Compute features, unless the folder has them, and train on them.
-
-    Raises the errors of `prepare_features` and `fit_features`.
-    """
-    data = prepare_features(settings, folder, [settings.layers], device=device, progress=progress)
-    return fit_features(data, settings, device=device, progress=progress)
-
-
 def prepare_features(
     settings: FeatureConfig,
     folder: Path,
@@ -99,9 +138,6 @@ def prepare_features(
 ) -> FeatureData:
     """Read the data and compute the features for all choices, or take them from the folder.
 
-    Args:
-        progress: receives stages and warnings.
-
     Raises:
         BothwaysError: the data has errors; one message lists all of them.
         ConfigError: the encoder has too few blocks for a choice, or too few positions for the
@@ -110,17 +146,29 @@ def prepare_features(
         ResourceError: the disk is full.
     """
     progress.stage("reading the model and the data")
-    sentences = read_tagged_sentences(settings, choices, device)
-    for finding in sentences.data.findings:
+    loaded = load_model(resolve_run(settings.model), heads=())
+    model, tokenizer = loaded.model, loaded.tokenizer()
+    length, depth = settings.length or model.config.max_positions, model.config.depth
+    layers = tuple(sorted({layer for choice in choices for layer in chosen_layers(choice, depth)}))
+    report_findings(check_model(model.config, tokenizer, length))
+    reading = settings.task.read(settings.train, settings.task.columns)
+    train, task = list(reading.examples), reading.task
+    dev_part = parse_part(settings.dev)
+    if dev_part is None:
+        dev = list(task.read(settings.dev, settings.task.columns).examples)
+    else:
+        split = split_examples(settings.task, train, dev_part)
+        train, dev = split.train, split.dev
+    data = label(task, tokenizer, train, dev, length)
+    for finding in data.findings:
         progress.message(f"{finding.severity}: {finding}")
-    task_model, encoder = sentences.task_model, sentences.task_model.model.encoder
-    train, dev = (
-        open_features(
-            folder / name, encoder, inputs, sentences.layers, settings.stored, Part(progress, name)
-        )
-        for name, inputs in (("train", sentences.data.train), ("dev", sentences.data.dev))
+    tagger = Tagger(settings.task, model, tokenizer, data.labels, length)
+    tagger.to(choose_device(device)).eval()
+    vectors, dev_vectors = (
+        open_features(folder / name, model.encoder, inputs, layers, Part(progress, name))
+        for name, inputs in (("train", data.train), ("dev", data.dev))
     )
-    return FeatureData(task_model, train, dev, sentences.data.dev_examples, encoder.config.depth)
+    return FeatureData(tagger, vectors, dev_vectors, data.dev_examples, depth)
 
 
 @own_torch_state(torch.float32)
@@ -160,24 +208,9 @@ def fit_features(
 
 
 def build_tagger(data: FeatureData, settings: FeatureConfig) -> FeatureTagger:
-    """Return a tagger with random weights.
-
-    Raises:
-        ConfigError: the features lack a layer.
-    """
-    missing = set(chosen_layers(settings.layers, data.depth)) - set(data.train.layers) & set(
-        data.dev.layers
-    )
-    if missing:
-        message = f"the features do not hold layer {min(missing)}"
-        raise ConfigError(message, where="layers", fix="Prepare them for this choice.")
-    return FeatureTagger(
-        [data.train, data.dev],
-        settings.layers,
-        data.depth,
-        len(data.task_model.labels),
-        settings.tagger,
-    )
+    """Return a tagger with random weights; ConfigError if the features lack a layer."""
+    tables, labels = [data.train, data.dev], len(data.task_model.labels)
+    return FeatureTagger(tables, settings.layers, data.depth, labels, settings.tagger)
 
 
 @torch.no_grad()

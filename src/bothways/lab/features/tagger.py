@@ -12,13 +12,13 @@ Source: Devlin et al. 2018, section 5.3, table 7.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from bothways.core.atomic_files import replace_folder
 from bothways.core.batch import Batch
 from bothways.core.config.checks import require_at_least, require_probability
-from bothways.core.errors import BothwaysError
+from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.json_reader import read_object
 from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
@@ -45,7 +45,6 @@ from bothways.model.layer_mix import LayerChoice, build_mix, chosen_layers
 from bothways.model.lstm import BiLSTM
 from bothways.tasks.base import EncodedExample
 
-Stored = Literal["float16", "float32"]
 _VALUES, _ABOUT = "features.npy", "features.json"
 AT_ONCE = 8192
 """Maximum number of tokens in a batch of the encoder, unless a sequence has more."""
@@ -109,35 +108,37 @@ def open_features(
     encoder: Encoder,
     inputs: Many[EncodedExample],
     layers: tuple[int, ...],
-    stored: Stored = "float32",
     progress: Progress = SILENT,
 ) -> Features:
     """Return the features of tagged sentences, from the folder or computed.
 
-    The folder is used if it holds the features of this encoder and these tokens.
-
-    Args:
-        folder: one for each data set; features of other encoders or tokens are replaced, missing
-            layers are added.
-        inputs: as `TaggingTask.encode` makes them.
-        progress: as for `extract`.
+    In the folder, one for each data set, those of other encoders or tokens are replaced, and
+    missing layers are added.
 
     Raises:
         ResourceError: the disk is full, or permission is denied.
     """
-    words = [_words(item) for item in inputs]
+    words = [
+        np.concatenate([np.asarray(s.target("tag", TokenTargets).ids) for s in item.sequences])
+        for item in inputs
+    ]
     offsets = np.cumsum([0, *(len(labels) for labels in words)], dtype=np.int64)
     labels = np.concatenate([*words, np.zeros(0, dtype=np.int64)])
     if not len(labels):
-        return Features(np.zeros((0, len(layers), encoder.width), stored), layers, offsets, labels)
-    about = {"key": _key(encoder, inputs), "stored": stored}
-    cached = _held(folder, about)
+        return Features(
+            np.zeros((0, len(layers), encoder.width), "float32"), layers, offsets, labels
+        )
+    about = {"key": _key(encoder, inputs)}
+    cached: tuple[int, ...] = ()
+    with contextlib.suppress(BothwaysError):  # no features, or unreadable ones
+        record = read_object(folder / _ABOUT)
+        cached = tuple(record.get("layers", ())) if record.get("key") == about["key"] else ()
     missing = tuple(layer for layer in layers if layer not in cached)
     if missing:
         with replace_folder(folder) as hidden:
             shape = (len(labels), len(cached) + len(missing), encoder.width)
             table = np.lib.format.open_memmap(
-                hidden / _VALUES, mode="w+", dtype=stored, shape=shape
+                hidden / _VALUES, mode="w+", dtype="float32", shape=shape
             )
             if cached:
                 table[:, : len(cached)] = np.load(folder / _VALUES, mmap_mode="r")
@@ -148,22 +149,6 @@ def open_features(
                 json.dumps({**about, "layers": list(cached)}) + "\n", encoding="utf8"
             )
     return Features(np.load(folder / _VALUES, mmap_mode="r"), cached, offsets, labels)
-
-
-def _words(item: EncodedExample) -> NDArray[np.int64]:
-    """Return the labels of the words of an example, in the order of its windows."""
-    labels = [sequence.target("tag", TokenTargets).ids for sequence in item.sequences]
-    return np.concatenate([np.asarray(ids) for ids in labels])
-
-
-def _held(folder: Path, about: Mapping[str, object]) -> tuple[int, ...]:
-    """Return the layers that a folder holds; none if it holds other features."""
-    try:
-        record = read_object(folder / _ABOUT)
-    except BothwaysError:
-        return ()
-    layers = record.pop("layers", ())
-    return tuple(layers) if record == about and isinstance(layers, list) else ()
 
 
 def _key(encoder: Encoder, inputs: Many[EncodedExample]) -> str:
@@ -188,13 +173,8 @@ def extract(
     table: NDArray[np.floating],
     progress: Progress = SILENT,
 ) -> None:
-    """Write the vectors of each word's first token into a table `(words, layers, width)`.
-
-    Dropout is off.
-
-    Args:
-        progress: receives the stage "computing features", in tokens.
-    """
+    """Write the vectors of each word's first token into a table `(words, layers, width)`, without
+    dropout."""
     sequences = [sequence for item in inputs for sequence in item.sequences]
     counts = [len(sequence.target("tag", TokenTargets).index) for sequence in sequences]
     starts = np.cumsum([0, *counts])
@@ -233,6 +213,9 @@ class FeatureTagger(TrainingModule):
     ) -> None:
         super().__init__()
         layers = chosen_layers(choice, depth)
+        if missing := [n for n in layers for table in tables if n not in table.layers]:
+            message = f"the features do not hold layer {min(missing)}"
+            raise ConfigError(message, where="layers", fix="Prepare them for this choice.")
         self._tables = tuple(tables)
         # Columns per table: one may hold more layers than another.
         self._columns = [[table.layers.index(layer) for layer in layers] for table in tables]

@@ -27,8 +27,7 @@ from bothways.data.text_io import COMPRESSED
 from bothways.finetuning.config import FinetuneConfig, paper_finetuning
 from bothways.finetuning.data import fingerprints
 from bothways.hub.provenance import digest_of_model
-from bothways.lab.features.data import FeatureConfig
-from bothways.lab.features.run import fit_features, prepare_features
+from bothways.lab.features.run import FeatureConfig, fit_features, prepare_features
 from bothways.lab.paper.published import Published
 from bothways.lab.sweeps.runs import FinetuneRun, Run, Series, SweepFolder, SweepOutcome, run_all
 from bothways.tasks.catalogue import Trainable
