@@ -42,22 +42,11 @@ def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
 
 @pytest.fixture(scope="module")
 def finished(place: Path) -> Path:
-    words = [
-        "finetune",
-        "bert",
-        "train.tsv",
-        "--dev",
-        "dev.tsv",
-        "--out",
-        "run",
-        "--config",
-        "run.toml",
-        "--device",
-        "cpu",
-        "length=16",
-    ]
+    words = (
+        "finetune bert train.tsv --dev dev.tsv --out run --config run.toml --device cpu length=16"
+    )
     with pytest.MonkeyPatch.context() as patch:
-        run(patch, place, *words, "training.optimizer.lr=3e-3", "training.until=5 epochs")
+        run(patch, place, *words.split(), "training.optimizer.lr=3e-3", "training.until=5 epochs")
     return place
 
 
@@ -71,19 +60,8 @@ def test_the_file_wins_over_the_recipe_and_the_words_over_the_file(finished: Pat
 def test_a_run_says_what_it_reached_and_where_it_is(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        "finetune",
-        "bert",
-        "train.tsv",
-        "--dev",
-        "dev.tsv",
-        "--out",
-        "brief",
-        "--recipe",
-        "paper",
-        "length=16",
-    ]
-    run(monkeypatch, place, *words, "training.until=1 steps")
+    words = "finetune bert train.tsv --dev dev.tsv --out brief --recipe paper length=16"
+    run(monkeypatch, place, *words.split(), "training.until=1 steps")
     output = capsys.readouterr()
     labels = [example.label for example in make_examples(80, 1)]
     table = [line.split() for line in output.out.splitlines()]
@@ -102,21 +80,8 @@ def test_a_run_says_what_it_reached_and_where_it_is(
 def test_columns_are_options(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [f"{e.label}\tthe film\t{e.text}" for e in make_examples(40, 3)]
     (place / "pairs.tsv").write_text("\n".join(lines) + "\n")
-    words = [
-        "finetune",
-        "bert",
-        "pairs.tsv",
-        "--text",
-        "1",
-        "--text-b",
-        "2",
-        "--label",
-        "0",
-        "--out",
-        "pairs",
-        "length=16",
-    ]
-    run(monkeypatch, place, *words, "training.until=1 steps", "task.smoothing=0.125")
+    words = "finetune bert pairs.tsv --text 1 --text-b 2 --label 0 --out pairs length=16"
+    run(monkeypatch, place, *words.split(), "training.until=1 steps", "task.smoothing=0.125")
     record = json.loads((place / "pairs" / "model" / "bothways.json").read_text())
     assert record["task"]["columns"] == {"text": "1", "text_b": "2", "label": "0"}
     assert record["task"]["kind"] == "classify"
@@ -154,17 +119,8 @@ def test_an_evaluation_is_a_table_or_json(
     metrics = json.loads(capsys.readouterr().out)
     record = json.loads((finished / "run" / "model" / "bothways.json").read_text())
     assert metrics == pytest.approx(record["metrics"], rel=1e-5)
-    run(
-        monkeypatch,
-        finished,
-        "evaluate",
-        "run",
-        "dev.tsv",
-        "--label",
-        "label",
-        "--precision",
-        "fp32",
-    )
+    words = "evaluate run dev.tsv --label label --precision fp32"
+    run(monkeypatch, finished, *words.split())
     table, said = capsys.readouterr()
     assert said == f"{library.describe_kernels()}\n"
     assert f"{metrics['accuracy']:.4f}" in table

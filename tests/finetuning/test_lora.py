@@ -230,9 +230,9 @@ def test_values_that_are_refused(values: dict[str, float], message: str) -> None
         LoRA(**values)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["reinitialise", "mixout", "pull"])
+@pytest.mark.parametrize("name", ["reinitialise", "pull"])
 def test_measures_that_change_the_weights_are_refused(name: str) -> None:
-    value = {"reinitialise": 1, "mixout": 0.5, "pull": 0.5}[name]
+    value = {"reinitialise": 1, "pull": 0.5}[name]
     with pytest.raises(
         ConfigError, match=rf"^stability\.{name}: changes the encoder's own weights"
     ):

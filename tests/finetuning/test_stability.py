@@ -17,7 +17,6 @@ from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.prepare import start_from
 from bothways.finetuning.run import finetune
 from bothways.finetuning.stability import (
-    MixoutLinear,
     Stability,
     apply_stability,
     is_pretrained,
@@ -41,7 +40,7 @@ FAST = dataclasses.replace(
     finetune_adam(), until=Steps(12), evaluate=Steps(3), optimizer=AdamW(lr=3e-3), precision="fp32"
 )
 METHOD = FinetuneConfig(FAST, 16)
-EVERYTHING = Stability(layer_decay=0.9, reinitialise=1, frozen=1, mixout=0.3, pull=1.0)
+EVERYTHING = Stability(layer_decay=0.9, reinitialise=1, frozen=1, pull=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -141,25 +140,6 @@ def test_frozen_parts_stay_to_the_last_bit(folder: Path, data: LabelledData, fro
         assert (
             kept or name.startswith("heads.labels") or not torch.equal(parameter, before[name])
         ), name
-
-
-def test_mixout_is_of_pretrained_dense_layers(folder: Path) -> None:
-    model = start_from(load_model(folder).model, (PoolerHead(), LabelHead(2)), seed=0)
-    before = state(model)
-    apply_stability(model, Stability(mixout=0.5), 0)
-    mixed = {name for name, part in model.named_modules() if isinstance(part, MixoutLinear)}
-    dense = ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
-    assert mixed == {f"encoder.blocks.{block}.{name}" for block in (0, 1) for name in dense} | {
-        "heads.pooler.dense"
-    }
-    assert not changed(before, model)
-    for stability, fresh, left in (
-        (Stability(mixout=0.5, reinitialise=1), (), 4),
-        (Stability(mixout=0.5), ("pooler",), 8),
-    ):
-        model = start_from(load_model(folder).model, (PoolerHead(), LabelHead(2)), seed=0)
-        apply_stability(model, stability, 0, fresh)
-        assert sum(isinstance(part, MixoutLinear) for part in model.modules()) == left
 
 
 def test_the_pull_is_of_pretrained_parts() -> None:
@@ -322,9 +302,8 @@ def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
     )
     states = state(whole.task_model), state(resumed.task_model)
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    assert any(isinstance(part, MixoutLinear) for part in resumed.task_model.modules())
     card = (tmp_path / "whole" / "model" / "README.md").read_text()
-    assert "| mixout | 0.3 |" in card
+    assert "| pull | 1.0 |" in card
     assert "| seed of the order | 7 |" in card
 
 
@@ -332,7 +311,6 @@ def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
     ("changes", "message"),
     [
         ({"layer_decay": 0.0}, r"^stability\.layer_decay: must be in \(0, 1\], not 0\.0"),
-        ({"mixout": 1.0}, r"^stability\.mixout: must be in \[0, 1\), not 1\.0"),
         ({"pull": -1.0}, r"^stability\.pull: must be at least 0, not -1\.0"),
         ({"frozen": -1}, r"^stability\.frozen: must be at least 0"),
         ({"reinitialise": 3}, r"^stability\.reinitialise: the encoder has 2 blocks, not 3"),
@@ -345,9 +323,9 @@ def test_what_cannot_be_is_refused(changes: dict[str, float], message: str) -> N
         apply_stability(Model(shape(2), (PoolerHead(), LabelHead(2))), Stability(**changes), 0)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["reinitialise", "frozen", "mixout", "pull"])
+@pytest.mark.parametrize("name", ["reinitialise", "frozen", "pull"])
 def test_random_weights_have_no_start_to_keep(data: LabelledData, name: str) -> None:
-    value = {"reinitialise": 1, "frozen": 1, "mixout": 0.5, "pull": 0.5}[name]
+    value = {"reinitialise": 1, "frozen": 1, "pull": 0.5}[name]
     method = dataclasses.replace(METHOD, stability=Stability(**{name: value}))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=rf"^stability\.{name}: needs pre-trained weights"):
         fit_task(shape(2), data, method, device="cpu")

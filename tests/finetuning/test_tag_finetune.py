@@ -8,15 +8,11 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
 from bothways.cli.main import app
-from bothways.core.batch import pack
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.result import FinetuneResult
 from bothways.finetuning.run import finetune
-from bothways.prediction.predictor import open_task_model
-from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
@@ -71,28 +67,6 @@ def test_a_separable_task_is_learned_from_iob1(run: tuple[FinetuneResult, Path])
     assert any("are IOB1; they are read as IOB2" in finding.what for finding in done.findings)
     record = json.loads((folder / "run" / "model" / "bothways.json").read_text())
     assert record["task"]["context"] == "document"
-
-
-def test_transformers_opens_the_folder_with_the_same_logits(
-    run: tuple[FinetuneResult, Path],
-) -> None:
-    from transformers import BertForTokenClassification
-
-    folder = run[1] / "run" / "model"
-    theirs, report = BertForTokenClassification.from_pretrained(folder, output_loading_info=True)
-    assert not any(report.values())
-    assert theirs.config.id2label == dict(enumerate(LABELS))
-    task = open_task_model(str(folder))
-    for item in task.encode(
-        [TagExample(("the", "bad", "films", "good", "men")), TagExample(("poor",) * 30)]
-    ):
-        for sequence in item.sequences:
-            index = torch.from_numpy(sequence.targets["tag"].index)  # type: ignore[attr-defined]
-            with torch.no_grad():
-                expected = theirs(input_ids=torch.from_numpy(sequence.ids).long()[None]).logits[
-                    0, index
-                ]
-                assert torch.allclose(task.scores(pack([sequence])), expected, atol=1e-5)
 
 
 def test_the_commands_evaluate_and_predict(

@@ -12,7 +12,6 @@ from torch import Tensor
 from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.core.runtime.tuning import TUNING
-from bothways.finetuning.stability import mix_out
 from bothways.model import block
 from bothways.model import flops as operations
 from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
@@ -54,7 +53,6 @@ def test_activations_computed_again_change_nothing(
 ) -> None:
     """Those of the feed-forward layer alone, as in large batches, and within blocks that are computed again."""
     model, batch = Model(config, ()).train(), batch_for(config)
-    mix_out(model, 0.3)
     usual, size = trained(model, False, square), kept(model, batch)
     monkeypatch.setattr(block, "TUNING", replace(TUNING, activation_elements=0))
     again, smaller = trained(model, False, square), kept(model, batch)
@@ -83,11 +81,10 @@ def test_losses_gradients_and_draws_are_bit_equal(config: EncoderConfig) -> None
     )  # type: ignore[misc]
 
 
-def test_mixout_frozen_parts_and_autocast_too() -> None:
+def test_frozen_parts_and_autocast_too() -> None:
     model, batch = Model(SMALL, ()).train(), batch_for(SMALL)
     model.encoder.embedding.requires_grad_(False)
     model.encoder.blocks[0].requires_grad_(False)
-    mix_out(model, 0.3)
 
     def run(model: Model) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

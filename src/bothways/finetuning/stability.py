@@ -16,15 +16,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
 
-from bothways.core.config.checks import require_at_least, require_probability
+from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.keyed_rng import rng
 from bothways.model.init import initialise
-from bothways.model.kernels.dropout import dropout
 from bothways.model.model import Model
 from bothways.training.optimizers import ParameterRule, ParameterRules
 
@@ -39,8 +36,6 @@ class Stability:
         reinitialise: number of top blocks that start at random, together with the pooler.
         frozen: number of parts that are not trained, from below: embeddings, block 1, block 2 …; 1
             is the embeddings alone.
-        mixout: the probability that a weight of a pre-trained dense layer takes its pre-trained
-            value, in training.
         pull: decay toward the pre-trained weights, per unit of rate, in addition to the
             optimizer's `decay` toward 0. For L2-SP alone, set `decay` to 0.
     """
@@ -48,14 +43,12 @@ class Stability:
     layer_decay: float = 1.0
     reinitialise: int = 0
     frozen: int = 0
-    mixout: float = 0.0
     pull: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.layer_decay <= 1:
             message = f"must be in (0, 1], not {self.layer_decay}"
             raise ConfigError(message, where="stability.layer_decay")
-        require_probability("stability", mixout=self.mixout)
         require_at_least(
             0, "stability", reinitialise=self.reinitialise, frozen=self.frozen, pull=self.pull
         )
@@ -135,57 +128,9 @@ def apply_stability(
     for name, parameter in model.named_parameters():
         if level(name, depth) < stability.frozen:
             parameter.requires_grad_(False)
-    if stability.mixout:
-        for name, module in [*blocks, *pooler]:
-            if is_pretrained(name, stability, depth, fresh):
-                mix_out(module, stability.mixout)
 
 
 def fresh_pooler(fresh: Collection[str], model: str) -> list[Finding]:
     """Return a note if the pooler is among the heads that start at random without a request."""
     message = f"{model} has no pooler to start from, so that of this run starts at random"
     return [Finding("heads", "note", message)] if "pooler" in fresh else []
-
-
-class MixoutLinear(nn.Linear):
-    """A dense layer whose weights return at random to their pre-trained values, in training only.
-
-    Dropout sets a weight to 0 with probability p; mixout sets it to its pre-trained value w₀, and
-    corrects the others so that the expectation is w: w̃ = w₀ + mask · (w − w₀) / (1 − p). It is
-    dropout on the distance from the start, and is written so here. As in the authors' experiments,
-    it applies to the matrices of dense layers; biases, norms and embeddings are unchanged.
-
-    Source: Lee, Cho and Kang, Mixout (2020).
-
-    Args:
-        linear: its parameters are shared, not copied.
-        rate: the probability that a weight returns to its initial value, in [0, 1).
-    """
-
-    start: Tensor
-
-    def __init__(self, linear: nn.Linear, rate: float) -> None:
-        super().__init__(
-            linear.in_features, linear.out_features, linear.bias is not None, device="meta"
-        )
-        self.weight, self.bias, self.rate = linear.weight, linear.bias, rate
-        # Not in the state_dict: a resumed run reads the same start again.
-        self.register_buffer("start", linear.weight.detach().clone(), persistent=False)
-
-    def forward(self, input: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows outputs"]:
-        """Return x Wᵀ + b; in training, W is drawn in each call."""
-        return nn.functional.linear(
-            input, self.mixed() if self.training else self.weight, self.bias
-        )
-
-    def mixed(self) -> Float[Tensor, "outputs width"]:
-        """Draw a mixed matrix from torch's generator."""
-        return self.start + dropout(self.weight - self.start, self.rate)
-
-
-def mix_out(module: nn.Module, rate: float) -> None:
-    """Replace every dense layer under `module` whose matrix is trained by a `MixoutLinear`."""
-    for parent in list(module.modules()):
-        for name, child in parent.named_children():
-            if type(child) is nn.Linear and child.weight.requires_grad:
-                setattr(parent, name, MixoutLinear(child, rate).train(child.training))

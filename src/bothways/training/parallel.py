@@ -299,7 +299,7 @@ def replicate(training_module: TrainingModule, plan: Plan) -> nn.Module:
     parallel = nn.parallel.DistributedDataParallel
     ignore = parallel._set_params_and_buffers_to_ignore_for_model
     ignore(training_module, [*left])  # type: ignore[no-untyped-call]
-    # No training changes a buffer, and mixout has one for each matrix: they are not sent.
+    # No training changes a buffer: they are not sent.
     names = ("forward_sync_buffers", "broadcast_buffers")  # as torch names the option by release
     buffers = next(name for name in names if name in inspect.signature(parallel).parameters)
     options: dict[str, Any] = {buffers: False}
