@@ -28,7 +28,7 @@ from bothways.finetuning.stability import Stability
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
-from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead, token_head
+from bothways.model.heads import LabelHead, PoolerHead, token_head
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_task, open_task_model
@@ -177,16 +177,6 @@ def test_evaluating_the_folder_gives_the_metrics_of_the_run(
         assert classifier.task_model.task.columns == TextColumns("sentence", None, "label")
         assert classifier.task_model.length == 16
     assert open_task_model(str(folder), length=8).length == 8
-
-
-def test_a_folder_that_bothways_pretrained_is_a_start(tmp_path: Path, files: Files) -> None:
-    torch.manual_seed(0)
-    encoder = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1)
-    model = Model(encoder, (MaskedHead(), PoolerHead(), PairHead()))
-    save_model(tmp_path / "pretraining" / "model", model, make_tokenizer(tmp_path / "tokenizer"))
-    settings = settings_of(files, model=str(tmp_path / "pretraining"), metric="mcc")
-    result = finetune(settings, tmp_path / "run", device="cpu")
-    assert result.metrics["mcc"] > 0.9
 
 
 def test_an_interrupted_run_ends_where_an_unbroken_one_does(

@@ -24,7 +24,6 @@ from bothways.tasks.choice.task import ChoiceColumns, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.regression.task import RegressionTask
-from bothways.tasks.text_examples import TextColumns
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
 from toy_folder import BAD, FILLERS, GOOD, make_examples, make_folder, make_tokenizer
@@ -121,15 +120,6 @@ def test_a_finished_run_opens_again_as_it_was(
         "architectures"
     ]
     assert architecture == [kind or "BertForSequenceClassification"]
-
-
-def test_what_was_tuned_and_read_is_in_the_definition(tmp_path: Path) -> None:
-    done, _ = run(tmp_path, MultilabelTask(), several)
-    definition = open_task_model(str(done.folder)).task
-    assert isinstance(definition, MultilabelTask)
-    assert len(definition.thresholds) == 2
-    assert definition.thresholds == done.task_model.task.thresholds  # type: ignore[attr-defined]
-    assert definition.columns == TextColumns("text", None, "labels")
 
 
 def test_flaws_are_in_one_message(tmp_path: Path) -> None:

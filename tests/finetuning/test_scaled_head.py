@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from pathlib import Path
 
@@ -13,16 +12,10 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import bothways
-from bothways.finetuning.config import FinetuneConfig, finetune_adam
-from bothways.finetuning.data import examine
 from bothways.finetuning.scaled_head import ScaledLinear
-from bothways.hub.model_folder import load_model
 from bothways.tasks.base import OutputScale
 from bothways.tasks.regression.task import RegressionTask
-from bothways.training.durations import Steps
-from bothways.training.optimizers import AdamW
 from toy_folder import make_folder
-from toy_task import fit_task
 
 WORDS = {"the": 0, "film": 0, "good": 1, "bad": -1, "fine": 1, "dull": -1, "and": 0}
 
@@ -75,21 +68,6 @@ def test_scores_far_from_0_are_learned_and_saved_in_a_usual_head(
     with torch.no_grad():
         theirs = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits[:, 0]
     np.testing.assert_allclose(theirs.numpy(), own, rtol=1e-5)
-
-
-def test_a_run_on_prepared_data_learns_the_same_scores(folder: Path) -> None:
-    loaded, definition = load_model(folder), RegressionTask()
-    examples = [
-        [definition.example(row, where="row") for row in make_rows(count, seed)]
-        for count, seed in ((160, 0), (40, 1))
-    ]
-    data = examine(definition, loaded.tokenizer(), *examples, 16)
-    training = dataclasses.replace(
-        finetune_adam(), until=Steps(60), optimizer=AdamW(lr=1e-2), precision="fp32"
-    )
-    method = FinetuneConfig(training, 16, metric="spearman")
-    done = fit_task(loaded.model, data, method, device="cpu")
-    assert done.metrics["mse"] < done.baseline["mse"] / 3
 
 
 def test_a_resumed_run_equals_one_without_a_break(folder: Path, tmp_path: Path) -> None:

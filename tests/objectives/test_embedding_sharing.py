@@ -18,13 +18,12 @@ from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
-from bothways.data.masking import AnyToken, Masking, NGrams, Vocabulary
+from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
-from bothways.objectives.masked_lm import MaskedLM
 from bothways.objectives.replaced_tokens import (
     Narrower,
     ReplacedTokens,
@@ -35,7 +34,7 @@ from bothways.objectives.replaced_tokens import (
 from bothways.objectives.step_cost import shared_parameters
 from bothways.pretraining.build import build_models, fit_to_corpus, preflight
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.recipes import deberta, deberta_v3
+from bothways.pretraining.recipes import deberta_v3
 from bothways.pretraining.run import pretrain
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
@@ -297,9 +296,3 @@ def test_the_recipes_are_the_papers() -> None:
     assert third.training.optimizer == AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01)
     assert (third.training.schedule, third.training.clip_norm) == (Linear(10_000 / 500_000), 1.0)
     assert third.evaluation_masking == third.objective.masking
-    first = deberta(preset("deberta-base"))
-    assert first.objective == MaskedLM(
-        masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())
-    )
-    assert (first.batch, first.training.until) == (ExampleBudget(2048), Steps(1_000_000))
-    assert first.training.optimizer == AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01)

@@ -35,7 +35,6 @@ from bothways.objectives.replaced_tokens import (
 )
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.recipes import electra
 from bothways.pretraining.run import pretrain
 from bothways.training.durations import Steps
 from bothways.training.loop import evaluate_losses, weighted_sum
@@ -388,9 +387,3 @@ def test_the_discriminator_learns_more_than_the_share_of_replaced_tokens(corpus:
     assert scores["held-out/loss/masked"] < scores["unigram/loss/masked"] - 0.5
     assert scores["held-out/loss/replaced"] < scores["held-out/entropy/replaced"] - 0.02
     assert scores["held-out/f1/replaced"] > 0.1
-
-
-def test_the_recipe_fits_its_encoder() -> None:
-    config = electra(preset("electra-small-discriminator"))
-    assert config.evaluation_masking == config.objective.masking
-    assert config.objective.models(config.encoder)["generator"].encoder.width == 64
