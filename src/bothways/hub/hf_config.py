@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from bothways.core.advice import call
+from bothways.core.advice import argument, call
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import listed, quantity
@@ -170,7 +170,10 @@ def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
     if not file.is_file():
         fix = "Give the folder of one model, as transformers' save_pretrained writes it."
         if (folder / MODULES).is_file():
-            fix = "A folder of sentence-transformers without a Transformer has no encoder."
+            fix = (
+                "A folder of sentence-transformers without a Transformer has no encoder to train: "
+            )
+            fix += f"its vectors are computed with {argument(task='embed')}."
         if any(folder.glob("*.ckpt*.index")):
             fix = "To convert a TensorFlow checkpoint: " + call(
                 "convert", str(folder), out="FOLDER"

@@ -25,12 +25,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
+from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_json, read_object
-from bothways.hub.hf_config import write_hf_config
+from bothways.hub.hf_config import RECORD, write_hf_config
 from bothways.hub.model_card import Card
-from bothways.hub.model_folder import save_model
+from bothways.hub.model_folder import check_replaceable, save_model, write_files
 from bothways.hub.resolve import MODULES, PROGRAM, modules_folder, require_inside
+from bothways.hub.static_embedding import STATIC, StaticEncoder, StaticTokenizer, static_files
 from bothways.hub.weight_files import open_weights
 from bothways.model.activation import Activation, activate
 from bothways.model.kernels.linear import on_round_rows
@@ -69,7 +71,10 @@ _DENSE_ACTIVATIONS: dict[str, Activation | Literal["tanh"] | None] = {
     "torch.nn.modules.activation.ReLU": "relu",
     "torch.nn.modules.activation.SiLU": "silu",
 }
-_FIX = "Supported are Transformer and Pooling, then perhaps Dense layers and Normalize."
+_FIX = (
+    "Supported are Transformer and Pooling, or StaticEmbedding, then perhaps Dense layers and "
+    "Normalize."
+)
 
 
 class Projection(nn.Module):
@@ -170,11 +175,15 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     chain = _read_modules(root / MODULES)
     kinds = [kind for kind, _ in chain]
     dense, normalised = kinds.count("Dense"), kinds[-1:] == ["Normalize"]
-    if kinds != ["Transformer", "Pooling"] + ["Dense"] * dense + ["Normalize"] * normalised:
+    static = kinds[:1] == [STATIC]
+    start = [STATIC] if static else ["Transformer", "Pooling"]
+    if kinds != start + ["Dense"] * dense + ["Normalize"] * normalised:
         raise FolderError(_has_modules(kinds), where=root / MODULES, fix=_FIX)
     for _, path in chain[1:]:
         require_inside(path, root / MODULES)
-    pooling, include_prompt = _read_pooling(root / chain[1][1] / "config.json")
+    pooling, include_prompt = (
+        ("mean", True) if static else _read_pooling(root / chain[1][1] / "config.json")
+    )
     components, prompts = program.get(_CUT), _read_prompts(program, file)
     if components is not None and (type(components) is not int or components < 1):
         message = f"{_CUT} must be a number of components, at least 1, not {components!r:.40}"
@@ -325,6 +334,13 @@ def save_sentence_folder(
         ResourceError: as `save_model`.
     """
     files = program_files(config, model)
+    if isinstance(model.encoder, StaticEncoder):
+        assert isinstance(tokenizer, StaticTokenizer)
+        files |= {**static_files(model.encoder, tokenizer), RECORD: dict(extra or {})}
+        check_replaceable(Path(folder))
+        with replace_folder(Path(folder)) as hidden:
+            write_files(hidden, files)
+        return
     if PROJECTION in model.heads:  # is in files of its own
         heads = {kind: head for kind, head in model.heads.items() if kind != PROJECTION}
         original, model = model, Model(model.config, (), model.encoder)
@@ -370,8 +386,9 @@ def program_files(
             if PROJECTION in model.heads:
                 projection = cast("Projection", model.heads[PROJECTION])
             dense = [] if projection is None else _dense_files(projection)
-            kinds = ["Transformer", "Pooling", *("Dense" for _ in dense)]
-            kinds += ["Normalize"] * config.normalised
+            static = isinstance(model.encoder, StaticEncoder)
+            kinds = [STATIC] if static else ["Transformer", "Pooling"]
+            kinds += [*("Dense" for _ in dense), *(["Normalize"] * config.normalised)]
             modes = (config.pooling,) if isinstance(config.pooling, str) else config.pooling
             pooling: dict[str, Any] = {key: mode in modes for key, mode in _KEYS.items()}
             # The keys of the older form are a set, and the order of joined vectors matters.
@@ -384,8 +401,7 @@ def program_files(
             }
             return {
                 MODULES: _chain(kinds),
-                "1_Pooling/config.json": pooling,
-                _TRANSFORMER: transformer,
+                **({} if static else {"1_Pooling/config.json": pooling, _TRANSFORMER: transformer}),
                 **{
                     f"{at}_Dense/{name}": content
                     for at, files in enumerate(dense, kinds.index("Dense") if dense else 0)

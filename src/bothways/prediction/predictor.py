@@ -30,9 +30,11 @@ from bothways.hub import sentence_transformers
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import PROGRAM, resolve_run
+from bothways.hub.static_embedding import StaticEncoder
 from bothways.prediction import engine
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
 from bothways.prediction.session_model import Runtime, SessionModel, open_session
+from bothways.prediction.static_model import open_static
 from bothways.tasks.base import Metrics, Reading, TaskModel
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
@@ -538,6 +540,12 @@ def open_task(
             open_task_model, folder, task, length=length, device=device, settings=settings
         )
         task_model = reopen()
+        if isinstance(task_model.model.encoder, StaticEncoder) and precision not in (
+            "auto",
+            "fp32",
+        ):
+            message = f"a StaticEmbedding folder has no matrix products, and none in {precision}"
+            raise ConfigError(message, where="precision", fix="Set the precision to fp32.")
     else:
         if device not in ("auto", "cpu"):
             message = f"an exported model runs on the CPU, not on {device}"
@@ -556,7 +564,10 @@ def open_task_model(
     settings: Tree | Iterable[str] = (),
 ) -> TaskModel[Any, Any]:
     """Open a folder as `open_task`, with the model as it is saved, in evaluation mode."""
-    loaded = load_model(resolve_run(str(folder)), whole=False)
+    source = resolve_run(str(folder))
+    if (static := open_static(source, device)) is not None:
+        return _bind(static, task, length=length, settings=settings)
+    loaded = load_model(source, whole=False)
     return _bind(loaded, task, length=length, settings=settings).to(choose_device(device))
 
 

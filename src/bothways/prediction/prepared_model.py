@@ -25,6 +25,7 @@ from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.model.attention.patterns import Full
 from bothways.model.block import Block
+from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
 from bothways.model.encoder import Encoder, Hidden, spread
 from bothways.model.head_modules import MaskedOutput, NextTokenOutput
@@ -273,6 +274,34 @@ class PreparedModel(Model):
                 'multiprocessing.get_context("spawn").'
             )
             raise ResourceError(message, where="model", fix=fix)
+
+
+class UnpackedModel(PreparedModel):
+    """A model with the interface of a prepared one, of which nothing is packed.
+
+    Args:
+        encoder: computes the vectors, such as a graph in another runtime or a table.
+        heads: by kind.
+        precision: of the encoder.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        heads: dict[str, nn.Module],
+        precision: Literal["fp32", "int8"] = "fp32",
+    ) -> None:
+        nn.Module.__init__(self)
+        self.encoder = encoder  # type: ignore[assignment]
+        self.config: EncoderConfig = encoder.config  # type: ignore[assignment]
+        self.heads, self.specification, self.precision = nn.ModuleDict(heads), (), precision
+        self.device, self.autocast_dtype = torch.device("cpu"), torch.float32
+        self.splits_batches = self.batch_invariant = False
+        self.longest_fused = 0
+        self.eval()
+
+    def check_process(self) -> None:
+        """Allow every process: no kernel of ours has threads here."""
 
 
 def prepare_model(

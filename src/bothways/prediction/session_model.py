@@ -26,7 +26,7 @@ from bothways.hub.model_folder import LoadedModel, read_record
 from bothways.hub.resolve import resolve
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Hidden
-from bothways.prediction.prepared_model import PreparedModel
+from bothways.prediction.prepared_model import UnpackedModel
 
 Arrays = Mapping[str, NDArray[np.int64]]
 Run = Callable[[Arrays], Mapping[str, NDArray[np.float32]]]
@@ -109,8 +109,8 @@ def _places(batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return batch.layout.sequence_ids.numpy(), batch.layout.positions.numpy()
 
 
-class SessionModel(PreparedModel):
-    """A graph with the interface of a prepared model, of which nothing is packed.
+class SessionModel(UnpackedModel):
+    """A graph with the interface of a prepared model.
 
     Args:
         config: of the encoder in the graph.
@@ -127,17 +127,7 @@ class SessionModel(PreparedModel):
         precision: Literal["fp32", "int8"] = "fp32",
     ) -> None:
         heads: dict[str, nn.Module] = {} if head == "none" else {head: _Given()}
-        nn.Module.__init__(self)
-        self.encoder = SessionEncoder(config, head, run)  # type: ignore[assignment]
-        self.config = config
-        self.heads, self.specification, self.precision = nn.ModuleDict(heads), (), precision
-        self.device, self.autocast_dtype = torch.device("cpu"), torch.float32
-        self.splits_batches = self.batch_invariant = False
-        self.longest_fused = 0
-        self.eval()
-
-    def check_process(self) -> None:
-        """Allow every process: no kernel of ours has threads here."""
+        super().__init__(SessionEncoder(config, head, run), heads, precision)
 
     def outputs(
         self, kind: str, batch: Batch, hidden: Hidden, pooled: Tensor | None = None

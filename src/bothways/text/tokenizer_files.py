@@ -313,13 +313,17 @@ def _open(
             return _from_json(file), None
 
 
-def _from_json(file: Path) -> tokenizers.Tokenizer:
-    content = read_utf8(file, TokenizerError)
+def parse_backend(content: str, file: Path) -> tokenizers.Tokenizer:
+    """Return the backend in the content of a `tokenizer.json`; errors as `load_backend`."""
     try:
-        backend = tokenizers.Tokenizer.from_str(content)
+        return tokenizers.Tokenizer.from_str(content)
     except Exception as error:  # tokenizers raises nothing narrower
         message = f"is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
         raise TokenizerError(message, where=file, fix="Fetch or train it again.") from error
+
+
+def _from_json(file: Path) -> tokenizers.Tokenizer:
+    backend = parse_backend(read_utf8(file, TokenizerError), file)
     dropout = getattr(backend.model, "dropout", None)
     if dropout:
         message = f"its BPE drops merges at random ({dropout:g}): a text has other ids each time"
