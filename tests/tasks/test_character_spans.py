@@ -30,6 +30,20 @@ def objects(start: str = "start", end: str = "end", kind: str = "label") -> list
     return [{start: a, end: b, kind: name} for a, b, name in TRIPLES]
 
 
+LABEL_STUDIO = {
+    "id": 7,
+    "data": {"text": TEXT, "source": 3},
+    "annotations": [
+        {"was_cancelled": True, "result": []},
+        {
+            "result": [
+                {"type": "labels", "value": {"start": 21, "end": 25, "text": "Oslo", "labels": ["LOC"]}},
+                {"type": "labels", "value": {"start": 0, "end": 9, "text": "Anna Berg", "labels": ["PER"]}},
+                {"type": "choices", "value": {"choices": ["news"]}},
+            ]
+        },
+    ],
+}  # fmt: skip
 FORMS: dict[str, Any] = {
     "doccano": {"id": 1, "text": TEXT, "label": TRIPLES, "Comments": []},
     "doccano relations": {"text": TEXT, "entities": objects("start_offset", "end_offset")},
@@ -39,6 +53,7 @@ FORMS: dict[str, Any] = {
     },
     "spacy": [TEXT, {"entities": TRIPLES}],
     "spacy rows": {"text": TEXT, "entities": TRIPLES},
+    "label studio": LABEL_STUDIO,
     "label studio min": {"text": TEXT, "label": [{**span, "labels": [span.pop("label")]} for span in objects()]},
     "pipeline": {"text": TEXT, "entities": [{**each, "score": 0.9, "word": "x"} for each in objects(kind="entity_group")]},
     "bothways spans": {"text": TEXT, "spans": objects()},
@@ -132,14 +147,22 @@ def test_a_cut_word_names_the_splitter_that_does_not_cut_it() -> None:
             in_memory({"text": text, "entities": [span]})
 
 
-def test_rejected_rows_are_counted(tmp_path: Path) -> None:
+def test_rows_that_nobody_annotated_are_counted(tmp_path: Path) -> None:
     accepted = FORMS["prodigy"]
     rejected = {"text": "Oslo", "spans": [[0, 99, "X"]], "answer": "reject"}
     examples, notes = in_memory(rejected, accepted, rejected, accepted)
     assert len(examples) == 2
     assert notes == ['2 rows left out: their "answer" is reject']
+    empty = {"data": {"text": "Oslo"}, "annotations": []}
+    examples, notes = in_memory(LABEL_STUDIO, empty)
+    assert (len(examples), len(notes)) == (1, 1)
+    examples, notes = in_memory(LABEL_STUDIO, empty, labelled=False)
+    assert (len(examples), notes) == (2, [])
+    result = [{"value": {"start": 0, "end": 4, "labels": ["X"]}}]
+    with pytest.raises(DataError, match="2 annotations that differ"):
+        in_memory({"data": {"text": TEXT}, "annotations": [{"result": []}, {"result": result}]})
     file = tmp_path / "a.json"
-    file.write_text(json.dumps([rejected]), encoding="utf8")
+    file.write_text(json.dumps([empty]), encoding="utf8")
     with pytest.raises(DataError, match="no annotated row"):
         TASK.read(str(file))
 

@@ -33,6 +33,23 @@ CONLL_U = """# sent_id = 1
 # text = In Oslo.
 1	Oslo	Oslo	PROPN	_	_	0	root	_	{2}
 """
+CONLL_2012 = """#begin document (nw/x); part 000
+nw/x 0 0 In IN (TOP(PP* - - - - * -
+nw/x 0 1 New NNP (NP(NML* - - - - (GPE* (ARG1* (3
+nw/x 0 2 York NNP *) - - - - *) *) 3)
+
+nw/x 0 0 Anna NNP (TOP(NP*) - - - - (PERSON) -
+nw/x 0 1 . . *)) - - - - * -
+
+#end document
+"""
+
+
+CONLL_2009 = """1 Anna anna anna NNP NN _ _ 2 2 SBJ SBJ Y anna.01 _ A0
+2 sings sing sing VBZ VBZ _ _ 0 0 ROOT ROOT Y sing.01 A1 _
+
+1 Oslo oslo oslo NNP NNP _ _ 0 0 ROOT ROOT _ _
+"""
 
 
 @pytest.mark.parametrize(
@@ -67,8 +84,35 @@ CONLL_U = """# sent_id = 1
             [("anna can not", "nsubj root root"), ("Oslo", "root")], id="CoNLL-U by name",
         ),
         pytest.param(
+            CONLL_U.format("name=B-PER", "SpaceAfter=No|name=O", "name=B-LOC|SpaceAfter=No"),
+            NONE, [("anna ca nt", "B-PER O O"), ("Oslo", "B-LOC")], id="tags in MISC",
+        ),
+        pytest.param(
+            CONLL_U.format("NE=B-PER", "SpaceAfter=No", "NE=B-LOC"), TagColumns("1", "9"),
+            [("anna ca nt", "B-PER O O"), ("Oslo", "B-LOC")], id="tags in MISC of some words",
+        ),
+        pytest.param(
             "# global.columns = ID FORM MORE NER\n1\tanna\t_\tB-PER\n2\tsings\t_\tO\n",
             TagColumns("FORM", "ner"), [("anna sings", "B-PER O")], id="global.columns",
+        ),
+        pytest.param(
+            CONLL_2012, NONE,
+            [("In New York", "O B-GPE I-GPE"), ("Anna .", "B-PERSON O")], id="CoNLL-2012",
+        ),
+        pytest.param(
+            CONLL_2009, NONE, [("Anna sings", "NNP VBZ"), ("Oslo", "NNP")], id="CoNLL-2009",
+        ),
+        pytest.param(
+            CONLL_2009, TagColumns(None, "deprel"),
+            [("Anna sings", "SBJ ROOT"), ("Oslo", "ROOT")], id="CoNLL-2009 by name",
+        ),
+        pytest.param(
+            CONLL_2012, TagColumns(None, "pos"),
+            [("In New York", "IN NNP NNP"), ("Anna .", "NNP .")], id="CoNLL-2012 by name",
+        ),
+        pytest.param(
+            "anna (PER*\nberg *)\nsings *\noslo (LOC)\n",
+            NONE, [("anna berg sings oslo", "B-PER I-PER O B-LOC")], id="brackets",
         ),
         pytest.param(
             "#\thttp://a.org/x [2009-10-17]\n1\tanna\tB-PER\tO\n2\tsings\tO\tO\n\n"
@@ -136,6 +180,9 @@ def test_layout_of_an_odd_file(
 @pytest.mark.parametrize(
     ("text", "asked", "where"),
     [
+        pytest.param("anna (PER*\nberg (LOC)\nsings *)\n", TagColumns(None, "1"), "", id="nested"),
+        pytest.param("anna (PER)\nberg *\nin (LOC*\n\nx *\n", NONE, ":3", id="never closed"),
+        pytest.param("anna (PER)\n" * 1000 + "berg B-PER\n", NONE, ":1001", id="no bracket"),
         pytest.param("a\tB-X\tO\nb\tO\tO\nc\tO\n", NONE, ":3", id="a column is missing"),
         pytest.param("a\tB-X\nb\tO\n# x y\nc\tO\n", NONE, ":3", id="a comment in a sentence"),
         pytest.param(CONLL_U.format("_", "_", "_"), TagColumns("1", "tag"), "", id="no such name"),
@@ -147,6 +194,9 @@ def test_files_that_are_refused_with_their_line(
     tmp_path: Path, text: str, asked: TagColumns, where: str
 ) -> None:
     file = tmp_path / "a.conll"
+    if not where and asked.label == "1":  # brackets that nest are no spans: plain tags
+        assert read(file, text, asked)[0] == [("anna berg sings", "(PER* (LOC) *)")]
+        return
     with pytest.raises(DataError) as error:
         read(file, text, asked)
     assert str(error.value.where) == f"{file}{where}"
@@ -157,9 +207,10 @@ def test_unused_columns_are_named(tmp_path: Path) -> None:
     assert open_tagged(
         TaggingTask(NONE), str(tmp_path / "a.conll"), NONE, labelled=True
     ).unused == ("1", "2")
-    (tmp_path / "b.conll").write_text(CONLL_U.format("_", "_", "_"))
+    (tmp_path / "b.conll").write_text(CONLL_2009)
     unused = open_tagged(TaggingTask(NONE), str(tmp_path / "b.conll"), NONE, labelled=True).unused
-    assert unused[:2] == ("2 (lemma)", "4 (xpos)")
+    assert unused[:2] == ("2 (lemma)", "3 (plemma)")
+    assert not {"1 (form)", "4 (pos)"} & {*unused}
     (tmp_path / "c.conll").write_text("Anna B-PER\nsings O\n")
     assert (
         open_tagged(TaggingTask(NONE), str(tmp_path / "c.conll"), NONE, labelled=True).unused == ()
@@ -169,10 +220,10 @@ def test_unused_columns_are_named(tmp_path: Path) -> None:
 def test_notes_name_the_columns(tmp_path: Path) -> None:
     file = tmp_path / "a.conll"
     assert read(file, "-DOCSTART- O\n\nanna NNP I-NP B-PER\nis VB I-VP O\n")[1] == ""
-    _, note = read(file, CONLL_U.format("_", "_", "_"))
+    _, note = read(file, CONLL_U.format("name=B-PER", "name=O", "name=B-LOC"))
     assert note.startswith(f"{file}: ")
     assert "1 (form)" in note
-    assert "tags are column 3 (upos)" in note
+    assert "name=… in column 9 (misc)" in note
     _, note = read(file, "1\tanna\tB-PER\tO\n2\tsings\tO\tO\n")
     assert "column 0 counts" in note
     assert '"label": "3"' in render(note)

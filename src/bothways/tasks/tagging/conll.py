@@ -7,12 +7,13 @@ what its columns are:
                  2-3 and 3.1 (CoNLL-U) are not words either
     word         the first column after the counters
     tag          the first column of entity tags, other than chunks such as B-NP: others hold nested
-                 ones; else UPOS in CoNLL-U; else the last column
+                 ones; entity tags in attributes (name=B-PER|SpaceAfter=No) or in brackets ((PER*
+                 and *)); else UPOS in CoNLL-U; else the last column
 
-Other columns are named by number, from 0. CoNLL-U, "# global.columns" and a first line with the
-name of the words name theirs. A line "-DOCSTART-", "# newdoc" or "#begin document" begins a
-document. A line that begins with "#" is a comment if it is like "# sent_id = 3", or if it precedes
-a sentence and does not fit the columns; else it is a word.
+Other columns are named by number, from 0. CoNLL-U, CoNLL-2012, "# global.columns" and a first line
+with the name of the words name theirs, and an attribute is named by its key. A line "-DOCSTART-",
+"# newdoc" or "#begin document" begins a document. A line that begins with "#" is a comment if it is
+like "# sent_id = 3", or if it precedes a sentence and does not fit the columns; else it is a word.
 """
 
 from __future__ import annotations
@@ -39,10 +40,20 @@ _DOCUMENT = re.compile(r"#\s+newdoc\b|#begin document\b")
 _GLOBAL_COLUMNS = re.compile(r"#\s*global\.columns\s*=\s*(.+)")
 _ENTITY_TAG = re.compile(r"O|[BIESLUM]-.+")
 _NO_WORD = re.compile(r"\d+[-–]\d+|\d+\.\d+")
+_BRACKETS = re.compile(r"(?=.)((?:\([^()*|\s]+)*)\*?(\)*)")
 _WORD_NAMES = {"word", "words", "token", "tokens", "form"}
 _CHUNKS = {"NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "PRT", "CONJP", "INTJ", "LST", "UCP"}
 """The types of CoNLL-2000's chunks."""
 _CONLL_U = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_CONLL_2009 = (
+    "id", "form", "lemma", "plemma", "pos", "ppos", "feat", "pfeat", "head", "phead", "deprel",
+    "pdeprel", "fillpred", "pred",
+)  # fmt: skip
+"""A column for the arguments of each predicate of the sentence follows."""
+_CONLL_2012 = (
+    "document", "part", "id", "form", "pos", "parse", "lemma", "frameset", "sense", "speaker",
+    "ner",
+)  # fmt: skip
 
 
 class ColumnSentence(NamedTuple):
@@ -64,9 +75,12 @@ class ColumnLayout:
         fixed: whether every line must have this number.
         counter: the column that counts words; None without one.
         sentence: the column with the number of the sentence; None without one.
+        key: the attribute that is the tag, of those in the column; None for all of the column.
+        brackets: whether the tags are brackets.
         entities: whether all tags are those of entities.
         names: of the columns, if the format or the first line has some.
         header: the fields of a line that names the columns; empty without one.
+        known: all names by which columns can be asked for.
         note: says which columns are read; empty for the first and the last.
         unused: the columns that are not read, by number and name.
     """
@@ -77,9 +91,12 @@ class ColumnLayout:
     fixed: bool = False
     counter: int | None = None
     sentence: int | None = None
+    key: str | None = None
+    brackets: bool = False
     entities: bool = False
     names: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
     note: str = ""
     unused: tuple[str, ...] = ()
 
@@ -119,34 +136,60 @@ def find_layout(
     counter = next((at for at in before_words if _counts(columns[at])), None)
     sentence = next((at for at in before_words if _numbers_sentences(columns[at])), None)
     first = max(-1 if at is None else at for at in (counter, sentence)) + 1
+    brackets = [at for at in range(first + 1, width) if _are_brackets(flat[at])]
+    attributes = {
+        key: at
+        for at in reversed(range(first + 1, width))
+        for key in reversed(_entity_keys(flat[at]))
+    }
     names = names or tuple(name.lower() for name in header)
-    if not names and counter == 0 and width == len(_CONLL_U):
-        names = _CONLL_U
-    word, tag, fixed = _index(text, "text", names, where), None, False
-    if labelled:
+    if not names and counter == 0:
+        names = _CONLL_U if width == len(_CONLL_U) else ()
+        if width >= len(_CONLL_2009) and all(value in ("_", "Y") for value in flat[12]):
+            names = _CONLL_2009
+    usual_width = None if names in (_CONLL_2009, _CONLL_2012) else width
+    known = (*names, *attributes)
+    word, tag, key, fixed = _index(text, "text", names, where), None, None, False
+    if labelled and label in attributes:
+        tag, key = attributes[label], label
+    elif labelled:
         tag = _index(label, "label", names, where)
         if tag is None:
-            fixed = True
+            fixed = usual_width is not None
             if word is None and width == 2 and [*entities] == [0] and entities[0]:
                 word, tag = 1, 0  # tags before their words
             else:
-                tag = _guess_tag(first if word is None else word, width, names, entities)
+                start = first if word is None else word
+                tag = _guess_tag(start, width, names, entities, brackets, [*attributes.values()])
+        key = next((name for name, at in attributes.items() if at == tag), None)
     layout = ColumnLayout(
-        word=first if word is None else word, tag=tag, width=width, fixed=fixed,
-        counter=counter, sentence=sentence, entities=tag is not None and bool(entities.get(tag)),
-        names=names, header=header,
+        word=first if word is None else word, tag=tag, width=usual_width, fixed=fixed,
+        counter=counter, sentence=sentence, key=key, brackets=tag in brackets,
+        entities=tag is not None and bool(entities.get(tag)), names=names, header=header,
+        known=known,
     )  # fmt: skip
     used = (layout.word, tag, counter, sentence)
     unused = tuple(layout.named(at) for at in range(width) if labelled and at not in used)
-    note = _note(layout, width, [*entities], text is None, label is None)
+    note = _note(layout, width, [*entities, *brackets], text is None, label is None)
     return replace(layout, note=note, unused=unused)
 
 
-def _guess_tag(word: int, width: int, names: Many[str], entities: Mapping[int, set[str]]) -> int:
+def _guess_tag(
+    word: int,
+    width: int,
+    names: Many[str],
+    entities: Mapping[int, set[str]],
+    brackets: list[int],
+    attributes: list[int],
+) -> int:
     """Return the column of tags, in the order of the table above."""
     tags = [at for at in entities if at > word]
+    if attributes and (width - 1) not in tags:
+        return attributes[0]
     if tags:
         return next((at for at in tags if entities[at] - _CHUNKS), tags[-1])
+    if brackets and "ner" not in names:
+        return brackets[0]
     speech = [names.index(name) for name in ("ner", "upos", "pos") if name in names]
     return speech[0] if speech else width - 1
 
@@ -197,6 +240,9 @@ def _sample(lines: list[str]) -> tuple[list[list[list[str]]], int, tuple[str, ..
     width = widths.most_common(1)[0][0] if widths else 1
     named = next((match[1] for line in lines if (match := _GLOBAL_COLUMNS.match(line))), "")
     names = tuple(named.lower().split())
+    if not names and any(line.startswith("#begin document") for line in lines):
+        names, width = _CONLL_2012, len(_CONLL_2012)
+        groups = [[fields[:width] for fields in group] for group in groups]
     sentences = [[fields for fields in group if len(fields) == width] for group in groups]
     return [rows for rows in sentences if rows], width, names
 
@@ -239,6 +285,35 @@ def _numbers_sentences(sentences: list[list[str]]) -> bool:
     return constant and {*steps} == {0, 1} and len(numbers) >= 2 * len({*numbers})
 
 
+def _attributes(value: str) -> Mapping[str, str]:
+    return dict(pair.split("=", 1) for pair in value.split("|") if "=" in pair)
+
+
+def _entity_keys(values: list[str]) -> list[str]:
+    """Return the keys of attributes that are entity tags, the most frequent first."""
+    found: dict[str, Counter[str]] = {}
+    for value in values:
+        for key, tag in _attributes(value).items() if "=" in value else ():
+            found.setdefault(key, Counter())[tag] += 1
+    keys = [key for key, tags in found.items() if all(map(_ENTITY_TAG.fullmatch, tags))]
+    return sorted(keys, key=lambda key: -found[key].total())
+
+
+def _are_brackets(values: list[str]) -> bool:
+    """Return True if a column holds spans in brackets, which do not nest."""
+    depth, opened = 0, 0
+    for value in values:
+        match = _BRACKETS.fullmatch(value)
+        if match is None:
+            return False
+        opened += match[1].count("(")
+        depth += match[1].count("(")
+        if depth > 1 or match[2].count(")") > depth:
+            return False
+        depth -= match[2].count(")")
+    return opened > 0
+
+
 def _note(
     layout: ColumnLayout, width: int, entities: list[int], text_open: bool, label_open: bool
 ) -> str:
@@ -252,10 +327,14 @@ def _note(
     if counters:
         numbers = " and ".join(counters)
         remarks.append(f"column {numbers} counts, and rows such as 2-3 and 3.1 are no words")
-    if tag is not None and label_open and tag != width - 1:
+    if tag is not None and layout.key is not None:
+        remarks.append(f"tags are {layout.key}=… in column {named(tag)}")
+    elif tag is not None and layout.brackets:
+        remarks.append(f"tags are the brackets of column {named(tag)}, such as (PER*")
+    elif tag is not None and label_open and tag != width - 1:
         remarks.append(f"tags are column {named(tag)}")
     remaining = [at for at in entities if at not in (tag, layout.word)]
-    if remaining and label_open and tag not in (None, width - 1):
+    if remaining and label_open and tag is not None and (tag != width - 1 or layout.brackets):
         columns = " or ".join(argument(label=str(at)) for at in remaining)
         remarks.append(f"other columns of entities: {columns}")
     return "; ".join(remarks)
@@ -288,7 +367,8 @@ def read_columns(
 
     Raises:
         DataError: a line without a field of the layout, or whose tag is its word; lines of
-            different numbers of fields, if the layout has a width; no line with a word.
+            different numbers of fields, if the layout has a width; brackets that nest or do not
+            close; no line with a word.
     """
     rows: list[_Row] = []
     document, count, group, empty = 0, -1, "", True
@@ -299,7 +379,7 @@ def read_columns(
             continue
         if begins or not line.strip() or _is_comment(line, fields, layout, begun=bool(rows)):
             if rows and (begins or not line.strip()):
-                yield _sentence(rows, document, layout)
+                yield _sentence(rows, document, where, layout)
                 rows = []
             document += begins
             continue
@@ -309,13 +389,13 @@ def read_columns(
         selected = _chosen(fields, layout, f"{where}:{number}")
         again = counter is not None and counter.isdecimal() and int(counter) <= count
         if rows and (again or _field(fields, layout.sentence) not in (None, group)):
-            yield _sentence(rows, document, layout)
+            yield _sentence(rows, document, where, layout)
             rows = []
         count = int(counter) if counter is not None and counter.isdecimal() else -1
         group, empty = _field(fields, layout.sentence) or "", False
         rows.append((number, *selected))
     if rows:
-        yield _sentence(rows, document, layout)
+        yield _sentence(rows, document, where, layout)
     if empty:
         raise DataError("has no word", where=where, fix="Give a file with at least one sentence.")
 
@@ -366,7 +446,38 @@ def _chosen(fields: list[str], layout: ColumnLayout, where: str) -> tuple[str, s
     return fields[word], None if tag is None else fields[tag]
 
 
-def _sentence(rows: list[_Row], document: int, layout: ColumnLayout) -> ColumnSentence:
-    words = tuple(word for _, word, _ in rows)
-    tags = None if layout.tag is None else tuple(field or "" for _, _, field in rows)
+def _sentence(rows: list[_Row], document: int, where: str, layout: ColumnLayout) -> ColumnSentence:
+    words, tags = tuple(word for _, word, _ in rows), None
+    if layout.tag is not None:
+        fields = [field or "" for _, _, field in rows]
+        if layout.key is not None:
+            fields = [_attributes(field).get(layout.key, OUTSIDE) for field in fields]
+        elif layout.brackets:
+            fields = _without_brackets(rows, where)
+        tags = tuple(fields)
     return ColumnSentence(words, tags, rows[0][0], document)
+
+
+def _without_brackets(rows: list[_Row], where: str) -> list[str]:
+    """Return the tags of spans in brackets: (PER*, *) and (LOC) become B-PER, I-PER and B-LOC.
+
+    Raises:
+        DataError: a field is not a bracket, or brackets nest or are not closed in the sentence.
+    """
+    tags, kind, begun = list[str](), "", ""
+    fix = "Words have *, or (TYPE* and *) around a span, or (TYPE) for one word; spans do not nest."
+    for number, _, field in rows:
+        match = _BRACKETS.fullmatch(field or "")
+        location = f"{where}:{number}"
+        if match is None:
+            raise DataError(f"{field!r} is no span in brackets", where=location, fix=fix)
+        kinds, closed = match[1].split("(")[1:], match[2].count(")")
+        if len(kinds) + bool(kind) > 1 or closed > len(kinds) + bool(kind):
+            raise DataError(f"{field!r} does not fit the spans before it", where=location, fix=fix)
+        prefix, kind = ("B", kinds[0]) if kinds else ("I", kind)
+        begun = location if kinds else begun
+        tags.append(f"{prefix}-{kind}" if kind else OUTSIDE)
+        kind = "" if closed else kind
+    if kind:
+        raise DataError(f"the span ({kind} is not closed", where=begun, fix=fix)
+    return tags

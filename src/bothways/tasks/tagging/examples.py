@@ -175,7 +175,7 @@ def _open_columns(
     text, label = requested.text, requested.label if labelled else None
     layout = find(text, label)
     usual = (
-        name if name is not None and (name.isdecimal() or name.lower() in layout.names) else None
+        name if name is not None and (name.isdecimal() or name in layout.known) else None
         for name in (task.columns.text, task.columns.label if labelled else None)
     )
     columns = table_rows.TagColumns(*(a or b for a, b in zip((text, label), usual, strict=True)))

@@ -4,10 +4,11 @@ A row is a sentence with a list of words and one of tags, or a text with a list 
 (`spans`). Some rows are brought into this form first:
 
 - [text, {"entities": …}], as for spaCy;
+- {"data": {"text": …}, "annotations": […]}, as Label Studio exports it;
 - a word and its tag in each row, with the number of the sentence in a column of its own, which may
   be empty after the first row of a sentence.
 
-Rows that their annotator rejected or skipped are dropped from labelled data.
+Rows that their annotator skipped, rejected or did not reach are dropped from labelled data.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ WORD, TAG = ("word", "token", "form"), ("tag", "ner_tag", "label", "entity")
 
 _SENTENCE = re.compile(r"sent(ence)?s?[ _.-]*(#|id|idx|index|number|num|no|nr)?", re.IGNORECASE)
 """Common aliases of a column that numbers sentences."""
+_NOBODY = object()
+"""The entities of a text that nobody annotated."""
 _TEXT, _LABEL = Column("text", "words"), Column("label", "tags")
 
 
@@ -173,28 +176,60 @@ def arrange_rows(
 
 
 def _plain_row(row: TableRow) -> TableRow:
-    """Return a row of spaCy, [text, {"entities": …}], as a row of columns; others unchanged."""
     match row.values:
         case [str(text), Mapping() as rest]:
             return TableRow({"text": text, **rest}, row.where)
+        case {"data": Mapping() as data, "annotations": list() as done}:
+            return TableRow(_from_label_studio(data, done, row.where), row.where)
         case _:
             return row
+
+
+def _from_label_studio(data: Mapping[str, Any], done: list[Any], where: str) -> dict[str, Any]:
+    """Return the row of a text with its entities."""
+    texts = [name for name, value in data.items() if isinstance(value, str)]
+    name = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
+    if name is None:
+        message = (
+            f"has {quantity(len(texts), 'text(s)')} in its data ({', '.join(texts) or 'none'})"
+        )
+        raise DataError(message, where=where, fix='Call the text "text".')
+    results = [
+        [
+            item["value"]
+            for item in annotation.get("result", ())
+            if "labels" in item.get("value", {})
+        ]
+        for annotation in done
+        if isinstance(annotation, Mapping) and not annotation.get("was_cancelled")
+    ]
+    if any(result != results[0] for result in results):
+        message = f"has {len(results)} annotations that differ"
+        raise DataError(message, where=where, fix="Export one annotation of each text.")
+    return {**data, "text": data[name], "entities": results[0] if results else _NOBODY}
 
 
 def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[TableRow]:
     """Yield the rows that are annotated and accepted; a note counts the others."""
     skipped = Counter[str]()
     for row in rows:
-        values = row.values
-        answer = values.get("answer") if isinstance(values, Mapping) and "text" in values else None
-        if answer not in ("reject", "ignore"):
+        reason = _skipped(row.values)
+        if reason is None:
             yield row
             continue
-        skipped[answer] += 1
+        skipped[reason] += 1
         notes[:] = [
-            f'{quantity(count, "row(s)")} left out: their "answer" is {answer}'
-            for answer, count in skipped.items()
+            f"{quantity(count, 'row(s)')} left out: {reason}" for reason, count in skipped.items()
         ]
+
+
+def _skipped(values: Any) -> str | None:
+    """Return the reason to skip a row; None for labelled data, or for other tools."""
+    if not isinstance(values, Mapping):
+        return None
+    if values.get("answer") in ("reject", "ignore") and "text" in values:
+        return f'their "answer" is {values["answer"]}'
+    return "nobody annotated them" if values.get("entities") is _NOBODY else None
 
 
 def _word_columns(
