@@ -267,7 +267,7 @@ def test_any_workers_write_the_same_bytes(tmp_path: Path, tokenizer: Tokenizer) 
     none = [step.name for step in one.manifest.steps if not step.documents + step.lines]
     assert none == ["min_tokens"]
     assert set(contents(tmp_path / "1")) == {
-        *("manifest.json", "tokens.bin", "sentences.bin", "documents.bin", "left_out.jsonl"),
+        *("manifest.json", "tokens.bin", "sentences.bin", "documents.bin"),
         *("tokenizer.json", "tokenizer_config.json", "vocab.txt"),
     }
 
@@ -897,7 +897,7 @@ def test_the_cleaning_is_an_option_with_settings_and_is_shown(
     commands.build(str(text), *settings, **folders, cleaning=options, language="zh")
     shown = capsys.readouterr()
     assert "unwanted_lines looks for English phrases" in shown.err
-    commands.inspect(tmp_path / "c", documents=0, left_out=2)
+    commands.inspect(tmp_path / "c", documents=0)
     rows = {
         row.split("│")[1].strip(): row.split("│")[2].split("(")[0].strip()
         for row in capsys.readouterr().out.splitlines()
@@ -907,16 +907,7 @@ def test_the_cleaning_is_an_option_with_settings_and_is_shown(
     assert rows["removed lines: terminal punctuation"] == "7"
     assert rows["left out: unwanted text"] == "1"
     assert rows["left out: ellipsis lines"] == rows["left out: sentence count"] == "0"
-    commands.inspect(tmp_path / "c", documents=0, left_out=2)
-    out = capsys.readouterr().out
-    assert out.count("left out by terminal_punctuation") == 1, "equal lines are one example"
-    assert "Lorem ipsum is the text" in out
-    (near, *_) = [
-        e for e in Corpus.open(tmp_path / "c").left_out_examples() if e.step == "near_duplicates"
-    ]
-    assert near.like == 0
-    assert near.similarity is not None
-    assert f"similarity {near.similarity:.2f} to document 0" in out
+    assert int(rows["left out: near duplicates"]) > 0
     with pytest.raises(ConfigError, match=r"near_duplicates\.shingles"):
         commands.build(str(text), "near_duplicates.shingles=2", **folders)
 

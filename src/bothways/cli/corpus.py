@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from bothways.core.terminal import output_console, quantity, say, show_lines
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from bothways.data.cleaning.apply import LeftOutExample
     from bothways.data.cleaning.config import Cleaning
     from bothways.data.corpus import Corpus
     from bothways.data.manifest import Manifest
@@ -109,11 +107,10 @@ def inspect(
     /,
     *,
     documents: int = 3,
-    left_out: int = 1,
     seed: int = 0,
     verify: bool = False,
 ) -> None:
-    """Show a corpus: counts, lengths, some documents, and examples of what was dropped.
+    """Show a corpus: counts, also of what was dropped, lengths, and some documents.
 
     Parameters
     ----------
@@ -121,8 +118,6 @@ def inspect(
         A folder made by `bothways corpus build`.
     documents
         Number of documents to show.
-    left_out
-        Examples to show of what each step of the cleaning left out, at most 5.
     seed
         Seed of their choice.
     verify
@@ -142,9 +137,6 @@ def inspect(
     count = min(max(documents, 0), len(corpus))
     for document in sorted(rng(seed, "inspect").choice(len(corpus), count, replace=False)):
         _show(corpus, int(document), console)
-    for step, examples in itertools.groupby(corpus.left_out_examples(), key=lambda e: e.step):
-        for example in itertools.islice(examples, max(left_out, 0)):
-            _show_left_out(step, example, console)
 
 
 def _counts(corpus: Corpus, title: object) -> RenderableType:
@@ -180,19 +172,6 @@ def _steps(manifest: Manifest) -> Iterator[tuple[str, str]]:
         else:
             share = f" ({step.documents / inputs.documents:.2%})" if step.documents else ""
             yield f"left out: {name}", f"{step.documents:,}{share}"
-
-
-def _show_left_out(step: str, example: LeftOutExample, console: Console) -> None:
-    """Show an example, and of a near-duplicate the document that stays."""
-    texts = [f"left out by {step}, document {example.document} of the inputs", example.text]
-    if example.like_text is not None:
-        texts += [
-            f"similarity {example.similarity:.2f} to document {example.like}",
-            example.like_text,
-        ]
-    console.rule(texts[0])
-    for text in texts[1:]:
-        say(console, " ".join(text.split()))
 
 
 def _lengths(corpus: Corpus) -> RenderableType:

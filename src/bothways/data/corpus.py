@@ -5,7 +5,6 @@ reads.
     tokens.bin       ids, one document after the other; uint16, or uint32 for more than 65,536 ids
     sentences.bin    where each sentence begins among the tokens, and the end; uint64
     documents.bin    where each document begins among the sentences, and the end; uint64
-    left_out.jsonl   examples of what the cleaning left out; only if there are any
     words.bin        one bit per token: whether a word begins there; only if words were asked for
     tokenizer.json   the tokenizer that made the ids, with its other files
 
@@ -45,7 +44,6 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.limits import usable_cores
 from bothways.core.sequence import Ids
 from bothways.core.terminal import quantity
-from bothways.data.cleaning.apply import LeftOutExample, load_examples, store_examples
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning_notes import large_steps, nothing_left, unsuited_steps
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions
@@ -62,7 +60,6 @@ from bothways.data.epoch_order import AllExcept
 from bothways.data.left_out import SHINGLES, SIGNATURES
 from bothways.data.manifest import (
     DOCUMENTS,
-    LEFT_OUT,
     MANIFEST,
     REBUILD,
     SENTENCES,
@@ -198,12 +195,6 @@ class Corpus:
         edges = self.sentences[begin : stop + 1].astype(np.int64)
         return [self.tokens[start:end].astype(np.int32) for start, end in itertools.pairwise(edges)]
 
-    def left_out_examples(self) -> list[LeftOutExample]:
-        """Return examples of what the cleaning left out, step by step."""
-        if LEFT_OUT not in self.manifest.files:
-            return []
-        return load_examples(self.folder / LEFT_OUT)
-
     @functools.cached_property
     def token_counts(self) -> NDArray[np.int64]:
         """The number of occurrences of each token of the vocabulary, `(V)`."""
@@ -215,8 +206,7 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """The SHA-256 of the corpus: equal for equal arrays and tokenizers."""
-        files = self.manifest.files.items()
-        stored = sorted((name, file.sha256) for name, file in files if name != LEFT_OUT)
+        stored = sorted((name, file.sha256) for name, file in self.manifest.files.items())
         return hashlib.sha256(repr(stored).encode()).hexdigest()
 
     @functools.cached_property
@@ -449,7 +439,7 @@ def _finish(
     with os_errors(folder, _RESUME):
         try:
             shards = [work / name for name in names]
-            merged = merge_shards(shards, work, settings, tokenizer.decode, progress)
+            merged = merge_shards(shards, work, settings, progress)
         except OSError:
             for name in (*arrays, SIGNATURES, SHINGLES):
                 (work / name).unlink(missing_ok=True)
@@ -458,9 +448,7 @@ def _finish(
             raise nothing_left(folder, cleaning, merged.read.documents, merged.steps)
         for name in arrays:
             (work / name).replace(folder / name)
-        if merged.examples:
-            store_examples(folder / LEFT_OUT, merged.examples)
-        present = [name for name in (*TOKENIZER, LEFT_OUT) if (folder / name).exists()]
+        present = [name for name in TOKENIZER if (folder / name).exists()]
         files = merged.files | {name: describe_file(folder / name) for name in present}
         origins, reading = _sources(documents)
         text, ids = _text_digest(names), token_type(tokenizer.size)

@@ -11,10 +11,9 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import itertools
-import json
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +24,7 @@ from bothways.core.atomic_files import replace_file
 from bothways.core.config.reader import fingerprint
 from bothways.core.errors import DataError
 from bothways.core.terminal import without_surrogates
-from bothways.data.cleaning.apply import CleanedTexts, LeftOutExample, clean_texts
+from bothways.data.cleaning.apply import CleanedTexts, clean_texts
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning.near_duplicates import SignedTexts
 from bothways.data.cleaning.shingles import ShingleTable
@@ -91,7 +90,6 @@ class Shard:
         removed: `(L, 2)` lines and bytes that each rule for lines removed.
         signed: what near-duplicates are found by; None if they are not searched for.
         begins: `(T)`, True where a word begins; None if no words are stored.
-        examples: dropped documents and lines, with numbers in the shard.
     """
 
     ids: NDArray[Any]
@@ -104,7 +102,6 @@ class Shard:
     removed: NDArray[np.int64]
     signed: SignedTexts | None = None
     begins: NDArray[np.bool_] | None = None
-    examples: list[LeftOutExample] = field(default_factory=list)
 
 
 def splitter_version() -> str:
@@ -173,7 +170,6 @@ def encode_shard(recipe: EncodingSettings, job: Job) -> tuple[str, Shard]:
         cleaned.removed,
         cleaned.signed,
         begins,
-        cleaned.examples,
     )
 
 
@@ -206,9 +202,6 @@ def store_shard(path: Path, shard: Shard) -> None:
         arrays["shingle_counts"] = shard.signed.shingles.counts
     if shard.begins is not None:
         arrays["begins"] = shard.begins
-    if shard.examples:
-        rows = json.dumps([dataclasses.asdict(example) for example in shard.examples])
-        arrays["examples"] = np.frombuffer(rows.encode(), dtype=np.uint8)
     replace_file(path, lambda file: np.savez(file, **arrays))
 
 
@@ -218,9 +211,7 @@ def load_shard(path: Path) -> Shard:
     Raises:
         DataError: it is damaged; it is deleted, to be made again.
     """
-    arrays = _read(path, (*_ARRAYS, "begins", "examples"), {"begins", "examples"})
-    rows = json.loads(arrays.pop("examples", np.frombuffer(b"[]", np.uint8)).tobytes())
-    return Shard(**arrays, examples=[LeftOutExample(**row) for row in rows])
+    return Shard(**_read(path, (*_ARRAYS, "begins"), {"begins"}))
 
 
 def load_index(path: Path) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8]]:

@@ -18,13 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.progress import SILENT, Progress
-from bothways.data.cleaning.apply import EXAMPLES, LeftOutExample
 from bothways.data.cleaning.config import Cleaning
-from bothways.data.cleaning.near_duplicates import (
-    NearDuplicatePairs,
-    SignedTexts,
-    find_near_duplicates,
-)
+from bothways.data.cleaning.near_duplicates import SignedTexts, find_near_duplicates
 from bothways.data.cleaning.shingles import ShingleTable
 from bothways.data.encode_shards import load_index, load_signed
 
@@ -42,12 +37,10 @@ class LeftOut:
     Attributes:
         steps: the names of the steps that leave out documents, in their order.
         fates: `(D)` 0 for a document that stays, or 1 + the place of the step that leaves it out.
-        near: examples of near-duplicates, without their texts.
     """
 
     steps: tuple[str, ...]
     fates: NDArray[np.uint8]
-    near: list[LeftOutExample]
 
 
 def choose_documents(
@@ -74,14 +67,14 @@ def choose_documents(
     fates, rows = np.concatenate(shard_fates), np.concatenate(digests)
     fates[(fates == 0) & ~first_occurrences(rows)] = fate[DUPLICATE]
     if cleaning.near_duplicates is None:
-        return LeftOut(steps, fates, [])
+        return LeftOut(steps, fates)
     remaining = np.flatnonzero(fates == 0)
     texts = _gather(shards, folder, fates == 0, cleaning.near_duplicates.permutations)
-    pairs = find_near_duplicates(texts, cleaning.near_duplicates, progress)
+    repeated = find_near_duplicates(texts, cleaning.near_duplicates, progress)
     for name in (SIGNATURES, SHINGLES):
         (folder / name).unlink()
-    fates[remaining[pairs.documents]] = fate[NEAR]
-    return LeftOut(steps, fates, _examples(pairs, remaining, rows))
+    fates[remaining[repeated]] = fate[NEAR]
+    return LeftOut(steps, fates)
 
 
 def first_occurrences(digests: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -126,18 +119,3 @@ def _gather(
 def _map(file: Path, dtype: str) -> NDArray[Any]:
     """Map an array that may be empty."""
     return np.memmap(file, dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype)
-
-
-def _examples(
-    pairs: NearDuplicatePairs, remaining: NDArray[np.int64], digests: NDArray[np.uint8]
-) -> list[LeftOutExample]:
-    """Return examples of near-duplicates, ascending; they depend only on the documents."""
-    rows = digests[remaining[pairs.documents], :8]
-    order = np.argsort(rows.view(">u8").ravel(), kind="stable")[:EXAMPLES]
-    return [
-        LeftOutExample(
-            rows[at].tobytes().hex(), NEAR, int(remaining[pairs.documents[at]]), "",
-            int(remaining[pairs.originals[at]]), float(pairs.similarities[at]),
-        )
-        for at in np.sort(order).tolist()
-    ]  # fmt: skip

@@ -19,7 +19,6 @@ from bothways.data.documents import Origin
 MANIFEST = "manifest.json"
 TOKENS, SENTENCES, DOCUMENTS = "tokens.bin", "sentences.bin", "documents.bin"
 WORDS = "words.bin"
-LEFT_OUT = "left_out.jsonl"
 FORMAT, VERSION = "bothways corpus", 2
 
 SMALL = 2**24

@@ -4,11 +4,10 @@ left out, which are counted by the step that leaves them out."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.progress import SILENT, Progress
-from bothways.core.sequence import Ids
-from bothways.data.cleaning.apply import EXCERPT, LeftOutExample, choose_examples
 from bothways.data.encode_shards import Shard, load_shard
-from bothways.data.left_out import LeftOut, choose_documents
+from bothways.data.left_out import choose_documents
 from bothways.data.manifest import (
     DOCUMENTS,
     SENTENCES,
@@ -36,13 +33,12 @@ from bothways.data.manifest import (
 
 @dataclass(frozen=True)
 class Merged:
-    """What the shards gave: counts, what was read, what each step left out, files, examples."""
+    """What the shards gave: counts, what was read, what each step left out, files."""
 
     counts: Counts
     read: TextRead
     steps: tuple[StepCounts, ...]
     files: dict[str, Stored]
-    examples: list[LeftOutExample]
 
 
 class _Column:
@@ -89,21 +85,20 @@ def merge_shards(
     shards: Sequence[Path],
     folder: Path,
     settings: CorpusSettings,
-    decode: Callable[[Ids], str],
     progress: Progress = SILENT,
 ) -> Merged:
     """Join shards into `tokens.bin`, `sentences.bin` and `documents.bin` in `folder`, and
     `words.bin` if they hold words.
-
-    Args:
-        decode: returns the text of ids, for the examples.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
         DataError: a shard is damaged.
     """
     left_out = choose_documents(shards, folder, settings.cleaning, progress)
-    tally = _Tally(list(settings.cleaning.line_rules), left_out, decode)
+    removed = np.zeros((len(settings.cleaning.line_rules), 2), dtype=np.int64)
+    # Documents and bytes by fate: 0 for those that stay, then a row for each step.
+    by_fate = np.zeros((len(left_out.steps) + 1, 2), dtype=np.int64)
+    seen = 0
     progress.stage("merging", len(shards))
     tokens = sentences = documents = 0
     with contextlib.ExitStack() as open_files:
@@ -117,7 +112,12 @@ def merge_shards(
         columns[DOCUMENTS].append(np.zeros(1, dtype=np.uint64))
         for number, path in enumerate(shards, 1):
             shard = load_shard(path)
-            ids, lengths, counts, begins = _keep(shard, tally.add(shard) == 0)
+            fates = left_out.fates[seen : seen + len(shard.counts)]
+            seen += len(fates)
+            removed += shard.removed
+            by_fate[:, 0] += np.bincount(fates, minlength=len(by_fate))
+            np.add.at(by_fate[:, 1], fates, shard.bytes)
+            ids, lengths, counts, begins = _keep(shard, fates == 0)
             columns[TOKENS].append(ids)
             if begins is not None:
                 columns[WORDS].append(begins)
@@ -127,78 +127,16 @@ def merge_shards(
             documents += len(counts)
             progress.advance(number)
         files = {name: column.finish() for name, column in columns.items()}
-    counts_of_all = Counts(documents, sentences, tokens)
-    return Merged(counts_of_all, tally.read, tally.steps, files, tally.examples)
-
-
-class _Tally:
-    """What the steps left out, counted shard by shard.
-
-    Args:
-        line_rules: the names of the rules for lines.
-        left_out: the fates of all documents.
-        decode: returns the text of ids.
-    """
-
-    def __init__(
-        self, line_rules: Sequence[str], left_out: LeftOut, decode: Callable[[Ids], str]
-    ) -> None:
-        self._line_rules, self._left_out, self._decode = line_rules, left_out, decode
-        self._removed = np.zeros((len(line_rules), 2), dtype=np.int64)
-        self._counts = np.zeros((len(left_out.steps) + 1, 2), dtype=np.int64)
-        self._examples, self._texts = list[LeftOutExample](), dict[int, str]()
-        self._shown = {n for e in left_out.near for n in (e.document, e.like) if n is not None}
-        self._seen = 0
-
-    def add(self, shard: Shard) -> NDArray[np.uint8]:
-        """Count the next shard, keep the examples in it, and return the fates of its documents."""
-        fates = self._left_out.fates[self._seen : self._seen + len(shard.counts)]
-        self._removed += shard.removed
-        self._counts[:, 0] += np.bincount(fates, minlength=len(self._counts))
-        np.add.at(self._counts[:, 1], fates, shard.bytes)
-        moved = [
-            dataclasses.replace(example, document=example.document + self._seen)
-            for example in shard.examples
-        ]
-        self._examples = choose_examples([*self._examples, *moved])
-        edges = np.concatenate([[0], np.cumsum(shard.sizes, dtype=np.int64)])
-        for number in self._shown:
-            at = number - self._seen
-            if not 0 <= at < len(fates):
-                continue
-            ids = shard.ids[edges[at] : edges[at + 1]][:EXCERPT].astype(np.int32)
-            self._texts[number] = self._decode(ids)[:EXCERPT]
-        self._seen += len(fates)
-        return fates
-
-    @property
-    def read(self) -> TextRead:
-        """The documents of the inputs, and their bytes."""
-        return TextRead(self._seen, int(self._counts[:, 1].sum() + self._removed[:, 1].sum()))
-
-    @property
-    def steps(self) -> tuple[StepCounts, ...]:
-        """The counts of each step, in their order."""
-        lines = [
-            StepCounts(name, 0, int(size), int(count))
-            for name, (count, size) in zip(self._line_rules, self._removed, strict=True)
-        ]
-        documents = [
-            StepCounts(name, int(count), int(size))
-            for name, (count, size) in zip(self._left_out.steps, self._counts[1:], strict=True)
-        ]
-        return (*lines, *documents)
-
-    @property
-    def examples(self) -> list[LeftOutExample]:
-        """Dropped lines and documents, step by step."""
-        near = [
-            dataclasses.replace(e, text=self._texts[e.document], like_text=self._texts[e.like])
-            for e in self._left_out.near
-            if e.like is not None
-        ]
-        order = [*self._line_rules, *self._left_out.steps]
-        return sorted([*self._examples, *near], key=lambda e: (order.index(e.step), e.document))
+    read = TextRead(seen, int(by_fate[:, 1].sum() + removed[:, 1].sum()))
+    lines = (
+        StepCounts(name, 0, int(size), int(count))
+        for name, (count, size) in zip(settings.cleaning.line_rules, removed, strict=True)
+    )
+    steps = (
+        StepCounts(name, int(count), int(size))
+        for name, (count, size) in zip(left_out.steps, by_fate[1:], strict=True)
+    )
+    return Merged(Counts(documents, sentences, tokens), read, (*lines, *steps), files)
 
 
 def _keep(

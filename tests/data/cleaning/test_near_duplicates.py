@@ -63,20 +63,13 @@ def some_texts(count: int, seed: int, letters: bool) -> list[str]:
 
 
 def left_out(texts: list[str], settings: NearDuplicates) -> list[int]:
-    """Return the texts left out; each names an earlier one that stays, and their similarity."""
-    found = find_near_duplicates(sign_texts(texts, settings), settings)
-    documents: list[int] = found.documents.tolist()
-    for document, original, measured in zip(
-        documents, found.originals.tolist(), found.similarities, strict=True
-    ):
-        assert original < document
-        assert original not in documents
-        one, other = (
-            plain_shingles(texts[number], settings.shingle) for number in (document, original)
-        )
-        exact = similarity(one, other)
-        assert measured == pytest.approx(exact, abs=1e-12)
-        assert exact >= settings.threshold
+    """Return the texts left out; each is similar to an earlier one that stays."""
+    documents: list[int] = find_near_duplicates(sign_texts(texts, settings), settings).tolist()
+    shingles = [plain_shingles(text, settings.shingle) for text in texts]
+    for document in documents:
+        staying = set(range(document)) - set(documents)
+        similarities = (similarity(shingles[document], shingles[other]) for other in staying)
+        assert max(similarities) >= settings.threshold
     return documents
 
 
@@ -146,7 +139,7 @@ def test_case_punctuation_and_width_do_not_matter_and_texts_without_words_stay()
     assert left_out(texts, settings) == [1, 3, 9]
     wide = "ＡＢＣ one two three four five six"
     signed = sign_texts([wide, wide.replace("ＡＢＣ", "abc")], settings)
-    assert find_near_duplicates(signed, settings).documents.tolist() == [1]
+    assert find_near_duplicates(signed, settings).tolist() == [1]
 
 
 def test_each_text_that_is_left_out_has_a_similar_one_that_stays() -> None:
@@ -169,7 +162,7 @@ def test_a_band_that_many_dissimilar_texts_share_is_limited(
     shingles = ShingleTable(values, np.arange(7) * 10)
     texts = SignedTexts(shingles, np.zeros((6, 128), dtype=np.uint16))
     found = find_near_duplicates(texts, NearDuplicates())
-    assert (found.documents.tolist(), found.originals.tolist()) == ([5], [0])
+    assert found.tolist() == [5]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import dataclasses
 import random
 from collections import Counter
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from bothways.core.config.reader import read, to_dict
 from bothways.core.errors import ConfigError
 from bothways.data.cleaning import words as words_module
-from bothways.data.cleaning.apply import EXAMPLES, clean_texts, load_examples, store_examples
+from bothways.data.cleaning.apply import clean_texts
 from bothways.data.cleaning.batch import TextBatch
 from bothways.data.cleaning.config import FILTERS, Cleaning, c4, gopher, make_cleaning
 from bothways.data.cleaning.document_rules import (
@@ -39,7 +38,7 @@ from bothways.data.cleaning.line_rules import (
     UnwantedLines,
     remove_lines,
 )
-from bothways.data.cleaning.words import WordDivision, count_words, find_words
+from bothways.data.cleaning.words import count_words, find_words
 from bothways.data.sentences import split_sentences
 
 
@@ -207,7 +206,7 @@ def test_lines_are_removed_by_the_first_rule_that_does_not_keep_them() -> None:
 
 def test_words_are_divided_at_spaces_and_around_each_character_of_a_script_without() -> None:
     text = "A cat's mat, 数学好。 -- カナ don't 3.5 … ไทย"
-    table = find_words([text, "", "b"], WordDivision.SPACES)
+    table = find_words([text, "", "b"])
     shown = [f"{text}\n\nb"[a:b] for a, b in zip(table.begins, table.ends, strict=True)]
     assert shown == [
         *[
@@ -231,7 +230,7 @@ def test_words_are_divided_at_spaces_and_around_each_character_of_a_script_witho
     ]
     assert table.counts.tolist() == [15, 0, 1]
     assert count_words(text) == 15
-    letters = find_words([text], WordDivision.LETTERS)
+    letters = find_words([text], letters=True)
     shown = [text[a:b] for a, b in zip(letters.begins, letters.ends, strict=True)]
     assert shown == [
         *["A", "cat", "s", "mat", "数", "学", "好", "カ", "ナ", "don", "t", "3", "5", "ไ", "ท", "ย"]
@@ -243,14 +242,14 @@ def test_equal_words_have_equal_hashes_wherever_they_are(monkeypatch: pytest.Mon
     draw = random.Random(2)
     names = ["".join(draw.choices("ab数é", k=draw.randint(1, 40))) for _ in range(200)]
     texts = [" ".join(draw.choices(names, k=30)) for _ in range(20)]
-    table, joined = find_words(texts, WordDivision.SPACES), "\n".join(texts)
+    table, joined = find_words(texts), "\n".join(texts)
     seen = dict[str, int]()
     for begin, end, value in zip(table.begins, table.ends, table.hashes.tolist(), strict=True):
         assert seen.setdefault(joined[begin:end], value) == value
     assert len(set(seen.values())) == len(seen)
 
 
-def test_a_cleaning_counts_everything_once_and_keeps_examples() -> None:
+def test_a_cleaning_counts_everything_once() -> None:
     texts = [
         f"Menu {n}\nThis is line number {n}.\nIt is here. It is long enough." for n in range(9)
     ]
@@ -266,13 +265,6 @@ def test_a_cleaning_counts_everything_once_and_keeps_examples() -> None:
     assert cleaned.texts[0] == "This is line number 0.\nIt is here. It is long enough."
     read = sum(len(text.encode()) for text in texts)
     assert sum(len(text.encode()) for text in cleaned.texts) + cleaned.removed[:, 1].sum() == read
-    counts = Counter(example.step for example in cleaned.examples)
-    assert counts == {
-        "terminal_punctuation": EXAMPLES,
-        "sentence_count": 1,
-        "unwanted_text": EXAMPLES,
-    }
-    assert all(example.text in texts[example.document] for example in cleaned.examples)
     assert cleaned.signed is None
 
 
@@ -320,13 +312,3 @@ def test_wrong_settings_name_their_place(make: object, where: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make()
     assert caught.value.where == where
-
-
-def test_examples_are_stored_without_their_keys(tmp_path: Path) -> None:
-    texts = ["lorem ipsum é\n\u2028", "Fine."]
-    cleaned = clean_texts(
-        texts, ["en", "en"], Cleaning(unwanted_text=UnwantedText()), split_sentences
-    )
-    store_examples(tmp_path / "examples.jsonl", cleaned.examples)
-    (again,) = load_examples(tmp_path / "examples.jsonl")
-    assert again == dataclasses.replace(cleaned.examples[0], key="")

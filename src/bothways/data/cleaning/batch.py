@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.data.cleaning.words import WordDivision, WordTable, chain, find_words, mix
+from bothways.data.cleaning.words import WordTable, chain, find_words, mix
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class TextBatch:
     @functools.cached_property
     def words(self) -> WordTable:
         """The words of the texts, divided at spaces."""
-        return find_words(self.texts, WordDivision.SPACES)
+        return find_words(self.texts)
 
     def sentences(self, number: int) -> list[str]:
         """Return the sentences of a text, by its number."""

@@ -9,7 +9,7 @@ Two documents are candidates if their signatures agree in all rows of one of b b
 pair of similarity s is one with the probability 1 − (1 − s^r)^b.
 
 Memory holds 40 bytes a document, 48 for each time that a document agrees with another one in a
-band, at most once for each band, and 24 for one that is dropped. The signatures and shingles are
+band, at most once for each band, and 8 for one that is dropped. The signatures and shingles are
 in files.
 
 Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.
@@ -120,25 +120,10 @@ def sign_texts(texts: Sequence[str], settings: NearDuplicates) -> SignedTexts:
     return SignedTexts(shingles, sign(shingles, settings.permutations))
 
 
-@dataclass(frozen=True)
-class NearDuplicatePairs:
-    """N documents to leave out, and those that stay in their places.
-
-    Attributes:
-        documents: `(N)`, ascending.
-        originals: `(N)`, the document that stays.
-        similarities: `(N)`, of the two.
-    """
-
-    documents: NDArray[np.int64]
-    originals: NDArray[np.int64]
-    similarities: NDArray[np.float64]
-
-
 def find_near_duplicates(
     texts: SignedTexts, settings: NearDuplicates, progress: Progress = SILENT
-) -> NearDuplicatePairs:
-    """Return the documents to leave out. Documents without shingles stay.
+) -> NDArray[np.int64]:
+    """Return the documents to leave out, ascending. Documents without shingles stay.
 
     Args:
         texts: their arrays may be memory-mapped.
@@ -148,7 +133,7 @@ def find_near_duplicates(
     progress.stage("verifying near-duplicates", len(table.documents))
     filled = np.zeros(len(table.starts), dtype=np.int64)
     members = np.empty(len(table.buckets), dtype=np.int64)  # of each bucket the documents that stay
-    documents, originals, similarities = array("q"), array("q"), array("d")
+    documents = array("q")
     for number, document in enumerate(table.documents):
         buckets = table.buckets[table.edges[number] : table.edges[number + 1]]
         begins = table.starts[buckets]
@@ -158,38 +143,30 @@ def find_near_duplicates(
                 for start, count in zip(begins, filled[buckets], strict=True)
             ]
         )
-        near = _nearest(int(document), np.unique(candidates), texts, settings)
-        if near is not None:
+        if _repeats(int(document), np.unique(candidates), texts, settings):
             documents.append(document)
-            originals.append(near[0])
-            similarities.append(near[1])
         else:
             buckets, begins = buckets[filled[buckets] < LIMIT], begins[filled[buckets] < LIMIT]
             members[begins + filled[buckets]] = document
             filled[buckets] += 1
         if number % ROWS == 0:
             progress.advance(number)
-    return NearDuplicatePairs(
-        np.array(documents, np.int64), np.array(originals, np.int64), np.array(similarities)
-    )
+    return np.array(documents, np.int64)
 
 
-def _nearest(
+def _repeats(
     document: int,
     candidates: NDArray[np.int64],
     texts: SignedTexts,
     settings: NearDuplicates,
-) -> tuple[int, float] | None:
-    """Return a similar document and the similarity; those of high estimates are tried first."""
+) -> bool:
+    """Return True if a candidate is similar; those of high estimates are tried first."""
     estimates = (texts.signatures[candidates] == texts.signatures[document]).mean(axis=1)
-    for index in np.argsort(-estimates, kind="stable").tolist():
-        if estimates[index] < settings.least_estimate:
-            return None
-        original = int(candidates[index])
-        similarity = texts.shingles.similarity(document, original)
-        if similarity >= settings.threshold:
-            return original, similarity
-    return None
+    order = np.argsort(-estimates, kind="stable")
+    return any(
+        texts.shingles.similarity(document, int(candidates[index])) >= settings.threshold
+        for index in order[estimates[order] >= settings.least_estimate].tolist()
+    )
 
 
 @dataclass(frozen=True)

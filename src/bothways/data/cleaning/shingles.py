@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.keyed_rng import rng
-from bothways.data.cleaning.words import WordDivision, WordTable, chain, find_words, mix
+from bothways.data.cleaning.words import WordTable, chain, find_words, mix
 
 CHUNK = 2**15
 """Shingles whose permutations are computed at once."""
@@ -67,7 +67,7 @@ def find_shingles(texts: Sequence[str], size: int) -> ShingleTable:
         size: the number of words of a shingle.
     """
     folded = [unicodedata.normalize("NFKC", text).lower() for text in texts]
-    hashes, counts = _hash_shingles(find_words(folded, WordDivision.LETTERS), size)
+    hashes, counts = _hash_shingles(find_words(folded, letters=True), size)
     keys = np.repeat(np.arange(len(texts), dtype=np.uint64), counts) << np.uint64(32)
     keys |= hashes
     keys.sort()

@@ -11,7 +11,6 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -36,18 +35,6 @@ _UNSPACED = (
 _PLANES = (0x20000, 0x40000)  # the planes of further ideographs
 _STEP = np.uint64(0xD6E8FEB86659FD93)
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
-
-
-class WordDivision(Enum):
-    """How a text is divided into words.
-
-    SPACES: at white space. Punctuation belongs to the word that it touches; between spaces it is a
-        word.
-    LETTERS: words are runs of letters, marks and digits.
-    """
-
-    SPACES = "spaces"
-    LETTERS = "letters"
 
 
 @dataclass(frozen=True)
@@ -85,19 +72,18 @@ class WordTable:
         return np.diff(sums[self.offsets])
 
 
-def find_words(texts: Sequence[str], division: WordDivision) -> WordTable:
+def find_words(texts: Sequence[str], *, letters: bool = False) -> WordTable:
     """Return the words of texts.
 
-    Example: ["A cat, 猫好。"] → at spaces "A" "cat," "猫" "好", as letters "A" "cat" "猫" "好".
+    Words are divided at white space: punctuation belongs to the word that it touches, and between
+    spaces it is a word. With `letters` they are runs of letters, marks and digits.
+
+    Example: ["A cat, 猫好。"] → "A" "cat," "猫" "好"; with `letters` "A" "cat" "猫" "好".
     """
     joined = "\n".join([*texts, ""])
     codes = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     classes = np.concatenate([[SPACE], character_classes()[codes]]).astype(np.uint8)
-    match division:
-        case WordDivision.SPACES:
-            inside = (classes & SPACE) == 0
-        case WordDivision.LETTERS:
-            inside = (classes & WORD) != 0
+    inside = (classes & WORD) != 0 if letters else (classes & SPACE) == 0
     single = (classes & SINGLE) != 0
     # A word goes on where both neighbours are inside of words and neither is one by itself.
     joint = inside[1:] & inside[:-1] & ~single[1:] & ~single[:-1]
@@ -120,7 +106,7 @@ def count_words(text: str) -> int:
     """Return the number of words of a text, divided at spaces."""
     if text.isascii():
         return len(text.split())
-    return len(find_words([text], WordDivision.SPACES).begins)
+    return len(find_words([text]).begins)
 
 
 def _lexical(
