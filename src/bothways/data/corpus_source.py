@@ -22,12 +22,13 @@ from typing_extensions import assert_never
 from bothways.core.errors import AGAIN, ConfigError, DataError
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Ids, Sequence
-from bothways.data.epoch_order import BLOCKS, Arrays, DocumentIds, Selection
+from bothways.data.epoch_order import BLOCKS, DocumentIds, Selection
 from bothways.data.segments import PairPlan, Segments, SpanPlan
 from bothways.data.words import unpack_words
 
 if TYPE_CHECKING:
     from bothways.core.source import Cursor
+    from bothways.data.corpus import Corpus
     from bothways.text.template import Template
 
 
@@ -36,7 +37,7 @@ class CorpusSource:
 
     def __init__(
         self,
-        corpus: Arrays,
+        corpus: Corpus,
         template: Template,
         segments: Segments,
         ids: DocumentIds,

@@ -15,13 +15,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.errors import DataError
 from bothways.core.keyed_rng import rng
+
+if TYPE_CHECKING:
+    from bothways.data.corpus import Corpus
 
 BLOCK = 2**16
 """Sentences per block; the last document of a block may exceed it."""
@@ -36,31 +39,6 @@ CHUNK = 2**18
 """Documents that are split into parts at a time."""
 
 Whole = NDArray[np.int64]
-
-
-@runtime_checkable
-class Arrays(Protocol):
-    """Corpus of T tokens in S sentences in D documents. Documents may be empty, sentences not."""
-
-    @property
-    def tokens(self) -> NDArray[Any]:
-        """`(T)`: ids, one document after the other."""
-        ...
-
-    @property
-    def sentences(self) -> NDArray[Any]:
-        """`(S+1)`, 8-byte integers: sentence s is tokens `[sentences[s], sentences[s+1])`."""
-        ...
-
-    @property
-    def documents(self) -> NDArray[Any]:
-        """`(D+1)`, 8-byte integers: document d is sentences `[documents[d], documents[d+1])`."""
-        ...
-
-    @property
-    def words(self) -> NDArray[Any] | None:
-        """`(⌈T/8⌉)`: a bit per token, True where a word begins; None where the ids say it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -184,7 +162,7 @@ class Selection:
         run: neighbours that come into a window together.
     """
 
-    def __init__(self, corpus: Arrays, ids: DocumentIds) -> None:
+    def __init__(self, corpus: Corpus, ids: DocumentIds) -> None:
         """Select documents by their ids; of `AllExcept`, none may be empty.
 
         Raises:
@@ -279,7 +257,7 @@ class Selection:
         return EpochBlock(starts, stops, ends, opened.owners[block_parts])
 
 
-def _check(corpus: Arrays, sentences: Whole, documents: Whole, ids: DocumentIds) -> None:
+def _check(corpus: Corpus, sentences: Whole, documents: Whole, ids: DocumentIds) -> None:
     if (
         len(documents) == 0
         or documents[-1] != len(sentences) - 1
