@@ -69,6 +69,8 @@ def test_errors_name_the_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     store("b.pdf", b"x")
     with pytest.raises(DataError, match=r"memory://texts/b.pdf: unsupported file type '.pdf'"):
         read_documents(["memory://texts/b.pdf"])
+    with pytest.raises(DataError, match=r"memory://texts/\*.txt: is a pattern of URLs"):
+        read_documents(["memory://texts/*.txt"])
     for read in (lambda url: [*read_documents([url])], open_table):
         with pytest.raises(ResourceError, match=r"memory://texts/none.csv: cannot be read"):
             read("memory://texts/none.csv")

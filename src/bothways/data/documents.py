@@ -162,6 +162,9 @@ def _resolve(name: str) -> list[str]:
         return [name]
     location = local_path(name)
     if is_url(name):
+        if "*" in name:
+            fix = "Name each file, or download them first."
+            raise DataError("is a pattern of URLs, which is not read", where=name, fix=fix)
         return [_file(name)]
     if location.is_dir():
         paths = sorted(path for path in location.rglob("*") if path.is_file())
