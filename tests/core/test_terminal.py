@@ -26,8 +26,9 @@ def test_long_lists_are_cut() -> None:
     assert listed("ab", 2) == "a, b"
 
 
-def test_quantity_is_singular_for_one() -> None:
-    assert [quantity(count, "row(s)") for count in (1, 1000)] == ["1 row", "1,000 rows"]
+def test_quantity_selects_words_for_one_or_several() -> None:
+    assert quantity(1, "row(s) is|are empty") == "1 row is empty"
+    assert quantity(1000, "row(s) is|are empty") == "1,000 rows are empty"
 
 
 def test_times_of_any_length_are_texts() -> None:

@@ -67,8 +67,12 @@ def result_line(name: str, metrics: Mapping[str, float], **fields: object) -> st
 
 
 def quantity(count: int, phrase: str) -> str:
-    """Put a count before a phrase: quantity(2, "row(s)") → "2 rows"."""
-    return f"{count:,} {phrase.replace('(s)', '' if count == 1 else 's')}"
+    """Put a count before a phrase that has "(s)" or "one|several" where a number decides.
+
+    Example: quantity(2, "row(s) is|are empty") → "2 rows are empty".
+    """
+    words = phrase.replace("(s)", "" if count == 1 else "s")
+    return f"{count:,} " + re.sub(r"(\w+)\|(\w+)", r"\1" if count == 1 else r"\2", words)
 
 
 _FILE_WIDTH = 80
