@@ -56,9 +56,8 @@ from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import read_records
 from bothways.tasks.base import Metrics
 from bothways.training.durations import Hours, part_of
-from bothways.training.early_stopping import Target
 from bothways.training.parallel import Plan
-from bothways.training.run import Event
+from bothways.training.run import Event, Target
 
 METRIC = "held-out/loss/masked"
 """The loss that a record is about, in nats."""

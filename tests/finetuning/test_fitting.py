@@ -25,13 +25,13 @@ from bothways.tasks.catalogue import trainable_task
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier
 from bothways.tasks.text_examples import TextExample
 from bothways.training.checkpoint import Best, Keep
-from bothways.training.durations import Epochs, Steps
-from bothways.training.loop import fit
+from bothways.training.durations import Epochs, RunState, Steps
+from bothways.training.loop import Loop
 from bothways.training.meter import Meter
 from bothways.training.optimizers import AdamW, BertAdam, build_optimizer
 from bothways.training.parallel import Single
+from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import GoogleLinear, Linear, rate_factor
-from bothways.training.state import RunState
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer
 from toy_task import fit_task
 
@@ -96,17 +96,11 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) ->
 
     optimizer = AdamW(lr=3e-3, decay=0.05)
     with learning_by_rows(task.model, torch.device("cpu"), world, AdamW()):
-        fit(
-            task,
-            train_loader(data, method, 3, ALL).steps(Cursor()),
-            build_optimizer(optimizer, task.named_parameters()),
-            rate_factor(method.training.schedule, method.training.until),
-            Single(),
-            until=method.training.until,
-            progress=RunState(),
-            on_step=on_step,
-            precision="fp32",
-        )
+        until = method.training.end
+        built = build_optimizer(optimizer, task.named_parameters())
+        rate = rate_factor(method.training.schedule, until)
+        loop = Loop(RunTensors(task, built, Single()), rate, on_step, precision="fp32")
+        loop.train(train_loader(data, method, 3, ALL).steps(Cursor()), until, RunState())
     decayed = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in theirs.parameters() if parameter.ndim < 2]
     adam = torch.optim.AdamW(

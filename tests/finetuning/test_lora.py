@@ -26,9 +26,9 @@ from bothways.model.families.catalogue import preset
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.predictor import open_task
+from bothways.training import preflight as machine
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
-from bothways.training.preflight import machine
 from small_models import SHAPES, batch_for
 from spread import in_turn
 from toy_folder import make_examples, make_folder, write_tsv

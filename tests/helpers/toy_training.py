@@ -33,9 +33,9 @@ from bothways.core.source import Cursor
 from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.training import parallel
-from bothways.training.checkpoint import Best, Keep
-from bothways.training.durations import Duration, Steps
-from bothways.training.loop import evaluate_losses, fit
+from bothways.training.checkpoint import Best, FolderStore, Keep, Store
+from bothways.training.durations import Duration, RunState, Steps
+from bothways.training.loop import Loop, evaluate_losses
 from bothways.training.optimizers import (
     AdamW,
     Lamb,
@@ -44,11 +44,10 @@ from bothways.training.optimizers import (
     StableAdamW,
     build_optimizer,
 )
+from bothways.training.parallel import full_tensor, sharded
 from bothways.training.run import Training, TrainingPhase, TrainingRun
+from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import Linear
-from bothways.training.sharding import full_tensor, sharded
-from bothways.training.state import RunState
-from bothways.training.store import FolderStore, Store
 
 VOCABULARY, EPOCH, WIDTH = 24, 20, 8
 SINGLE = parallel.Single()
@@ -152,18 +151,9 @@ def fit_toy(
     with sharded(training_module, plan):
         parameters = training_module.trained_parameters()
         optimizer = build_optimizer(config, parameters, matrices=training_module.matrices())
-        fit(
-            training_module,
-            batches,
-            optimizer,
-            lambda progress: 1.0,
-            plan,
-            until=Steps(until),
-            progress=RunState(),
-            on_step=lambda progress, meter: False,
-            precision="fp32",
-            clip_norm=clip_norm,
-        )
+        tensors = RunTensors(training_module, optimizer, plan)
+        loop = Loop(tensors, lambda progress: 1.0, precision="fp32", clip_norm=clip_norm)
+        loop.train(batches, Steps(until), RunState())
         moments = {
             name: full_tensor(optimizer.state[parameter]["exp_avg"])
             for name, parameter in training_module.trained_parameters()

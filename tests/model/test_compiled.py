@@ -21,7 +21,7 @@ from bothways.model.config import Dropouts, EncoderConfig, Gated
 from bothways.model.encoder import Encoder
 from bothways.model.kernels import add_norm as residual
 from bothways.model.kernels import dropout
-from bothways.training.preflight.machine import compute_as
+from bothways.training.preflight import compute_as
 from small_models import SHAPES
 
 pytestmark = pytest.mark.filterwarnings(

@@ -23,7 +23,7 @@ LAYERS = [
     {"model"},
     {"model.families", "text", "data.cleaning"},
     {"hub", "data", "training"},
-    {"tasks", "objectives", "training.preflight"},
+    {"tasks", "objectives"},
     {"prediction"},
     {"prediction.analysis"},
     {"pretraining", "finetuning"},

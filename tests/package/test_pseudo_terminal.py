@@ -50,8 +50,6 @@ SLOW = {
     "convert": "convert bert --out OUT --vocabulary words.txt",
     "export": "export classifier --out OUT",
     "plan": "plan bert-tiny --tokens 1e4 --hardware h100 --json",
-    "compare-runs": "compare-runs run copy --out OUT.html",
-    "inspect-step": "inspect-step run 2 corpus",
     "reproduce pretraining": "reproduce pretraining bert-5 --text text.txt --data glue --dry-run "
     "--tasks CoLA --budget '10 minutes'",
     "reproduce glue": "reproduce glue --model bert --data glue --dry-run --tasks CoLA length=32",

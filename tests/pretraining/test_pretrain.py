@@ -39,14 +39,12 @@ from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import curves, read_records
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_tokenizer
-from bothways.training.checkpoint import Best, Keep
-from bothways.training.durations import Epochs, Hours, Steps, Tokens, part_of
+from bothways.training.checkpoint import Best, Keep, run_folder
+from bothways.training.durations import Epochs, Hours, RunState, Steps, Tokens
 from bothways.training.optimizers import AdamW, BertAdam
 from bothways.training.parallel import plan_here
 from bothways.training.run import Training
 from bothways.training.schedules import Linear
-from bothways.training.state import RunState
-from bothways.training.store import run_folder
 from heard_progress import Heard
 from toy_animals import WORDS
 from toy_training import enter_ranks, metric_lines, on_ranks, processes
@@ -358,7 +356,7 @@ def test_the_paper_recipe_is_the_papers() -> None:
 
 @pytest.mark.parametrize("run", [Steps(10), Tokens(1000), Epochs(2.0), Hours(4.0)])
 def test_a_phase_ends_at_its_share_of_the_run(run: Steps | Tokens | Epochs | Hours) -> None:
-    half = part_of(run, 0.5)
+    half = run.part(0.5)
     assert type(half) is type(run)
     assert half.count == run.count / 2
     assert RunState(steps=5, tokens=500, epochs=1.0, seconds=7200.0).share(half) == 1

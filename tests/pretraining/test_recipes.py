@@ -44,10 +44,9 @@ from bothways.pretraining.recipes import (
     spanbert,
 )
 from bothways.text.trainers import ByteBPE, train_tokenizer
-from bothways.training.durations import Steps
+from bothways.training.durations import RunState, Steps
 from bothways.training.optimizers import AdamW, BertAdam, Lamb
 from bothways.training.schedules import Cosine, GoogleLinear, Linear, rate_factor
-from bothways.training.state import RunState
 from toy_animals import document
 
 SMALL = [

@@ -23,8 +23,7 @@ from bothways.pretraining import forecast as forecasting
 from bothways.pretraining.build import memory_demand
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.forecast import (
-    LAUNCH,
-    UPDATE_LAUNCHES,
+    SHORTEST_UPDATE,
     Cards,
     Here,
     forecast_run,
@@ -33,8 +32,7 @@ from bothways.pretraining.forecast import (
 from bothways.pretraining.recipes import RECIPES, settings_of
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs, Hours, Steps, Tokens
-from bothways.training.preflight.machine import StepSeconds
-from bothways.training.preflight.memory import USABLE
+from bothways.training.preflight import USABLE, StepSeconds
 
 CPU, CARD = torch.device("cpu"), CARDS["a100"]
 
@@ -111,7 +109,7 @@ def test_evaluations_and_checkpoints_are_within_a_length_in_hours(
     """But for those at its end. In other units, all of them are on top of the work."""
     per = StepSeconds((1e-3,), 0.5, per_byte=1e-6)
     monkeypatch.setattr(forecasting, "measure_step", lambda *_: per)
-    monkeypatch.setattr(forecasting, "memory_available", lambda _: 2**34)
+    monkeypatch.setattr(forecasting.devices, "memory_available", lambda _: 2**34)
     run = settings("bert-tiny", until=until, evaluate=Steps(50), save=Steps(20))
     plan = forecast_run(dataclasses.replace(run, evaluation_tokens=90_000), Here("cpu"))
     evaluation, checkpoint = 30.0, 1e-6 * plan.checkpoint
@@ -171,7 +169,6 @@ def test_what_is_too_large_is_sharded_or_refused_with_what_would_fit() -> None:
         forecast_run(large, Cards(CARDS["a100-40"]))
     fix = str(refused.value.fix)
     assert "2 ranks, sharded" in fix
-    assert fix.endswith("Or: --hardware a100.")
     assert forecast_run(large, Cards(CARDS["a100-40"], 2)).choice.placement == "sharded"
     assert forecast_run(large, Cards(CARDS["a100"])).choice.placement == "single"
 
@@ -181,7 +178,7 @@ def test_the_time_here_is_made_of_what_was_measured(
 ) -> None:
     per = StepSeconds((1e-3,), 0.5, per_byte=1e-9)
     monkeypatch.setattr(forecasting, "measure_step", lambda *_: per)
-    monkeypatch.setattr(forecasting, "memory_available", lambda _: 2**34)
+    monkeypatch.setattr(forecasting.devices, "memory_available", lambda _: 2**34)
     run = settings("bert-tiny", until=Steps(2000), evaluate=Steps(1000), save=None)
     plan = forecast_run(run, Here("cpu"), out=tmp_path)
     assert plan.seconds == {
@@ -198,7 +195,7 @@ def test_the_time_here_is_made_of_what_was_measured(
 def test_phases_count_by_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine tenths of the updates, of the tokens or of the time at 128 tokens, the rest at 512."""
     monkeypatch.setattr(forecasting, "measure_step", lambda *_: StepSeconds((1e-3, 2e-3), 1.0))
-    monkeypatch.setattr(forecasting, "memory_available", lambda _: 2**34)
+    monkeypatch.setattr(forecasting.devices, "memory_available", lambda _: 2**34)
     run = dataclasses.replace(
         settings("bert-tiny"), batch=ExampleBudget(100),
         phases=(PretrainPhase(128, 0.9), PretrainPhase(512, 0.1)),
@@ -277,22 +274,11 @@ def test_the_command_prints_tables_or_one_object(
     assert values["cost"] == pytest.approx(3 * 2 * values["seconds"]["total"] / 3600)
 
 
-def test_the_command_takes_a_length_and_says_what_makes_a_run_slow(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = ("bert-mini", "--hardware", "h100", "--ranks", 8, "--json", "batch.kind=tokens")
-    remarks, updates = {}, {}
-    for batch in (8192, 2**24):
-        command(*words, f"batch.n={batch}", "microbatch_tokens=262144", "--until", "100 steps")
-        values = json.loads(capsys.readouterr().out)
-        assert values["updates"] == 100
-        remarks[batch], updates[batch] = values["remarks"], values["seconds"]["updates"]
-    assert updates[8192] == updates[2**24]
-    if not torch.cuda.is_available():
-        assert updates[8192] == pytest.approx(100 * UPDATE_LAUNCHES * LAUNCH)
-    assert len(remarks[8192]) == 2
-    assert "1,024 tokens" in remarks[8192][1]
-    assert remarks[2**24] == []
+def test_the_command_takes_a_length(capsys: pytest.CaptureFixture[str]) -> None:
+    command("bert-mini", "--hardware", "h100", "--json", "--until", "100 steps")
+    values = json.loads(capsys.readouterr().out)
+    assert values["updates"] == 100
+    assert values["seconds"]["updates"] == pytest.approx(100 * SHORTEST_UPDATE)
     with pytest.raises(ConfigError) as caught:
         command("bert-mini", "--tokens", "1e9", "--until", "100 steps")
     assert caught.value.where == "tokens"

@@ -20,6 +20,7 @@ from bothways.core.source import Cursor
 from bothways.training import checkpoint, saved_state
 from bothways.training.checkpoint import (
     Best,
+    FolderStore,
     Keep,
     best_checkpoint,
     checkpoints,
@@ -27,11 +28,10 @@ from bothways.training.checkpoint import (
     prune,
     read_checkpoint,
 )
+from bothways.training.durations import RunState
 from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.parallel import Replicated
 from bothways.training.saved_state import RunTensors, new_checkpoint
-from bothways.training.state import RunState
-from bothways.training.store import FolderStore
 from toy_training import CONFIG, SINGLE, Toy, fit_toy, processes, steps, toy
 
 

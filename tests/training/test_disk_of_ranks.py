@@ -82,20 +82,18 @@ def end_at_a_full_disk(rank: int, world: int, port: int, folder: Path) -> None:
     signal.signal(signal.SIGXFSZ, signals)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     cases = {
-        "parts": (sharded, False, 0, 1),
-        "parts-later": (sharded, True, 0, 1),
-        "whole": (sharded, False, whole, 0),
-        "whole-later": (replicated, True, whole, 0),
+        "parts": (sharded, 0, 1),
+        "whole": (sharded, whole, 0),
+        "replicated": (replicated, whole, 0),
     }
-    for name, (plan, later, limit, full) in cases.items():
+    for name, (plan, limit, full) in cases.items():
         (folder / name).mkdir(exist_ok=True)
         saved_state.WHOLE_BYTES = limit
-        keep = dataclasses.replace(TRAINING.keep, asynchronous=later)
         if rank == full:
             resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
         try:
             with parallel.connected(plan, torch.device("cpu")):
-                session(folder / name, plan=plan, training=dataclasses.replace(TRAINING, keep=keep))
+                session(folder / name, plan=plan)
         except ResourceError as error:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
             (folder / f"{name}-{rank}").write_text(f"{type(error).__name__} {error}")
@@ -105,7 +103,7 @@ def end_at_a_full_disk(rank: int, world: int, port: int, folder: Path) -> None:
 @pytest.mark.slow
 def test_a_full_disk_of_one_rank_is_the_same_message_on_all(tmp_path: Path) -> None:
     on_ranks(2, end_at_a_full_disk, tmp_path)
-    for name in ("parts", "parts-later", "whole", "whole-later"):
+    for name in ("parts", "whole", "replicated"):
         first, second = ((tmp_path / f"{name}-{rank}").read_text() for rank in range(2))
         assert first == second
         assert first.startswith(f"ResourceError {tmp_path / name / 'step-3'}: cannot be written: ")
@@ -126,16 +124,13 @@ def save_slowly(rank: int, world: int, port: int, folder: Path) -> None:
         write(new, *arguments)
 
     NewCheckpoint.write = slow  # type: ignore[method-assign]
-    for later in (False, True):
-        keep = dataclasses.replace(TRAINING.keep, asynchronous=later, best=None)
-        training = dataclasses.replace(TRAINING, keep=keep, step_limit=0.75)
-        (folder / str(later)).mkdir(exist_ok=True)
-        with parallel.connected(plan, torch.device("cpu")):
-            session(folder / str(later), plan=plan, training=training)
+    keep = dataclasses.replace(TRAINING.keep, best=None)
+    training = dataclasses.replace(TRAINING, keep=keep, step_limit=0.75)
+    with parallel.connected(plan, torch.device("cpu")):
+        session(folder, plan=plan, training=training)
 
 
 @pytest.mark.slow
 def test_a_slow_checkpoint_of_one_rank_is_no_hang_of_the_others(tmp_path: Path) -> None:
     on_ranks(2, save_slowly, tmp_path)
-    for later in (False, True):
-        assert (tmp_path / str(later) / "step-14" / "manifest.json").exists()
+    assert (tmp_path / "step-14" / "manifest.json").exists()

@@ -10,8 +10,8 @@ from bothways.training.durations import Epochs, Hours, StepRates, Steps, Tokens
 def test_durations_are_converted_to_steps_in_every_unit() -> None:
     rates = StepRates(tokens=100.0, epochs=0.25, seconds=2.0)
     durations = (Steps(6), Tokens(600), Epochs(1.5), Hours(12 / 3600))
-    assert [rates.steps(each) for each in durations] == pytest.approx([6.0] * 4)
-    assert StepRates(100.0).steps(Epochs(1.0)) is StepRates(100.0).steps(Hours(1.0)) is None
+    assert [each.steps(rates) for each in durations] == pytest.approx([6.0] * 4)
+    assert Epochs(1.0).steps(StepRates(100.0)) is Hours(1.0).steps(StepRates(100.0)) is None
 
 
 def test_intervals_count_the_end_of_a_run() -> None:

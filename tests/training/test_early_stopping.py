@@ -10,10 +10,8 @@ import pytest
 
 from bothways.core.errors import ConfigError
 from bothways.training.checkpoint import Best, Keep, checkpoints
-from bothways.training.durations import Steps
-from bothways.training.early_stopping import EarlyStopping
-from bothways.training.run import TrainingPhase
-from bothways.training.state import RunState
+from bothways.training.durations import RunState, Steps
+from bothways.training.run import EarlyStopping, TrainingPhase
 from toy_training import TRAINING, run_toy, steps, toy
 
 HIGH, LOW = Best("m", "highest"), Best("m", "lowest")

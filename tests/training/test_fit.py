@@ -8,11 +8,11 @@ from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.loss import Loss
 from bothways.core.source import Cursor
 from bothways.core.targets import IGNORED
-from bothways.training.durations import Epochs, Hours, Steps, Tokens
-from bothways.training.loop import evaluate_losses, fit
+from bothways.training.durations import Epochs, Hours, RunState, Steps, Tokens
+from bothways.training.loop import Loop, evaluate_losses
 from bothways.training.meter import EvaluationScores, Meter
 from bothways.training.optimizers import AdamW, build_optimizer
-from bothways.training.state import RunState
+from bothways.training.saved_state import RunTensors
 from toy_training import SINGLE, Toy, ToyStep, broken_at, fit_toy, sequence, steps, toy
 
 
@@ -26,18 +26,9 @@ def run(
 ):
     optimizer = build_optimizer(AdamW(lr=0.01), training_module.trained_parameters())
     options = {"precision": "fp32", "schedule": lambda progress: 1.0} | options
-    schedule = options.pop("schedule")
-    return fit(
-        training_module,
-        batches,
-        optimizer,
-        schedule,
-        SINGLE,
-        until=until,
-        progress=progress or RunState(),
-        on_step=on_step,
-        **options,
-    )
+    tensors = RunTensors(training_module, optimizer, SINGLE)
+    loop = Loop(tensors, options.pop("schedule"), on_step, **options)
+    return loop.train(batches, until, progress or RunState())
 
 
 def reference_gradients(size):

@@ -7,8 +7,8 @@ import pytest
 
 from bothways.core.atomic_files import replace_file
 from bothways.core.errors import ResourceError
+from bothways.training.checkpoint import run_folder
 from bothways.training.signals import Interruption, resume_command
-from bothways.training.store import run_folder
 from heard_progress import Heard
 from toy_training import processes
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from bothways.core.progress import Progress
-from bothways.training.checkpoint import Best, Keep
-from bothways.training.durations import Steps
+from bothways.training.checkpoint import Best, Keep, MemoryStore
+from bothways.training.durations import RunState, Steps
 from bothways.training.run import Event
-from bothways.training.state import RunState
-from bothways.training.store import MemoryStore
 from toy_training import TRAINING, run_toy, toy
 
 FREE = dataclasses.replace(TRAINING, until=Steps(7), evaluate=Steps(2), keep=Keep())

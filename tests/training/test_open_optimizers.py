@@ -15,11 +15,11 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
 from bothways.finetuning.config import expand_shorthands
-from bothways.training.durations import Steps
-from bothways.training.loop import fit
+from bothways.training.durations import RunState, Steps
+from bothways.training.loop import Loop
 from bothways.training.optimizers import AdamW, ParameterRule, build_optimizer
+from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import rate_factor
-from bothways.training.state import RunState
 from toy_folder import make_examples, make_folder
 from toy_training import SINGLE, TRAINING, run_toy, steps, toy
 
@@ -29,11 +29,12 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 def test_an_instance_is_fitted_with_its_own_rate_as_the_peak() -> None:
     training_module, rates = toy(), list[float]()
     optimizer = torch.optim.SGD(training_module.parameters(), lr=0.5)
-    fit(
-        training_module, steps(Cursor()), optimizer, lambda progress: 1 - progress.steps / 4, SINGLE,
-        until=Steps(2), progress=RunState(), precision="fp32", clip_norm=None,
-        on_step=lambda progress, meter: rates.append(meter.read().rate) or False,
+    loop = Loop(
+        RunTensors(training_module, optimizer, SINGLE), lambda progress: 1 - progress.steps / 4,
+        lambda progress, meter: rates.append(meter.read().rate) or False,
+        precision="fp32", clip_norm=None,
     )  # fmt: skip
+    loop.train(steps(Cursor()), Steps(2), RunState())
     assert rates == [0.5, 0.375]
 
 

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from bothways.training import loop
-from bothways.training.checkpoint import Keep, checkpoints
-from bothways.training.durations import Duration, Hours, Steps
+from bothways.training.checkpoint import FolderStore, Keep, checkpoints
+from bothways.training.durations import Duration, Hours, RunState, Steps
 from bothways.training.run import Event, TrainingPhase
 from bothways.training.schedules import WSD, Linear, Schedule
-from bothways.training.state import RunState
-from bothways.training.store import FolderStore
 from toy_training import TRAINING, Toy, ToyStep, metric_lines, run_toy, steps, toy
 
 

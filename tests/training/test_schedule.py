@@ -10,7 +10,7 @@ from transformers import (
 )
 
 from bothways.core.errors import ConfigError
-from bothways.training.durations import Epochs, Hours, Steps, Tokens
+from bothways.training.durations import Epochs, Hours, RunState, Steps, Tokens
 from bothways.training.schedules import (
     WSD,
     Constant,
@@ -21,7 +21,6 @@ from bothways.training.schedules import (
     plateau_end,
     rate_factor,
 )
-from bothways.training.state import RunState
 
 SCHEDULES = [Linear, GoogleLinear, Constant, Polynomial, Cosine, WSD]
 

@@ -15,17 +15,23 @@ from bothways.core.source import Cursor
 from bothways.training import parallel, saved_state
 from bothways.training.checkpoint import checkpoints, latest_checkpoint, read_checkpoint
 from bothways.training.optimizers import AdamW, BertAdam
-from bothways.training.parallel import Replicated, Sharded, Sharding, Single, from_main_rank, shard
-from bothways.training.sharding import is_part, sharded
+from bothways.training.parallel import (
+    Replicated,
+    Sharded,
+    Sharding,
+    Single,
+    from_main_rank,
+    is_part,
+    shard,
+    sharded,
+)
 from toy_training import TRAINING, Toy, enter_ranks, fit_toy, on_ranks, session, steps, toy
 
 KINDS = {
     "adamw": (AdamW(lr=0.01), Sharding()),
     "bert_adam": (BertAdam(lr=0.01), Sharding(reshard_after_forward=False)),
 }
-IN_BACKGROUND = dataclasses.replace(
-    TRAINING, keep=dataclasses.replace(TRAINING.keep, asynchronous=True), ema=0.9
-)
+AVERAGED = dataclasses.replace(TRAINING, ema=0.9)
 
 
 def work(rank: int, world: int, port: int, folder: Path) -> None:
@@ -83,7 +89,7 @@ def _runs(plan: Sharded, folder: Path) -> dict[str, object]:
         path.name for path in (folder / "in_one_file").glob("step-*/*.safetensors")
     ]
     saved_state.WHOLE_BYTES = 0
-    for name, training in (("parts", TRAINING), ("background", IN_BACKGROUND)):
+    for name, training in (("parts", TRAINING), ("background", AVERAGED)):
         session(folder / name, 5 if plan.rank else None, plan=plan, training=training)
         torch.distributed.barrier()
         if plan.rank == 0:
@@ -157,7 +163,7 @@ def test_a_run_stopped_on_one_rank_resumes_from_parts_to_the_weights_of_a_whole_
     ]  # fmt: skip
     assert read_checkpoint(newest).progress.steps == 6
     # One process continues it: other draws of dropout, the same data.
-    training = IN_BACKGROUND if name == "background" else TRAINING
+    training = AVERAGED if name == "background" else TRAINING
     state = session(folder / f"{name} alone", training=training)
     assert state.steps == 14
     assert (checkpoints(folder / f"{name} alone")[-1] / "model.safetensors").exists()

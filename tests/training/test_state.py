@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
-from bothways.training.durations import Epochs, Hours, Steps, Tokens, duration
-from bothways.training.state import RunState
+from bothways.training.durations import Epochs, Hours, RunState, Steps, Tokens, duration
 from toy_training import ToyStep
 
 DURATIONS = st.one_of(

@@ -347,3 +347,12 @@ def test_a_sparse_gradient_gives_the_dense_update(config, clip_norm):
             update(optimizer, clip_norm)
     for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("config", [Lamb(lr=0.1), StableAdamW(lr=0.1), Muon(lr=0.1)])
+def test_whole_matrices_are_refused_in_parts(config):
+    """A tensor that ranks share has placements."""
+    parameters = [*network().named_parameters()]
+    dict(parameters)["block.weight"].placements = ()
+    with pytest.raises(ConfigError, match=f"{config.kind} updates whole matrices, and the ranks"):
+        build_optimizer(config, parameters, matrices=STACKED)

@@ -4,18 +4,17 @@ import pytest
 
 from bothways.core.errors import CheckpointError, ResourceError
 from bothways.training import trackers
-from bothways.training.durations import Hours, Steps, Tokens
-from bothways.training.meter import EvaluationScores, StepReport
-from bothways.training.state import RunState
-from bothways.training.trackers import (
-    JsonLines,
+from bothways.training.durations import Hours, RunState, Steps, Tokens
+from bothways.training.meter import (
+    EvaluationScores,
     Peak,
     Speed,
-    TensorBoard,
+    StepReport,
     record_text,
     report_values,
     score_values,
 )
+from bothways.training.trackers import JsonLines, TensorBoard
 
 REPORT = StepReport(
     RunState(40, 1200, 0.5, 3.0),

@@ -67,7 +67,7 @@ _COMMANDS = {
     "embed": ("embed",),
     "evaluate": ("evaluate",),
     "export": ("export",),
-    "inspection": ("describe", "compare", "compare-runs", "inspect-step"),
+    "inspection": ("describe", "compare"),
     "lab": ("quickstart", "features", "bench"),
     "plan": ("plan",),
     "predict": ("predict",),

@@ -123,8 +123,7 @@ def _show(done: RunForecast) -> None:
     """Print the forecast as tables."""
     from bothways.core.report.terminal import text_table
     from bothways.core.terminal import output_console, show_lines, time_text
-    from bothways.pretraining.forecast import memory_rows
-    from bothways.training.preflight.memory import size_text
+    from bothways.training.preflight import USABLE, size_text
 
     console = output_console()
     interval = done.total / max(1, done.checkpoints)
@@ -143,13 +142,23 @@ def _show(done: RunForecast) -> None:
     ]
     if done.cost is not None:
         run.append(("price", f"{done.cost:,.2f}"))
-    rows = memory_rows(done)
+    memory = done.choice.memory
+    activations = f"activations of {done.microbatch:,} tokens"
+    sizes = {
+        "weights": memory.weights,
+        "gradients": memory.gradients,
+        "optimizer": memory.optimizer,
+        activations: memory.activations,
+        "teacher": memory.frozen,
+        "gathered": memory.gathered,
+    }
+    rows = [(name, size_text(count)) for name, count in sizes.items() if count]
+    free = size_text(done.free) if math.isfinite(done.free) else "unknown"
+    rows.append((f"all, of {free} of which {USABLE:.0%} count", size_text(memory.total)))
     rows.append(("most tokens at once (microbatch_tokens)", f"{done.largest:,}"))
     for title, table in ((f"A run on {done.hardware}", run), ("Memory of a rank", rows)):
         show_lines(console, text_table(title, ("", ""), table))
     say = f"placement: {done.choice.placement}, because {done.choice.why}"
     console.print(say, highlight=False, soft_wrap=True)
-    for sentence in done.remarks:
-        console.print(f"note: {sentence}", highlight=False, soft_wrap=True)
     for sentence in done.assumed:
         console.print(f"assumed: {sentence}", highlight=False, style="dim", soft_wrap=True)

@@ -140,11 +140,11 @@ def adapt(
 def _show_adaptation(done: Adaptation) -> None:
     """Print the perplexities before and after, and the fit of the vocabulary."""
     from bothways.core.report.terminal import text_table
-    from bothways.pretraining.adapt_page import comparison_rows, head_note, vocabulary_rows
+    from bothways.pretraining.adapt import head_note
 
     scores = [
         (str(name), str(metric), f"{before:,.4g}", f"{after:,.4g}")
-        for name, metric, before, after in comparison_rows(done.before, done.after)
+        for name, metric, before, after in done.comparison()
     ]
     title = "Held-out text, the same masks before and after"
     general = ["general"] if done.vocabulary.general else []
@@ -152,7 +152,7 @@ def _show_adaptation(done: Adaptation) -> None:
     show_lines(
         console,
         text_table(title, ("text", "metric", "before", "after"), scores),
-        text_table("", ("vocabulary", "domain", *general), vocabulary_rows(done.vocabulary)),
+        text_table("", ("vocabulary", "domain", *general), done.vocabulary.rows()),
     )
     say(console, f"Are new words worth adding? {done.vocabulary.answer}")
     if done.new_head:

@@ -43,7 +43,7 @@ from bothways.tasks.catalogue import Trainable
 from bothways.tasks.columns import asked_columns, is_absent, require_columns
 from bothways.tasks.question_answering.examples import QuestionColumns
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.preflight.text import check_casing, check_inputs, needed_length
+from bothways.training.encoding_checks import check_casing, check_inputs, needed_length
 
 Rows = str | Path | memory.Given
 """A file or Hub data set, or rows: dicts, examples, a DataFrame, a `datasets.Dataset`."""

@@ -32,9 +32,8 @@ from bothways.model.flops import LossFloats
 from bothways.model.heads import Head, LabelHead, TagHead
 from bothways.model.model import Model
 from bothways.tasks.base import TaskModel
-from bothways.training.preflight.machine import check_machine, compute_as
-from bothways.training.preflight.memory import MemoryDemand
-from bothways.training.preflight.text import check_model
+from bothways.training.encoding_checks import check_model
+from bothways.training.preflight import MemoryDemand, check_machine, compute_as
 
 
 @dataclass(frozen=True)

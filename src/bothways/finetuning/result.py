@@ -22,7 +22,7 @@ from bothways.hub.resolve import portable_name
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.base import Metrics, Task, TaskModel
-from bothways.training.state import RunState
+from bothways.training.durations import RunState
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,9 @@ from bothways.prediction.engine import PredictionCounts
 from bothways.tasks.base import Metrics, TaskModel
 from bothways.training import parallel
 from bothways.training import run as loop
-from bothways.training.preflight.machine import peak_of
-from bothways.training.store import FolderStore, MemoryStore, Store, run_folder
-from bothways.training.trackers import Peak
+from bothways.training.checkpoint import FolderStore, MemoryStore, Store, run_folder
+from bothways.training.meter import Peak
+from bothways.training.preflight import peak_of
 
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
 

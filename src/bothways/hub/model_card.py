@@ -11,8 +11,7 @@ from bothways.core.finding import Finding
 from bothways.model.config import EncoderConfig
 from bothways.model.families.family import Architecture
 from bothways.model.heads import MaskedHead, NextTokenHead, token_head
-from bothways.training.durations import Duration
-from bothways.training.state import RunState
+from bothways.training.durations import Duration, RunState
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus

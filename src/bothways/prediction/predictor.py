@@ -42,7 +42,7 @@ from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RerankingTask, cross_encoder
 from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
 from bothways.tasks.text_examples import TextExample
-from bothways.training.preflight.text import check_model
+from bothways.training.encoding_checks import check_model
 
 _REOPENING = threading.Lock()
 _CLASSES = ("single_label_classification", "multi_label_classification")

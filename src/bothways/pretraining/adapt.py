@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from bothways.core import errors
 from bothways.core.atomic_files import make_folder, replace_text
 from bothways.core.json_reader import read_object
 from bothways.core.progress import SILENT, Part, Progress
+from bothways.core.report import sections as s
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule
@@ -41,22 +43,23 @@ from bothways.model.model import Model
 from bothways.objectives.catalogue import default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMModule
 from bothways.objectives.objective import Objective
-from bothways.pretraining.adapt_page import write_adapt_page
 from bothways.pretraining.build import build_training_module, start_encoder
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
 from bothways.pretraining.evaluation import HeldOut, replaced_tokens_of
 from bothways.pretraining.run import PretrainResult, pretrain
+from bothways.pretraining.run_page import write_run_page
 from bothways.pretraining.vocabulary_fit import VocabularyFit, vocabulary_fit
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.checkpoint import latest_checkpoint
-from bothways.training.durations import Tokens, duration, part_of
+from bothways.training.checkpoint import latest_checkpoint, run_folder
+from bothways.training.durations import Tokens, duration
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Plan, Single, connected, from_main_rank, is_main, plan_here
 from bothways.training.run import Training
 from bothways.training.schedules import Linear
-from bothways.training.store import run_folder
 
 T = TypeVar("T")
+Scores = Mapping[str, Mapping[str, float]]
+"""Metrics by corpus."""
 
 DOMAIN, GENERAL = "domain", "general"
 """The names of the two corpora."""
@@ -68,6 +71,18 @@ LONGEST_WAIT = timedelta(days=7)
 """For which ranks wait while the main one builds corpora and measures."""
 WORDS, BEFORE = "new_words.txt", "before.json"
 """Files of the run: the words worth adding, and the metrics before it."""
+NEW_HEAD = (
+    "The model had no head that predicts tokens. A new one was trained first, with the encoder "
+    "frozen; the values before are those of the original encoder with this head. Vectors of texts "
+    "have changed: fine-tune the model again before you compare texts with it."
+)
+WEAK_HEAD = (
+    "With this head the original encoder predicts no better than token frequencies (perplexity "
+    "{:,.4g}): the head was trained too briefly, and the values before say little about the "
+    "encoder. Lengthen the run: a fifth of its length is added for the head."
+)
+MASKED = "Of masked tokens, under the same masks before and after, in text that was not trained on."
+_SHOWN = 50
 
 
 @dataclass(frozen=True)
@@ -107,8 +122,8 @@ class Adaptation:
     """
 
     run: PretrainResult
-    before: Mapping[str, Mapping[str, float]]
-    after: Mapping[str, Mapping[str, float]]
+    before: Scores
+    after: Scores
     vocabulary: VocabularyFit
     new_head: bool
 
@@ -127,6 +142,62 @@ class Adaptation:
     def folder(self) -> Path | None:
         """The model folder; None for an interrupted run."""
         return self.run.folder
+
+    def comparison(self) -> list[list[s.Cell]]:
+        """Return a row for each corpus and metric: its value before and after."""
+        return [
+            [name, metric, value, self.after.get(name, {}).get(metric)]
+            for name, metrics in self.before.items()
+            for metric, value in metrics.items()
+            if metric == "perplexity" or metric.startswith(("accuracy/", "f1/"))
+        ]
+
+    def lead(self) -> s.Report:
+        """Return what the page of the run begins with."""
+        figures = [
+            s.KeyFigure(
+                f"{name}: perplexity",
+                f"{values['perplexity']:.4g} → {self.after[name]['perplexity']:.4g}",
+                "before → after",
+            )
+            for name, values in self.before.items()
+            if "perplexity" in values
+        ]
+        note, fit = head_note(self.before) if self.new_head else "", self.vocabulary
+        columns = ["measure", "domain", *(["general"] if fit.general else [])]
+        words: list[list[s.Cell]] = [
+            [entry.word, " ".join(entry.pieces), entry.count] for entry in fit.words[:_SHOWN]
+        ]
+        listed = s.TableSection(
+            "Words to add", ["word", "its tokens now", "occurrences"], words,
+            note="All are in new_words.txt: bothways convert MODEL --vocabulary new_words.txt.",
+        )  # fmt: skip
+        sections: tuple[s.Section, ...] = (
+            s.KeyFigures(figures),
+            s.TableSection(
+                "Before and after", ["text", "metric", "before", "after"], self.comparison(),
+                note=f"{MASKED} {note}",
+            ),
+            s.TableSection(
+                "Vocabulary", columns, fit.rows(),
+                note=f"Are new words worth adding? {fit.answer}",
+            ),
+            *([listed] if words else []),
+        )  # fmt: skip
+        headline = "; ".join(f"{figure.label} {figure.value}" for figure in figures)
+        return s.Report("Adaptation", headline, "", sections)
+
+
+def head_note(scores: Scores) -> str:
+    """Explain the values before adaptation of a new head, and whether it has learned anything."""
+    weak = [
+        frequencies
+        for metrics in scores.values()
+        for name, value in metrics.items()
+        if name.startswith("loss/")
+        and value >= (frequencies := metrics.get(f"unigram/{name}", math.inf))
+    ]
+    return f"{NEW_HEAD} {WEAK_HEAD.format(math.exp(weak[0]))}" if weak else NEW_HEAD
 
 
 def adapt(  # noqa: PLR0913 – one option per question
@@ -198,10 +269,11 @@ def adapt(  # noqa: PLR0913 – one option per question
         return Adaptation(done, before_scores, {}, vocabulary, fresh)
     best = dataclasses.replace(start, start=str(done.folder))
     after_scores = _by_main(plan, lambda: scores_of(best, corpora, device, Part(progress, "after")))
-    if is_main(plan) and errors.installed("matplotlib", "jinja2"):
-        scores, page = (before_scores, after_scores), out / "report.html"
-        write_adapt_page(page, start, done, scores, vocabulary, fresh, choose_device(device))
-    return Adaptation(done, before_scores, after_scores, vocabulary, fresh)
+    result = Adaptation(done, before_scores, after_scores, vocabulary, fresh)
+    if is_main(plan) and errors.installed("matplotlib", "jinja2"):  # in place of the run's page
+        page, used_device = out / "report.html", choose_device(device)
+        write_run_page(page, start, done.metrics, done.progress, used_device, result.lead())
+    return result
 
 
 def _by_main(plan: Plan, make: Callable[[], T]) -> T:
@@ -342,7 +414,7 @@ def _train_head(
     model = folder / "model"
     if (model / "config.json").is_file():
         return model
-    until = part_of(settings.training.end, HEAD_SHARE)
+    until = settings.training.end.part(HEAD_SHARE)
     if not isinstance(settings.objective, MaskedLM):
         message = f"the model has no head for {settings.objective.kind!r}, and none can be started"
         raise errors.ConfigError(message, where="model", fix="Give a model that predicts tokens.")

@@ -36,11 +36,10 @@ from bothways.objectives.step_cost import loss_floats, shared_parameters
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.layers import with_layers
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.durations import Epochs, Steps, Tokens
+from bothways.training.durations import StepRates, Steps
+from bothways.training.encoding_checks import check_model, unknown_tokens
 from bothways.training.parallel import Plan, Single
-from bothways.training.preflight.machine import check_machine, compute_as
-from bothways.training.preflight.memory import MemoryDemand
-from bothways.training.preflight.text import check_model, unknown_tokens
+from bothways.training.preflight import MemoryDemand, check_machine, compute_as
 
 SINGLE = Single()
 
@@ -349,21 +348,19 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
 
 def tokens_of_phases(settings: PretrainConfig, corpus_tokens: float) -> list[float] | None:
     """Return the number of tokens that a run reads in each phase; None if its length is a time."""
-    shares = [phase.share for phase in settings.phases]
-    match settings.training.end, settings.batch:
-        case Tokens(count), _:
-            return [share * count for share in shares]
-        case Epochs(count), _:
-            return [share * count * corpus_tokens for share in shares]
-        case Steps(count), ExampleBudget(n):
-            return [phase.share * count * n * phase.length for phase in settings.phases]
-        case Steps(count), TokenBudget(n):
-            return [share * count * n for share in shares]
-        case Steps(count), TokenRamp() as ramp:
-            totals = [ramp.tokens(end * count) for end in itertools.accumulate(shares, initial=0.0)]
-            return [stop - start for start, stop in itertools.pairwise(totals)]
-        case _:
+    end, batch = settings.training.end, settings.batch
+    if isinstance(batch, TokenRamp) and isinstance(end, Steps):
+        ends = itertools.accumulate((phase.share for phase in settings.phases), initial=0.0)
+        totals = [batch.tokens(share * end.count) for share in ends]
+        return [stop - start for start, stop in itertools.pairwise(totals)]
+    result = list[float]()
+    for phase in settings.phases:
+        of_step = float(batch.n * (phase.length if isinstance(batch, ExampleBudget) else 1))
+        steps = end.steps(StepRates(of_step, of_step / corpus_tokens if corpus_tokens else None))
+        if steps is None:
             return None
+        result.append(phase.share * steps * of_step)
+    return result
 
 
 def _check_phase(settings: PretrainConfig, phase: PretrainPhase, corpus: Corpus) -> list[Finding]:

@@ -32,12 +32,11 @@ from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.training.durations import Steps
 from bothways.training.loop import evaluate_losses
-from bothways.training.meter import EvaluationScores
+from bothways.training.meter import EvaluationScores, score_values
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Plan, Single, all_gather, sum_over_ranks
 from bothways.training.run import Training
 from bothways.training.schedules import Constant
-from bothways.training.trackers import score_values
 
 COUNTED = 10_000_000
 """Tokens of the corpus from which the unigram baseline is counted, at most."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -21,16 +19,15 @@ from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, pack
 from bothways.core.config.checks import require_at_least
-from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.errors import ConfigError
 from bothways.core.keyed_rng import rng
 from bothways.core.progress import SILENT, Progress
-from bothways.core.runtime.cards import CARDS, MACHINE, NETWORK, Accelerator
-from bothways.core.runtime.devices import choose_device, describe_device, memory_available
+from bothways.core.runtime import devices
+from bothways.core.runtime.cards import MACHINE, NETWORK, Accelerator
 from bothways.core.sequence import Sequence
 from bothways.core.targets import LabelTargets
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import Vocabulary
-from bothways.model.config import EncoderConfig
 from bothways.model.flops import BACKWARD, forward_flops
 from bothways.model.model import Model
 from bothways.objectives.objective import Objective
@@ -39,19 +36,14 @@ from bothways.pretraining.build import memory_demand, tokens_of_phases
 from bothways.pretraining.config import PretrainConfig
 from bothways.training.durations import Epochs, Hours, StepRates
 from bothways.training.optimizers import build_optimizer
-from bothways.training.preflight.machine import (
+from bothways.training.preflight import (
+    MemoryDemand,
+    PlacementChoice,
     StepSeconds,
+    choose_placement,
     compute_as,
     measure_updates,
     seconds_per_byte,
-)
-from bothways.training.preflight.memory import (
-    USABLE,
-    MemoryDemand,
-    MemoryPerRank,
-    PlacementChoice,
-    choose_placement,
-    size_text,
 )
 
 UTILISATION = 0.35
@@ -63,15 +55,8 @@ UPDATE_BYTES = 28
 read, all but the gradient written."""
 
 
-LAUNCH = 5e-6
-"""Seconds to launch a kernel on a card that is not here; on this machine it is measured."""
-UPDATE_LAUNCHES = 150
-"""Kernels of an update, clipping included, whatever the size of the model."""
-STEP_LAUNCH = 2e-5
-"""Seconds from one kernel of a step to the next where Python launches them: on an H100 a step of
-BERT-base has 950 launches and takes 18.5 ms longer than its kernels."""
-LAYER_LAUNCHES, OTHER_LAUNCHES = 70, 110
-"""Kernels of the forward and backward pass of a layer, and of everything else in a step."""
+SHORTEST_UPDATE = 7.5e-4
+"""Seconds to launch the 150 kernels of an update on a card, whatever the size of the model."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +71,18 @@ class Here:
     @property
     def torch_device(self) -> torch.device:
         """The device of the run."""
-        return choose_device(self.device)
+        return devices.choose_device(self.device)
 
     @property
     def memory(self) -> float:
         """The free memory in bytes; infinite if it is unknown."""
-        free = memory_available(self.torch_device)
+        free = devices.memory_available(self.torch_device)
         return math.inf if free is None else float(free)
 
     @property
     def title(self) -> str:
         """The name of the device."""
-        return describe_device(self.torch_device)
+        return devices.describe_device(self.torch_device)
 
 
 @dataclass(frozen=True)
@@ -185,39 +170,28 @@ class _Run:
         hours what the others add to the work. Only those at its end come after them.
         """
         end = self.settings.training.end
-        if not isinstance(end, Hours):
-            tokens = tokens_of_phases(self.settings, self.corpus_tokens or 0.0)
-            assert tokens is not None
+        tokens = tokens_of_phases(self.settings, self.corpus_tokens or 0.0)
+        if tokens is not None:
             return self._reading(tokens)
-        from scipy.optimize import brentq
-
         hours = 3600 * end.count
-
-        def excess(share: float) -> float:
-            """Return the seconds of the pauses beyond those that training leaves."""
-            return self._reading(self._tokens_within(hours * share)).pauses - hours * (1 - share)
-
-        share = 1.0
-        if excess(1.0) > 0:  # else even without a pause less is done than the hours hold
-            tight = excess(MIN_SHARE) >= 0
-            share = MIN_SHARE if tight else brentq(excess, MIN_SHARE, 1.0, xtol=MIN_SHARE)
-        return self._reading(self._tokens_within(hours * share))
+        work = self._reading(self._tokens_within(hours))
+        for _ in range(20):  # less training has fewer pauses, which leave more training
+            left = max(hours - work.pauses, MIN_SHARE * hours)
+            work = self._reading(self._tokens_within(left))
+        return work
 
     def _tokens_within(self, seconds: float) -> list[float]:
         """Return the tokens that each phase reads in its share of these seconds of work."""
-        from scipy.optimize import brentq
-
-        def excess(tokens: float, phases: list[float], end: float) -> float:
-            """Return the seconds of work after `end` if the next phase reads these tokens."""
-            return self._work_seconds([*phases, tokens]) - end
-
         phases, end = list[float](), 0.0
         for phase, per_token in zip(self.settings.phases, self.step.per_token, strict=True):
-            room = end + seconds * phase.share - self._work_seconds(phases)
             end += seconds * phase.share
-            # Without updates the phase would read this much: the root is below.
-            limit = room * self.ranks / per_token * (1 + 1e-9)
-            phases.append(brentq(excess, 0.0, limit, args=(phases, end)))
+            # Without updates the phase would read `high`; the number is found by bisection.
+            low, high = 0.0, (end - self._work_seconds(phases)) * self.ranks / per_token
+            for _ in range(60):
+                middle = (low + high) / 2
+                fits = self._work_seconds([*phases, middle]) <= end
+                low, high = (middle, high) if fits else (low, middle)
+            phases.append(high)
         return phases
 
     def _work_seconds(self, phases: list[float]) -> float:
@@ -248,9 +222,8 @@ class _Run:
             "exchange": updates * step.exchange,
         }
         epochs = tokens / self.corpus_tokens / updates if self.corpus_tokens else None
-        end, clock = training.end, sum(seconds.values())
-        if isinstance(end, Hours):
-            clock = 3600 * end.count
+        by_clock = isinstance(training.end, Hours)
+        clock = 3600 * training.end.count if by_clock else sum(seconds.values())
         rates = StepRates(tokens / updates, epochs, clock / updates)
         evaluations = rates.times(training.evaluate, updates)
         checkpoints = rates.times(training.save, updates)
@@ -277,14 +250,12 @@ class RunForecast:
         operations: operations per token of a step, on average.
         choice: the placement, its memory per rank, and the reason.
         free: bytes of memory of a rank.
-        microbatch: tokens that go through the model at once, as set.
-        largest: the largest microbatch that fits, in tokens.
+        microbatch, largest: tokens that go through the model at once, as set and at most.
         seconds: seconds of training, updates, exchange, evaluation and checkpoints.
         checkpoint: bytes of a checkpoint.
         checkpoints: number of checkpoints that are written.
         cost: cost at the price per rank and hour; None without a price.
         assumed: sentences about figures that were not measured.
-        remarks: sentences about what makes the run slow, or slower than its forecast.
     """
 
     hardware: str
@@ -302,7 +273,6 @@ class RunForecast:
     checkpoints: int
     cost: float | None
     assumed: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
 
     @property
     def total(self) -> float:
@@ -312,23 +282,16 @@ class RunForecast:
     @property
     def rate(self) -> float:
         """Tokens per second of all ranks, evaluation and checkpoints left out."""
-        work = sum(self.seconds[name] for name in ("training", "updates", "exchange"))
-        return self.tokens / work
+        return self.tokens / sum(self.seconds[name] for name in ("training", "updates", "exchange"))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         values = dataclasses.asdict(self)
         choice = values.pop("choice")
         memory = choice["memory"] | {"total": self.choice.memory.total, "free": values.pop("free")}
-        return values | {
-            "placement": choice["placement"],
-            "why": choice["why"],
-            "memory": memory,
-            "seconds": values["seconds"] | {"total": self.total},
-            "tokens per second": self.rate,
-            "assumed": [*self.assumed],
-            "remarks": [*self.remarks],
-        }
+        values["seconds"] |= {"total": self.total}
+        values |= choice | {"memory": memory, "tokens per second": self.rate}
+        return values
 
 
 def forecast_run(
@@ -358,10 +321,7 @@ def forecast_run(
         raise ConfigError(message, where="training.until", fix=fix)
     demand = memory_demand(settings)
     ranks, free, device = hardware.count, hardware.memory, hardware.torch_device
-    try:
-        choice = choose_placement(demand, ranks, free, device)
-    except ResourceError as error:
-        raise _with_cards(error, demand, hardware) from error
+    choice = choose_placement(demand, ranks, free, device)
     match hardware:
         case Here():
             step = measure_step(settings, device, out, progress)
@@ -377,49 +337,7 @@ def forecast_run(
         demand.microbatch, demand.largest_microbatch(free, device, choice.placement, ranks),
         work.seconds, demand.saved, work.checkpoints,
         None if price is None else price * ranks * hours, hardware.assumed,
-        tuple(_remarks(settings, hardware, demand, work.seconds)),
     )  # fmt: skip
-
-
-def _remarks(
-    settings: PretrainConfig, hardware: Hardware, demand: MemoryDemand, seconds: Mapping[str, float]
-) -> Iterator[str]:
-    """Yield causes of a slow run: updates and exchange, and on cards launches of kernels."""
-    overhead = seconds["updates"] + seconds["exchange"]
-    if overhead > seconds["training"] / 2:
-        share = overhead / (overhead + seconds["training"])
-        yield (
-            f"updates and the exchange between ranks take {share:.0%} of the work: a larger batch "
-            "has fewer of them"
-        )
-    if isinstance(hardware, Here):
-        return
-    tokens = min(float(demand.microbatch), _tokens_per_step(settings) / hardware.count)
-    encoders = [spec.encoder for spec in settings.objective.models(settings.encoder).values()]
-    layers = sum(encoder.depth for encoder in encoders if isinstance(encoder, EncoderConfig))
-    launching = (LAYER_LAUNCHES * layers + OTHER_LAUNCHES) * STEP_LAUNCH
-    work = max(_operations(settings)) * tokens / hardware.rate
-    if work < launching:
-        yield (
-            f"a rank has {tokens:,.0f} tokens at once, which it computes in {1e3 * work:.2g} ms, "
-            f"and launching the kernels takes about {1e3 * launching:.2g} ms: the run is slower "
-            "than this forecast; set batch.n and microbatch_tokens higher, or use fewer ranks"
-        )
-
-
-def _with_cards(error: ResourceError, demand: MemoryDemand, hardware: Hardware) -> ResourceError:
-    """Return the error with the smallest card with which the run fits as it is."""
-    if isinstance(hardware, Here):
-        return error
-    larger = (
-        card.name
-        for card in CARDS.values()
-        if demand.fits(card.memory, torch.device("cuda"), "sharded", hardware.count)
-        or demand.fits(card.memory, torch.device("cuda"))
-    )
-    name = next(larger, None)
-    fix = f"{error.fix} Or: --hardware {name}." if name else error.fix
-    return ResourceError(error.what, where=error.where, fix=fix)
 
 
 def _operations(settings: PretrainConfig) -> list[float]:
@@ -441,51 +359,24 @@ def compute_step(
         if settings.training.recompute:  # all blocks but one have a second forward pass
             again = forward_flops(encoder, (), phase.length) * (1 - 1 / encoder.depth)
         per_token.append((work + again) / hardware.rate)
-    shards = hardware.count if choice.placement == "sharded" else 1
-    update = max(
-        UPDATE_BYTES * demand.parameters / shards / hardware.card.bandwidth,
-        UPDATE_LAUNCHES * _launch_seconds(),
-    )
-    exchange = _exchange_seconds(settings, hardware, demand, choice)
-    return StepSeconds(tuple(per_token), update, exchange)
-
-
-def _launch_seconds() -> float:
-    """Return the seconds to launch a kernel, measured if this machine has a GPU."""
-    if not torch.cuda.is_available():
-        return LAUNCH
-    value = torch.zeros((), device="cuda")
-    value.add_(1)
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(1000):
-        value.add_(1)
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) / 1000
-
-
-def _exchange_seconds(
-    settings: PretrainConfig, hardware: Cards, demand: MemoryDemand, choice: PlacementChoice
-) -> float:
-    """Return the seconds that the exchange between ranks adds to an update.
-
-    A ring sends 2·(r − 1)/r of the gradients; shards also gather weights in both passes. What the
-    backward pass of the last microbatch hides is not counted.
-    """
-    ranks = hardware.count
-    if ranks == 1:
-        return 0.0
-    link = NETWORK if ranks > MACHINE else hardware.card.link
-    sent = 4 * demand.parameters * (ranks - 1) / ranks
-    of_rank = _tokens_per_step(settings) / ranks
-    micro = max(1.0, of_rank / demand.microbatch)
-    total = 2 * sent if choice.placement == "replicated" else sent * (1 + 2 * math.ceil(micro))
-    tokens = min(float(demand.microbatch), of_rank)
-    shares = [phase.share for phase in settings.phases]
-    work = float(np.dot(shares, _operations(settings)))
-    compute = work * tokens / hardware.rate
-    hidden = compute * BACKWARD / (1 + BACKWARD)
-    return max(0.0, total / link - hidden)
+    ranks, sharded = hardware.count, choice.placement == "sharded"
+    shards = ranks if sharded else 1
+    update = UPDATE_BYTES * demand.parameters / shards / hardware.card.bandwidth
+    exchange = 0.0
+    if ranks > 1:
+        # A ring sends 2·(r − 1)/r of the gradients; shards also gather weights in both passes. What
+        # the backward pass of the last microbatch hides is not counted.
+        batch, phases = settings.batch, settings.phases
+        examples = isinstance(batch, ExampleBudget)
+        of_rank = sum(p.share * batch.n * (p.length if examples else 1) for p in phases) / ranks
+        sent = 4 * demand.parameters * (ranks - 1) / ranks
+        micro = math.ceil(max(1.0, of_rank / demand.microbatch))
+        total = sent * (1 + 2 * micro) if sharded else 2 * sent
+        work = float(np.dot([phase.share for phase in phases], _operations(settings)))
+        compute = work * min(float(demand.microbatch), of_rank) / hardware.rate
+        link = NETWORK if ranks > MACHINE else hardware.card.link
+        exchange = max(0.0, total / link - compute * BACKWARD / (1 + BACKWARD))
+    return StepSeconds(tuple(per_token), max(update, SHORTEST_UPDATE), exchange)
 
 
 def measure_step(
@@ -530,27 +421,3 @@ def _random_batch(
             objective.prepare(Sequence(ids, segments, {"pair": pair}), vocabulary, draw)
         )
     return pack(sequences)
-
-
-def _tokens_per_step(settings: PretrainConfig) -> float:
-    """Return the tokens of an update over all ranks, on average over the phases."""
-    batch = settings.batch
-    if isinstance(batch, ExampleBudget):
-        return sum(phase.share * batch.n * phase.length for phase in settings.phases)
-    return float(batch.n)
-
-
-def memory_rows(forecast: RunForecast) -> list[tuple[str, str]]:
-    """Return the memory of a rank by its parts, as texts."""
-    memory: MemoryPerRank = forecast.choice.memory
-    sizes = {
-        "weights": memory.weights,
-        "gradients": memory.gradients,
-        "optimizer": memory.optimizer,
-        f"activations of {forecast.microbatch:,} tokens": memory.activations,
-        "teacher": memory.frozen,
-        "gathered": memory.gathered,
-    }
-    rows = [(name, size_text(count)) for name, count in sizes.items() if count]
-    free = size_text(forecast.free) if math.isfinite(forecast.free) else "unknown"
-    return [*rows, (f"all, of {free} of which {USABLE:.0%} count", size_text(memory.total))]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from bothways.core.advice import argument
 from bothways.core.config.reader import replaced_members
@@ -37,6 +37,7 @@ from bothways.training.durations import Duration, Epochs, Hours, Steps
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, OptimizerConfig
 from bothways.training.run import Training
 from bothways.training.schedules import GoogleLinear, Linear, Schedule
+from bothways.training.shorthands import PretrainRecipe
 
 
 def paper(encoder: EncoderConfig) -> PretrainConfig:
@@ -291,16 +292,9 @@ def deberta_v3(encoder: EncoderConfig) -> PretrainConfig:
 
 
 RECIPES: dict[str, Callable[[EncoderConfig], PretrainConfig]] = {
-    "modern": modern,
-    "paper": paper,
-    "short": short,
-    "electra": electra,
-    "roberta": roberta,
-    "albert": albert,
-    "spanbert": spanbert,
-    "deberta": deberta,
-    "deberta_v3": deberta_v3,
+    name: globals()[name] for name in get_args(PretrainRecipe)
 }
+"""The functions above, by the names that commands and `bothways.pretrain` take."""
 
 
 def distilbert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bothways.core.atomic_files import replace_text
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.errors import installed
@@ -40,11 +38,10 @@ from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
 from bothways.pretraining.run_page import write_run_page
 from bothways.training import parallel, run
-from bothways.training.durations import part_of
-from bothways.training.preflight.machine import choose_parallelism, peak_of
+from bothways.training.checkpoint import FolderStore, MemoryStore, run_folder
+from bothways.training.durations import RunState
+from bothways.training.preflight import choose_parallelism, peak_of
 from bothways.training.run import Training
-from bothways.training.state import RunState
-from bothways.training.store import FolderStore, MemoryStore, run_folder
 
 MakeHeldOut = Callable[[TrainingModule, parallel.Plan], HeldOut]
 """Makes what evaluates a training module on text of its own."""
@@ -142,11 +139,6 @@ def pretrain(
         peak = peak_of(flops, settings.training, used_device, plan)
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
-        if folder is not None and parallel.is_main(plan):
-            locations = {name: str(c.folder.absolute()) for name, c in corpora.parts.items()}
-            data = RunData(locations, digests, held_out is None)
-            text = json.dumps(dataclasses.asdict(data), ensure_ascii=False)
-            replace_text(folder / DATA, text)
         train_ids, scoring = _split(settings, corpora, plan, training_module, held_out)
         for setting in (settings.training.keep, settings.training.target):
             if setting is not None:  # now, not at the first evaluation
@@ -177,25 +169,6 @@ def pretrain(
             if installed("matplotlib", "jinja2"):
                 write_run_page(folder / "report.html", settings, done.metrics, state, used_device)
         return dataclasses.replace(done, folder=folder / "model")
-
-
-DATA = "data.json"
-"""The file of a run with its `RunData`."""
-
-
-@dataclass(frozen=True)
-class RunData:
-    """What a run reads besides its settings, to repeat its steps.
-
-    Attributes:
-        corpora: the folders of the corpora, by name.
-        digests: of the corpora together, and of each frozen model by role.
-        held_out: whether documents are set aside; else all are trained on.
-    """
-
-    corpora: Mapping[str, str]
-    digests: Mapping[str, str]
-    held_out: bool
 
 
 def digests_of(settings: PretrainConfig, corpora: Corpora) -> dict[str, str]:
@@ -254,7 +227,7 @@ def phases_of(
 
     ends = np.cumsum([phase.share for phase in settings.phases])
     ends[-1] = 1.0
-    return [run.TrainingPhase(part_of(settings.training.end, float(end)), steps) for end in ends]
+    return [run.TrainingPhase(settings.training.end.part(float(end)), steps) for end in ends]
 
 
 def _save(done: PretrainResult, settings: PretrainConfig, corpora: Corpora, folder: Path) -> None:

@@ -6,7 +6,6 @@ The curves come from the run's `metrics.jsonl`; `quickstart` shows the same.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -14,16 +13,13 @@ from typing import Any
 
 import torch
 
-from bothways._version import __version__
-from bothways.core.config.toml import read_toml
-from bothways.core.config.tree import flatten
-from bothways.core.errors import CheckpointError, ConfigError
+from bothways.core.errors import CheckpointError
 from bothways.core.json_reader import parse_object
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
-from bothways.core.terminal import quantity, write_stderr
+from bothways.core.terminal import write_stderr
 from bothways.pretraining.config import PretrainConfig
-from bothways.training.state import RunState
+from bothways.training.durations import RunState
 
 POINTS = 200
 """Maximum number of points of a curve."""
@@ -98,8 +94,12 @@ def write_run_page(
     metrics: Mapping[str, float],
     progress: RunState,
     device: torch.device,
+    lead: s.Report | None = None,
 ) -> None:
     """Write the page of a finished run next to its `metrics.jsonl`.
+
+    Args:
+        lead: the title, the headline and the first sections of another kind of run.
 
     Raises:
         CheckpointError: the records cannot be read.
@@ -117,12 +117,14 @@ def write_run_page(
         for name, value, _ in held_out
         if isinstance(value, float) and name in {"loss/masked", "perplexity"}
     )
+    lead = lead or s.Report("Pre-training", headline, "", ())
     report = s.Report(
-        f"Pre-training: {file.parent.name}",
-        headline or f"{progress.steps:,} steps",
+        f"{lead.title}: {file.parent.name}",
+        lead.headline or f"{progress.steps:,} steps",
         f"{progress.steps:,} steps, {progress.tokens:,} tokens, {progress.epochs:.3g} epochs, "
         f"{progress.seconds / 60:,.1f} minutes.",
         (
+            *lead.sections,
             *curves(records, metrics),
             *_course(records),
             s.TableSection("Held-out documents", ["metric", "value", "baseline"], held_out),
@@ -151,96 +153,3 @@ def metric_line(title: str, records: Records, name: str) -> s.Line:
     groups = [points[at : at + size] for at in range(0, len(points), size)]
     xs, ys = ([sum(p[axis] for p in group) / len(group) for group in groups] for axis in (0, 1))
     return s.Line(title, xs, ys)
-
-
-NOT_SET = "–"
-"""What is shown for a setting that a run does not have."""
-
-
-def write_comparison(folders: Many[Path], file: Path) -> None:
-    """Write a page that compares runs by their records and settings.
-
-    Args:
-        folders: of pre-training or fine-tuning runs, finished or not; two at least.
-
-    Raises:
-        CheckpointError: a folder has no records, or they cannot be read.
-        ConfigError: there are fewer than two runs.
-        ResourceError: the page cannot be written.
-    """
-    if len(folders) < 2:
-        raise ConfigError(f"two runs or more can be compared, not {len(folders)}", where="runs")
-    names = _names(folders)
-    records = {name: _records(folder) for name, folder in zip(names, folders, strict=True)}
-    settings = {
-        name: flatten(read_toml(folder / "config.toml"))
-        if (folder / "config.toml").exists()
-        else {}
-        for name, folder in zip(names, folders, strict=True)
-    }
-    report = s.Report(
-        "Runs: " + ", ".join(names),
-        quantity(len(names), "run(s)"),
-        "Curves over the tokens read.",
-        (
-            s.TableSection("Speed", _SPEED, [_speed(name, records[name]) for name in names]),
-            s.TableSection("Settings that differ", ["setting", *names], differences(settings)),
-            *_curves(records),
-        ),
-        f"bothways {__version__}",
-    )
-    write_html(report, file)
-
-
-def differences(settings: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
-    """Return a row for each setting that is not the same in all runs: its name and the values."""
-    keys = dict.fromkeys(key for table in settings.values() for key in table)
-    rows = ([key, *(str(table.get(key, NOT_SET)) for table in settings.values())] for key in keys)
-    return [row for row in rows if len({*row[1:]}) > 1]
-
-
-_SPEED = ["run", "steps", "million tokens", "hours", "tokens a second, median"]
-
-
-def _speed(name: str, records: Records) -> list[Any]:
-    newest = records[-1]
-    rates = [record["tokens_per_second"] for record in records if "tokens_per_second" in record]
-    median = f"{statistics.median(rates):,.0f}" if rates else NOT_SET
-    return [name, f"{newest['step']:,}", f"{newest['tokens'] / 1e6:,.3f}",
-            f"{newest['seconds'] / 3600:,.3f}", median]  # fmt: skip
-
-
-def _curves(records: Mapping[str, Records]) -> list[s.Curves]:
-    """Return a chart for each metric that two runs or more have: held-out ones first."""
-    keys = {
-        key: None
-        for run_records in records.values()
-        for record in run_records
-        for key in record
-        if key.startswith(("held-out/", "dev/", "loss/", "learning_rate", "tokens_per_second"))
-    }
-    charts = []
-    for key in sorted(keys, key=lambda key: not key.startswith(("held-out/", "dev/"))):
-        lines = [metric_line(name, run_records, key) for name, run_records in records.items()]
-        lines = [line for line in lines if line.x]
-        if len(lines) > 1:
-            charts.append(s.Curves(key, "million tokens read", "", lines))
-    return charts
-
-
-def _records(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "metrics.jsonl"
-    records = read_records(file) if file.is_file() else []
-    if not records:
-        raise CheckpointError("has no metrics.jsonl with records of a run", where=folder)
-    return records
-
-
-def _names(folders: Many[Path]) -> list[str]:
-    """Return the names of the folders; where two are equal, as much of their paths as differs."""
-    paths = [folder.absolute().parts for folder in folders]
-    for count in range(1, max(map(len, paths)) + 1):
-        names = ["/".join(path[-count:]) for path in paths]
-        if len({*names}) == len(names):
-            return names
-    raise ConfigError("a run is named twice", where="runs")

@@ -42,6 +42,15 @@ class VocabularyFit:
         """True if adding the words is worth it."""
         return self.saved - self.saved_general >= WORTH
 
+    def rows(self) -> list[list[str]]:
+        """Return the measures on the domain and on general text, as texts."""
+        reports = [self.domain, *([self.general] if self.general else [])]
+        return [
+            ["tokens per word", *(f"{report.fertility:.3f}" for report in reports)],
+            ["unknown tokens", *(f"{report.unknown:.3%}" for report in reports)],
+            ["words of one token", *(f"{report.whole_words:.1%}" for report in reports)],
+        ]
+
     @property
     def answer(self) -> str:
         """The answer, as a sentence."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bothways.core.training_module import TrainingModule
-from bothways.training.sharding import give_up_gathered, own_parts
+from bothways.training.parallel import give_up_gathered, own_parts
 
 NAME = "average"
 """The name of the submodule."""

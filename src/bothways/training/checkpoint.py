@@ -8,15 +8,21 @@
 A checkpoint is written whole or not at all. One of another run or of another format is refused; a
 damaged one is skipped with a note. Draws for the data are keyed by place, so that the cursor is
 their only state.
+
+A run keeps them in its folder, with records and signals (`FolderStore`): it can be interrupted and
+resumed. A run in memory keeps the best weights alone and ends with them (`MemoryStore`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,17 +31,27 @@ from torch import Tensor
 
 import bothways
 from bothways.core import errors
-from bothways.core.atomic_files import file_digest, remove_folder
+from bothways.core.advice import argument
+from bothways.core.atomic_files import HIDDEN, file_digest, remove_folder, replace_text
 from bothways.core.config.checks import require_at_least
 from bothways.core.config.tree import flatten
+from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 from bothways.core.json_reader import read_object
 from bothways.core.keyed_rng import rng
+from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import device_of
 from bothways.core.training_module import TrainingModule
-from bothways.training import saved_state
-from bothways.training.parallel import Plan
+from bothways.training import saved_state, trackers
+from bothways.training.average import use_average
+from bothways.training.durations import RunState
+from bothways.training.parallel import Plan, from_main_rank, is_main, on_all_ranks
 from bothways.training.saved_state import MANIFEST, PROGRESS, RunTensors
-from bothways.training.state import RunState
+from bothways.training.signals import Interruption
+
+Metrics = Mapping[str, int | float]
+"""Results of an evaluation by name, such as "held-out/loss/masked"."""
+STOPPING = "early_stopping/"
+"""The prefix of the state of early stopping, which is kept among the metrics of a checkpoint."""
 
 
 class DamagedError(errors.CheckpointError):
@@ -68,13 +84,10 @@ class Keep:
     """The checkpoints that stay: the newest `last`, and the best.
 
     Attributes:
-        asynchronous: write them from a copy in memory while training goes on. An error of writing
-            is then raised at the next save.
     """
 
     last: int = 2
     best: Best | None = None
-    asynchronous: bool = False
 
     def __post_init__(self) -> None:
         require_at_least(1, "training.keep", last=self.last)
@@ -269,3 +282,214 @@ def _set_random(
     torch.set_rng_state(states["cpu"][plan.rank].clone())
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"][plan.rank].clone(), device)
+
+
+@dataclass(frozen=True)
+class RunSession:
+    """The receivers of a session of training: all of them, on the main rank.
+
+    Attributes:
+        trackers: receive the records.
+        is_interrupted: whether a signal has come.
+    """
+
+    trackers: Sequence[trackers.Tracker] = ()
+    is_interrupted: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
+class FolderStore:
+    """The folder of a run (`run_folder`), seen by all ranks.
+
+    Attributes:
+        config: the resolved configuration, in plain values. A checkpoint with another one is
+            refused.
+        changeable: paths of settings that may differ (`changeable_settings`).
+        settings: the text of `config.toml`; None to write none.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    changeable: Collection[str] = ()
+    settings: str | None = None
+
+    def restore(self, tensors: RunTensors, keep: Keep) -> tuple[RunState, Metrics, list[str]]:
+        """Restore the newest whole checkpoint; return its progress, its metrics and notes.
+
+        With another `training.until`, a run in the decay of its schedule returns to the end of the
+        plateau.
+
+        Raises:
+            CheckpointError: a checkpoint is of another run, or all are damaged.
+        """
+        checkpoint, notes = from_main_rank(tensors.plan, self._choose)
+        state, metrics = RunState(), dict[str, int | float]()
+        if checkpoint is not None:
+            state = checkpoint.restore(tensors, self.config, self.changeable)
+            metrics = dict(checkpoint.metrics)
+        if is_main(tensors.plan) and self.settings is not None:
+            replace_text(self.folder / "config.toml", self.settings)
+        return state, metrics, notes
+
+    def _choose(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return the checkpoint to continue from, and notes."""
+        newest, notes = self._newest()
+        if newest is None:
+            return None, notes
+        # A run that is longer now continues from before the decay, not from the end of it.
+        plateau = self.folder / f"step-{newest.progress.plateau}"
+        previous, current = (
+            config.get("training", {}).get("until") for config in (newest.config, self.config)
+        )
+        if previous == current or plateau == newest.folder or not plateau.exists():
+            return newest, notes
+        notes.append(f"note: continues from {plateau.name}, where the decay of the rate began")
+        return read_checkpoint(plateau), notes
+
+    def _newest(self) -> tuple[Checkpoint | None, list[str]]:
+        notes: list[str] = []
+        failures: list[errors.CheckpointError] = []
+        for folder in reversed(checkpoints(self.folder)):
+            try:
+                return read_checkpoint(folder), notes
+            except DamagedError as error:
+                failures.append(error)
+                notes.append(f"note: skipped a damaged checkpoint: {error}")
+        if failures:
+            raise failures[0]
+        return None, notes
+
+    def save(self, tensors: RunTensors, state: RunState, metrics: Metrics, keep: Keep) -> None:
+        """Write a checkpoint and delete those that need not stay; all ranks wait for it.
+
+        A rank that went on would take the main one for one that hangs, and would only learn that
+        it is lost if the disk is full.
+        """
+        new = saved_state.new_checkpoint(self.folder, tensors, state, metrics, self.config)
+
+        def write() -> None:
+            """Write it, and delete those that need not stay."""
+            new.write()
+            if is_main(tensors.plan):
+                prune(self.folder, keep, state.steps, state.plateau)
+
+        on_all_ranks(tensors.plan, write)
+
+    def load_best(self, training_module: TrainingModule, best: Best) -> None:
+        """Load the best weights into a training module, if any evaluation has the metric."""
+        if (folder := best_checkpoint(self.folder, best)) is not None:
+            read_checkpoint(folder).load_weights(training_module)
+            use_average(training_module)
+
+    @contextlib.contextmanager
+    def session(
+        self, plan: Plan, state: RunState, hosted: Sequence[trackers.HostedTracker] = ()
+    ) -> Iterator[RunSession]:
+        """Open the trackers; signals end the session."""
+        with contextlib.ExitStack() as stack:
+            interruption = stack.enter_context(Interruption())
+            session = RunSession(is_interrupted=lambda: interruption.asked)
+            if is_main(plan):
+                folder, step = self.folder, state.steps
+                receivers: list[trackers.Tracker] = [
+                    trackers.JsonLines(folder / "metrics.jsonl", step)
+                ]
+                if errors.installed("tensorboard"):
+                    receivers.append(trackers.TensorBoard(folder / "tensorboard", step))
+                if hosted:
+                    settings = flatten(dict(self.config))
+                    receivers.append(trackers.WeightsAndBiases(folder, settings))
+                for tracker in receivers:
+                    stack.enter_context(contextlib.closing(tracker))
+                session = RunSession(receivers, session.is_interrupted)
+            yield session
+
+
+@dataclass
+class MemoryStore:
+    """The best weights of a run of one process, in memory.
+
+    Attributes:
+        history: (epochs, metrics) of every evaluation.
+        metrics: metrics of the best weights; empty without evaluations.
+    """
+
+    history: list[tuple[float, Metrics]] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def restore(self, tensors: RunTensors, keep: Keep) -> tuple[RunState, Metrics, list[str]]:
+        """Return the start of a run."""
+        return RunState(), {}, []
+
+    def save(self, tensors: RunTensors, state: RunState, metrics: Metrics, keep: Keep) -> None:
+        """Keep the weights if their metrics are the best so far."""
+        metrics = {name: value for name, value in metrics.items() if not name.startswith(STOPPING)}
+        if not metrics or keep.best is None:
+            return
+        self.history.append((state.epochs, metrics))
+        if not self.metrics or keep.best.order(metrics) < keep.best.order(self.metrics):
+            weights = tensors.training_module.trained_state()
+            self.metrics, self.weights = metrics, {n: w.clone() for n, w in weights.items()}
+
+    def load_best(self, training_module: TrainingModule, best: Best) -> None:
+        """Load the best weights into a training module, if there was an evaluation."""
+        if self.weights:
+            training_module.load_state_dict(self.weights, strict=False)
+            use_average(training_module)
+
+    @contextlib.contextmanager
+    def session(
+        self, plan: Plan, state: RunState, hosted: Sequence[trackers.HostedTracker] = ()
+    ) -> Iterator[RunSession]:
+        """Open nothing: Ctrl-C ends the run at once."""
+        yield RunSession()
+
+
+Store = FolderStore | MemoryStore
+
+
+MARK = ".run"
+"""Empty file that marks the folder of a run, also before its first checkpoint."""
+LAST_RANK = 120.0
+"""Seconds for a rank that is ending: torchrun kills it after 30, and a file server takes up to 90
+to free what a machine has locked that is gone."""
+
+
+@contextlib.contextmanager
+def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> Iterator[Path]:
+    """Create the folder if it is missing, and lock it for this process.
+
+    A rank that torchrun has started again waits for the one before it, which may be on another
+    machine and slow to end.
+
+    Args:
+        folder: of the run's checkpoints and records.
+        resume: continue with the checkpoints in it; without, it must hold none.
+        progress: receives a note about the wait.
+
+    Raises:
+        ResourceError: it is locked, holds checkpoints or other files, or cannot be written.
+    """
+    another = "Choose another folder."
+    with errors.os_errors(folder, another):
+        if folder.exists() and not (folder / MARK).exists() and any(folder.iterdir()):
+            message = "is not empty, and not the folder of a run"
+            raise errors.ResourceError(message, where=folder, fix=another)
+        if not resume and latest_checkpoint(folder) is not None:
+            fix = f"Add {argument(resume=True)} to continue it, or choose another folder."
+            message = "holds the checkpoints of an earlier run"
+            raise errors.ResourceError(message, where=folder, fix=fix)
+    patience = LAST_RANK if resume and "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+    with lock_folder(folder, patience, progress):
+        with errors.os_errors(folder, another):
+            begun = (folder / MARK).exists()
+            (folder / MARK).touch()
+            for leftover in folder.glob(f"{HIDDEN}*"):
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        try:
+            yield folder
+        except BaseException:
+            if not begun and {file.name for file in folder.iterdir()} <= {MARK, LOCK, OWNER}:
+                (folder / MARK).unlink()  # the run was refused
+            raise

@@ -1,20 +1,22 @@
-"""Durations: steps, tokens, epochs and hours.
+"""Durations in steps, tokens, epochs or hours, and the state of a run, its progress in each.
 
 One type serves for the end of a run, warm-up, evaluation and saving.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
-from typing_extensions import assert_never
+from typing_extensions import Self
 
 from bothways.core.errors import ConfigError
+from bothways.core.source import Cursor, TrainingStep
 
 _SHORT = len("0.25 hours")
 """Characters of a time in hours, at most, where minutes or seconds would be as exact."""
@@ -23,13 +25,30 @@ _SHORT = len("0.25 hours")
 @dataclass(frozen=True)
 class _Amount:
     count: float
+    kind: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.count < math.inf:
             raise ConfigError(f"{self} is not a valid duration: it must be above 0 and finite")
 
     def __str__(self) -> str:
-        return f"{self.count:.12g} {type(self).__name__.lower()}"
+        return f"{self.count:.12g} {self.kind}"
+
+    def part(self, share: float) -> Self:
+        """Return the duration of a share of this one, at least one step or token."""
+        count = self.count * share
+        whole = isinstance(self, Steps | Tokens)
+        return dataclasses.replace(self, count=max(1, round(count)) if whole else count)
+
+    def steps(self, rates: StepRates) -> float | None:
+        """Return the duration in steps, 3 epochs of 100 steps as 300; None if its rate is unknown.
+
+        The one place where a unit becomes another one.
+        """
+        hours = None if rates.seconds is None else rates.seconds / 3600
+        per_step = {"steps": 1.0, "tokens": rates.tokens, "epochs": rates.epochs, "hours": hours}
+        rate = per_step[self.kind]
+        return None if rate is None else self.count / rate
 
 
 @dataclass(frozen=True)
@@ -120,21 +139,6 @@ Auto = Literal["auto"]
 """A setting that fine-tuning chooses by the model and the data (`finetuning.automatic`)."""
 
 
-def part_of(run: Duration, share: float) -> Duration:
-    """Return the duration of a share of a run, at least one step or token."""
-    match run:
-        case Steps(count):
-            return Steps(max(1, round(count * share)))
-        case Tokens(count):
-            return Tokens(max(1, round(count * share)))
-        case Epochs(count):
-            return Epochs(count * share)
-        case Hours(count):
-            return Hours(count * share)
-        case _:
-            assert_never(run)
-
-
 @dataclass(frozen=True)
 class StepRates:
     """What a step adds to each unit of the length of a run, on average.
@@ -149,21 +153,94 @@ class StepRates:
     epochs: float | None = None
     seconds: float | None = None
 
-    def steps(self, duration: Duration) -> float | None:
-        """Return a duration in steps; None if its unit is unknown."""
-        match duration:
-            case Steps(count):
-                return count
-            case Tokens(count):
-                return count / self.tokens
-            case Epochs(count):
-                return None if self.epochs is None else count / self.epochs
-            case Hours(count):
-                return None if self.seconds is None else 3600 * count / self.seconds
-            case _:
-                assert_never(duration)
-
     def times(self, interval_length: Duration | None, steps: float) -> int:
         """Count the ends of intervals in a run of `steps`; its own end counts."""
-        interval = None if interval_length is None else self.steps(interval_length)
+        interval = None if interval_length is None else interval_length.steps(self)
         return 1 if interval is None else max(1, math.ceil(steps / interval - 1e-9))
+
+
+START = Cursor()
+"""The place before the first sequence."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a run needs to continue, besides weights, optimizer and random state.
+
+    Attributes:
+        steps: updates done.
+        tokens: tokens read over all ranks.
+        epochs: passes over the data, those of earlier phases included.
+        seconds: time until the last step began, earlier sessions included; equal on all ranks.
+        cursor: the place in the data of the current phase from which the next step reads.
+        ends: the cursors at which the earlier phases ended.
+        phase: which of the run's phases is the current one, from 0.
+        early: True if early stopping ended the run before its length.
+        plateau: the step of the checkpoint from which a longer run continues, since the decay of
+            its `WSD` schedule began there; 0 before.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    epochs: float = 0.0
+    seconds: float = 0.0
+    cursor: Cursor = START
+    phase: int = 0
+    ends: tuple[Cursor, ...] = ()
+    early: bool = False
+    plateau: int = 0
+
+    def amount(self, unit: Duration) -> float:
+        """Return the progress in the unit of a duration."""
+        amounts = {
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "epochs": self.epochs,
+            "hours": self.seconds / 3600,
+        }
+        return float(amounts[unit.kind])
+
+    def share(self, duration: Duration) -> float:
+        """Return the fraction of a duration that is done: 0 at the start, 1 or more at its end."""
+        return self.amount(duration) / duration.count
+
+    def finished(self, run: Duration) -> bool:
+        """Return True if a run of this length is at its end or has ended early."""
+        return self.early or self.share(run) >= 1
+
+    def passed(self, interval: Duration, since: RunState) -> bool:
+        """Return True if a multiple of `interval` was reached after `since`."""
+        previous, current = (
+            math.floor(progress.share(interval) + 1e-9) for progress in (since, self)
+        )  # 0.3 / 0.1 < 3 in floating-point numbers
+        return previous < current
+
+    def after(self, step: TrainingStep) -> RunState:
+        """Return the state after a step."""
+        return dataclasses.replace(
+            self,
+            steps=self.steps + 1,
+            tokens=self.tokens + step.tokens,
+            epochs=step.epochs,
+            cursor=step.cursor,
+        )
+
+    def next_phase(self) -> RunState:
+        """Return the state at the start of the next phase, which continues the current epoch."""
+        return dataclasses.replace(
+            self,
+            phase=self.phase + 1,
+            cursor=self.cursor.at_next_phase(),
+            ends=(*self.ends, self.cursor),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, which `from_json` reads."""
+        ends = [end.to_json() for end in self.ends]
+        return dataclasses.asdict(self) | {"cursor": self.cursor.to_json(), "ends": ends}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunState:
+        """Read the values of `to_json`."""
+        ends = tuple(map(Cursor.from_json, values["ends"]))
+        return cls(**{**values, "cursor": Cursor.from_json(values["cursor"]), "ends": ends})

@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,95 +25,98 @@ from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.runtime.devices import Precision, device_of, resolve_precision
 from bothways.core.source import TrainingStep
 from bothways.core.training_module import TrainingModule, evaluating
-from bothways.training.durations import Duration
-from bothways.training.meter import EvaluationScores, Meter, StepReport
+from bothways.training.durations import Duration, RunState
+from bothways.training.meter import EvaluationScores, Meter, StepReport, Watchdog
 from bothways.training.optimizers import set_rate, update
-from bothways.training.pace import Watchdog
 from bothways.training.parallel import Plan, exchanging, is_main, replicate, sum_over_ranks
-from bothways.training.state import RunState
+from bothways.training.saved_state import RunTensors
 
 _CLOCK, _STOP = "(clock)", "(stop)"
 
 
-def fit(  # noqa: PLR0913 – one independent value per question that a run answers
-    training_module: TrainingModule,
-    steps: Iterable[TrainingStep],
-    optimizer: torch.optim.Optimizer,
-    schedule: Callable[[RunState], float],
-    plan: Plan,
-    *,
-    until: Duration,
-    progress: RunState,
-    on_step: Callable[[RunState, Meter], bool],
-    on_rest: Callable[[StepReport], object] = lambda report: None,
-    precision: Precision = "auto",
-    clip_norm: float | None = 1.0,
-    step_limit: float | None = None,
-) -> RunState:
-    """Train until a duration is over, the steps end, or a rank asks to stop.
+@dataclass(frozen=True)
+class Loop:
+    """The training loop of a run.
 
-    Args:
-        training_module: the model with its losses, on its device.
-        steps: from `progress.cursor` on; equally many on each rank.
-        schedule: progress before a step → multiple of the peak learning rate.
-        progress: the state of the run; `RunState()` at its start.
+    Attributes:
+        tensors: the training module, on its device, its optimizer, and the ranks.
+        rate: the state before a step → the multiple of the peak learning rate.
         on_step: called after each step; True asks all ranks to stop before the next one. Reading
             the meter reduces over ranks, so all ranks must read at the same steps.
         on_rest: called at the end with the report of the last steps, if `on_step` has not read it.
         clip_norm: the highest global gradient norm; None for no clipping.
-        step_limit: seconds after which a step is taken for a hang (`pace.Watchdog`).
-
-    Returns:
-        The progress after the last step.
-
-    Raises:
-        BothwaysError: a loss or a gradient is not finite; such a gradient changes nothing.
-        ConfigError: this device does not support the precision.
+        step_limit: seconds after which a step is taken for a hang (`meter.Watchdog`).
     """
-    tune_allocator()
-    device, model, meter = device_of(training_module), replicate(training_module, plan), Meter(plan)
-    arithmetic, clock, stop = _arithmetic(precision, device), clock_from(progress.seconds), False
-    training_module.train()
-    with Watchdog(plan, step_limit) as watchdog:
-        watchdog.note("reading its batch", progress.steps + 1)
-        begin = time.perf_counter()
-        for step in steps:
-            weights = [training_module.weights(batch) for batch in step.microbatches]
-            work_seconds = time.perf_counter() - begin
-            watchdog.note("waiting for the other ranks", progress.steps + 1)
-            agreed = sum_over_ranks(
-                plan, {**_sum(weights), _STOP: stop, _CLOCK: clock() if is_main(plan) else 0.0}
-            )
-            progress = dataclasses.replace(progress, seconds=agreed[_CLOCK])
-            if agreed[_STOP] or progress.share(until) >= 1:
-                break
-            rate = set_rate(optimizer, schedule(progress))
+
+    tensors: RunTensors
+    rate: Callable[[RunState], float]
+    on_step: Callable[[RunState, Meter], bool] = lambda state, meter: False
+    on_rest: Callable[[StepReport], object] = lambda report: None
+    precision: Precision = "auto"
+    clip_norm: float | None = 1.0
+    step_limit: float | None = None
+
+    def train(self, steps: Iterable[TrainingStep], until: Duration, state: RunState) -> RunState:
+        """Train until a duration is over, the steps end, or a rank asks to stop.
+
+        Args:
+            steps: from `state.cursor` on; equally many on each rank.
+            state: of the run; `RunState()` at its start.
+
+        Returns:
+            The state after the last step.
+
+        Raises:
+            BothwaysError: a loss or a gradient is not finite; such a gradient changes nothing.
+            ConfigError: this device does not support the precision.
+        """
+        tune_allocator()
+        training_module, plan = self.tensors.training_module, self.tensors.plan
+        device, model = device_of(training_module), replicate(training_module, plan)
+        meter, clock, stop = Meter(plan), clock_from(state.seconds), False
+        arithmetic = _arithmetic(self.precision, device)
+        training_module.train()
+        with Watchdog(plan, self.step_limit) as watchdog:
+            watchdog.note("reading its batch", state.steps + 1)
             begin = time.perf_counter()
-            for number, batch in enumerate(step.microbatches, 1):
-                watchdog.note("computing", progress.steps + 1)
-                is_last, weight = number == len(weights), weights[number - 1]
-                with exchanging(model, enabled=is_last):
-                    with arithmetic:
-                        losses = model(batch.to(device))
-                    if is_last:
-                        work_seconds += time.perf_counter() - begin
-                        watchdog.note("exchanging gradients", progress.steps + 1)
-                    # The ranks' gradients are averaged: times `world` makes them a sum.
-                    share = weighted_sum(losses, agreed, training_module.coefficients) * plan.world
-                    torch.autograd.backward(share)
-                meter.add(weight, losses)
-            meter.pace.add(work_seconds, sum(batch.layout.tokens for batch in step.microbatches))
-            with arithmetic:  # the matrix products of Muon
-                norm = update(optimizer, clip_norm)
-            progress = progress.after(step)
-            meter.close(progress, norm, rate)
-            watchdog.note("resting", progress.steps)
-            stop = on_step(progress, meter)
-            watchdog.note("reading its batch", progress.steps + 1)
-            begin = time.perf_counter()
-    if meter.pending:
-        on_rest(meter.read())
-    return progress
+            for step in steps:
+                weights = [training_module.weights(batch) for batch in step.microbatches]
+                work_seconds = time.perf_counter() - begin
+                watchdog.note("waiting for the other ranks", state.steps + 1)
+                agreed = sum_over_ranks(
+                    plan, {**_sum(weights), _STOP: stop, _CLOCK: clock() if is_main(plan) else 0.0}
+                )
+                state = dataclasses.replace(state, seconds=agreed[_CLOCK])
+                if agreed[_STOP] or state.share(until) >= 1:
+                    break
+                rate = set_rate(self.tensors.optimizer, self.rate(state))
+                begin = time.perf_counter()
+                for number, batch in enumerate(step.microbatches, 1):
+                    watchdog.note("computing", state.steps + 1)
+                    is_last, weight = number == len(weights), weights[number - 1]
+                    with exchanging(model, enabled=is_last):
+                        with arithmetic:
+                            losses = model(batch.to(device))
+                        if is_last:
+                            work_seconds += time.perf_counter() - begin
+                            watchdog.note("exchanging gradients", state.steps + 1)
+                        # The ranks' gradients are averaged: times `world` makes them a sum.
+                        loss = weighted_sum(losses, agreed, training_module.coefficients)
+                        torch.autograd.backward(loss * plan.world)
+                    meter.add(weight, losses)
+                tokens = sum(batch.layout.tokens for batch in step.microbatches)
+                meter.pace.add(work_seconds, tokens)
+                with arithmetic:  # the matrix products of Muon
+                    norm = update(self.tensors.optimizer, self.clip_norm)
+                state = state.after(step)
+                meter.close(state, norm, rate)
+                watchdog.note("resting", state.steps)
+                stop = self.on_step(state, meter)
+                watchdog.note("reading its batch", state.steps + 1)
+                begin = time.perf_counter()
+        if meter.pending:
+            self.on_rest(meter.read())
+        return state
 
 
 @torch.no_grad()

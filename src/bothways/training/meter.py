@@ -1,24 +1,40 @@
-"""The meter: losses, accuracies and the gradient norm of the steps since the last reading.
+"""What is measured of a run: losses, accuracies and the gradient norm of the steps since the last
+reading, the speed of the run, and the pace of each rank.
 
 Adding does not wait for the device: sums stay there, as does the number of the first step with a
-value that is not finite. Reading fetches and reduces them over ranks, only when a record is due.
+value that is not finite. Reading fetches and reduces them over ranks, only when a record is due. A
+record is a flat table of numbers, one of which is the step.
+
+Ranks wait for each other in every step, so the time of a step says nothing about one of them. What
+does is the time in which a rank is at work by itself: reading the data, and the forward passes up
+to the first exchange. On a GPU, where work is queued, it is the time until the work is queued.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import math
-from collections.abc import Mapping
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from bothways.core.advice import argument, render
 from bothways.core.errors import DivergedError
 from bothways.core.loss import Loss
-from bothways.training.pace import Pace
-from bothways.training.parallel import Plan, all_gather
-from bothways.training.state import RunState
+from bothways.training.durations import Duration, RunState
+from bothways.training.parallel import Plan, all_gather, lost_contact
+
+Record = Mapping[str, int | float]
 
 
 @dataclass(frozen=True)
@@ -169,3 +185,228 @@ def _check(names: list[str | None], ranks: list[list[float]]) -> None:
         fix="Lower the learning rate, lengthen the warm-up or set the precision to fp32; "
         "resume from the last checkpoint.",
     )
+
+
+def report_values(report: StepReport) -> dict[str, int | float]:
+    """Return a report as a flat table, with keys such as "step" and "loss/NAME"."""
+    return {
+        **progress_values(report.progress),
+        **score_values(report.scores),
+        "gradient_norm": report.gradient_norm,
+        "learning_rate": report.rate,
+        **report.pace,
+    }
+
+
+def progress_values(progress: RunState) -> dict[str, int | float]:
+    """Return the place of a record in the run."""
+    return {
+        "step": progress.steps,
+        "tokens": progress.tokens,
+        "epochs": progress.epochs,
+        "seconds": progress.seconds,
+    }
+
+
+def score_values(scores: EvaluationScores, prefix: str = "") -> dict[str, float]:
+    """Return scores as a flat table: "PREFIXloss/NAME" and "PREFIXaccuracy/NAME"."""
+    losses = {f"{prefix}loss/{name}": value for name, value in scores.losses.items()}
+    return losses | {f"{prefix}accuracy/{name}": value for name, value in scores.accuracies.items()}
+
+
+def record_text(record: Record) -> str:
+    """Return a record in words: the step, losses with accuracies, other metrics, speed.
+
+    Metrics of single classes, such as "dev/f1/person", are in the file alone.
+    """
+    metrics = {
+        name: value
+        for name, value in record.items()
+        if name not in _FORMS
+        and name not in _NOT_SHOWN
+        and (name.count("/") < 2 or "loss/" in name or "accuracy/" in name)
+    }
+    texts = [f"step {record['step']:,.0f}"]
+    for name, value in metrics.items():
+        accuracy = metrics.get(name.replace("loss/", "accuracy/"))
+        if "loss/" in name:
+            texts.append(
+                f"{name.replace('loss/', '')} {value:.3f}"
+                + (f" ({accuracy:.1%} right)" if accuracy is not None else "")
+            )
+        elif "accuracy/" not in name or name.replace("accuracy/", "loss/") not in metrics:
+            texts.append(f"{name} {value:.3f}")
+    return " · ".join(
+        [*texts, *(form(record[name]) for name, form in _FORMS.items() if name in record)]
+    )
+
+
+_NOT_SHOWN = {"step", "tokens", "epochs", "seconds", "seconds_left", "share", "gemm_share"}
+_FORMS: dict[str, Callable[[float], str]] = {
+    "learning_rate": lambda value: f"rate {value:.2e}",
+    "gradient_norm": lambda value: f"gradient {value:.2f}",
+    "tokens_per_second": lambda value: f"{value:,.0f} tokens/s",
+}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The highest speed a run could have.
+
+    Attributes:
+        flops_per_token: of one step of training, forward and backward.
+        flops_per_second: of matrix products on all devices together (`runtime.devices.gemm_rate`).
+    """
+
+    flops_per_token: float
+    flops_per_second: float
+
+
+class Speed:
+    """Measures tokens a second and the time left over a sliding window, with evaluation and saving.
+
+    Args:
+        run: the duration of the whole run.
+        peak: to compare with; None for no comparison.
+        window: in seconds.
+    """
+
+    def __init__(self, run: Duration, peak: Peak | None = None, window: float = 60.0) -> None:
+        self._run, self._peak, self._window = run, peak, window
+        self._marks: deque[tuple[float, int, float]] = deque()
+
+    def mark(self, progress: RunState) -> dict[str, float]:
+        """Return "share" and, from the second call on, "tokens_per_second" and "seconds_left"."""
+        self._marks.append((time.perf_counter(), progress.tokens, progress.share(self._run)))
+        while len(self._marks) > 2 and self._marks[-1][0] - self._marks[0][0] > self._window:
+            self._marks.popleft()
+        (start, tokens, share), (end, tokens_now, share_now) = self._marks[0], self._marks[-1]
+        result = {"share": share_now}
+        if share_now > share:
+            speed = (tokens_now - tokens) / (end - start)
+            result["tokens_per_second"] = speed
+            if self._peak:
+                result["gemm_share"] = (
+                    speed * self._peak.flops_per_token / self._peak.flops_per_second
+                )
+            result["seconds_left"] = max(0.0, 1 - share_now) * (end - start) / (share_now - share)
+        return result
+
+
+SLOW = 1.5
+"""A rank is a straggler from this multiple of the median time on."""
+ENDED_BY_WATCHDOG = 75
+"""Exit status of a process that the watchdog ends (EX_TEMPFAIL of sysexits.h)."""
+
+Doing = Literal[
+    "reading its batch",
+    "waiting for the other ranks",
+    "computing",
+    "exchanging gradients",
+    "resting",
+]
+"""What a rank does in a step; "resting" is evaluation and saving, which no limit is for."""
+
+
+class Pace:
+    """The seconds that this rank has worked by itself since the last reading, and its tokens."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._seconds = 0.0
+        self._tokens = 0
+
+    def add(self, seconds: float, tokens: int) -> None:
+        """Add a step of this rank."""
+        self._seconds += seconds
+        self._tokens += tokens
+
+    def read(self) -> dict[str, float]:
+        """Return the pace of all ranks as a record, and start again; all ranks call this.
+
+        "rank/N/seconds" is the time of work of rank N by itself, "rank/N/tokens" what it read.
+        Of one process there is nothing to report.
+        """
+        local = torch.tensor([self._seconds, self._tokens], dtype=torch.float64)
+        self._seconds, self._tokens = 0.0, 0
+        if self._plan.world == 1:
+            return {}
+        table = all_gather(self._plan, local).tolist()
+        return {
+            f"rank/{rank}/{name}": value
+            for rank, row in enumerate(table)
+            for name, value in zip(("seconds", "tokens"), row, strict=True)
+        }
+
+
+def stragglers(record: Mapping[str, float]) -> dict[int, float]:
+    """Return the ranks that take much longer than the median, with the multiple of it."""
+    times = {
+        int(name.split("/")[1]): value
+        for name, value in record.items()
+        if name.startswith("rank/") and name.endswith("/seconds")
+    }
+    if not times:
+        return {}
+    # The lower one of two: of two ranks, the slow one must not be the measure.
+    median = sorted(times.values())[(len(times) - 1) // 2]
+    return {
+        rank: seconds / median
+        for rank, seconds in times.items()
+        if median and seconds > SLOW * median
+    }
+
+
+class Watchdog:
+    """Ends the process when a step takes too long, and says who waits for whom.
+
+    A rank that hangs makes all others wait. Each one then reports what it was doing: the one that
+    did not wait is the cause. torchrun starts all of them again.
+
+    Args:
+        limit: in seconds; None for no limit.
+    """
+
+    def __init__(self, plan: Plan, limit: float | None) -> None:
+        self._plan, self._limit = plan, limit
+        self._now: tuple[Doing, int, float] = ("resting", 0, time.monotonic())
+        self._over = threading.Event()
+
+    def note(self, doing: Doing, step: int) -> None:
+        """Note what is done, for which step."""
+        self._now = doing, step, time.monotonic()
+
+    def __enter__(self) -> Watchdog:
+        if self._limit is not None:
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        prefix = f"step {self._now[1]}: "
+        if error is not None and (lost := lost_contact(self._plan, error, prefix)):
+            raise lost from error
+
+    def _watch(self) -> None:
+        assert self._limit is not None
+        while not self._over.wait(min(1.0, self._limit / 4)):
+            doing, step, since = self._now
+            if doing != "resting" and time.monotonic() - since > self._limit:
+                message = self.message(doing, step)
+                os.write(2, f"\n{message}\n".encode())
+                faulthandler.dump_traceback(sys.__stderr__ or 2)
+                os._exit(ENDED_BY_WATCHDOG)
+
+    def message(self, doing: Doing, step: int) -> str:
+        """Return the message for the end of the limit."""
+        resume = render(argument(resume=True))
+        return (
+            f"step {step}: rank {self._plan.rank} has been {doing} for more than "
+            f"{self._limit:g} seconds, and ends.\n  The rank that did not wait for others is the "
+            f"cause. Continue with {resume}."
+        )

@@ -43,9 +43,8 @@ from bothways.core.errors import ConfigError
 from bothways.model.kernels import abi
 from bothways.model.kernels.library import call, runs_on
 from bothways.training.durations import Auto
-from bothways.training.matrix_rows import own_rows
-from bothways.training.sharding import full_tensor
-from bothways.training.tensor_updates import UPDATES
+from bothways.training.parallel import full_tensor, is_part
+from bothways.training.tensor_updates import UPDATES, Matrices
 
 # 0.9999999 to this power is 0 in float32, and adding 1 to it in float32 leaves it as it is.
 _ENDLESS = 1e9
@@ -178,19 +177,14 @@ class FusedAdamW(torch.optim.AdamW):
 
     def step_whole(self) -> None:
         """Step the parameters whose update depends on whole matrices, and drop their gradients."""
-        for kind, step in UPDATES.items():
-            weights = [
-                (group, weight)
-                for group in self.param_groups
-                if group["update"] == kind
-                for weight in group["params"]
-                if weight.grad is not None
-            ]
-            if weights:
-                how = self.found_inf, self.grad_scale
-                step([own_rows(group, w, self.state[w], *how) for group, w in weights])
-            for _, weight in weights:
-                weight.grad = None
+        how = self.found_inf, self.grad_scale
+        for group in self.param_groups:
+            if (step := UPDATES.get(group["update"])) is None:
+                continue
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    step(Matrices.of(group, weight, self.state[weight], *how))
+                    weight.grad = None
 
 
 def _check(config: _Adam | Muon) -> None:
@@ -340,6 +334,15 @@ def _build(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> FusedAd
     if isinstance(config, Muon) and all(group["update"] == "adamw" for group in parameters):
         message = "muon updates the matrices of Transformer blocks, and this model has none"
         raise ConfigError(message, where="training.optimizer", fix="Set training.optimizer=adamw.")
+    if any(
+        is_part(weight)
+        for group in parameters
+        for weight in group["params"]
+        if group["update"] != "adamw"
+    ):
+        message = f"{config.kind} updates whole matrices, and the ranks share those of this model"
+        fix = "Set training.optimizer=adamw, or sharding=none: each rank then has the whole model."
+        raise ConfigError(message, where="training.optimizer", fix=fix)
     optimizer = FusedAdamW(parameters, fused=True)
     optimizer.anchors, optimizer.seen = {}, {}
     for group in optimizer.param_groups:

@@ -1,13 +1,14 @@
 """A run: the loop with records, evaluations and checkpoints, shared by every kind of training.
 
-`TrainingRun` is a value: the model, its data, its settings and its checkpoints. Its method `train`
-trains from the newest checkpoint on.
+`TrainingRun` holds the model, its data, its settings and its checkpoints. Its method `train` trains
+from the newest checkpoint on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -19,29 +20,38 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
 from bothways.core.source import TrainingStep
 from bothways.core.training_module import TrainingModule
+from bothways.training import meter as meters
 from bothways.training import optimizers
 from bothways.training.average import Average
-from bothways.training.checkpoint import Keep
-from bothways.training.durations import Auto, Duration, Steps
-from bothways.training.early_stopping import EarlyStopping, Evaluation, Target
-from bothways.training.loop import clock_from, fit
-from bothways.training.meter import Meter, StepReport
-from bothways.training.pace import stragglers
-from bothways.training.parallel import Plan, barrier
+from bothways.training.checkpoint import STOPPING, Best, Keep, Metrics, Store
+from bothways.training.durations import Auto, Duration, RunState, Steps
+from bothways.training.loop import Loop, clock_from
+from bothways.training.parallel import Plan, barrier, sharded
 from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import Schedule, ScheduleFunction, plateau_end, rate_factor
-from bothways.training.sharding import sharded
-from bothways.training.state import RunState
-from bothways.training.store import RunSession, Store
-from bothways.training.trackers import (
-    HostedTracker,
-    Peak,
-    Record,
-    Speed,
-    progress_values,
-    record_text,
-    report_values,
-)
+from bothways.training.trackers import HostedTracker
+
+BEST, WAITED, REACHED = (f"{STOPPING}{name}" for name in ("best", "waited", "reached"))
+Evaluation = Callable[[Progress], Metrics]
+"""Returns the metrics of a training module as it is, and reports its progress."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The value of a metric at which a run ends, such as a held-out loss.
+
+    Attributes:
+        at_most: the run ends at the first evaluation with this value or a lower one.
+    """
+
+    metric: str
+    at_most: float
+
+    def check(self, evaluated: Iterable[str]) -> None:
+        """Raise ConfigError if the metric is not evaluated."""
+        if self.metric not in (names := list(evaluated)):
+            message = f"{self.metric!r} is not evaluated: there are {', '.join(names)}"
+            raise ConfigError(message, where="training.target.metric")
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class Training:
         target: the value of a metric at which the run ends before its length; None for none.
         step_limit: seconds after which a step that does not end is taken for a hang: each rank
             reports what it was doing, and ends; None for no limit.
-        trackers: where records are sent besides the run's folder: "wandb", "mlflow".
+        trackers: where records are sent besides the run's folder: "wandb".
     """
 
     until: Duration | Auto = field(metadata=CHANGEABLE)
@@ -138,15 +148,73 @@ class Event:
 
     kind: Literal["step", "report", "evaluation", "checkpoint"]
     progress: RunState
-    values: Record = field(default_factory=dict)
+    values: meters.Record = field(default_factory=dict)
 
 
 OnEvent = Callable[[Event], object]
 
 
-@dataclass(frozen=True)
+class EarlyStopping:
+    """Ends a run after some evaluations in a row without improvement, or at a target.
+
+    The count is kept in the metrics of checkpoints: a resumed run ends where an unbroken one does.
+
+    Source: Prechelt, Early stopping – but when? (1998): the number of evaluations without progress.
+
+    Args:
+        patience: the count that ends the run; None for no limit.
+        best: the metric; None without patience.
+        target: ends the run, too; None for none.
+    """
+
+    def __init__(
+        self, patience: int | None, best: Best | None, target: Target | None = None
+    ) -> None:
+        self._patience, self._best, self._target = patience, best, target
+        self._value = math.nan
+        self._waited = 0
+        self._reached = False
+
+    @property
+    def over(self) -> bool:
+        """True if the run must end."""
+        waited = self._patience is not None and self._waited >= self._patience
+        return waited or self._reached
+
+    def note(self, metrics: Metrics) -> None:
+        """Count an evaluation; NaN is not an improvement."""
+        if self._patience is not None and self._best is not None:
+            value = metrics[self._best.metric]
+            if self._best.prefers(value, self._value):
+                self._value, self._waited = value, 0
+            else:
+                self._waited += 1
+        if self._target is not None:
+            self._reached = metrics[self._target.metric] <= self._target.at_most
+
+    def state(self) -> dict[str, int | float]:
+        """Return the state that a checkpoint keeps."""
+        reached: dict[str, int | float] = {REACHED: 1} if self._reached else {}
+        if self._patience is None:
+            return reached
+        best = {} if math.isnan(self._value) else {BEST: self._value}
+        return {WAITED: self._waited} | best | reached
+
+    def restore(self, state: Metrics) -> dict[str, int | float]:
+        """Restore the state from a checkpoint's metrics, and return the other metrics."""
+        self._value, self._waited = state.get(BEST, math.nan), int(state.get(WAITED, 0))
+        self._reached = REACHED in state
+        state_names = {BEST, WAITED, REACHED}
+        return {name: value for name, value in state.items() if name not in state_names}
+
+
+@dataclass(eq=False)
 class TrainingRun:
     """A run of a training module on its data.
+
+    It trains in phases, and does what is due between two steps: a record, an evaluation, a
+    checkpoint, in this order. So the records of a step are written before the checkpoint from which
+    a later session resumes.
 
     Attributes:
         training_module: the model with its losses on its device, with equal weights on all ranks.
@@ -169,7 +237,7 @@ class TrainingRun:
     plan: Plan
     store: Store
     evaluation: Evaluation | None = None
-    peak: Peak | None = None
+    peak: meters.Peak | None = None
     rules: optimizers.ParameterRules = optimizers.same_for_all
     progress: Progress = SILENT
     on_event: OnEvent = lambda event: None
@@ -197,171 +265,151 @@ class TrainingRun:
                 checkpoint is not evaluated.
             ResourceError: a file cannot be written.
         """
-        with sharded(self.training_module, self.plan):
-            trainer = _Trainer(self)
-            state = trainer.restore()
-            with self.store.session(self.plan, state, self.training.trackers) as session:
-                state = trainer.train(state, session)
+        module, training, end = self.training_module, self.training, self.training.end
+        with sharded(module, self.plan):
+            parameters, matrices = module.trained_parameters(), module.matrices()
+            optimizer = optimizers.build_optimizer(
+                training.optimizer, parameters, self.rules, matrices
+            )
+            self._tensors = RunTensors(module, optimizer, self.plan)
+            self._average = None if training.ema is None else Average(module, training.ema)
+            self._stopping = EarlyStopping(
+                training.early_stopping, training.keep.best, training.target
+            )
+            self._schedule = rate_factor(training.schedule, end)
+            self._decay = plateau_end(training.schedule, end)
+            self._slow_ranks = set[int]()
+            state = self._restore()
+            with self.store.session(self.plan, state, training.trackers) as self._session:
+                state = self._train_phases(state)
             # Where one rank ends, torchrun and Slurm kill the others, even one that is saving.
             barrier(self.plan)
-            reached = state.share(self.training.end) >= 1
-            if trainer.average is not None and (trainer.stopping.over or reached):
-                trainer.average.apply_to_weights()
-            return dataclasses.replace(state, early=trainer.stopping.over and not reached)
+            reached = state.share(end) >= 1
+            if self._average is not None and (self._stopping.over or reached):
+                self._average.apply_to_weights()
+            return dataclasses.replace(state, early=self._stopping.over and not reached)
 
-
-class _Trainer:
-    """Trains one run, and does what is due between two steps: a record, an evaluation, a
-    checkpoint, in this order.
-
-    So the records of a step are written before the checkpoint from which a later session resumes.
-    """
-
-    def __init__(self, run: TrainingRun) -> None:
-        training_module, training = run.training_module, run.training
-        self.run, self.training, self.progress = run, training, run.progress
-        optimizer = optimizers.build_optimizer(
-            training.optimizer,
-            training_module.trained_parameters(),
-            run.rules,
-            training_module.matrices(),
-        )
-        self.tensors = RunTensors(training_module, optimizer, run.plan)
-        self.average = None if training.ema is None else Average(training_module, training.ema)
-        self.stopping = EarlyStopping(training.early_stopping, training.keep.best, training.target)
-        self.end = training.end
-        self.schedule = rate_factor(training.schedule, self.end)
-        self.decay = plateau_end(training.schedule, self.end)
-        self.slow_ranks = set[int]()
-
-    def restore(self) -> RunState:
+    def _restore(self) -> RunState:
         """Load the newest checkpoint, if there is one; return its state."""
-        state, metrics, notes = self.run.store.restore(self.tensors, self.training.keep)
+        state, metrics, notes = self.store.restore(self._tensors, self.training.keep)
         for note in notes:
             self.progress.message(note)
-        self.before = self.saved = state
-        self.metrics = self.stopping.restore(metrics)
-        self.evaluated = state.steps if self.metrics else None
-        decaying = state.amount(self.end) >= self.decay
-        self.plateau = (state.plateau or state.steps) if decaying else 0
+        self._before = self._saved = state
+        self._metrics = self._stopping.restore(metrics)
+        self._evaluated = state.steps if self._metrics else None
+        decaying = state.amount(self.training.end) >= self._decay
+        self._plateau = (state.plateau or state.steps) if decaying else 0
         return state
 
-    def train(self, state: RunState, session: RunSession) -> RunState:
+    def _train_phases(self, state: RunState) -> RunState:
         """Train the phases from the current one on; return the state at the end."""
-        self.session, self.clock = session, clock_from(state.seconds)
-        self.speed = Speed(self.end, self.run.peak)
-        self.show_training(state)
-        self.speed.mark(state)
-        for number, phase in enumerate(self.run.phases[state.phase :]):
-            if self.stopping.over:
+        training = self.training
+        loop = Loop(
+            self._tensors, self._schedule, self._on_step, self._report,
+            training.precision, training.clip_norm, training.step_limit,
+        )  # fmt: skip
+        self._clock = clock_from(state.seconds)
+        self._speed = meters.Speed(training.end, self.peak)
+        self._show_training(state)
+        self._speed.mark(state)
+        for number, phase in enumerate(self.phases[state.phase :]):
+            if self._stopping.over:
                 break
-            state = dataclasses.replace(
-                state.next_phase() if number else state, seconds=self.clock()
-            )
-            state = fit(
-                self.run.training_module, phase.steps(state), self.tensors.optimizer, self.rate,
-                self.run.plan, until=phase.until, progress=state,
-                on_step=self.on_step, on_rest=self.report,
-                precision=self.training.precision, clip_norm=self.training.clip_norm,
-                step_limit=self.training.step_limit,
-            )  # fmt: skip
+            state = state.next_phase() if number else state
+            state = dataclasses.replace(state, seconds=self._clock())
+            state = loop.train(phase.steps(state), phase.until, state)
             if state.share(phase.until) < 1:
                 break
-        self.finish(state)
+        self._finish(state)
         return state
 
-    def rate(self, state: RunState) -> float:
-        """Return the multiple of the peak rate of the next step, and record it."""
-        rate = self.schedule(state)
-        self.session.note_step(state, rate)
-        return rate
-
-    def on_step(self, state: RunState, meter: Meter) -> bool:
+    def _on_step(self, state: RunState, meter: meters.Meter) -> bool:
         """Do what is due after a step; return True to stop."""
-        if self.average is not None:
-            self.average.update(state.steps)
-        self.run.on_event(Event("step", state))
-        previous, self.before = self.before, state
-        share = state.share(self.end)
+        training, end = self.training, self.training.end
+        if self._average is not None:
+            self._average.update(state.steps)
+        self.on_event(Event("step", state))
+        previous, self._before = self._before, state
+        share = state.share(end)
         self.progress.advance(share)
 
         def due(interval: Duration | None) -> bool:
             """Return True at the end of the run and at each multiple of a duration."""
             return share >= 1 or (interval is not None and state.passed(interval, previous))
 
-        decaying = previous.amount(self.end) < self.decay <= state.amount(self.end)
-        self.plateau = state.steps if decaying else self.plateau
-        evaluating = self.run.evaluation is not None and due(self.training.evaluate)
-        saving = due(self.training.save) or (evaluating and self.training.keep.best is not None)
-        saving = saving or decaying
-        if due(self.training.report) or evaluating or saving:
-            self.report(meter.read())
+        decaying = previous.amount(end) < self._decay <= state.amount(end)
+        self._plateau = state.steps if decaying else self._plateau
+        evaluating = self.evaluation is not None and due(training.evaluate)
+        saving = due(training.save) or (evaluating and training.keep.best is not None) or decaying
+        if due(training.report) or evaluating or saving:
+            self._report(meter.read())
         if evaluating:
-            self.evaluate(state)
+            self._evaluate(state)
         if saving:
-            self.save(state)
-        return self.session.interruption.asked or self.stopping.over
+            self._save(state)
+        return self._session.is_interrupted() or self._stopping.over
 
-    def report(self, report: StepReport) -> None:
+    def _report(self, report: meters.StepReport) -> None:
         """Write the record of the steps since the last one."""
-        values = report_values(report) | self.speed.mark(report.progress)
-        self.write(values)
-        self.progress.advance(values["share"], record_text(values))
-        for rank, times in stragglers(report.pace).items():
-            if rank not in self.slow_ranks:
+        values = meters.report_values(report) | self._speed.mark(report.progress)
+        self._write(values)
+        self.progress.advance(values["share"], meters.record_text(values))
+        for rank, times in meters.stragglers(report.pace).items():
+            if rank not in self._slow_ranks:
                 slow = f"rank {rank} works {times:.1f} times as long as the median of the ranks"
                 self.progress.message(f"warning: {slow}, which wait for it")
-            self.slow_ranks.add(rank)
-        self.run.on_event(Event("report", report.progress, values))
+            self._slow_ranks.add(rank)
+        self.on_event(Event("report", report.progress, values))
 
-    def finish(self, state: RunState) -> None:
+    def _finish(self, state: RunState) -> None:
         """Do what is still due at the end of the run or of an interrupted session."""
-        ended = state.share(self.end) >= 1
-        evaluating = ended and self.run.evaluation is not None and self.evaluated != state.steps
+        end = self.training.end
+        ended = state.share(end) >= 1
+        evaluating = ended and self.evaluation is not None and self._evaluated != state.steps
         if evaluating:
-            self.evaluate(state)
+            self._evaluate(state)
         # The time may have run out after the step that was saved, or in its evaluation.
-        unsaved = self.saved.steps < state.steps or (ended and self.saved.share(self.end) < 1)
+        unsaved = self._saved.steps < state.steps or (ended and self._saved.share(end) < 1)
         if evaluating or unsaved:
-            self.save(state)
+            self._save(state)
 
-    def evaluate(self, state: RunState) -> None:
+    def _evaluate(self, state: RunState) -> None:
         """Evaluate the training module, or the average of its weights."""
-        assert self.run.evaluation is not None
+        assert self.evaluation is not None
         with contextlib.ExitStack() as failed:
             # Other ranks may have got through it, and would not take part in the save.
-            if self.run.plan.world == 1:
-                failed.callback(self.save, state)  # no step is lost to a failed evaluation
-            with self.average.applied() if self.average else contextlib.nullcontext():
-                metrics = dict(self.run.evaluation(self.progress))
+            if self.plan.world == 1:
+                failed.callback(self._save, state)  # no step is lost to a failed evaluation
+            with self._average.applied() if self._average else contextlib.nullcontext():
+                metrics = dict(self.evaluation(self.progress))
             self.training.keep.check(metrics)
             if self.training.target is not None:
                 self.training.target.check(metrics)
             failed.pop_all()
-        self.stopping.note(metrics)
-        self.metrics, self.evaluated = metrics, state.steps
-        values = progress_values(state) | metrics
-        self.write(values)
-        self.progress.message(f"evaluation {record_text(values)}")
+        self._stopping.note(metrics)
+        self._metrics, self._evaluated = metrics, state.steps
+        values = meters.progress_values(state) | metrics
+        self._write(values)
+        self.progress.message(f"evaluation {meters.record_text(values)}")
         # With the time of the evaluation: else the next step seems to be as fast as both together.
-        self.show_training(dataclasses.replace(state, seconds=self.clock()))
-        self.run.on_event(Event("evaluation", state, metrics))
+        self._show_training(dataclasses.replace(state, seconds=self._clock()))
+        self.on_event(Event("evaluation", state, metrics))
 
-    def save(self, state: RunState) -> None:
+    def _save(self, state: RunState) -> None:
         """Save a checkpoint."""
-        metrics = self.metrics if self.evaluated == state.steps else {}
-        metrics = {**metrics, **self.stopping.state()}
-        self.saved = state  # whose time all ranks agree on; the current time is the main rank's
-        state = dataclasses.replace(state, seconds=self.clock(), plateau=self.plateau)
-        self.run.store.save(self.tensors, state, metrics, self.training.keep)
-        self.run.on_event(Event("checkpoint", state, metrics))
+        metrics = self._metrics if self._evaluated == state.steps else {}
+        metrics = {**metrics, **self._stopping.state()}
+        self._saved = state  # whose time all ranks agree on; the current time is the main rank's
+        state = dataclasses.replace(state, seconds=self._clock(), plateau=self._plateau)
+        self.store.save(self._tensors, state, metrics, self.training.keep)
+        self.on_event(Event("checkpoint", state, metrics))
 
-    def show_training(self, state: RunState) -> None:
+    def _show_training(self, state: RunState) -> None:
         """Show the stage of training and how much of it is done."""
         self.progress.stage("training", 1.0)
-        self.progress.advance(state.share(self.end))
+        self.progress.advance(state.share(self.training.end))
 
-    def write(self, values: Record) -> None:
+    def _write(self, values: meters.Record) -> None:
         """Send a record to all trackers."""
-        for tracker in self.session.trackers:
+        for tracker in self._session.trackers:
             tracker.write(values)

@@ -30,9 +30,17 @@ from bothways.core.atomic_files import file_digest, hidden_folder, replace_folde
 from bothways.core.errors import AGAIN, BothwaysError, CheckpointError, ResourceError, os_errors
 from bothways.core.runtime.devices import device_of, disk_free
 from bothways.core.training_module import TrainingModule
-from bothways.training.parallel import Plan, Sharded, all_gather, from_main_rank, is_main
-from bothways.training.sharding import full_tensor, is_part, own_part_of
-from bothways.training.state import RunState
+from bothways.training.durations import RunState
+from bothways.training.parallel import (
+    Plan,
+    Sharded,
+    all_gather,
+    from_main_rank,
+    full_tensor,
+    is_main,
+    is_part,
+    own_part_of,
+)
 
 WEIGHTS, STATE, SHARDS = "model.safetensors", "state.pt", "shards"
 _RETRY = f"Every rank reads all parts: look at the disk, then {AGAIN}."
@@ -43,9 +51,6 @@ WHOLE, IN_PARTS = 1, 2
 """The formats of checkpoints."""
 PROGRESS, MANIFEST = "progress.json", "manifest.json"
 _MAKE_ROOM = f"Make room, then {AGAIN}: the checkpoints before are whole."
-
-Group = Any
-"""A process group of torch, or None for the one of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +91,8 @@ class NewCheckpoint:
     rest: Mapping[str, Any]
     in_parts: bool
 
-    def write(self, group: Group = None) -> None:
+    def write(self) -> None:
         """Write the checkpoint; called on all ranks.
-
-        Args:
-            group: the ranks, if this is called in a thread, which must not use their usual group.
 
         Raises:
             ResourceError: there is no room or no permission; earlier checkpoints are untouched.
@@ -112,14 +114,14 @@ class NewCheckpoint:
                     stack.enter_context(replace_folder(self.folder, _MAKE_ROOM))
                 except ResourceError as error:
                     failed = [error.what]
-            torch.distributed.broadcast_object_list(failed, 0, group, device=torch.device("cpu"))
+            torch.distributed.broadcast_object_list(failed, 0, device=torch.device("cpu"))
             if failed[0] is not None:
                 raise ResourceError(failed[0], where=self.folder, fix=_MAKE_ROOM)
             result: dict[str, str] | BothwaysError = {}
             try:
                 with os_errors(self.folder, _MAKE_ROOM):
                     hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
-                    self.write_parts(hidden, group)
+                    self.write_parts(hidden)
                     files = sorted((hidden / SHARDS).glob(f"__{self.plan.rank}_*"))
                     if is_main(self.plan):
                         files.append(hidden / SHARDS / ".metadata")  # the table of contents
@@ -127,7 +129,7 @@ class NewCheckpoint:
             except BothwaysError as error:
                 result = error  # sent to the other ranks, which would wait for this one
             gathered: list[Any] = [None] * self.plan.world
-            torch.distributed.all_gather_object(gathered, result, group)
+            torch.distributed.all_gather_object(gathered, result)
             for result in gathered:
                 if isinstance(result, BothwaysError):
                     raise result
@@ -135,7 +137,7 @@ class NewCheckpoint:
                 digests = {name: digest for table in gathered for name, digest in table.items()}
                 self._write_rest(hidden, IN_PARTS, digests)
 
-    def write_parts(self, folder: Path, group: Group) -> None:
+    def write_parts(self, folder: Path) -> None:
         """Write this rank's part; all ranks call this.
 
         Raises:
@@ -144,7 +146,7 @@ class NewCheckpoint:
         tensors = {f"weights/{name}": tensor for name, tensor in self.weights.items()}
         writer = _writer(folder / SHARDS)
         with _error_of_a_rank():
-            _dcp().save(tensors | dict(self.parts), storage_writer=writer, process_group=group)
+            _dcp().save(tensors | dict(self.parts), storage_writer=writer)
 
     def _write_rest(self, folder: Path, kind: int, digests: Mapping[str, str]) -> None:
         """Write what is not in parts, and the manifest of all files last."""
@@ -164,15 +166,10 @@ def new_checkpoint(
     run: Path,
     tensors: RunTensors,
     progress: RunState,
-    *,
     metrics: Mapping[str, int | float],
     config: Mapping[str, Any],
-    copied: bool = False,
 ) -> NewCheckpoint:
     """Collect the state of a run for a checkpoint in its folder; all ranks call this.
-
-    Args:
-        copied: copy all tensors to the host, so that training can go on while they are written.
 
     Raises:
         ResourceError: there is no room for it.
@@ -202,9 +199,6 @@ def new_checkpoint(
         weights = {name: _gathered(tensor, keep) for name, tensor in weights.items()}
         moments = _mapped(moments, lambda tensor: _gathered(tensor, keep))
     rest = {"optimizer": moments, "random": random}
-    if copied:
-        copy = _copy_parts if in_parts else lambda table: _mapped(table, _copy_to_host)
-        weights, shards, rest = copy(weights), copy(shards), _mapped(rest, _copy_to_host)
     record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
     folder = run / f"step-{progress.steps}"
     return NewCheckpoint(folder, plan, record, weights, shards, rest, in_parts)
@@ -389,19 +383,6 @@ def _gathered(tensor: Tensor, keep: bool) -> Tensor:
         return tensor
     full = full_tensor(tensor)
     return full if keep else full.new_empty(0)
-
-
-def _copy_to_host(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _copy_parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    from torch.distributed.checkpoint.staging import BlockingAsyncStager
-
-    result: dict[str, Tensor] = BlockingAsyncStager(cache_staged_state_dict=False).stage(
-        {**tensors}
-    )
-    return result
 
 
 def _mapped(values: Any, change: Callable[[Tensor], Tensor | None]) -> Any:

@@ -16,8 +16,7 @@ from typing import Literal
 from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError
-from bothways.training.durations import Duration
-from bothways.training.state import RunState
+from bothways.training.durations import Duration, RunState
 
 ScheduleSpan = float | Duration
 """A part of a run: a share from 0 to below 1, or a duration of the same kind as the run's."""

@@ -82,16 +82,9 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 PretrainRecipe = Literal[
-    "modern",
-    "paper",
-    "short",
-    "electra",
-    "roberta",
-    "albert",
-    "spanbert",
-    "deberta",
-    "deberta_v3",
-]
+    "modern", "paper", "short", "electra", "roberta", "albert", "spanbert", "deberta", "deberta_v3"
+]  # fmt: skip
+"""The only list of these names: `pretraining.recipes` looks its functions up by them."""
 FinetuneRecipe = Literal["modern", "paper", "electra"]
 DistilRecipe = Literal["distilbert", "minilm", "modern", "paper"]
 """With a corpus the first two, with labelled data the last two."""

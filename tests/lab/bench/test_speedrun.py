@@ -17,7 +17,7 @@ from bothways.core.errors import ConfigError
 from bothways.data.corpus import Corpus
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.evaluation import evaluate_on_corpus
-from bothways.training.early_stopping import EarlyStopping, Target
+from bothways.training.run import EarlyStopping, Target
 from toy_animals import document
 
 TINY = (

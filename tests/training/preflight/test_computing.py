@@ -25,12 +25,11 @@ from bothways.pretraining import run as pre_training
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
 from bothways.training import parallel
+from bothways.training import preflight as computing
 from bothways.training import run as loop
-from bothways.training.durations import Steps
+from bothways.training.durations import RunState, Steps
+from bothways.training.meter import Peak
 from bothways.training.parallel import Replicated, Single
-from bothways.training.preflight import machine as computing
-from bothways.training.state import RunState
-from bothways.training.trackers import Peak
 from toy_folder import make_examples, make_folder, write_tsv
 
 RATE = 5e9
@@ -41,7 +40,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine whose matrix products are known, of twice the speed in half the precision."""
-    monkeypatch.setattr(computing, "gemm_rate", lambda _, dtype: RATE * 4 / dtype.itemsize)
+    monkeypatch.setattr(computing.devices, "gemm_rate", lambda _, dtype: RATE * 4 / dtype.itemsize)
     monkeypatch.setattr(devices, "has_bf16", lambda _: True)
 
 

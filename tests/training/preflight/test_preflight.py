@@ -16,13 +16,12 @@ from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_examples import TextExample
+from bothways.training import preflight
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Steps
+from bothways.training.encoding_checks import check_casing, check_inputs, check_model
 from bothways.training.optimizers import AdamW
-from bothways.training.preflight import machine as preflight
-from bothways.training.preflight.machine import check_machine
-from bothways.training.preflight.memory import MemoryDemand
-from bothways.training.preflight.text import check_casing, check_inputs, check_model
+from bothways.training.preflight import MemoryDemand, check_machine
 from bothways.training.run import Training
 from bothways.training.schedules import WSD, Constant
 from toy_task import VOCABULARY, WORDS, make_tokenizer
@@ -166,7 +165,7 @@ def test_casing_is_held_against_the_vocabulary(tmp_path: Path) -> None:
 def test_a_sample_of_the_texts_decides_about_casing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bothways.training.preflight.text.SAMPLE", 4)
+    monkeypatch.setattr("bothways.training.encoding_checks.SAMPLE", 4)
     texts = ["ape"] * 96 + ["APE"] * 4
     assert check_casing(make_tokenizer(tmp_path, lowercase=False), texts) == []
     assert check_casing(make_tokenizer(tmp_path, lowercase=False), texts[::-1]) != []
@@ -234,12 +233,12 @@ def test_two_models_take_the_memory_of_both() -> None:
 
 def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = DEMAND.parameters * (3 * 12 + 4)
-    monkeypatch.setattr(preflight, "disk_free", lambda folder: needed)
+    monkeypatch.setattr(preflight.devices, "disk_free", lambda folder: needed)
     assert check_machine(DEMAND, tmp_path, CPU) == []
-    monkeypatch.setattr(preflight, "disk_free", lambda folder: needed - 1)
+    monkeypatch.setattr(preflight.devices, "disk_free", lambda folder: needed - 1)
     (finding,) = check_machine(DEMAND, tmp_path, CPU)
     assert (finding.check, finding.severity, finding.where) == ("disk", "error", str(tmp_path))
-    monkeypatch.setattr(preflight, "disk_free", lambda folder: 2**18)
+    monkeypatch.setattr(preflight.devices, "disk_free", lambda folder: 2**18)
     assert (
         check_machine(DEMAND, tmp_path, CPU)[0].what
         == "3 checkpoints and the model take 6.4 MiB, but 0.2 MiB are free"
@@ -253,9 +252,9 @@ def test_checkpoints_of_the_run_itself_are_room_for_a_resumed_one(
     for name in ("step-5", "model"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(bytes(1000))
-    monkeypatch.setattr(preflight, "disk_free", lambda folder: needed - 2000)
+    monkeypatch.setattr(preflight.devices, "disk_free", lambda folder: needed - 2000)
     assert check_machine(DEMAND, tmp_path, CPU) == []
-    monkeypatch.setattr(preflight, "disk_free", lambda folder: needed - 2001)
+    monkeypatch.setattr(preflight.devices, "disk_free", lambda folder: needed - 2001)
     assert said(check_machine(DEMAND, tmp_path, CPU)) == [("disk", "error")]
 
 
@@ -268,14 +267,16 @@ def test_memory_is_forecast(
 ) -> None:
     fixed = 16 * DEMAND.parameters
     free = int(fixed + (DEMAND.memory(CPU).total - fixed) * share) - (share == 0)
-    monkeypatch.setattr(preflight, "memory_available", lambda device: free)
+    monkeypatch.setattr(preflight.devices, "memory_available", lambda device: free)
     assert said(check_machine(DEMAND, tmp_path, CPU)) == expected
 
 
 def test_recomputation_is_advised_where_it_would_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "memory_available", lambda device: 16 * DEMAND.parameters)
+    monkeypatch.setattr(
+        preflight.devices, "memory_available", lambda device: 16 * DEMAND.parameters
+    )
     again = with_training(recompute=True)
     assert again.memory(CPU).total < DEMAND.memory(CPU).total
     fixes = [check_machine(demand, tmp_path, CPU)[0].fix for demand in (DEMAND, again)]

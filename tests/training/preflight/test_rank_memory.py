@@ -18,7 +18,7 @@ from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.training import optimizers
 from bothways.training.durations import Steps
-from bothways.training.preflight.memory import USABLE, MemoryDemand, choose_placement
+from bothways.training.preflight import USABLE, MemoryDemand, choose_placement
 from bothways.training.run import Training
 from bothways.training.schedules import Constant
 

@@ -27,7 +27,7 @@ from bothways.pretraining.build import memory_demand
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import modern
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.preflight.memory import MemoryDemand
+from bothways.training.preflight import MemoryDemand
 
 CPU = torch.device("cpu")
 LENGTH, SEQUENCES, VOCABULARY = 64, 48, 1000

@@ -29,13 +29,13 @@ from bothways.model.flops import BACKWARD, forward_flops
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMModule, MaskedLMNextSentence
-from bothways.training.durations import Steps
-from bothways.training.loop import fit
+from bothways.training.durations import RunState, Steps
+from bothways.training.loop import Loop
 from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.parallel import Single
-from bothways.training.preflight.machine import compute_as
+from bothways.training.preflight import compute_as
 from bothways.training.run import Training
-from bothways.training.state import RunState
+from bothways.training.saved_state import RunTensors
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,14 @@ def ours(
     compute_as(training_module.model.encoder, training, device)
     batch = batch if device.type == "cpu" else batch.pinned()
     optimizer = build_optimizer(AdamW(), training_module.named_parameters())
+    loop = Loop(
+        RunTensors(training_module, optimizer, Single()), lambda _: 1.0, precision=precision
+    )
     step = LoadedStep((batch,), Cursor(), batch.layout.tokens, batch.layout.sequences, 0.0)
 
     def update() -> None:
         """Make one step."""
-        fit(
-            training_module, [step], optimizer, lambda _: 1.0, Single(),
-            until=Steps(1), progress=RunState(), on_step=lambda *_: False, precision=precision,
-        )  # fmt: skip
+        loop.train([step], Steps(1), RunState())
 
     return update
 

@@ -32,15 +32,13 @@ from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import Tagger, TaggingTask
-from bothways.training.checkpoint import Best, Keep
-from bothways.training.durations import Epochs
+from bothways.training.checkpoint import Best, Keep, MemoryStore
+from bothways.training.durations import Epochs, RunState
+from bothways.training.encoding_checks import check_model
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Single
-from bothways.training.preflight.text import check_model
 from bothways.training.run import Training, TrainingPhase, TrainingRun
 from bothways.training.schedules import Linear
-from bothways.training.state import RunState
-from bothways.training.store import MemoryStore
 
 
 def tagger_adam() -> Training:

@@ -42,7 +42,7 @@ from bothways.tasks.catalogue import Trainable
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs, Hours
 from bothways.training.optimizers import build_optimizer
-from bothways.training.preflight.machine import measure_updates
+from bothways.training.preflight import measure_updates
 
 SAMPLED = 1000
 """Number of examples from which tokens per example are estimated."""

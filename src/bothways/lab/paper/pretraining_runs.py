@@ -33,7 +33,7 @@ from bothways.pretraining.recipes import paper, short
 from bothways.pretraining.run import pretrain
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import checkpoints
-from bothways.training.durations import Duration, Hours, part_of
+from bothways.training.durations import Duration, Hours
 from bothways.training.schedules import Linear
 
 SMALL_BUDGET = Hours(5 / 60)
@@ -170,8 +170,8 @@ def base_settings(request: TableRequest, tokenizer: Tokenizer | None = None) -> 
             training,
             until=budget,
             schedule=schedule,
-            evaluate=part_of(budget, 1 / EVALUATIONS),
-            save=part_of(budget, 1 / EVALUATIONS),
+            evaluate=budget.part(1 / EVALUATIONS),
+            save=budget.part(1 / EVALUATIONS),
         )
     base = dataclasses.replace(base, objective=objective, training=training)
     return load_pretraining(base, request.overrides)

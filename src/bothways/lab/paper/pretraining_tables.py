@@ -28,7 +28,6 @@ from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining.config import PretrainConfig
-from bothways.training.durations import part_of
 
 Scale = Literal["small", "paper"]
 """Sizes of models and data: for a CPU, or those of the papers."""
@@ -77,7 +76,7 @@ class PretrainCell:
             )
             for phase in base.phases
         )
-        until = part_of(base.training.end, self.share)
+        until = base.training.end.part(self.share)
         return dataclasses.replace(
             base,
             encoder=encoder,

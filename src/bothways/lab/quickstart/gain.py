@@ -50,7 +50,7 @@ from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.run_page import curves, read_records
 from bothways.text.trainers import WordPiece, train_tokenizer
 from bothways.training.checkpoint import latest_checkpoint
-from bothways.training.durations import Duration, Epochs, Hours, Tokens, part_of
+from bothways.training.durations import Duration, Epochs, Hours, Tokens
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
 from bothways.training.schedules import Linear
@@ -222,7 +222,7 @@ def pretraining_settings(shape: Shape, vocabulary: int, until: Duration) -> Pret
             recipe.training,
             until=until,
             optimizer=AdamW(lr=shape.rate, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-            evaluate=part_of(until, 1 / 8),
+            evaluate=until.part(1 / 8),
             save=None,
         ),
         objective=MaskedLMNextSentence(masking=Masking(0.4)),

@@ -33,10 +33,9 @@ from bothways.hub.model_card import with_first_limit
 from bothways.hub.provenance import digest_of_model, without_places
 from bothways.prediction.engine import evaluate_task
 from bothways.tasks.base import Direction, Metrics
-from bothways.training.checkpoint import checkpoints
+from bothways.training.checkpoint import MARK, checkpoints
 from bothways.training.parallel import is_main, plan_here
 from bothways.training.run import OnEvent
-from bothways.training.store import MARK
 
 RESULT = "result.json"
 """The file that marks the folder of a finished run."""

@@ -1,7 +1,10 @@
-"""The memory of a training step on one rank, and the choice of a placement on several ranks.
+"""Checks before a run: its memory and disk, and the speed of a step.
 
-Everything is counted on models without memory for their weights, so a forecast takes milliseconds
-whatever the size of the model, and needs neither the device nor the ranks.
+Each check returns findings. Errors stop the run, all of them in one message; warnings and notes are
+printed once. `encoding_checks` checks texts, and each task its labels.
+
+The memory of a step is counted on models without memory for their weights, so a forecast takes
+milliseconds whatever the size of the model, and needs neither the device nor the ranks.
 
 Source of what a sharded rank holds: PyTorch's documentation of `fully_shard` (FSDP2); Zhao et al.
 2023, PyTorch FSDP, section 3.
@@ -11,22 +14,37 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
+import os
+import tempfile
+import time
 from collections.abc import Iterator
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import assert_never
 
-from bothways.core.errors import ResourceError
+from bothways.core.atomic_files import make_folder
+from bothways.core.batch import Batch
+from bothways.core.errors import ConfigError, ResourceError, os_errors
+from bothways.core.finding import Finding
+from bothways.core.progress import SILENT, Progress, track
+from bothways.core.runtime import devices
+from bothways.core.training_module import TrainingModule
+from bothways.model.block import Block
 from bothways.model.config import EncoderConfig
-from bothways.model.flops import LossFloats, kept_floats, passing_floats
+from bothways.model.encoder import Encoder
+from bothways.model.flops import BACKWARD, LossFloats, kept_floats, passing_floats
 from bothways.model.heads import Head
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.training import optimizers
+from bothways.training.meter import Peak
+from bothways.training.parallel import Plan, Sharding, Single, all_gather, shard
 from bothways.training.run import Training
 from bothways.training.schedules import WSD
 
@@ -179,31 +197,19 @@ class MemoryDemand:
         Args:
             device: of the kind that the run will have; it need not exist here.
         """
-        activations = self._activations(device)
+        activations, counts, frozen = self._activations(device), self.counts, self.frozen_counts
         weights, gradients, moments = map(float, self._fixed)
-        frozen = float(WEIGHT * self.frozen_counts.parameters)
-        unsharded = MemoryPerRank(weights, gradients, moments, activations, frozen)
-        match placement:
-            case "single" | "replicated":  # replicas exchange gradients in place
-                return unsharded
-            case "sharded":
-                gathered = 0  # of a frozen model no gradients
-                for counts, size in (
-                    (self.counts, WEIGHT + GRADIENT),
-                    (self.frozen_counts, WEIGHT),
-                ):
-                    outside = counts.parameters - counts.blocks
-                    gathered += size * (GATHERED * counts.largest + outside)
-                return MemoryPerRank(
-                    unsharded.weights / ranks,
-                    unsharded.gradients / ranks,
-                    unsharded.optimizer / ranks,
-                    activations,
-                    unsharded.frozen / ranks,
-                    float(gathered),
-                )
-            case _:
-                assert_never(placement)
+        read = float(WEIGHT * frozen.parameters)
+        if placement != "sharded":  # replicas exchange gradients in place
+            return MemoryPerRank(weights, gradients, moments, activations, read)
+        gathered = sum(  # of a frozen model no gradients
+            size * (GATHERED * each.largest + each.parameters - each.blocks)
+            for each, size in ((counts, WEIGHT + GRADIENT), (frozen, WEIGHT))
+        )
+        weights, gradients, moments = weights / ranks, gradients / ranks, moments / ranks
+        return MemoryPerRank(
+            weights, gradients, moments, activations, read / ranks, float(gathered)
+        )
 
     def _activations(self, device: torch.device) -> float:
         """Return the bytes of what a step computes, at its peak.
@@ -215,14 +221,11 @@ class MemoryDemand:
             kept_floats(encoder, self.length, device, training.recompute, training.precision)
             for encoder, _ in self.models
         )
-        passing = max(
-            (
-                passing_floats(encoder, self.length, device, training.precision)
-                for encoder, _ in self.frozen
-            ),
-            default=0.0,
-        )
-        per_token = losses.read + max(stored + losses.per_token, passing)
+        passing = [
+            passing_floats(encoder, self.length, device, training.precision)
+            for encoder, _ in self.frozen
+        ]
+        per_token = losses.read + max(stored + losses.per_token, *passing, 0.0)
         return 4.0 * (per_token * self.microbatch + losses.fixed)
 
     def largest_microbatch(
@@ -296,11 +299,9 @@ def _remedies(demand: MemoryDemand, ranks: int, free: float, device: torch.devic
         if demand.length <= tokens < demand.microbatch:
             yield f"microbatch_tokens={tokens // demand.length * demand.length}{setting}"
             break
-    count = max(2, 2 * ranks)
-    while count <= MOST_RANKS and not demand.fits(free, device, "sharded", count):
-        count *= 2
-    if count <= MOST_RANKS:
-        yield f"{count} ranks, sharded"
+    counts = [2**n for n in range(1, MOST_RANKS.bit_length()) if 2**n > ranks]
+    if fitting := [n for n in counts if demand.fits(free, device, "sharded", n)]:
+        yield f"{fitting[0]} ranks, sharded"
     needed = demand.memory(device, placement, ranks).total / USABLE
     yield f"{size_text(needed)} of memory on each rank"
 
@@ -330,28 +331,198 @@ def moment_bytes(config: optimizers.OptimizerConfig | optimizers.OptimizerFactor
     Raises:
         ConfigError: a function makes no suitable optimizer.
     """
-    match config:
-        case (
-            optimizers.AdamW()
-            | optimizers.BertAdam()
-            | optimizers.Lamb()
-            | optimizers.StableAdamW()
-            | optimizers.Muon()
-        ):
-            config = dataclasses.replace(config, lr=1.0)  # "auto" until the run begins
-        case _:
-            pass
+    if isinstance(config, optimizers.OptimizerConfig):
+        config = dataclasses.replace(config, lr=1.0)  # "auto" until the run begins
     parameters = {name: nn.Parameter(torch.ones(2, 3)) for name in MomentBytes._fields}
     optimizer = optimizers.build_optimizer(config, parameters.items(), matrices={"hidden": 1})
     for parameter in parameters.values():
         parameter.grad = torch.ones_like(parameter)
     optimizers.update(optimizer, None)
-    return MomentBytes(*(_kept(optimizer, parameter) for parameter in parameters.values()))
+
+    def kept(parameter: nn.Parameter) -> int:
+        """Return the bytes of the moments of a parameter, per number."""
+        state = optimizer.state.get(parameter, {}).values()
+        shaped = (x for x in state if isinstance(x, Tensor) and x.shape == parameter.shape)
+        return sum(moment.nbytes for moment in shaped) // parameter.numel()
+
+    return MomentBytes(*map(kept, parameters.values()))
 
 
-def _kept(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> int:
-    state = optimizer.state.get(parameter, {}).values()
-    moments = [
-        value for value in state if isinstance(value, Tensor) and value.shape == parameter.shape
-    ]
-    return sum(value.nbytes for value in moments) // parameter.numel()
+PROBE = 2**24
+"""Bytes that are written to measure the speed of checkpoints."""
+
+
+def check_machine(
+    demand: MemoryDemand, folder: Path | None, device: torch.device, ranks: int = 1
+) -> list[Finding]:
+    """Check the disk space for checkpoints and model, and estimate the memory of a step.
+
+    Args:
+        folder: of the run; None for a run in memory.
+        ranks: the number of processes that may have one model between them.
+    """
+    findings = []
+    if folder is not None:
+        needed = demand.saved * demand.checkpoints + 4 * demand.parameters
+        free_disk = devices.disk_free(folder)
+        # A resumed run replaces the files that it has written.
+        written = [*folder.glob("step-*/*"), *folder.glob("model/*")]
+        if needed > free_disk + sum(file.stat().st_size for file in written if file.is_file()):
+            message = (
+                f"{demand.checkpoints} checkpoints and the model take {size_text(needed)}, "
+                f"but {size_text(free_disk)} are free"
+            )
+            fix = "Make room, or choose a folder on another disk."
+            findings.append(Finding("disk", "error", message, str(folder), fix))
+    free, fixed, memory = (
+        devices.memory_available(device),
+        demand.fixed / ranks,
+        demand.memory(device),
+    )
+    if free is None:
+        return findings
+    if ranks > 1 and not demand.fits(free, device, "replicated", ranks):
+        memory = demand.memory(device, "sharded", ranks)
+    available = f"but {size_text(free)} are free on {device}"
+    if fixed > free:
+        message = f"the model with its optimizer takes {size_text(fixed)} of memory, {available}"
+        fix = "Use a smaller model or another machine."
+        findings.append(Finding("memory", "error", message, fix=fix))
+    elif memory.total > free:
+        message = f"a step may take {size_text(memory.total)} of memory, {available}"
+        fix = f"Halve it; it is {demand.microbatch}." + (
+            "" if demand.training.recompute else " Or set training.recompute=true."
+        )
+        findings.append(Finding("memory", "warning", message, "microbatch_tokens", fix))
+    return findings
+
+
+def choose_parallelism(
+    plan: Plan,
+    sharding: Literal["auto"] | Sharding | None,
+    demand: MemoryDemand,
+    device: torch.device,
+    progress: Progress = SILENT,
+) -> Plan:
+    """Choose the parallelism: a copy of the model on each rank, or one shared by all.
+
+    "auto" lets them share it if whole copies do not fit (`MemoryDemand.fits`) in the memory of the
+    rank with the least. All ranks call this; they are connected.
+    """
+    if isinstance(plan, Single) or sharding is None:
+        return plan
+    if sharding != "auto":
+        return shard(plan, sharding)
+    free = devices.memory_available(device)
+    local = torch.tensor(float("inf") if free is None else float(free), dtype=torch.float64)
+    least = float(all_gather(plan, local).min())
+    if demand.fits(least, device, "replicated", plan.world):
+        return plan
+    needed = size_text(demand.memory(device, "replicated", plan.world).total)
+    progress.message(
+        f"note: the {plan.world} ranks share one model: a step with a whole model may take {needed}"
+        f" of memory, and {size_text(least)} are free"
+    )
+    return shard(plan, Sharding())
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """The seconds of the parts of a step.
+
+    Attributes:
+        per_token: seconds of forward and backward pass per token on one rank, for each batch that
+            was measured, or each phase of a run.
+        update: seconds of an update, clipping included.
+        exchange: seconds that the exchange between ranks adds to an update.
+        per_byte: seconds per byte of a checkpoint; 0 if unknown.
+    """
+
+    per_token: tuple[float, ...]
+    update: float
+    exchange: float = 0.0
+    per_byte: float = 0.0
+
+
+def measure_updates(
+    training_module: TrainingModule,
+    batches: Many[Batch],
+    optimizer: torch.optim.Optimizer,
+    training: Training,
+    progress: Progress = SILENT,
+) -> StepSeconds:
+    """Measure steps on each batch, at a rate of 0: the weights do not change.
+
+    Dropout draws from torch's generator: seed it afterwards.
+    """
+    device = devices.device_of(training_module)
+    dtype, per_token, update_seconds = (
+        devices.resolve_precision(training.precision, device),
+        [],
+        0.0,
+    )
+    optimizers.set_rate(optimizer, 0.0)
+    training_module.train()
+    steps = [(batch.to(device), last) for batch in batches for last in (False, True)]
+    # The first step is slower: it allocates the moments.
+    for batch, last in track(steps, progress, "measuring the speed of training"):
+        start = time.perf_counter()
+        with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
+            losses = training_module(batch)
+        torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
+        devices.wait(device)
+        passed = time.perf_counter()
+        optimizers.update(optimizer, training.clip_norm)
+        devices.wait(device)
+        update_seconds = time.perf_counter() - passed
+        if last:
+            per_token.append((passed - start) / batch.layout.tokens)
+    return StepSeconds(tuple(per_token), update_seconds)
+
+
+def seconds_per_byte(folder: Path) -> float:
+    """Return the time to write a byte to a folder's disk and to hash it, as checkpoints are."""
+    make_folder(folder)
+    content = bytes(max(4096, min(PROBE, devices.disk_free(folder) // 4)))
+    fix = "Make room, or choose a folder on another disk."
+    with os_errors(folder, fix), tempfile.TemporaryFile(dir=folder) as file:
+        start = time.perf_counter()
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        hashlib.sha256(content)
+        return (time.perf_counter() - start) / len(content)
+
+
+def compute_as(encoder: Encoder, training: Training, device: torch.device) -> None:
+    """Set `training.recompute` and `training.compiled` on an encoder.
+
+    Raises:
+        ConfigError: compiled is set on a CPU or for an encoder without Transformer blocks.
+    """
+    encoder.recompute = training.recompute
+    blocks = [module for module in encoder.modules() if isinstance(module, Block)]
+    if training.compiled and (device.type == "cpu" or not blocks):
+        message = (
+            "is for the blocks of a Transformer on a GPU, "
+            f"not for this {type(encoder).__name__} on {device}"
+        )
+        raise ConfigError(
+            message,
+            where="training.compiled",
+            fix="Leave it out: on a CPU compiled blocks are not faster.",
+        )
+    for block in blocks:
+        block.compiled = training.compiled
+
+
+def peak_of(forward: float, training: Training, device: torch.device, plan: Plan) -> Peak:
+    """Return the peak that the speed of a run is compared with.
+
+    It holds the operations of a step per token, and the matrix product rate of all ranks.
+
+    Args:
+        forward: operations per token of a forward pass (`model.flops.forward_flops`).
+    """
+    rate = devices.gemm_rate(device, devices.resolve_precision(training.precision, device))
+    return Peak((1 + BACKWARD) * forward, rate * plan.world)

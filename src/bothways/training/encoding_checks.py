@@ -92,12 +92,10 @@ def check_inputs(
 
 def unknown_tokens(share: float, fix: str) -> Finding:
     """Report a share of unknown tokens: a warning above `UNKNOWN`, else a note."""
+    message = "of the tokens are unknown to the vocabulary"
     if share <= UNKNOWN:
-        return Finding(
-            "unknown", "note", f"{share:.2%} of the tokens are unknown to the vocabulary"
-        )
-    message = f"{share:.1%} of the tokens are unknown to the vocabulary"
-    return Finding("unknown", "warning", message, "tokenizer", fix)
+        return Finding("unknown", "note", f"{share:.2%} {message}")
+    return Finding("unknown", "warning", f"{share:.1%} {message}", "tokenizer", fix)
 
 
 def check_model(encoder: EncoderConfig, tokenizer: Tokenizer, length: int) -> list[Finding]:
@@ -113,20 +111,10 @@ def check_model(encoder: EncoderConfig, tokenizer: Tokenizer, length: int) -> li
         )
         fix = "Use the tokenizer that the model was trained with."
         findings.append(Finding("ids", "error", message, "tokenizer", fix))
-    if length > encoder.max_positions:
-        message = (
-            f"sequences of {length} tokens are longer than the model's "
-            f"{encoder.max_positions} positions"
-        )
-        findings.append(
-            Finding(
-                "positions",
-                "error",
-                message,
-                "length",
-                f"Set length={encoder.max_positions} or less.",
-            )
-        )
+    if length > (most := encoder.max_positions):
+        message = f"sequences of {length} tokens are longer than the model's {most} positions"
+        fix = f"Set length={most} or less."
+        findings.append(Finding("positions", "error", message, "length", fix))
     return findings
 
 

@@ -1,0 +1,99 @@
+"""Ranks that share a model, and the ready files for clusters."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from bothways.cli import main as cli
+from bothways.core.config import reader as configs
+from bothways.data.batching import ExampleBudget
+from bothways.data.corpus import Corpus
+from bothways.model.config import Dropouts, EncoderConfig
+from bothways.pretraining.build import memory_demand
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.training.durations import Steps
+from bothways.training.optimizers import AdamW
+from bothways.training.parallel import Replicated, Sharded, Sharding, Single
+from bothways.training.preflight import USABLE, choose_parallelism
+from bothways.training.run import Training
+from bothways.training.schedules import Linear
+
+READY = Path(__file__).parents[2] / "deploy" / "training"
+
+
+@pytest.fixture(scope="module")
+def settings(corpus: Corpus) -> PretrainConfig:
+    encoder = EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.0, 0.0))
+    training = Training(
+        Steps(6), AdamW(lr=3e-3), Linear(0.1), "fp32", save=Steps(2), report=Steps(1), ema=0.9
+    )
+    phases = (PretrainPhase(16, 0.5), PretrainPhase(48, 0.5))
+    return PretrainConfig(
+        encoder,
+        training,
+        phases=phases,
+        batch=ExampleBudget(8),
+        held_out=0.1,
+        evaluation_tokens=400,
+    )
+
+
+def test_ranks_share_a_model_that_does_not_fit(
+    settings: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bothways.training import preflight as machine
+
+    monkeypatch.setattr(machine, "all_gather", lambda plan, value: value[None])
+    monkeypatch.setattr(machine.devices, "memory_available", lambda device: free)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    cpu, plan, load = torch.device("cpu"), Replicated(1, 4, 1), memory_demand(settings)
+    needed = load.memory(cpu, "replicated", 4).total
+    free = int(needed / USABLE) + 1
+    assert choose_parallelism(plan, "auto", load, cpu) == plan
+    free = int(needed / USABLE) - 1
+    assert choose_parallelism(plan, "auto", load, cpu) == Sharded(1, 4, 1, 2, Sharding())
+    assert choose_parallelism(plan, None, load, cpu) == plan
+    assert choose_parallelism(Single(), Sharding(), load, cpu) == Single()
+
+
+def ready_commands() -> list[tuple[str, list[str]]]:
+    """The words of `bothways` in each ready file, with folders in place of variables."""
+    found = []
+    for file in sorted(READY.iterdir()):
+        text = re.sub(r"\s+#.*", "", file.read_text("utf8"))
+        if file.suffix == ".sh":
+            settings = re.search(r"SETTINGS=\((.*)\)", text)
+            assert settings is not None
+            words = ["pretrain", "corpus", "--out", "out", "--resume", *shlex.split(settings[1])]
+        elif "- pretrain" in text:
+            after = text[text.index("- pretrain") :].splitlines()
+            lines = [line.strip() for line in after]
+            end = next(place for place, line in enumerate(lines) if not line.startswith("- "))
+            words = [line.removeprefix("- ") for line in lines[:end]]
+        else:
+            after = text[text.index("-m bothways") + len("-m bothways") :].replace("\\\n", " ")
+            words = shlex.split(after)
+        found.append((file.name, words))
+    return found
+
+
+@pytest.mark.parametrize(("name", "words"), ready_commands(), ids=lambda each: str(each)[:20])
+def test_a_ready_file_gives_settings_that_there_are(
+    name: str, words: list[str], settings: PretrainConfig
+) -> None:
+    cli.app.parse_args(words, print_error=False, exit_on_error=False)
+    read = configs.load(
+        PretrainConfig, base=settings, overrides=[word for word in words if "=" in word]
+    )
+    assert read.training.until == Steps(100_000), name
+    assert read.training.step_limit == 1800
+
+
+def test_the_script_for_slurm_is_right_for_the_shell() -> None:
+    subprocess.run(["bash", "-n", str(READY / "slurm.sh")], check=True)
