@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
+import time
+from pathlib import Path
 
 import pytest
 from torch.distributed import DistNetworkError
@@ -13,6 +14,7 @@ from bothways.core.errors import DivergedError
 from bothways.training import meter
 from bothways.training.meter import ENDED_BY_WATCHDOG, Pace, Watchdog, stragglers
 from bothways.training.parallel import Replicated, Single, lost_contact
+from toy_training import exit_code
 
 GLOO = "[/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer"
 
@@ -53,25 +55,22 @@ def test_the_rank_whose_loss_is_no_number_is_named() -> None:
         meter._check(["masked", None], [[inf, 7.0], [inf, 7.0]])
 
 
-HANGS = """
-import time
-from bothways.training.meter import Watchdog
-from bothways.training.parallel import Replicated
-with Watchdog(Replicated(3, 4, 3), 0.2) as dog:
-    dog.note("resting", 4)
-    time.sleep(0.5)
-    dog.note("reading its batch", 5)
-    time.sleep(30)
-"""
+def hang(errors: Path) -> None:
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    with Watchdog(Replicated(3, 4, 3), 0.2) as dog:
+        dog.note("resting", 4)
+        time.sleep(0.5)
+        dog.note("reading its batch", 5)
+        time.sleep(30)
 
 
-def test_a_rank_that_hangs_says_what_it_was_doing_and_ends() -> None:
-    command = [sys.executable, "-c", HANGS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == ENDED_BY_WATCHDOG
-    assert "step 5: rank 3 has been reading its batch for more than 0.2 seconds" in done.stderr
-    assert "Continue with" in done.stderr
-    assert "Current thread" in done.stderr or "Thread" in done.stderr
+def test_a_rank_that_hangs_says_what_it_was_doing_and_ends(tmp_path: Path) -> None:
+    assert exit_code(hang, tmp_path / "errors") == ENDED_BY_WATCHDOG
+    errors = (tmp_path / "errors").read_text()
+    assert "step 5: rank 3 has been reading its batch for more than 0.2 seconds" in errors
+    assert "Continue with" in errors
+    assert "Current thread" in errors or "Thread" in errors
 
 
 @pytest.mark.parametrize("error", [DistNetworkError("Broken pipe"), RuntimeError(GLOO)])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +14,7 @@ from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention, supports
 from bothways.model.kernels.library import ALL_FEATURES, Feature
 from kernel_cases import NEEDS_AVX512, draw_qkv, formula
+from toy_training import exit_code
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 WITHOUT_AMX = ALL_FEATURES & ~Feature.AMX
@@ -85,28 +83,24 @@ def test_global_tokens_with_projections_of_their_own_are_left_to_torch(
     torch.testing.assert_close(found[1:].double(), same[1:], rtol=1e-5, atol=1e-5)
 
 
-TRACED = """
-import torch
-from bothways.model.attention.dispatch import attend
-from bothways.model.attention.mask import AttentionView
-from bothways.core.layout import Layout
-
 VIEW = AttentionView(Layout.of([5]))
 
-class Attention(torch.nn.Module):
-    def forward(self, qkv):
-        return attend(qkv, VIEW)
 
-first, other, module = torch.randn(5, 3, 1, 16), torch.randn(5, 3, 1, 16), Attention()
-for program in (torch.jit.trace(module, first), torch.export.export(module, (first,)).module()):
-    torch.testing.assert_close(program(other), module(other))
-"""
+class Attention(torch.nn.Module):
+    def forward(self, qkv: Tensor) -> Tensor:
+        return dispatch.attend(qkv, VIEW)
+
+
+def check_traced_programs() -> None:
+    first, other, module = torch.randn(5, 3, 1, 16), torch.randn(5, 3, 1, 16), Attention()
+    for program in (torch.jit.trace(module, first), torch.export.export(module, (first,)).module()):
+        torch.testing.assert_close(program(other), module(other))
 
 
 @NEEDS_AVX512
 def test_a_program_that_is_traced_gets_torchs_operators() -> None:
     """Else what was found for the first input would be part of it. In a process without checks of types, which trace badly."""
-    subprocess.run([sys.executable, "-c", TRACED], check=True)
+    assert exit_code(check_traced_programs) == 0
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,12 @@ print("the same")
 
 @compiled
 @pytest.mark.parametrize(
-    "limit", ["OMP_THREAD_LIMIT=1", "OMP_THREAD_LIMIT=2", "OMP_MAX_ACTIVE_LEVELS=0"]
+    "limit",
+    [
+        "OMP_THREAD_LIMIT=1",
+        pytest.param("OMP_THREAD_LIMIT=2", marks=pytest.mark.slow),
+        pytest.param("OMP_MAX_ACTIVE_LEVELS=0", marks=pytest.mark.slow),
+    ],
 )
 def test_fewer_threads_than_asked_for_do_all_the_work(
     limit: str, monkeypatch: pytest.MonkeyPatch
