@@ -45,7 +45,7 @@ from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.model.families.catalogue import preset
 from bothways.model.kernels.library import describe_kernels
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMModule
-from bothways.prediction.pair_suite import evaluate_suite, open_pairs, read_suite
+from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs, read_suite
 from bothways.prediction.predictor import Predictor
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase

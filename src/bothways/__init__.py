@@ -23,9 +23,9 @@ _HOME = {
     "Predictor": "prediction.predictor", "PretrainConfig": "pretraining.config",
     "PretrainedModel": "hub.pretrained_model", "Tokenizer": "text.tokenizer",
     "adapt": "training_runs", "build_corpus": "texts", "distil": "training_runs",
-    "export_model": "model_folders", "finetune": "training_runs",
+    "evaluate": "model_folders", "export_model": "model_folders", "finetune": "training_runs",
     "load": "model_folders", "load_model": "model_folders",
-    "preset": "model.families.catalogue", "pretrain": "training_runs",
+    "predict": "model_folders", "preset": "model.families.catalogue", "pretrain": "training_runs",
     "push_to_hub": "hub.publish", "save_model": "hub.model_folder",
     "train_tokenizer": "texts", "tune_allocator": "core.runtime.allocator",
 }  # fmt: skip
@@ -45,9 +45,11 @@ if TYPE_CHECKING:
     from bothways.model.families.catalogue import preset as preset
     from bothways.model.model import Model as Model
     from bothways.model.model import ModelOutput as ModelOutput
+    from bothways.model_folders import evaluate as evaluate
     from bothways.model_folders import export_model as export_model
     from bothways.model_folders import load as load
     from bothways.model_folders import load_model as load_model
+    from bothways.model_folders import predict as predict
     from bothways.prediction.predictor import Predictor as Predictor
     from bothways.pretraining.config import PretrainConfig as PretrainConfig
     from bothways.text.tokenizer import Tokenizer as Tokenizer

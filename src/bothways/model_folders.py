@@ -1,18 +1,22 @@
-"""Open a model: for predictions, for a training loop of one's own, as a graph."""
+"""Open a model: for predictions, their evaluation, a training loop of one's own, as a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from bothways.core.advice import argument
 from bothways.core.bar import shown_progress
 from bothways.core.progress import Progress
 
 if TYPE_CHECKING:
     from bothways.hub.pretrained_model import PretrainedModel
     from bothways.model.heads import Head
+    from bothways.prediction.analysis.evaluation import Evaluation
+    from bothways.prediction.bulk.parts import PartFormat
+    from bothways.prediction.bulk.run import BulkResult
     from bothways.prediction.export.folder import ExportResult, Format
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
@@ -78,6 +82,259 @@ def load(
         runtime=runtime,
         settings=settings,
     )
+
+
+def predict(  # noqa: PLR0913 – one option per question
+    model: str | Path,
+    files: str | Path | Iterable[Any],
+    out: str | Path | None = None,
+    *,
+    task: str | None = None,
+    text: str | None = None,
+    text_b: str | None = None,
+    best: int | None = None,
+    keep: Iterable[str] = (),
+    format: PartFormat | None = None,
+    rows: int = 4096,
+    rejects: bool = False,
+    processes: int | None = None,
+    threads: int | None = None,
+    window: int | None = None,
+    length: int | None = None,
+    precision: PredictPrecision = "fp32",
+    device: str = "auto",
+    runtime: Runtime = "torch",
+    progress: Progress | bool = True,
+    **settings: Any,
+) -> BulkResult | Iterator[dict[str, Any]]:
+    """Predict the rows of files, as `bothways predict` does; the same call continues.
+
+    Args:
+        model: a fine-tuned model folder, the folder of a run, a sentence encoder, or a Hub id.
+        files: a file, a quoted glob or a Hub data set, several of them, or "-" for standard input;
+            without `out` in Python also rows, as for a predictor, but for plain texts.
+        out: one file: .jsonl, .csv, .tsv, .parquet, or .npy for vectors. Or a folder of predictions
+            in parts. Both read any number of files, and continue where they were stopped.
+        task: a task of finetune, fill, likelihood, prefer, embed, or a common alias of one of them;
+            by default the task of the model.
+        text: column of the text, or of the first of two (for rerank the query); by default as in
+            training.
+        text_b: the column of the second text.
+        best: number of the most probable labels, or of the best documents, to keep; by default all.
+        keep: columns to copy to the output, such as a key; old=new renames one.
+        format: format of the parts: jsonl, parquet, npy, or spans, JSON lines with the text and the
+            entities as character spans. By default npy for vectors, parquet if the input is or if
+            vectors have columns to keep, else jsonl.
+        rows: rows of a part.
+        rejects: with `out`: write rows that cannot be read or predicted to a file of their own
+            instead of stopping at the first one.
+        processes: with `out`: processes that predict; by default 1.
+        threads: with `out`: threads of each process; by default an equal share of the cores.
+        window: without `out`: texts to read before the first prediction; by default 4096.
+        length: maximum length in tokens; by default as in training.
+        precision: precision of matrix products: fp32, bf16, int8 or auto.
+        device: auto (a GPU, if there is one), cpu, cuda or cuda:N.
+        runtime: what computes the model: torch, or onnxruntime or openvino for an exported folder.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
+        settings: settings of the task, such as `top=10` for fill or `pooling="max"` for embed.
+
+    Returns:
+        With `out` the totals of its rows and parts, else an iterator over the prediction of each
+        row of one file, as plain values.
+
+    Raises:
+        ConfigError: an unknown task or setting, or the folder was begun with other ones.
+        DataError: a file or a row cannot be read.
+        FolderError: the model cannot be read, or lacks the heads of the task.
+
+    Examples:
+        >>> done = bothways.predict("my-classifier", "dev.tsv", "labels.jsonl", text="text")
+        >>> done.rows
+        24
+        >>> rows = bothways.predict("my-classifier", "dev.tsv", keep=["label=given"])
+        >>> sorted(next(rows))
+        ['given', 'label', 'probabilities']
+    """
+    from bothways.core.errors import ConfigError
+    from bothways.prediction.bulk.parts import BulkRequest, expand_names
+    from bothways.prediction.bulk.run import predict_files, predict_rows
+
+    items = [files] if isinstance(files, str | Path) else list(files)
+    given = [item for item in items if not isinstance(item, str | Path)]
+    request = BulkRequest(
+        str(model),
+        () if given else tuple(expand_names(map(str, items))),
+        task=task,
+        settings=settings,
+        length=length,
+        precision=precision,
+        device=device,
+        runtime=runtime,
+        text=text,
+        text_b=text_b,
+        top=best,
+        keep=tuple(keep),
+        form=format,
+        rows=rows,
+        rejects=rejects,
+    )
+    if out is None:
+        parts = {
+            "format": format in ("parquet", "npy"), "rows": rows != BulkRequest.rows,
+            "rejects": rejects, "processes": processes, "threads": threads,
+        }  # fmt: skip
+        for name, is_set in parts.items():
+            if is_set:
+                fix = f"Name a folder for them: {argument(out='DIR')}"
+                raise ConfigError("is for predictions in parts", where=name, fix=fix)
+
+        def stream() -> Iterator[dict[str, Any]]:
+            with shown_progress(progress) as reporter:
+                yield from predict_rows(request, window, reporter, items if given else None)
+
+        return stream()
+    out = Path(out)
+    if out.suffix in (".json", ".txt") and not out.is_dir():
+        message = f"{str(out)!r} has no format of predictions"
+        fix = f"Name a file: {out.stem}.jsonl, .csv, .tsv or .parquet; or a folder."
+        raise ConfigError(message, where="out", fix=fix)
+    if window is not None:
+        message, fix = "is for predictions that are printed", "Leave it out; parts have rows."
+        raise ConfigError(message, where="window", fix=fix)
+    with shown_progress(progress) as reporter:
+        return predict_files(request, out, 1 if processes is None else processes, threads, reporter)
+
+
+def evaluate(  # noqa: PLR0913 – one option per question
+    model: str | Path,
+    data: str | Path | Iterable[Any] | None = None,
+    *,
+    task: str | None = None,
+    blimp: str | Path | None = None,
+    text: str | None = None,
+    text_b: str | None = None,
+    label: str | None = None,
+    length: int | None = None,
+    report: str | Path | None = None,
+    precision: PredictPrecision = "fp32",
+    limit: float | None = None,
+    device: str = "auto",
+    runtime: Runtime = "torch",
+    progress: Progress | bool = True,
+    **settings: Any,
+) -> Evaluation:
+    """Score a model on labelled data, on a corpus, or on minimal pairs, in constant memory.
+
+    Args:
+        model: a fine-tuned model folder, the folder of a run, or a Hub id.
+        data: labelled data (.csv, .tsv, .jsonl, .parquet, or
+            hub:owner/name:configuration:split), or the folder of a corpus for the losses
+            and the perplexity of a pre-trained model; in Python also rows. By default the dev data
+            that a run split from its training data (--dev 20%).
+        task: a task as for predict; by default the one that the model was trained for.
+        blimp: instead of data a folder of minimal pairs: files of JSON lines with sentence_good and
+            sentence_bad. Gives the accuracy on each file, linguistics_term and field, and on all.
+            Masked models are scored with variant=word_l2r.
+        text: column of the text, or of the first of two; by default as in training.
+        text_b: the column of the second text.
+        label: the column of the label.
+        length: maximum length in tokens; by default as in training.
+        report: write an HTML page with confusions or places, calibration, slices of the data and
+            the hardest examples.
+        precision: precision of matrix products; int8 is compared with fp32 in accuracy and speed.
+        limit: points of the metric that int8 may lose; a point is 0.01. By default 0.5.
+        device: auto (a GPU, if there is one), cpu, cuda or cuda:N.
+        runtime: what computes the model: torch, or onnxruntime or openvino for an exported folder.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
+        settings: settings of the task, such as `variant="word_l2r"` for likelihood.
+
+    Returns:
+        The `metrics`; of int8 also its cost, of a sentence encoder all layers and poolings by the
+        correlation of cosines with gold scores, of minimal pairs the accuracies of all groups.
+
+    Raises:
+        ConfigError: an option that does nothing with this data; int8 loses too much.
+        DataError: the data cannot be read, or has no labels.
+
+    Examples:
+        >>> done = bothways.evaluate("my-classifier", "dev.tsv")
+        >>> done.metrics["accuracy"]
+        1.0
+        >>> rows = [{"text": "a good film", "label": "positive"}]
+        >>> bothways.evaluate("my-classifier", rows).metrics["accuracy"]
+        1.0
+    """
+    from bothways.core.atomic_files import check_output_path
+    from bothways.core.config.tree import nest
+    from bothways.core.errors import ConfigError
+    from bothways.data.manifest import holds_corpus
+    from bothways.prediction.analysis import evaluation
+    from bothways.prediction.predictor import open_task
+
+    folder, columns = str(model), {"text": text, "text_b": text_b, "label": label}
+    for_rows = {
+        "task": task, **columns, "report": report, "limit": limit,
+        "runtime": None if runtime == "torch" else runtime,
+    }  # fmt: skip
+
+    def refuse(subject: str, values: Mapping[str, object], fix: str = "Leave it out.") -> None:
+        """Raise ConfigError for arguments that do nothing with this kind of data."""
+        name = next((name for name, value in values.items() if value is not None), None)
+        if name is not None:
+            raise ConfigError(f"does nothing with {subject}", where=name, fix=fix)
+
+    with shown_progress(progress) as reporter:
+        if blimp is not None:
+            refuse("minimal pairs", for_rows)
+            if data is not None:
+                fix = "Leave one of the two out."
+                raise ConfigError(f"is given in addition to {blimp}", where=str(data), fix=fix)
+            return evaluation.score_pairs(
+                folder, Path(blimp), nest(settings), length, device, precision, reporter
+            )
+        if isinstance(data, str | Path) and holds_corpus(str(data)):
+            from bothways.data.corpus import Corpus
+            from bothways.pretraining.evaluation import evaluate_on_corpus
+
+            fix = "Leave it out; the losses of a pre-trained model depend on the length alone."
+            refuse("a corpus", for_rows, fix)
+            if precision == "int8":
+                raise ConfigError("int8 does nothing with a corpus", where="precision", fix=fix)
+            refuse("a corpus", settings, fix)
+            metrics = evaluate_on_corpus(
+                folder, Corpus.open(str(data)), length=length or 128, device=device,
+                precision=precision,
+            )  # fmt: skip
+            return evaluation.Evaluation(f"{folder} on {data}", metrics)
+        if data is None:
+            from bothways.finetuning.data import read_recorded_split
+
+            refuse("the dev data of the run", {"task": task, **columns})
+            recorded = read_recorded_split(folder)
+            if recorded is None:
+                fix = "Give a file, the folder of a corpus, or minimal pairs (blimp)."
+                raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
+            name, rows = recorded
+            reporter.message(f"note: scored on {name}, as in training")
+            labelled = evaluation.EvaluationData(folder, name, columns, reporter, examples=rows)
+        elif isinstance(data, str | Path):
+            labelled = evaluation.EvaluationData(folder, str(data), columns, reporter)
+        else:
+            labelled = evaluation.EvaluationData(folder, "rows", columns, reporter, rows=list(data))
+        if report is not None:
+            check_output_path(Path(report), [labelled.name])
+        opened = {
+            "length": length, "device": device, "runtime": runtime, "settings": nest(settings),
+        }  # fmt: skip
+        return labelled.evaluate(
+            lambda precision: open_task(folder, task, precision=precision, **opened),  # type: ignore[arg-type]
+            precision,
+            None if report is None else Path(report),
+            limit,
+            named=task is not None,
+        )
 
 
 def load_model(
@@ -175,11 +432,10 @@ def export_model(  # noqa: PLR0913 – one option per question
         >>> classify("a good film").label
         'positive'
     """
-    from bothways.core.advice import argument
-    from bothways.core.config import reader as configs
     from bothways.core.errors import ConfigError
+    from bothways.prediction.analysis.evaluation import MAX_LOSS
     from bothways.prediction.export.folder import Int8Gate, write_export
-    from bothways.prediction.int8_report import MAX_LOSS
+    from bothways.prediction.predictor import named_columns
     from bothways.tasks.base import Metrics
 
     if limit is not None and int8 is None:
@@ -189,11 +445,8 @@ def export_model(  # noqa: PLR0913 – one option per question
 
     def evaluate(predictor: Predictor) -> Metrics:
         """Return the metrics on the labelled data."""
-        if not isinstance(data, str | Path):
-            return predictor.evaluate(data or [])
-        trained: Any = predictor.task_model.task
-        roles = configs.read(type(trained.columns), columns, where="columns") if columns else None
-        return predictor.evaluate(predictor.read(data, roles, labelled=True))
+        roles = named_columns(predictor.task_model.task, **columns)
+        return predictor.evaluate(predictor.read(data or [], roles, labelled=True))
 
     gate = Int8Gate(evaluate, MAX_LOSS if limit is None else limit) if int8 is not None else None
     with shown_progress(progress) as reporter:

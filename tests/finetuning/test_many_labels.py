@@ -13,7 +13,7 @@ from bothways.core.errors import DataError
 from bothways.finetuning import run as fitting
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.run import finetune
-from bothways.prediction.analysis.texts import ClassAnalysis
+from bothways.prediction.analysis.analyses import ClassAnalysis
 from bothways.prediction.engine import window_size
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.metrics import Confusion, classification_metrics

@@ -16,9 +16,9 @@ from pyarrow import parquet
 from bothways.cli.main import app
 from bothways.core import bar
 from bothways.core.errors import BothwaysError, ConfigError, DataError
-from bothways.prediction import layer_sweep
+from bothways.prediction.analysis import evaluation
+from bothways.prediction.analysis.evaluation import POOLINGS, Cell, Sweep, sweep_layers
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
-from bothways.prediction.layer_sweep import POOLINGS, Cell, Sweep, sweep_layers
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.sentence_embedding.sts import Correlation
 from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
@@ -96,7 +96,7 @@ def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(
 def test_one_pass_gives_what_each_embedding_gives(
     place: Path, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_sweep, "WINDOW", 7)
+    monkeypatch.setattr(evaluation, "WINDOW", 7)
     task = open_task_model(str(place / "bert"), "embed", settings=settings)
     examples = list(task.task.read(str(place / "sts.tsv")).examples)
     tally = PredictionCounts()
@@ -261,7 +261,7 @@ def test_encode_leaves_no_second_text_out(place: Path) -> None:
             r"^layers: the model has layers 0 \(the embeddings\) to 2",
         ),
         ("embed bert texts.txt poling=max --out v.npy", r"^poling: .*did you mean pooling"),
-        ("predict bert sts.tsv --out p.json", r"^--out: 'p\.json' has no format of predictions"),
+        ("predict bert sts.tsv --out p.json", r"^out: 'p\.json' has no format of predictions"),
         ("predict bert texts.txt --task fill", r"^texts\.txt:1: the text has no \[MASK\]"),
         ("evaluate bert masks.txt --task likelihood", r"^masks\.txt:1: the text has a \[MASK\]"),
         ("evaluate bert texts.txt --task embed", r"texts\.txt"),

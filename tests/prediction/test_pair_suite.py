@@ -18,7 +18,7 @@ from bothways.hub.model_folder import save_model
 from bothways.model.families import gpt
 from bothways.model.heads import NextTokenHead
 from bothways.model.model import Model
-from bothways.prediction.pair_suite import evaluate_suite, open_pairs
+from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs
 from bothways.prediction.predictor import Predictor
 from bothways.text.tokenizer import Tokenizer
 from toy_masked import log_probabilities, make_masked, make_masked_text
@@ -144,9 +144,9 @@ def test_the_command_prints_phenomena_and_the_overall_accuracy(
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["new.tsv"], r"^new\.tsv: is given in addition to --blimp suite\n  Leave one of the two"),
-        (["--report", "page.html"], r"^--report: does nothing with --blimp\n  Leave it out"),
-        (["variant=original", "--text", "body"], "^--text: does nothing with --blimp"),
+        (["new.tsv"], r"^new\.tsv: is given in addition to suite\n  Leave one of the two"),
+        (["--report", "page.html"], r"^report: does nothing with minimal pairs\n  Leave it out"),
+        (["variant=original", "--text", "body"], "^text: does nothing with minimal pairs"),
     ],
 )
 def test_what_a_suite_does_not_use_is_refused(scored: tuple, more: list[str], message: str) -> None:

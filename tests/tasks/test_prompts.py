@@ -16,7 +16,7 @@ from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
 from bothways.hub.sentence_transformers import SentenceEncoderConfig, read_program_config
-from bothways.prediction.layer_sweep import sweep_layers
+from bothways.prediction.analysis.evaluation import sweep_layers
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.sentence_embedding.task import (
     Embedder,

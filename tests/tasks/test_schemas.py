@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bothways.prediction.bulk.output import part_content
+from bothways.prediction.bulk.worker import part_content
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.predictions import (
     AnswerPrediction,

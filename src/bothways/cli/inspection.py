@@ -248,17 +248,14 @@ def compare(  # noqa: PLR0913 – one option per question
     """
     from bothways.core.report.terminal import text_table
     from bothways.lab.sweeps import significance
-    from bothways.prediction.predictor import open_task
+    from bothways.prediction.predictor import named_columns, open_task
 
     task_name = task or significance.default_task(significance.folders(a)[0])
     names = {"text": text, "text_b": text_b, "label": label}
-    columns = (
-        options.named_columns(
-            open_task(significance.folders(a)[0], task_name, device="cpu"), **names
-        )
-        if any(names.values())
-        else None
-    )
+    columns = None
+    if any(names.values()):
+        opened = open_task(significance.folders(a)[0], task_name, device="cpu")
+        columns = named_columns(opened.task_model.task, **names)
     with terminal_progress() as progress:
         comparison = significance.compare(
             a, b, data, columns, device=device, task=task_name, progress=progress

@@ -64,13 +64,11 @@ app.command(reproduce)
 # The commands by their module in bothways.cli; the docstring of the function is the help.
 _COMMANDS = {
     "convert": ("convert",),
-    "embed": ("embed",),
-    "evaluate": ("evaluate",),
     "export": ("export",),
     "inspection": ("describe", "compare"),
     "lab": ("quickstart", "features", "bench"),
     "plan": ("plan",),
-    "predict": ("predict",),
+    "predict": ("predict", "embed", "evaluate"),
     "serve": ("serve", "play"),
     "training": ("pretrain", "adapt", "finetune", "distil", "sweep"),
 }

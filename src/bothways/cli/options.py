@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 from cyclopts import Parameter
 
 from bothways.core.bar import announce, error_console, terminal_progress
-from bothways.core.paths import is_url, local_path
+from bothways.core.paths import is_url
 from bothways.core.terminal import say, write_stderr
 from bothways.training.shorthands import FinetuneRecipe
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from bothways.core.progress import Progress
-    from bothways.prediction.engine import PredictionCounts
-    from bothways.prediction.predictor import Predictor
-    from bothways.tasks.base import Reading
 
 Command = TypeVar("Command", bound=Callable[..., None])
 TrainedTask = Annotated[
@@ -165,47 +162,6 @@ INPUTS = Parameter(allow_leading_hyphen=True, validator=_check_names)
 """File names as arguments of a command, including "-"."""
 
 
-@Parameter(name="*")
-@dataclass(frozen=True)
-class PartOptions:
-    """Options of predictions in parts (`--out`)."""
-
-    keep: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="A column to copy to the output, such as a key; old=new renames it. May be "
-            "repeated.",
-        ),
-    ] = ()
-    format: Annotated[
-        Literal["jsonl", "spans", "parquet", "npy"] | None,
-        Parameter(
-            help="With --out DIR: format of the parts. Default: npy for vectors, parquet if the "
-            "input is or if vectors have columns to keep, else jsonl. spans, also without --out: "
-            "JSON lines with the text and the entities as character spans."
-        ),
-    ] = None
-    rows: Annotated[int, Parameter(help="With --out DIR: rows of a part.")] = 4096
-    rejects: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="With --out: write rows that cannot be read or predicted to DIR/_rejects or "
-            "FILE.rejects.jsonl instead of stopping at the first one.",
-        ),
-    ] = False
-    processes: Annotated[
-        int | None,
-        Parameter(help="With --out DIR: processes that predict; default: 1."),
-    ] = None
-    threads: Annotated[
-        int | None,
-        Parameter(
-            help="With --out DIR: threads of each process; default: an equal share of the cores."
-        ),
-    ] = None
-
-
 _SETTING = re.compile(r"\w+(?:\.\w+)*=")
 _FILE_NAME = re.compile(r"[~./].*|.*\w\.[A-Za-z]\w{0,7}")
 """What cannot be a text: a path, or a name with a suffix."""
@@ -280,97 +236,6 @@ def argument_text(words: tuple[str, ...]) -> str | None:
     return None if exists else word
 
 
-def _expanded(words: Iterable[str]) -> Iterator[str]:
-    """Yield names of files; a glob in quotes yields the files that match."""
-    from bothways.data.text_io import matching_files
-
-    for word in words:
-        if not glob.has_magic(word) or is_url(word) or os.path.exists(local_path(word)):
-            yield word
-        else:
-            yield from map(str, matching_files(word))
-
-
-def one_file(files: tuple[str, ...], options: PartOptions) -> str:
-    """Return the only file of a command without a folder for parts; it may be a glob.
-
-    Raises:
-        ConfigError: there are none or several files, or options of parts.
-    """
-    from bothways.core.errors import ConfigError
-
-    files = tuple(_expanded(files))
-    for name, value in vars(PartOptions()).items():
-        if getattr(options, name) != value:
-            message = "is for predictions in parts"
-            raise ConfigError(message, where=f"--{name}", fix="Name a folder for them: --out DIR")
-    if len(files) != 1:
-        message = f"there are {len(files)} files, and one is read" if files else "names no file"
-        fix = "For several files name a folder: --out DIR" if files else "Name one."
-        raise ConfigError(message, where="files", fix=fix)
-    return files[0]
-
-
-def predict_parts(out: Path, options: PartOptions, **settings: Any) -> None:
-    """Predict files into parts in a folder, and print the totals.
-
-    Args:
-        settings: fields of `bulk.request.BulkRequest` other than those in `options`.
-    """
-    from bothways.core.terminal import quantity
-    from bothways.prediction.bulk.one_file import is_file, parts_folder, rejects_file
-    from bothways.prediction.bulk.request import BulkRequest
-    from bothways.prediction.bulk.run import predict_files
-
-    request = BulkRequest(
-        **settings | {"files": tuple(_expanded(settings["files"]))},
-        keep=options.keep,
-        form=options.format,
-        rows=options.rows,
-        rejects=options.rejects,
-    )
-    say_kernels(request.device)
-    folder = parts_folder(out) if is_file(out) else out
-    with resumable(folder, "What is finished") as progress:
-        done = predict_files(request, out, options.processes or 1, options.threads, progress)
-    were = "was" if done.again == 1 else "were"
-    earlier = f", {done.again:,} of which {were} finished before" if done.again else ""
-    count = "" if is_file(out) else f", in {quantity(done.parts, 'part(s)')}"
-    say(error_console(), f"{quantity(done.rows, 'row(s)')} in {out}{count}{earlier}")
-    for warning in done.warnings:
-        print(warning, file=sys.stderr)
-    if done.rejected:
-        rejects = rejects_file(out) if is_file(out) else out / "_rejects"
-        message = f"warning: {quantity(done.rejected, 'row(s)')} rejected: see {rejects}"
-        print(message, file=sys.stderr)
-
-
-def named_columns(opened: Predictor, **columns: str | None) -> Any:
-    """Return the named columns as the column type of the task.
-
-    Raises:
-        ConfigError: the task has no such column.
-    """
-    from bothways.core.config import reader as configs
-
-    names = {name: value for name, value in columns.items() if value is not None}
-    columns_type = type(opened.task_model.task.columns)  # type: ignore[attr-defined]
-    return configs.read(columns_type, names, where="columns") if names else None
-
-
-def say_guess(opened: Predictor, reading: Reading[Any], requested: object, source: str) -> None:
-    """Print on standard error which columns were guessed, if they differ from training."""
-    from bothways.data.text_io import is_stream
-    from bothways.tasks.columns import reads_as_trained
-
-    columns, trained = (
-        getattr(reader.task, "columns", None) for reader in (reading, opened.task_model)
-    )
-    has_columns = not is_stream(source) and ".txt" not in Path(source).suffixes
-    if requested is None and has_columns and not reads_as_trained(columns, trained):
-        write_stderr(f"note: the columns are guessed: {columns}")
-
-
 def say_kernels(device: str) -> None:
     """Let the next progress say which kernels a long command computes with; nothing for a GPU."""
     from bothways.core.runtime.devices import choose_device
@@ -379,23 +244,6 @@ def say_kernels(device: str) -> None:
 
     if choose_device(device).type == "cpu" and is_main(plan_here()):
         announce(describe_kernels())
-
-
-@contextmanager
-def watched(
-    reading: Reading[Any], title: str, *, hidden: bool = False
-) -> Iterator[PredictionCounts]:
-    """Count predictions and show their progress.
-
-    Where standard error is not a terminal, a line is printed every ten seconds instead.
-
-    Args:
-        hidden: show neither.
-    """
-    from bothways.prediction.engine import counting
-
-    with terminal_progress(hidden=hidden) as progress:
-        yield counting(reading, progress, title)
 
 
 @contextmanager

@@ -1,18 +1,68 @@
-"""`bothways predict`: predictions as JSON lines."""
+"""`bothways predict | embed | evaluate`: predictions, vectors, and scores on labelled data."""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from cyclopts import Parameter
+
+import bothways
 from bothways.cli import options
+from bothways.core.bar import error_console, terminal_progress
+from bothways.core.errors import ConfigError
+from bothways.core.terminal import output_console, quantity, say, show_lines
 
-_NO_FORMATS = (".json", ".txt")
-"""Endings of files that predictions are not written to."""
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PartOptions:
+    """Options of predictions in parts (`--out`)."""
+
+    keep: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="A column to copy to the output, such as a key; old=new renames it. May be "
+            "repeated.",
+        ),
+    ] = ()
+    format: Annotated[
+        Literal["jsonl", "spans", "parquet", "npy"] | None,
+        Parameter(
+            help="With --out DIR: format of the parts. Default: npy for vectors, parquet if the "
+            "input is or if vectors have columns to keep, else jsonl. spans, also without --out: "
+            "JSON lines with the text and the entities as character spans."
+        ),
+    ] = None
+    rows: Annotated[int, Parameter(help="With --out DIR: rows of a part.")] = 4096
+    rejects: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="With --out: write rows that cannot be read or predicted to DIR/_rejects or "
+            "FILE.rejects.jsonl instead of stopping at the first one.",
+        ),
+    ] = False
+    processes: Annotated[
+        int | None,
+        Parameter(help="With --out DIR: processes that predict; default: 1."),
+    ] = None
+    threads: Annotated[
+        int | None,
+        Parameter(
+            help="With --out DIR: threads of each process; default: an equal share of the cores."
+        ),
+    ] = None
 
 
+@options.documented_by(bothways.predict)
 def predict(  # noqa: PLR0913 – one option per question
-    folder: options.FinetunedModel,
+    model: options.FinetunedModel,
     *inputs: Annotated[str, options.INPUTS],
     out: Path | None = None,
     task: str | None = None,
@@ -24,7 +74,7 @@ def predict(  # noqa: PLR0913 – one option per question
     precision: options.Precision = "fp32",
     device: options.Device = "auto",
     runtime: options.RuntimeChoice = "torch",
-    parts: options.PartOptions = options.PartOptions(),  # noqa: B008 – frozen
+    parts: PartOptions = PartOptions(),
 ) -> None:
     """Predict: one JSON line for each input, a table, or many files with --out.
 
@@ -37,83 +87,200 @@ def predict(  # noqa: PLR0913 – one option per question
         hub:owner/name:configuration:split, or - for standard input; with --out any number of files.
         Or one text in quotes.
         Then settings of the task, such as top=10 for fill or pooling=max for embed.
-    out
-        One file: .jsonl, .csv, .tsv, .parquet, or .npy for vectors. Or a folder of predictions in
-        parts, as JSON lines or Parquet (--format). Both read any number of files, in several
-        processes, and the same command continues where it was stopped.
-    task
-        A task of finetune, fill, likelihood, prefer, embed, or a common alias of one of them;
-        default: the task of the model.
     top
         The most probable labels, or the best documents, to print; by default all.
     window
         Number of texts to read before the first prediction; default: 4096, on a terminal 1.
     """
-    import dataclasses
-    import json
-    import sys
-
     from bothways.core.config.checks import require_at_least
     from bothways.data.text_io import STDIN
-    from bothways.prediction.bulk.output import kept_values, prediction_values
-    from bothways.prediction.bulk.parts import predict_kept
-    from bothways.prediction.bulk.request import check_format
-    from bothways.prediction.engine import PredictConfig
-    from bothways.prediction.predictor import open_task, read_input
-    from bothways.tasks.base import Reading
 
     require_at_least(1, top=top, window=window)
-    files, settings = options.split_inputs(inputs)
+    files, words = options.split_inputs(inputs)
+    settings: dict[str, Any] = {
+        "task": task, "text": text, "text_b": text_b, "best": top, "length": length,
+        "precision": precision, "device": device, "runtime": runtime, "window": window,
+        **options.settings_for(bothways.predict, words),
+    }  # fmt: skip
     if out is not None:
-        _check_parts(out, window)
-        options.predict_parts(
-            out, parts,
-            model=folder, files=files, settings=settings, task=task, text=text, text_b=text_b,
-            top=top, length=length, precision=precision, device=device, runtime=runtime,
-        )  # fmt: skip
+        _predict_parts(model, files, out, parts, settings)
         return
-    form = parts.format if parts.format in ("jsonl", "spans") else None
-    parts = dataclasses.replace(parts, format=None) if form else parts
-    sentence = options.argument_text(files) if text is None else None
-    file = (
-        options.one_file(files or (STDIN,), dataclasses.replace(parts, keep=()))
-        if sentence is None
-        else ""
-    )
-    opened = open_task(
-        folder, task, length=length, device=device, precision=precision, batch_invariant=True,
-        runtime=runtime, settings=settings,
-    )  # fmt: skip
-    check_format(form, opened.task_model.task)
-    columns = options.named_columns(opened, text=text, text_b=text_b)
-    if sentence is None:
-        reading = opened.read(file, columns, labelled=False)
-        options.say_guess(opened, reading, columns, file)
-    else:
-        print("note: no file has this name: it is predicted as a text", file=sys.stderr)
-        examples = iter([read_input(opened.task_model, sentence, 1)])
-        reading = Reading(opened.task_model.task, examples)
-    typed = file == STDIN and sys.stdin.isatty()
-    pace = PredictConfig(window=window or (1 if typed else PredictConfig.window))
+    typed = files in ((), (STDIN,)) and sys.stdin.isatty()
     # What is typed or printed on the same terminal would run through the bar.
-    with options.watched(reading, "predicting", hidden=typed or sys.stdout.isatty()) as tally:
-        for copied, prediction in predict_kept(opened, reading, parts.keep, pace, tally):
-            values = kept_values(copied, prediction_values(prediction, top, form or "jsonl"))
+    with terminal_progress(hidden=typed or sys.stdout.isatty()) as progress:
+        settings["progress"] = progress
+        if text is None and (sentence := options.argument_text(files)) is not None:
+            progress.message("note: no file has this name: it is predicted as a text")
+            rows = bothways.predict(model, [(sentence,)], **vars(parts), **settings)
+        else:
+            settings["window"] = window or (1 if typed else None)
+            rows = bothways.predict(model, files or STDIN, **vars(parts), **settings)
+        for values in rows:  # type: ignore[union-attr]
             print(json.dumps(values, ensure_ascii=False, allow_nan=False), flush=typed)
-    if precision == "auto":
-        print(f"note: predicted in {opened.precision}", file=sys.stderr)
-    for warning in tally.warnings:
+
+
+def _predict_parts(
+    model: str, files: tuple[str, ...], out: Path, parts: PartOptions, settings: Mapping[str, Any]
+) -> None:
+    """Predict files into a file or a folder, and print the totals."""
+    from bothways.prediction.bulk.folder import is_file, parts_folder, rejects_file
+
+    options.say_kernels(settings["device"])
+    one = is_file(out)
+    with options.resumable(parts_folder(out) if one else out, "What is finished") as progress:
+        done: Any = bothways.predict(
+            model, files, out, progress=progress, **vars(parts), **settings
+        )
+    were = "was" if done.again == 1 else "were"
+    earlier = f", {done.again:,} of which {were} finished before" if done.again else ""
+    count = "" if one else f", in {quantity(done.parts, 'part(s)')}"
+    say(error_console(), f"{quantity(done.rows, 'row(s)')} in {out}{count}{earlier}")
+    for warning in done.warnings:
         print(warning, file=sys.stderr)
+    if done.rejected:
+        rejects = rejects_file(out) if one else out / "_rejects"
+        message = f"warning: {quantity(done.rejected, 'row(s)')} rejected: see {rejects}"
+        print(message, file=sys.stderr)
 
 
-def _check_parts(out: Path, window: int | None) -> None:
-    """Refuse a file without a known format, and an option of predictions that are printed."""
-    from bothways.core.errors import ConfigError
+@options.documented_by(bothways.predict)
+def embed(  # noqa: PLR0913 – one option per question
+    model: str,
+    *inputs: Annotated[str, options.INPUTS],
+    out: Path,
+    text: str | None = None,
+    prompt_name: str | None = None,
+    prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    length: int | None = None,
+    precision: options.Precision = "fp32",
+    device: options.Device = "auto",
+    parts: PartOptions = PartOptions(),
+) -> None:
+    """Compute a vector of each text, in the order of the input and in constant memory.
 
-    if out.suffix in _NO_FORMATS and not out.is_dir():
-        message = f"{str(out)!r} has no format of predictions"
-        fix = f"Name a file: --out {out.stem}.jsonl, .csv, .tsv or .parquet; or a folder."
-        raise ConfigError(message, where="--out", fix=fix)
-    if window is not None:
-        message, fix = "is for predictions that are printed", "Leave it out; parts have --rows."
-        raise ConfigError(message, where="--window", fix=fix)
+    The same command continues where it was stopped.
+
+    Parameters
+    ----------
+    model
+        Model folder, sentence-transformers folder, folder of a run, or Hub id.
+    inputs
+        Files: .txt (one text per line), .csv, .tsv, .jsonl, .parquet,
+        hub:owner/name:configuration:split, or - for standard input. Then settings: pooling=mean,
+        cls or max; layers=[-1], or several; combine=mean or concat; normalised=true;
+        components=256 for the first 256; include_prompt=false. Default: the settings of the
+        folder, else the mean of the last layer.
+    out
+        vectors.npy, .parquet or .jsonl; or a folder for vectors in parts.
+    text
+        Column of the text.
+    prompt_name
+        The prompt of the folder that is put before each text, such as query; default: the folder's
+        default one, if it has one.
+    prompt
+        A prompt instead of one of the folder's, such as "query: "; "" for none.
+    length
+        Maximum length of a text in tokens; default: as in the folder, else all positions.
+    """
+    from bothways.core.atomic_files import check_output_path
+
+    files, words = options.split_inputs(inputs)
+    if out.suffix and not out.is_dir():
+        check_output_path(out, files)
+    if out.suffix not in (".npy", ".parquet", ".jsonl", "") and not out.is_dir():
+        message = f"{out.name!r} must end in .npy, .parquet or .jsonl"
+        raise ConfigError(message, where="out", fix="Choose one by its suffix.")
+    if prompt_name is not None and prompt is not None:
+        message = "a prompt is given, and the name of one"
+        raise ConfigError(message, where="prompt", fix="Leave one of them out.")
+    prompts = {"prompt": "none" if prompt_name is not None else prompt, "prompt_name": prompt_name}
+    settings: dict[str, Any] = {
+        "task": "embed", "text": text, "length": length, "precision": precision, "device": device,
+        **options.settings_for(bothways.predict, words, **prompts),
+    }  # fmt: skip
+    _predict_parts(model, files, out, parts, settings)
+
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from bothways.prediction.analysis.evaluation import Evaluation
+
+
+@options.documented_by(bothways.evaluate)
+def evaluate(  # noqa: PLR0913 – one option per question
+    model: options.FinetunedModel,
+    data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    *settings: str,
+    task: str | None = None,
+    blimp: Path | None = None,
+    text: options.TextColumn = None,
+    text_b: options.SecondColumn = None,
+    label: options.LabelColumn = None,
+    length: options.MaxLength = None,
+    json: options.JsonOutput = False,
+    report: Path | None = None,
+    precision: options.Precision = "fp32",
+    limit: options.Int8Limit = None,
+    device: options.Device = "auto",
+    runtime: options.RuntimeChoice = "torch",
+) -> None:
+    """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss.
+
+    Needs constant memory. --task likelihood computes the pseudo-perplexity of texts; --task prefer
+    counts how often the first of two texts is the more likely one, as in BLiMP. --task embed
+    scores all layers and poolings by the correlation of cosine similarities with gold scores.
+
+    Parameters
+    ----------
+    settings
+        Settings of the task, such as variant=word_l2r for likelihood.
+    """
+    if data is not None and options.split_inputs((data,))[1]:  # the first setting
+        settings, data = (data, *settings), None
+    options.say_kernels(device)
+    with terminal_progress() as progress:
+        done = bothways.evaluate(
+            model, data, task=task, blimp=blimp, text=text, text_b=text_b, label=label,
+            length=length, report=report, precision=precision, limit=limit, device=device,
+            runtime=runtime, progress=progress, **options.settings_for(bothways.evaluate, settings),
+        )  # fmt: skip
+    if json:
+        print(dumps(done.to_json()))
+        return
+    show_lines(output_console(), _table(done))
+    if done.int8 is not None:
+        print(done.int8)
+
+
+def _table(done: Evaluation) -> RenderableType:
+    """Return the metrics; of layers or groups of pairs all their rows."""
+    from bothways.core.report.sections import TableSection
+    from bothways.core.report.terminal import metric_table, render_report, text_table
+
+    if done.int8 is not None:
+        columns = {"fp32": done.int8.fp32.metrics, "int8": done.int8.int8.metrics}
+        return metric_table(done.title, columns)
+    if done.layers is not None:
+        names = ("layer", "pooling", "pearson", "spearman", "anisotropy")
+        note = f"{quantity(done.layers.pairs, 'pair(s)')}. anisotropy: the mean cosine of any two"
+        rows = [
+            [
+                str(cell.layer),
+                cell.pooling + (" ← best" if cell is done.layers.best else ""),
+                *(f"{getattr(cell.correlation, name):.4f}" for name in names[2:]),
+            ]
+            for cell in done.layers.cells
+        ]
+        return text_table(f"{done.title}\n{note} texts", names, rows)
+    if done.pairs is not None:
+        groups: list[list[str | int | float | None]] = [
+            [kind, name, len(pairs), round(100 * sum(pairs) / len(pairs), 1)]
+            for kind, group in done.pairs.groups.items()
+            for name, pairs in sorted(group.items())
+        ]
+        groups.append(["mean of phenomena", None, None, round(100 * done.pairs.mean, 1)])
+        groups.append(["all pairs", None, done.pairs.pairs, round(100 * done.pairs.accuracy, 1)])
+        header = ["", "name", "pairs", "accuracy, %"]
+        return render_report(TableSection(done.title, header, groups))
+    return metric_table(done.title, {"value": done.metrics})

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from bothways.core.advice import render
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, pack
 from bothways.core.errors import ConfigError, DivergedError
+from bothways.core.layout import cut_to_predict
 from bothways.core.progress import Progress
 from bothways.core.runtime.devices import device_of
 from bothways.core.runtime.tuning import TUNING
@@ -218,6 +219,9 @@ def _in_batches(
     model: Model, sequences: Many[Sequence], tokens: int, device: torch.device
 ) -> Iterator[tuple[list[int], Batch]]:
     """Batch sequences as `in_batches`; by itself what would change the others' kernel."""
+    if len(sequences) == 1:  # a single text has nothing to be sorted with
+        yield [0], pack(sequences, cut_to_predict(device)).to(device)
+        return
     if not isinstance(model, prepared_model.PreparedModel) or not model.batch_invariant:
         yield from in_batches(sequences, tokens, device)
         return

@@ -159,7 +159,8 @@ class Predictor:
             DataError: an input that the task cannot read.
         """
         if _is_one(inputs):
-            [prediction] = self.stream([inputs])
+            example = read_input(self.task_model, inputs, 1)
+            [(_, prediction)] = engine.predict(self.task_model, [example])
             return prediction
         return list(self.stream(inputs))
 
@@ -358,17 +359,24 @@ class Predictor:
         vectors = array if array.dtype.kind == "f" else self.encode(items)
         return np.atleast_2d(vectors)
 
-    def read(self, source: str | Path, columns: Any = None, *, labelled: bool) -> Reading[Any]:
-        """Open a file, a Hub data set or stdin ("-") and stream its examples.
+    def read(
+        self, data: str | Path | Given, columns: Any = None, *, labelled: bool
+    ) -> Reading[Any]:
+        """Open a file, a Hub data set, stdin ("-") or rows, and stream the examples.
 
         Args:
             columns: the columns to read; None for those of training, if the data has them.
             labelled: whether to read answers.
 
         Raises:
-            DataError: the source cannot be read, or a column is missing or cannot be guessed.
+            DataError: the data cannot be read, or a column is missing or cannot be guessed.
         """
-        return self.task_model.task.read(str(source), columns, labelled=labelled)
+        if isinstance(data, str | Path):
+            return self.task_model.task.read(str(data), columns, labelled=labelled)
+        items = enumerate(given_rows(data, "data"), 1)
+        rows = (TableRow(item, f"input {number}") for number, item in items)
+        parse = functools.partial(_read_row, self.task_model)
+        return self.task_model.task.read_rows(rows, parse, labelled=labelled)
 
     def evaluate(
         self,
@@ -403,14 +411,8 @@ class Predictor:
         return engine.predict(self.task_model, self._examples(data, labelled=False), config, counts)
 
     def _examples(self, data: Any, *, labelled: bool) -> Iterable[Any]:
-        if isinstance(data, str | Path):
-            data = self.read(data, labelled=labelled)
-        if isinstance(data, Reading):
-            return data.examples
-        items = enumerate(given_rows(data, "data"), 1)
-        rows = (TableRow(item, f"input {number}") for number, item in items)
-        parse = functools.partial(_read_row, self.task_model)
-        return self.task_model.task.read_rows(rows, parse, labelled=labelled).examples
+        reading = data if isinstance(data, Reading) else self.read(data, labelled=labelled)
+        return reading.examples
 
     def _answered(self, inputs: Any, answers: Any) -> list[Any]:
         """Return the examples of inputs with their answers."""
@@ -425,6 +427,16 @@ class Predictor:
             )
             for number, (item, value) in enumerate(zip(items, values, strict=True), 1)
         ]
+
+
+def named_columns(task: Any, **columns: str | None) -> Any:
+    """Return the named columns as the column type of the task; None if there are none.
+
+    Raises:
+        ConfigError: the task has no such column.
+    """
+    names = {role: name for role, name in columns.items() if name is not None}
+    return configs.read(type(task.columns), names, where="columns") if names else None
 
 
 def _reopened(
@@ -475,10 +487,11 @@ def read_input(task_model: TaskModel[Any, Any], value: Any, number: int) -> Any:
 
 def _read_row(task_model: TaskModel[Any, Any], row: TableRow) -> Any:
     task, location = task_model.task, row.where
-    match value := plain_value(row.values):
+    value = row.values if isinstance(row.values, str) else plain_value(row.values)
+    match value:
         case str():
             return task.from_texts((value,), where=location)
-        case (str(), str()):
+        case (str(),) | (str(), str()):
             return task.from_texts(tuple(value), where=location)
         case (str(query), [*documents]) if all(isinstance(text, str) for text in documents):
             return task.from_texts((query, *documents), where=location)

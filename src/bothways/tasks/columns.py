@@ -326,7 +326,7 @@ def cell_of(row: Row, column: str, where: str) -> Any:
 
 def check_characters(value: Any, column: str, where: str) -> None:
     """Raise a DataError for a text with half of a surrogate pair, which JSON can hold."""
-    half = surrogate_in(value) if isinstance(value, str) else None
+    half = surrogate_in(value) if isinstance(value, str) and not value.isascii() else None
     if half is not None:
         message = f"column {column!r} holds {half}, not a character"
         raise DataError(message, where=where, fix="Write both halves or remove it.")

@@ -25,10 +25,15 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.analysis import report as survey
-from bothways.prediction.analysis.base import MAX_CLASSES, SURE, Calibration, confusion_sections
+from bothways.prediction.analysis.analyses import ClassAnalysis
+from bothways.prediction.analysis.base import (
+    MAX_CLASSES,
+    SURE,
+    Calibration,
+    Traits,
+    confusion_sections,
+)
 from bothways.prediction.analysis.report import SHOWN, Worst, analyse, analysis_report
-from bothways.prediction.analysis.slices import Traits
-from bothways.prediction.analysis.texts import ClassAnalysis
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.tasks.base import EncodedExample

@@ -23,12 +23,18 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.analysis import texts
-from bothways.prediction.analysis.answers import NONE, AnswerAnalysis, classify_answer
+from bothways.prediction.analysis import analyses
+from bothways.prediction.analysis.analyses import (
+    NONE,
+    OUTCOMES,
+    AnswerAnalysis,
+    RankingAnalysis,
+    TagAnalysis,
+    classify_answer,
+    outcomes,
+)
 from bothways.prediction.analysis.base import TaskAnalysis, clip, guesses
-from bothways.prediction.analysis.rankings import RankingAnalysis
 from bothways.prediction.analysis.report import analyse, analysis_of, analysis_report
-from bothways.prediction.analysis.tags import OUTCOMES, TagAnalysis, outcomes
 from bothways.tasks import predictions
 from bothways.tasks.base import Task, TaskModel
 from bothways.tasks.catalogue import TASKS
@@ -275,8 +281,11 @@ def test_of_a_long_context_what_is_near_the_answer_is_shown() -> None:
 
 def test_residuals_are_numpys() -> None:
     rng = np.random.default_rng()
-    truth, predicted = rng.normal(size=texts.POINTS + 500), rng.normal(size=texts.POINTS + 500)
-    scores = texts.ScoreAnalysis()
+    truth, predicted = (
+        rng.normal(size=analyses.POINTS + 500),
+        rng.normal(size=analyses.POINTS + 500),
+    )
+    scores = analyses.ScoreAnalysis()
     for a, b in zip(truth.tolist(), predicted.tolist(), strict=True):
         scores.add(TextExample("x", label=repr(a)), predictions.ScorePrediction(b))
     cloud, rest, table = scores.sections()
@@ -309,7 +318,7 @@ def test_each_label_is_scikit_learns() -> None:
     rng = np.random.default_rng()
     names = ("a", "b", "c")
     truth, chances = rng.random((80, 3)) < 0.4, rng.random((80, 3))
-    labels = texts.LabelSetAnalysis(names)
+    labels = analyses.LabelSetAnalysis(names)
     for held, row in zip(truth, chances, strict=True):
         example = MultilabelExample(
             "x", None, tuple(n for n, h in zip(names, held, strict=True) if h)
@@ -340,7 +349,7 @@ def test_each_label_is_scikit_learns() -> None:
 
 
 def test_a_label_set_is_shown_by_what_is_furthest_from_the_truth() -> None:
-    labels = texts.LabelSetAnalysis(("a", "b"))
+    labels = analyses.LabelSetAnalysis(("a", "b"))
     example, prediction = (
         MultilabelExample("x", "y", ("b",)),
         predictions.MultilabelPrediction(("a", "b"), {"a": 0.9, "b": 0.7}),
@@ -359,7 +368,7 @@ def test_a_label_set_is_shown_by_what_is_furthest_from_the_truth() -> None:
 
 
 def test_choices_are_counted_and_shown() -> None:
-    choices = texts.ChoiceAnalysis()
+    choices = analyses.ChoiceAnalysis()
     example = ChoiceExample("It", ("rains", "snows", "ends"), 1)
     wrong, right = (
         predictions.ChoicePrediction(0, "rains", (0.85, 0.1, 0.05)),

@@ -20,9 +20,9 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError, Resource
 from bothways.model.kernels import library
 from bothways.prediction.bulk import run
 from bothways.prediction.bulk.folder import FILES, PARTS, REJECTS, SUCCESS
-from bothways.prediction.bulk.output import part_content, prediction_values
-from bothways.prediction.bulk.request import BulkRequest
+from bothways.prediction.bulk.parts import BulkRequest
 from bothways.prediction.bulk.run import BulkResult, predict_files
+from bothways.prediction.bulk.worker import part_content, prediction_values
 from heard_progress import Heard
 from toy_bulk import make_classifier, make_rows, write_rows
 from toy_folder import make_folder
@@ -455,9 +455,9 @@ def test_options_of_parts_need_a_folder(model: str, tmp_path: Path) -> None:
     files = [write_rows(tmp_path / f"{seed}.txt", make_rows(2, seed)) for seed in (1, 2)]
     with pytest.raises(ConfigError, match="files: there are 2 files, and one is read"):
         command("predict", model, *files)
-    with pytest.raises(ConfigError, match="--rejects: is for predictions in parts"):
+    with pytest.raises(ConfigError, match="rejects: is for predictions in parts"):
         command("predict", model, files[0], "--rejects")
-    with pytest.raises(ConfigError, match="--window: is for predictions that are printed"):
+    with pytest.raises(ConfigError, match="window: is for predictions that are printed"):
         command("predict", model, files[0], "--out", tmp_path / "out", "--window", 5)
     with pytest.raises(ConfigError, match="processes: must be at least 1"):
         predict_files(request(model, tmp_path), tmp_path / "out", processes=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bothways.prediction.bulk.folder import PARTS, SUCCESS
-from bothways.prediction.bulk.request import BulkRequest
+from bothways.prediction.bulk.parts import BulkRequest
 from bothways.prediction.bulk.run import predict_files
 from child_processes import children
 from toy_bulk import make_classifier, make_rows, write_rows

@@ -13,8 +13,8 @@ from pyarrow import parquet
 from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError
 from bothways.prediction.bulk import run
-from bothways.prediction.bulk.one_file import parts_folder, rejects_file
-from bothways.prediction.bulk.request import BulkRequest
+from bothways.prediction.bulk.folder import parts_folder, rejects_file
+from bothways.prediction.bulk.parts import BulkRequest
 from bothways.prediction.bulk.run import predict_files
 from toy_bulk import make_classifier
 
@@ -134,7 +134,7 @@ def test_rejected_rows_are_in_a_file_beside_it(model: str, tmp_path: Path) -> No
 
 def test_names_that_cannot_be_written_are_refused(model: str, table: Path) -> None:
     for words, where in (
-        (["--out", "x.json"], "--out"),
+        (["--out", "x.json"], "out"),
         (["--out", "x.csv", "--format", "parquet"], "format"),
         (["--keep", "label", "--keep", "text=label"], "keep"),
     ):

@@ -28,8 +28,12 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction import session_model
 from bothways.prediction.export import folder as exporting
-from bothways.prediction.export.folder import Int8Gate, convert_to_openvino, write_export
-from bothways.prediction.export.int8_weights import with_int8_weights
+from bothways.prediction.export.folder import (
+    Int8Gate,
+    convert_to_openvino,
+    with_int8_weights,
+    write_export,
+)
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.session_model import FILES, CompiledModel
 from toy_folder import VOCABULARY, make_examples, make_folder, write_tsv

@@ -31,9 +31,8 @@ from bothways.model.positions import (
     Sinusoidal,
 )
 from bothways.prediction.export.encoder_graph import Separators
-from bothways.prediction.export.folder import convert_to_openvino
+from bothways.prediction.export.folder import compare_outputs, convert_to_openvino
 from bothways.prediction.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind
-from bothways.prediction.export.verification import compare_outputs
 from bothways.prediction.session_model import Arrays, CompiledModel
 from family_peers import peer
 from spread import first_of

@@ -20,12 +20,8 @@ from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
 from bothways.core.runtime.devices import Precision, device_of, has_bf16
 from bothways.core.terminal import quantity
-from bothways.prediction.analysis import texts
-from bothways.prediction.analysis.answers import AnswerAnalysis
-from bothways.prediction.analysis.base import TaskAnalysis
-from bothways.prediction.analysis.rankings import RankingAnalysis
-from bothways.prediction.analysis.slices import Traits
-from bothways.prediction.analysis.tags import TagAnalysis
+from bothways.prediction.analysis import analyses
+from bothways.prediction.analysis.base import TaskAnalysis, Traits
 from bothways.prediction.engine import PredictionCounts, encoded_windows, predict_encoded
 from bothways.tasks import predictions as kinds
 from bothways.tasks.base import EncodedExample, Metrics, TaskModel
@@ -36,13 +32,15 @@ SHOWN = 12
 
 
 _ANALYSES: dict[type, Callable[[Any], TaskAnalysis[Any, Any]]] = {
-    kinds.ClassPrediction: lambda task_model: texts.ClassAnalysis(task_model.labels),
-    kinds.ScorePrediction: lambda task_model: texts.ScoreAnalysis(),
-    kinds.MultilabelPrediction: lambda task_model: texts.LabelSetAnalysis(task_model.labels),
-    kinds.ChoicePrediction: lambda task_model: texts.ChoiceAnalysis(),
-    kinds.TagPrediction: lambda task_model: TagAnalysis(task_model.task, task_model.labels),
-    kinds.AnswerPrediction: lambda task_model: AnswerAnalysis(),
-    kinds.RankPrediction: lambda task_model: RankingAnalysis(),
+    kinds.ClassPrediction: lambda task_model: analyses.ClassAnalysis(task_model.labels),
+    kinds.ScorePrediction: lambda task_model: analyses.ScoreAnalysis(),
+    kinds.MultilabelPrediction: lambda task_model: analyses.LabelSetAnalysis(task_model.labels),
+    kinds.ChoicePrediction: lambda task_model: analyses.ChoiceAnalysis(),
+    kinds.TagPrediction: lambda task_model: analyses.TagAnalysis(
+        task_model.task, task_model.labels
+    ),
+    kinds.AnswerPrediction: lambda task_model: analyses.AnswerAnalysis(),
+    kinds.RankPrediction: lambda task_model: analyses.RankingAnalysis(),
 }
 """The analysis for each kind of prediction."""
 

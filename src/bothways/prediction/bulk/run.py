@@ -14,24 +14,47 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bothways.core.advice import argument
 from bothways.core.atomic_files import check_output_path
 from bothways.core.config.checks import require_at_least
-from bothways.core.errors import BothwaysError, DataError
+from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.core.folder_lock import discard_begun, lock_folder
 from bothways.core.jobs.process_pool import map_in_order
 from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.devices import choose_device, resolve_precision
 from bothways.core.runtime.limits import usable_cores
 from bothways.core.terminal import quantity
 from bothways.data.documents import check_origin
 from bothways.data.hub_rows import HUB
-from bothways.data.text_io import file_at
-from bothways.prediction.bulk.folder import BEGUN, FINISHED, BulkFolder
-from bothways.prediction.bulk.one_file import is_file, join_parts, part_format, parts_folder
-from bothways.prediction.bulk.output import column_types, file_types
-from bothways.prediction.bulk.parts import FileReader, PartJob, PartMarker, PartResult
-from bothways.prediction.bulk.request import BulkRequest, check_not_inside
-from bothways.prediction.bulk.worker import PartWorker
-from bothways.prediction.engine import PredictionCounts
+from bothways.data.text_io import file_at, is_stream
+from bothways.prediction.bulk.folder import (
+    BEGUN,
+    FINISHED,
+    BulkFolder,
+    is_file,
+    join_parts,
+    part_format,
+    parts_folder,
+    spooled,
+)
+from bothways.prediction.bulk.parts import (
+    BulkRequest,
+    FileReader,
+    PartJob,
+    PartMarker,
+    PartResult,
+    check_format,
+    check_not_inside,
+    predict_kept,
+)
+from bothways.prediction.bulk.worker import (
+    PartWorker,
+    column_types,
+    file_types,
+    kept_values,
+    prediction_values,
+)
+from bothways.prediction.engine import PredictConfig, PredictionCounts, counting
 from bothways.tasks.base import Task
 from bothways.tasks.columns import reads_as_trained
 
@@ -98,8 +121,14 @@ def predict_files(
         KeyboardInterrupt: interrupted; the same call continues.
     """
     require_at_least(1, processes=processes, threads=threads)
+    if not request.files:
+        raise ConfigError("names no file", where="files", fix="Name one or more.")
     if is_file(out):
         return _predict_one_file(request, out, processes, threads, progress)
+    for name in request.files:
+        if _is_pipe(name):
+            fix = "Write it to a file first, or name one file for the output."
+            raise ConfigError("parts are made of files, not of a pipe", where=name, fix=fix)
     check_not_inside(out, request.files)
     opened = request.open() if processes == 1 and threads is None else None
     task = request.read_task() if opened is None else opened.task_model.task
@@ -118,7 +147,65 @@ def predict_files(
             for result in results:
                 job.take(result)
         job.end()
+    if request.precision == "auto":
+        dtype = resolve_precision("auto", choose_device(request.device))
+        progress.message(f"note: predicted in {'fp32' if dtype.itemsize == 4 else 'bf16'}")
     return job.result
+
+
+def predict_rows(
+    request: BulkRequest,
+    window: int | None = None,
+    progress: Progress = SILENT,
+    rows: list[Any] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield what `bothways predict` prints for each row of one file, in constant memory.
+
+    Args:
+        window: texts that are read before the first prediction.
+        rows: are predicted instead of a file, each as `Predictor` takes it.
+
+    Raises:
+        ConfigError: there are several files or none; an invalid setting.
+        DataError: the file or a row cannot be read.
+    """
+    if rows is None and len(request.files) != 1:
+        count = len(request.files)
+        message = f"there are {count} files, and one is read" if count else "names no file"
+        fix = f"For several files name a folder: {argument(out='DIR')}" if count else "Name one."
+        raise ConfigError(message, where="files", fix=fix)
+    opened = request.open()
+    task = opened.task_model.task
+    check_format(request.form, task)
+    if rows is None:
+        [name] = request.files
+        reading = opened.read(name, request.columns(task), labelled=False)
+        if not _is_pipe(name):
+            _note_guess(request, task, getattr(reading.task, "columns", None), name, progress)
+    else:
+        reading = opened.read(rows, labelled=False)
+    config = PredictConfig(window=window or PredictConfig.window)
+    counts = counting(reading, progress, "predicting")
+    for kept, prediction in predict_kept(opened, reading, request.keep, config, counts):
+        values = prediction_values(prediction, request.top, request.form or "jsonl")
+        yield kept_values(kept, values)
+    if request.precision == "auto":
+        progress.message(f"note: predicted in {opened.precision}")
+    for warning in counts.warnings:
+        progress.message(warning)
+
+
+def _note_guess(
+    request: BulkRequest, task: Any, columns: object, name: str, progress: Progress
+) -> None:
+    """Report columns that were guessed, if they differ from training."""
+    guessed = request.text is None and request.text_b is None and ".txt" not in Path(name).suffixes
+    if guessed and not reads_as_trained(columns, getattr(task, "columns", None)):
+        progress.message(f"note: {name}: the columns are guessed: {columns}")
+
+
+def _is_pipe(name: str) -> bool:
+    return not name.startswith(HUB) and is_stream(name)
 
 
 def _predict_one_file(
@@ -126,15 +213,24 @@ def _predict_one_file(
 ) -> BulkResult:
     check_output_path(out)
     folder = parts_folder(out)
-    parts_request = replace(request, form=part_format(request, out))
-    result = predict_files(parts_request, folder, processes, threads, progress)
-    if not result.parts:
+    with contextlib.ExitStack() as stack:
+        if any(map(_is_pipe, request.files)):  # the parts of a pipe cannot be continued
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        suffix = ".jsonl" if request.text else ".txt"
+        files = tuple(
+            stack.enter_context(spooled(name, suffix)) if _is_pipe(name) else name
+            for name in request.files
+        )
+        request = replace(request, files=files)
+        request = replace(request, form=part_format(request, out))
+        result = predict_files(request, folder, processes, threads, progress)
+        if not result.parts:
+            shutil.rmtree(folder)
+            fix = "Give a file with at least one example."
+            raise DataError("holds no row", where=", ".join(files), fix=fix)
+        progress.stage(f"writing {out.name}")
+        join_parts(folder, out, flat=request.top is None)
         shutil.rmtree(folder)
-        fix = "Give a file with at least one example."
-        raise DataError("holds no row", where=", ".join(request.files), fix=fix)
-    progress.stage(f"writing {out.name}")
-    join_parts(folder, out, flat=request.top is None)
-    shutil.rmtree(folder)
     return result
 
 
@@ -219,7 +315,8 @@ class _BulkRun:
         for job in reader.read():
             if job.part == 0:
                 check_origin(self.folder.origins[number])
-                self._say_guess(reader, number)
+                columns, name = reader.columns, self.request.files[number]
+                _note_guess(self.request, self.task, columns, name, self.progress)
             if (done := self.folder.finished_part(job)) is not None:
                 self._skip(number, done)
                 continue
@@ -248,12 +345,6 @@ class _BulkRun:
     def _skip(self, number: int, marker: PartMarker) -> None:
         self.result.add(marker, again=True)
         self.done += marker.share * self._bytes(number)
-
-    def _say_guess(self, reader: FileReader, number: int) -> None:
-        name, trained = self.request.files[number], getattr(self.task, "columns", None)
-        guessed = self.request.text is None and ".txt" not in name
-        if guessed and not reads_as_trained(reader.columns, trained):
-            self.progress.message(f"note: {name}: the columns are guessed: {reader.columns}")
 
     def advance(self, job: PartJob, share: float) -> None:
         """Report a part of which a share is done."""

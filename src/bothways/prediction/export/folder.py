@@ -1,50 +1,277 @@
-"""The exported folder: graphs in the places where other programs look for them.
-
-| file | read by |
-|---|---|
-| `onnx/model.onnx` | onnxruntime, sentence-transformers, TEI, fastembed, transformers.js |
-| `onnx/model_quantized.onnx` | transformers.js (its "q8") |
-| `openvino/openvino_model.xml`, `.bin` | OpenVINO, sentence-transformers, optimum-intel |
-| `openvino/openvino_model_qint8_quantized.xml`, `.bin` | the same |
-| `config.json`, the tokenizer's files | all of them |
-| `modules.json`, `1_Pooling` | sentence-transformers, TEI (text-embeddings-inference) |
-| `bothways.json` | bothways, with `--runtime onnxruntime` or `openvino` |
-
-The folder appears complete and verified, or not at all.
-"""
+"""An exported folder: its graphs, their int8 form, and the comparison of their outputs."""
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import logging
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
 from bothways._version import __version__
 from bothways.core.atomic_files import check_not_input, replace_folder
+from bothways.core.batch import Batch
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_choice
 from bothways.core.config.tree import Tree
-from bothways.core.errors import FolderError, optional, require
+from bothways.core.errors import DivergedError, FolderError, optional, require
+from bothways.core.layout import Layout
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.hub.hf_config import RECORD, read_hf_config
 from bothways.hub.model_folder import VERSION, VOCABULARY, vocabulary_digest, write_files
 from bothways.hub.resolve import resolve, resolve_run
-from bothways.hub.sentence_transformers import program_files
+from bothways.hub.sentence_transformers import SentenceEncoderConfig, program_files
+from bothways.model.attention.patterns import Blocks, Pattern, Window
+from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
-from bothways.prediction.export.encoder_graph import Separators
-from bothways.prediction.export.int8_weights import with_int8_weights
-from bothways.prediction.export.model_graph import ExportedPart, build_graph, head_kind
-from bothways.prediction.export.verification import Comparison, compare_outputs
-from bothways.prediction.int8_report import MAX_LOSS, Int8Report, measure_int8
+from bothways.prediction.analysis.evaluation import MAX_LOSS, Int8Report, measure_int8
+from bothways.prediction.export.encoder_graph import GlobalRule, Separators
+from bothways.prediction.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
-from bothways.prediction.session_model import FILES, HEAD, OPENERS, GraphRuntime
+from bothways.prediction.session_model import (
+    FILES,
+    HEAD,
+    OPENERS,
+    GraphRuntime,
+    Run,
+    SessionModel,
+    padded_inputs,
+)
 from bothways.tasks.base import Metrics, TaskModel
-from bothways.tasks.sentence_embedding.task import Embedder, sentence_config
+from bothways.tasks.sentence_embedding.task import Embedder, pool, projection_of, sentence_config
+
+with optional("export", "exporting a model"):
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+
+def with_int8_weights(graph: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a graph with its matrices in int8, each stored once."""
+    readers = defaultdict(list)
+    for node in graph.graph.node:
+        for position, name in enumerate(node.input):
+            readers[name].append((node.op_type, position))
+    matrices = {
+        tensor.name: tensor
+        for tensor in graph.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2
+    }
+    dense = {name for name in matrices if set(readers[name]) == {("MatMul", 1)}}
+    tables = {name for name in matrices if set(readers[name]) == {("Gather", 0)}}
+    nodes, initializers, done = [], [], set[str]()
+    for node in graph.graph.node:
+        for name in (name for name in node.input if name in dense and name not in done):
+            codes, scales = rounded(numpy_helper.to_array(matrices[name]), 0)
+            zeros = numpy_helper.from_array(np.zeros(len(scales), np.int8), f"{name}.zero")
+            tensors = [*_parts(name, codes, scales), zeros]
+            initializers += tensors
+            tensor_names = [part.name for part in tensors]
+            nodes.append(
+                helper.make_node("DequantizeLinear", tensor_names, [name], f"{name}.fp32", axis=1)
+            )
+            done.add(name)
+        name = node.input[0] if node.input else ""
+        if node.op_type == "Gather" and name in tables:
+            if name not in done:
+                codes, scales = rounded(numpy_helper.to_array(matrices[name]), 1)
+                initializers += _parts(name, codes, scales[:, None])
+                done.add(name)
+            nodes += _looked_up(node)
+        else:
+            nodes.append(node)
+    result = onnx.ModelProto()
+    result.CopyFrom(graph)
+    del result.graph.node[:], result.graph.initializer[:]
+    result.graph.node.extend(nodes)
+    unchanged = (each for each in graph.graph.initializer if each.name not in done)
+    result.graph.initializer.extend([*unchanged, *initializers])
+    return result
+
+
+def rounded(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Return a matrix in int8, and the scales by which its slices along an axis are multiplied."""
+    scales = np.abs(values).max(axis=axis, keepdims=True) / 127
+    scales[scales == 0] = 1
+    codes = np.clip(np.rint(values / scales), -127, 127).astype(np.int8)
+    return codes, scales.squeeze(axis).astype(np.float32)
+
+
+def _parts(
+    name: str, codes: NDArray[np.int8], scales: NDArray[np.float32]
+) -> list[onnx.TensorProto]:
+    return [
+        numpy_helper.from_array(codes, f"{name}.int8"),
+        numpy_helper.from_array(scales, f"{name}.scale"),
+    ]
+
+
+def _looked_up(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return the nodes that look rows up in int8 and scale them."""
+    table, index = node.input
+    [out] = node.output
+    return [
+        helper.make_node("Gather", [f"{table}.int8", index], [f"{out}.int8"], f"{out}.int8"),
+        helper.make_node("Gather", [f"{table}.scale", index], [f"{out}.scale"], f"{out}.scale"),
+        helper.make_node(
+            "Cast", [f"{out}.int8"], [f"{out}.cast"], f"{out}.cast", to=TensorProto.FLOAT
+        ),
+        helper.make_node("Mul", [f"{out}.cast", f"{out}.scale"], [out], f"{out}.scaled"),
+    ]
+
+
+TOLERANCE = 1e-4
+"""The largest difference of an output, as a share of the largest output, at least of 1."""
+UNIT_TOLERANCE = 1e-5
+"""The same for vectors of length 1."""
+LONGEST = 512
+"""Longer inputs are compared only if a pattern of attention reaches further."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Difference between the outputs of a runtime and the model.
+
+    Attributes:
+        runtime: its name.
+        largest: the largest difference, as a share of the largest output, at least of 1.
+        tolerance: the largest that is allowed.
+        shapes: the rows and lengths that were compared.
+    """
+
+    runtime: str
+    largest: float
+    tolerance: float
+    shapes: tuple[tuple[int, int], ...]
+
+    def check(self) -> None:
+        """Raise DivergedError if the difference is too large, or not a number."""
+        if not self.largest <= self.tolerance:
+            message = (
+                f"its outputs in {self.runtime} differ from the model's by {self.largest:.1e}; "
+                f"the limit is {self.tolerance:g}"
+            )
+            fix = "Nothing was written. Use another version of the runtime, or serve with bothways."
+            raise DivergedError(message, where="export", fix=fix)
+
+    def __str__(self) -> str:
+        largest = f"{self.largest:.1e} of at most {self.tolerance:g}"
+        return f"{self.runtime}: differs by {largest}, in {len(self.shapes)} shapes"
+
+
+@torch.inference_mode()
+def compare_outputs(model: Model, exported: ExportedPart, run: Run, runtime: str) -> Comparison:
+    """Compare all outputs of a graph with the model's, at every token.
+
+    Args:
+        model: on the CPU, in evaluation mode, in fp32.
+        run: computes the graph in the runtime.
+    """
+    config = model.config
+    session, shapes, shares = SessionModel(config, exported.head, run), [], []
+    for batch in probes(config, exported):
+        shapes.append((batch.layout.sequences, batch.layout.max_seqlen))
+        outputs = head_outputs(model, exported.head, batch)
+        shares.append(_share(outputs, head_outputs(session, exported.head, batch)) / TOLERANCE)
+        if exported.sentence is not None:
+            vectors = sentence_vectors(model, outputs, batch.layout, exported.sentence)
+            inputs = padded_inputs(config, exported.head, batch)
+            actual = torch.from_numpy(run(inputs)["sentence_embedding"])
+            limit = UNIT_TOLERANCE if exported.sentence.normalised else TOLERANCE
+            shares.append(_share(vectors, actual) / limit)
+    # `max` would lose a NaN.
+    return Comparison(runtime, float(np.max(shares)) * TOLERANCE, TOLERANCE, tuple(shapes))
+
+
+def head_outputs(model: Model, head: HeadKind, batch: Batch) -> Tensor:
+    """Return the outputs of a head for all tokens or all sequences; "none" for vectors."""
+    hidden = model.encoder(batch)
+    rows = hidden.last if head == "none" else model.outputs(head, batch, hidden)
+    return rows.view(len(rows), -1)
+
+
+def sentence_vectors(
+    model: Model, x: Tensor, layout: Layout, config: SentenceEncoderConfig
+) -> Tensor:
+    """Return the vector of each sequence from those of its tokens."""
+    vectors = pool(x, layout, config.pooling)
+    if (projection := projection_of(model)) is not None:
+        vectors = projection(vectors)
+    if config.normalised:
+        vectors = torch.nn.functional.normalize(vectors, dim=-1)
+    return vectors[:, : config.components]
+
+
+def probes(config: EncoderConfig, exported: ExportedPart) -> Iterator[Batch]:
+    """Yield batches of random tokens: one token, short rows of mixed lengths, the longest rows."""
+    reached = max(_reach(config.pattern(layer)) for layer in range(config.depth))
+    max_length = min(config.max_positions, max(LONGEST, reached))
+    draw = torch.Generator().manual_seed(0)
+    for lengths in ([1], [7], [2, 64, 1, 33], [max_length, 5, max_length // 2 + 1]):
+        row_lengths = [min(length, config.max_positions) for length in lengths]
+        ids = torch.randint(config.vocab, (sum(row_lengths),), generator=draw)
+        segments = torch.randint(max(1, config.segments), (sum(row_lengths),), generator=draw)
+        batch = Batch(ids, segments, Layout.of(row_lengths))
+        yield _with_global_tokens(batch, exported) if config.has_global_attention else batch
+
+
+def _reach(pattern: Pattern) -> int:
+    """Return a length at which a pattern hides some tokens from others."""
+    match pattern:
+        case Window(radius):
+            return 2 * radius + 9
+        case Blocks():
+            return pattern.dense + 2 * pattern.size + 1
+        case _:
+            return 0
+
+
+def _with_global_tokens(batch: Batch, exported: ExportedPart) -> Batch:
+    """Return the batch with a separator in each text, and global tokens as tasks mark them."""
+    layout, rule = batch.layout, exported.global_rule
+    if exported.separators is None or rule in ("none", "first"):
+        return dataclasses.replace(batch, global_attention_mask=global_tokens(batch, rule, 0, 0))
+    separators = exported.separators
+    lengths = layout.cu_seqlens.diff()
+    middle = layout.first_tokens + lengths // 2
+    ids = batch.ids.index_fill(0, middle[lengths > 2], separators.id)
+    batch = dataclasses.replace(batch, ids=ids)
+    mask = global_tokens(batch, rule, separators.id, separators.between)
+    return dataclasses.replace(batch, global_attention_mask=mask)
+
+
+def global_tokens(batch: Batch, rule: GlobalRule, separator: int, between: int) -> Tensor | None:
+    """Return True for the global tokens of a rule, sequence by sequence."""
+    if rule == "none":
+        return None
+    result = torch.zeros_like(batch.ids, dtype=torch.bool)
+    for start, length in zip(batch.layout.first_tokens.tolist(), batch.layout.lengths, strict=True):
+        row = batch.ids[start : start + length].tolist()
+        at = row.index(separator) if rule != "first" and separator in row else 0
+        match rule:
+            case "first":
+                result[start] = True
+            case "question":
+                result[start : start + at] = True
+            case "ending":
+                result[start + at + between : start + length] = True
+    return result
+
+
+def _share(expected: Tensor, actual: Tensor) -> float:
+    if expected.shape != actual.shape:
+        return float("nan")
+    return float((expected - actual).abs().max()) / max(1.0, float(expected.abs().max()))
+
 
 if TYPE_CHECKING:
     import onnx

@@ -6,7 +6,7 @@ texts give two vectors and their cosine, which can be scored against a gold simi
 
 The mean and the maximum include [CLS] and [SEP], as in sentence-transformers. They are computed
 over the segments of the packed batch, so there is no padding to mask. The best layer and pooling
-depend on the model: `prediction.layer_sweep` measures all of them.
+depend on the model: `prediction.analysis.evaluation` measures all of them.
 """
 
 from __future__ import annotations

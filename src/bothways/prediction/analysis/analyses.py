@@ -1,0 +1,547 @@
+"""The analysis of each kind of prediction: of classes, numbers, tags, answers, rankings.
+
+The outcomes of an entity are those of MUC and SemEval 2013, task 9: right; of another type; with
+another boundary; both; missed; and, for a predicted entity where there is none, spurious.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bothways.core.report import sections as s
+from bothways.prediction.analysis import base
+from bothways.prediction.analysis.base import (
+    GUESSES,
+    SURE,
+    Calibration,
+    Judgement,
+    TaskAnalysis,
+    clip,
+)
+from bothways.tasks import metrics
+from bothways.tasks import predictions as p
+from bothways.tasks.base import Metrics
+from bothways.tasks.choice.task import ChoiceExample
+from bothways.tasks.metrics import TINY, Confusion, sigmoid
+from bothways.tasks.multilabel.task import LEAST, MultilabelExample, constant_labels
+from bothways.tasks.predictions import AnswerPrediction, RankPrediction, TagPrediction
+from bothways.tasks.question_answering.examples import Question
+from bothways.tasks.question_answering.metrics import grade_answer
+from bothways.tasks.reranking.metrics import Rankings, ndcg
+from bothways.tasks.reranking.task import RankExample
+from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.tagging.schemes import Chunk, chunks
+from bothways.tasks.tagging.task import TaggingTask
+from bothways.tasks.text_examples import TextExample
+
+LABELS = 5
+"""Number of labels that are shown of an example: the labels furthest from the truth."""
+POINTS = 1000
+"""Number of points in a picture; of more examples an even sample is drawn."""
+
+
+def _shown(
+    example: TextExample | MultilabelExample, truth: str, answers: list[s.ReportGuess]
+) -> s.ReportExample:
+    texts = [example.text] if example.text_b is None else [example.text, " ‖ ", example.text_b]
+    return s.ReportExample([*map(base.clip, texts)], truth, answers, example.where)
+
+
+def _label(example: TextExample) -> str:
+    assert example.label is not None
+    return example.label
+
+
+def _judge_choice(calibration: Calibration, top: float, chance: float, correct: bool) -> Judgement:
+    """Count one of several answers by its probability; doubt the label of a sure error.
+
+    Args:
+        top, chance: probabilities of the given answer and of the right one.
+    """
+    calibration.add(top, correct)
+    return Judgement(
+        metrics.negative_log(chance), top - chance if top >= SURE and not correct else None
+    )
+
+
+class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
+    """Confusion of classes and calibration.
+
+    Args:
+        labels: labels of the model, in order.
+    """
+
+    grade_name, cost_name = "accuracy", "cross-entropy"
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__()
+        self.labels = tuple(labels)
+        self.confusion = metrics.Confusion(len(labels))
+        self._index = {label: index for index, label in enumerate(labels)}
+
+    def add(self, example: TextExample, prediction: p.ClassPrediction) -> Judgement:
+        chances, label = prediction.probabilities, _label(example)
+        self.confusion.pairs[self._index[label], prediction.index] += 1
+        top, right = chances[prediction.label], prediction.label == label
+        return _judge_choice(self.calibration, top, chances[label], right)
+
+    def show(self, example: TextExample, prediction: p.ClassPrediction) -> s.ReportExample:
+        best = base.guesses(prediction.probabilities, example.label)
+        return _shown(example, str(example.label), best)
+
+    def baseline(self) -> Metrics:
+        truth = self.confusion.true
+        majority, top = metrics.Confusion(len(self.labels)), int(truth.argmax())
+        majority.pairs.update({(i, top): int(count) for i, count in enumerate(truth) if count})
+        return metrics.classification_metrics(majority) if majority.total else {}
+
+    def sections(self) -> list[s.Section]:
+        return [*base.confusion_sections(self.labels, self.confusion), *self.reliability()]
+
+
+class ChoiceAnalysis(TaskAnalysis[ChoiceExample, p.ChoicePrediction]):
+    """Confusion of the positions of endings, and calibration."""
+
+    grade_name, cost_name = "accuracy", "cross-entropy"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.confusion = metrics.Confusion(0)
+
+    def add(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> Judgement:
+        chances, label = prediction.probabilities, example.label
+        assert label is not None
+        self.confusion.pairs[label, prediction.index] += 1
+        self.confusion.labels = max(self.confusion.labels, label + 1, prediction.index + 1)
+        right = prediction.index == label
+        return _judge_choice(self.calibration, max(chances), chances[label], right)
+
+    def show(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> s.ReportExample:
+        assert example.label is not None
+        endings = [f"{n}. {base.clip(text)}" for n, text in enumerate(example.endings, 1)]
+        truth = endings[example.label]
+        best = base.guesses(dict(zip(endings, prediction.probabilities, strict=True)), truth)
+        return s.ReportExample([base.clip(example.context)], truth, best, example.where)
+
+    def baseline(self) -> Metrics:
+        truth = self.confusion.true
+        return {"accuracy": float(truth.max() / truth.sum())} if len(truth) else {}
+
+    def sections(self) -> list[s.Section]:
+        names = [f"ending {number}" for number in range(1, self.confusion.labels + 1)]
+        return [*base.confusion_sections(names, self.confusion), *self.reliability()]
+
+
+class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
+    """Counts of each label and calibration.
+
+    Args:
+        labels: labels of the model, in order.
+    """
+
+    grade_name, cost_name, calibrated = "all labels right", "cross-entropy", "labels"
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__()
+        self.labels = tuple(labels)
+        self.examples = 0
+        self.hits, self.true, self.predicted = np.zeros((3, len(labels)), dtype=np.int64)
+
+    def add(self, example: MultilabelExample, prediction: p.MultilabelPrediction) -> Judgement:
+        truth, predicted = self._encode(example.labels), self._encode(prediction.labels)
+        self.examples += 1
+        self.hits += truth & predicted
+        self.true += truth
+        self.predicted += predicted
+        chances = prediction.probabilities.values()
+        for chance, holds in zip(chances, truth.tolist(), strict=True):
+            self.calibration.add(chance, holds)
+        misses = self._misses(example, prediction)
+        loss, worst = -float(np.log(np.maximum(1 - misses, LEAST)).mean()), float(misses.max())
+        return Judgement(loss, worst if worst >= SURE else None)
+
+    def show(
+        self, example: MultilabelExample, prediction: p.MultilabelPrediction
+    ) -> s.ReportExample:
+        furthest = np.argsort(-self._misses(example, prediction), kind="stable")[:LABELS]
+        labels = example.labels or ()
+        answers = [
+            s.ReportGuess(name, prediction.probabilities[name], name in labels)
+            for name in (self.labels[index] for index in furthest)
+        ]
+        return _shown(example, ", ".join(labels) or "no label", answers)
+
+    def baseline(self) -> Metrics:
+        answer = constant_labels(self.true, self.examples)
+        hits = np.where(answer, self.true, 0)
+        return metrics.multilabel_metrics(hits, self.true + answer * self.examples - 2 * hits)
+
+    def sections(self) -> list[s.Section]:
+        table = base.rates_table("label", self.labels, self.hits, self.true, self.predicted)
+        return [table, *self.reliability()]
+
+    def _encode(self, labels: tuple[str, ...] | None) -> NDArray[np.bool_]:
+        names = set(labels or ())
+        return np.array([name in names for name in self.labels])
+
+    def _misses(
+        self, example: MultilabelExample, prediction: p.MultilabelPrediction
+    ) -> NDArray[np.float64]:
+        """Return the distance of each label's probability from 1 where it holds, else from 0."""
+        chances = np.array(list(prediction.probabilities.values()), dtype=np.float64)
+        return np.where(self._encode(example.labels), 1 - chances, chances)
+
+
+class ScoreAnalysis(TaskAnalysis[TextExample, p.ScorePrediction]):
+    """Predicted against true numbers, and the residuals: 16 bytes of each example are kept."""
+
+    grade_name, cost_name = None, "squared error"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._truth, self._predicted = array("d"), array("d")
+
+    def add(self, example: TextExample, prediction: p.ScorePrediction) -> Judgement:
+        self._truth.append(float(_label(example)))
+        self._predicted.append(prediction.score)
+        return Judgement((self._truth[-1] - prediction.score) ** 2)
+
+    def show(self, example: TextExample, prediction: p.ScorePrediction) -> s.ReportExample:
+        true, predicted = map(s.readable_number, (float(_label(example)), prediction.score))
+        return _shown(example, f"{true}, predicted {predicted}", [])
+
+    def baseline(self) -> Metrics:
+        error = float(np.var(np.array(self._truth))) if self._truth else 0.0
+        return {"spearman": 0.0, "pearson": 0.0, "mse": error}
+
+    def sections(self) -> list[s.Section]:
+        truth, predicted = np.array(self._truth), np.array(self._predicted)
+        residuals = predicted - truth
+        low, high = float(truth.min()), float(truth.max())
+        # Both axes have one range, so that the diagonal is where predictions are right.
+        ends = min(low, float(predicted.min())), max(high, float(predicted.max()))
+        sample = slice(None, None, -(-len(truth) // POINTS))
+        x, y, errors = (values[sample].tolist() for values in (truth, predicted, residuals))
+        diagonal, level = ((ends[0], ends[0]), (ends[1], ends[1])), ((low, 0.0), (high, 0.0))
+        note = f"{len(x):,} of {len(truth):,} examples." if len(x) < len(truth) else ""
+        sizes, quantiles = np.abs(residuals), np.quantile(residuals, [0.05, 0.5, 0.95]).tolist()
+        rows: list[list[s.Cell]] = [
+            ["mean (bias)", float(residuals.mean())],
+            ["mean absolute", float(sizes.mean())],
+            ["root mean square", float(np.sqrt(np.square(residuals).mean()))],
+            ["5th percentile", quantiles[0]],
+            ["median", quantiles[1]],
+            ["95th percentile", quantiles[2]],
+            ["maximum absolute", float(sizes.max())],
+        ]
+        return [
+            s.Scatter("Predicted against true", "true", "predicted", x, y, diagonal, note),
+            s.Scatter("Residuals", "true", "predicted − true", x, errors, level, note),
+            s.TableSection("Residuals: predicted − true", ["", "value"], rows),
+        ]
+
+
+Outcome = Literal[
+    "right", "other type", "other boundary", "other type and boundary", "missed", "spurious"
+]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+def outcomes(truth: Sequence[Chunk], predicted: Sequence[Chunk]) -> list[tuple[Chunk, Outcome]]:
+    """List every entity with its outcome; spurious ones are predicted, all others true.
+
+    Each entity is paired at most once: with the same words first, then with shared words, an entity
+    of the same type before others.
+    """
+    pairs: list[tuple[Chunk, Outcome]] = []
+    unmatched, free = list(truth), list(predicted)
+    for outcome in OUTCOMES[:4]:  # those of pairs, the best first
+        for chunk in list(unmatched):
+            match = next((other for other in free if _outcome(chunk, other) == outcome), None)
+            if match is not None:
+                unmatched.remove(chunk)
+                free.remove(match)
+                pairs.append((chunk, outcome))
+    missed = [(chunk, "missed") for chunk in unmatched]
+    return [*pairs, *missed, *((chunk, "spurious") for chunk in free)]  # type: ignore[list-item]
+
+
+def _outcome(true: Chunk, predicted: Chunk) -> Outcome | None:
+    """Return the outcome of a true entity by a predicted one; None if they share no word."""
+    if true.begin >= predicted.end or predicted.begin >= true.end:
+        return None
+    same = (true.begin, true.end) == (predicted.begin, predicted.end)
+    if true.type == predicted.type:
+        return "right" if same else "other boundary"
+    return "other type" if same else "other type and boundary"
+
+
+class TagAnalysis(base.TaskAnalysis[TagExample, TagPrediction]):
+    """Outcomes of entities, confusion of tags, and calibration.
+
+    Args:
+        task: the task.
+        labels: labels of the model, in order.
+    """
+
+    grade_name, cost_name = "F1 of the sentence", "cross-entropy of the sentence"
+    calibrated = "tags"
+
+    def __init__(self, task: TaggingTask, labels: Sequence[str]) -> None:
+        super().__init__()
+        self.labels, self._task = tuple(labels), task
+        self._entities = task.spells(labels)
+        self._index = {label: index for index, label in enumerate(labels)}
+        self.confusion = Confusion(len(labels))
+        self.outcomes: Counter[tuple[str, Outcome]] = Counter()
+
+    def add(self, example: TagExample, prediction: TagPrediction) -> Judgement:
+        """Compute the cross-entropy of all words, and the greatest lead of a sure wrong tag."""
+        gold, chances = self._gold(example), prediction.probabilities
+        truth, predicted = self._indices(gold), self._indices(prediction.tags)
+        self.confusion.pairs.update(zip(truth.tolist(), predicted.tolist(), strict=True))
+        top, chances = chances.max(1), chances[np.arange(len(truth)), truth]
+        for confidence, correct in zip(top.tolist(), (truth == predicted).tolist(), strict=True):
+            self.calibration.add(confidence, correct)
+        if self._entities:
+            pairs = outcomes(chunks(gold), chunks(prediction.tags))
+            self.outcomes.update((chunk.type, outcome) for chunk, outcome in pairs)
+        leads = (top - chances)[(top >= SURE) & (chances < top)]
+        loss = -float(np.log(np.maximum(chances, TINY)).sum())
+        return Judgement(loss, float(leads.max()) if len(leads) else None)
+
+    def show(self, example: TagExample, prediction: TagPrediction) -> s.ReportExample:
+        """Show the sentence with its wrongly tagged words marked, and the tags of the worst."""
+        gold, tags, words = self._gold(example), prediction.tags, example.words
+        top = prediction.probabilities.max(1) if len(words) else np.zeros(0)
+        errors = [index for index, (a, b) in enumerate(zip(gold, tags, strict=True)) if a != b]
+        worst = sorted(errors, key=lambda index: -top[index])[:GUESSES]
+        answers = [s.ReportGuess(f"{words[i]}: {tags[i]}", float(top[i]), False) for i in worst]
+        truth = ", ".join(f"{words[index]}: {gold[index]}" for index in worst) or "as predicted"
+        pieces: list[str | s.Marked] = []
+        for index, word in enumerate(words):
+            pieces += [s.Marked(word) if index in errors else word, " "]
+        return s.ReportExample(pieces, truth, answers, example.where)
+
+    def baseline(self) -> Metrics:
+        """Compute the accuracy of the most frequent tag; its F1 is 0 where tags spell entities."""
+        truth = self.confusion.true
+        accuracy = {"accuracy": float(truth.max() / max(1, truth.sum()))}
+        return accuracy | ({"f1": 0.0} if self._entities else {})
+
+    def sections(self) -> list[s.Section]:
+        classes = [*base.confusion_sections(self.labels, self.confusion), *self.reliability()]
+        if not self._entities:
+            return classes
+        types = sorted({kind for kind, _ in self.outcomes})
+        rows: list[Sequence[s.Cell]] = [
+            [name, *(self.outcomes[name, outcome] for outcome in OUTCOMES)] for name in types
+        ]
+        total = [sum(self.outcomes[name, outcome] for name in types) for outcome in OUTCOMES]
+        rows.append(["all", *total])
+        note = "Entities are counted by their true type, spurious ones by the predicted type."
+        columns = ["type", *OUTCOMES]
+        table = s.TableSection("Outcomes of entities", columns, rows, total=True, note=note)
+        return [table, *classes]
+
+    def _gold(self, example: TagExample) -> tuple[str, ...]:
+        gold = self._task.gold_tags(example, self.labels)
+        assert gold is not None
+        return gold
+
+    def _indices(self, tags: Sequence[str]) -> NDArray[np.int64]:
+        return np.array([self._index[tag] for tag in tags], dtype=np.int64)
+
+
+KINDS = {
+    "right": "exactly a right answer",
+    "right to give none": "there is no answer, and none was given",
+    "boundary wrong": "shares words with a right answer",
+    "another place": "shares no word with a right answer",
+    "no answer given": "there is an answer",
+    "answer though there is none": "there is no answer",
+}
+"""The kinds of predictions with their meaning."""
+NONE = "(no answer)"
+AROUND = 200
+"""Number of characters of the context that are shown on each side of an answer."""
+
+
+def classify_answer(example: Question, prediction: AnswerPrediction) -> str:
+    """Return the kind of a prediction, one of `KINDS`; the question is annotated."""
+    grade = grade_answer(prediction.text, example)
+    if not example.answers:
+        return "right to give none" if not prediction.text else "answer though there is none"
+    if grade.exact:
+        return "right"
+    if not prediction.text:
+        return "no answer given"
+    return "boundary wrong" if grade.f1 else "another place"
+
+
+class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
+    """Kinds of errors and calibration."""
+
+    grade_name, cost_name = "F1", "confidence × (1 − F1)"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: Counter[str] = Counter()
+
+    def add(self, example: Question, prediction: AnswerPrediction) -> Judgement:
+        """Doubt the label where a sure answer shares no word with a right one."""
+        grade, confidence = grade_answer(prediction.text, example), prediction.confidence
+        self.kinds[classify_answer(example, prediction)] += 1
+        self.calibration.add(confidence, bool(grade.exact))
+        sure = confidence >= SURE and not grade.f1
+        return Judgement(confidence * (1 - grade.f1), confidence if sure else None)
+
+    def show(self, example: Question, prediction: AnswerPrediction) -> s.ReportExample:
+        answers = {prediction.text: prediction.confidence}
+        for span in prediction.spans:
+            answers.setdefault(span.text, span.probability)
+        best = [
+            s.ReportGuess(text or NONE, confidence, bool(grade_answer(text, example).exact))
+            for text, confidence in answers.items()
+        ]
+        truth = " / ".join(sorted({text for text, _ in example.answers})) or NONE
+        context, start, end = example.context, prediction.start, prediction.end
+        pieces: list[str | s.Marked] = [clip(context)]
+        if start is not None and end is not None:  # the surroundings of the answer
+            begin, stop = max(0, start - AROUND), end + AROUND
+            pieces = [
+                ("… " if begin else "") + context[begin:start],
+                s.Marked(context[start:end]),
+                context[end:stop] + (" …" if stop < len(context) else ""),
+            ]
+        pieces.insert(0, f"{example.question} ‖ ")
+        return s.ReportExample(pieces, truth, best[:GUESSES], example.where)
+
+    def baseline(self) -> Metrics:
+        """Return the share of questions without an answer, for which giving none is right."""
+        none = self.kinds["right to give none"] + self.kinds["answer though there is none"]
+        share = none / max(1, self.kinds.total())
+        return {"em": share, "f1": share, "f1_best": share} if 0 < share < 1 else {}
+
+    def sections(self) -> list[s.Section]:
+        total = max(1, self.kinds.total())
+        rows: list[Sequence[s.Cell]] = [
+            [kind, meaning, self.kinds[kind], s.percentage(self.kinds[kind] / total)]
+            for kind, meaning in KINDS.items()
+        ]
+        columns = ["kind", "", "questions", "share"]
+        return [s.TableSection("Answers by kind", columns, rows), *self.reliability()]
+
+
+RANK_RANGES = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 10), (11, 20), (21, 50), (51, 100))
+"""Ranks that are counted together."""
+MAX_RANK = 100
+"""The last rank of the curves."""
+
+
+class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
+    """Ranks of relevant documents: 16 bytes of each document, and the queries, are kept.
+
+    The documents of a query are one ranking, wherever they are in the data. Of documents with
+    equal scores the relevant ones stand last.
+    """
+
+    grade_name, cost_name, calibrated = "nDCG@10", "nDCG@10 that is missing", "documents"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rankings = Rankings()
+
+    def add(self, example: RankExample, prediction: RankPrediction) -> Judgement:
+        """Compute 1 − nDCG@10, and how far the first document leads over the relevant ones.
+
+        The cost is 0 without a relevant document, since every order is as good.
+        """
+        labels, logits = _labels(example), np.array(prediction.logits)
+        relevant, chances = labels > 0, sigmoid(logits)
+        for logit, label, chance in zip(prediction.logits, labels.tolist(), chances, strict=True):
+            self.rankings.add(example.query, logit, label)
+            self.calibration.add(chance, label > 0)
+        cost = 1 - ndcg(logits, labels) if labels.any() else 0.0
+        lead = float(chances.max() - chances.max(where=relevant, initial=0.0))
+        return Judgement(cost, lead if lead > 0 and chances.max() >= SURE else None)
+
+    def show(self, example: RankExample, prediction: RankPrediction) -> s.ReportExample:
+        labels, chances = _labels(example), sigmoid(np.array(prediction.logits))
+        ranking = [ranked.index for ranked in prediction.ranking]
+        best = next(((n, index) for n, index in enumerate(ranking, 1) if labels[index] > 0), None)
+        indices, truth = ranking[:GUESSES], "no relevant document"
+        if best is not None:
+            rank, index = best
+            indices += [] if index in indices else [index]
+            truth = f"{clip(example.documents[index])} (place {rank:,} of {len(ranking):,})"
+        answers = [
+            s.ReportGuess(clip(example.documents[i]), float(chances[i]), bool(labels[i] > 0))
+            for i in indices
+        ]
+        return s.ReportExample([clip(example.query)], truth, answers, example.where)
+
+    def baseline(self) -> Metrics:
+        """Compute the metrics of equal scores, which are the metrics of a random order."""
+        equal = {
+            query: (array("d", bytes(8 * len(labels))), labels)
+            for query, (_, labels) in self.rankings.by_query.items()
+        }
+        return Rankings(equal).metrics() if equal else {}
+
+    def sections(self) -> list[s.Section]:
+        queries = list[tuple[NDArray[np.int64], int]]()  # ranks of relevant documents, and of all
+        for scores, labels in self.rankings.by_query.values():
+            relevant = np.frombuffer(labels) > 0
+            order = np.lexsort((relevant, -np.frombuffer(scores)))
+            queries.append((1 + np.flatnonzero(relevant[order]), len(order)))
+        best = np.array([ranks[0] if len(ranks) else 0 for ranks, _ in queries])
+        groups = {
+            f"{low}" if low == high else f"{low} to {high}": (low <= best) & (best <= high)
+            for low, high in RANK_RANGES
+        }
+        groups |= {"beyond 100": best > RANK_RANGES[-1][1], "no relevant document": best == 0}
+        rows: list[Sequence[s.Cell]] = [
+            [name, int(members.sum()), s.percentage(float(members.mean()))]
+            for name, members in groups.items()
+            if members.any()
+        ]
+        note = "Of documents with equal scores the relevant ones stand last."
+        title, columns = "The first relevant document of a query", ["place", "queries", "share"]
+        table = s.TableSection(title, columns, rows, note=note)
+        return [*_curves(queries), table, *self.reliability()]
+
+
+def _curves(queries: Sequence[tuple[NDArray[np.int64], int]]) -> list[s.Section]:
+    """Draw recall by rank, over queries that have a relevant document."""
+    queries = [pair for pair in queries if len(pair[0])]
+    if not queries:
+        return []
+    max_rank = min(MAX_RANK, max(count for _, count in queries))
+    cutoffs = np.arange(1, max_rank + 1)
+    hits, recall, chance = np.zeros((3, max_rank))
+    for ranks, count in queries:
+        hits += cutoffs >= ranks[0]
+        recall += np.searchsorted(ranks, cutoffs, "right") / len(ranks)
+        chance += np.minimum(cutoffs / count, 1)
+    sums = {
+        "queries with a relevant document": hits,
+        "relevant documents": recall,
+        "relevant documents, in a random order": chance,
+    }
+    x = cutoffs.tolist()
+    lines = [s.Line(name, x, (total / len(queries)).tolist()) for name, total in sums.items()]
+    note = f"Means over queries with a relevant document: {len(queries):,}."
+    title = "What the first places hold"
+    return [s.Curves(title, "down to this place", "share", lines, percent=True, note=note)]
+
+
+def _labels(example: RankExample) -> NDArray[np.float64]:
+    assert example.labels is not None
+    return np.array(example.labels)

@@ -1,0 +1,493 @@
+"""Scores of a model on labelled data: its metrics, the cost of int8, layers, minimal pairs.
+
+- int8 and fp32 are compared by the task's metric and by the clock.
+- The layers of a sentence encoder are searched in one pass: all are kept, and each is pooled in
+  every way. Memory does not grow with the texts, but for one cosine of each pair and cell.
+- Minimal pairs are files of JSON lines, one for each phenomenon, as BLiMP's. A row has
+  `sentence_good` and `sentence_bad`; rows that name a `field` or a `linguistics_term` are counted
+  under it, too (Warstadt et al. 2020, table 2).
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from bothways.core.advice import argument
+from bothways.core.batch import Batch
+from bothways.core.config.tree import Tree
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.progress import SILENT, Progress
+from bothways.data.tables import open_table
+from bothways.data.text_io import COMPRESSED
+from bothways.hub.sentence_transformers import Pooling
+from bothways.prediction.analysis.report import analyse, write_report
+from bothways.prediction.engine import PredictConfig, PredictionCounts, counting, predict
+from bothways.prediction.predictor import Predictor, named_columns, open_task_model
+from bothways.prediction.prepared_model import PredictPrecision
+from bothways.tasks.base import Direction, EncodedExample, Metrics, Output, Reading, TaskModel
+from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
+from bothways.tasks.predictions import VectorPrediction
+from bothways.tasks.sentence_embedding import task as embedding
+from bothways.tasks.sentence_embedding.sts import Agreement, Correlation, gold_score
+from bothways.tasks.text_examples import TextColumns, TextExample, example_of
+
+MAX_LOSS = 0.5
+"""Points that int8 may lose by default."""
+SHORT_SECONDS = 20.0
+"""Measurements are repeated until they have taken this long together, at most three times."""
+
+
+@dataclass(frozen=True)
+class TimedMetrics:
+    """The metrics in one precision, and the fewest seconds from texts to metrics."""
+
+    metrics: Metrics
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Int8Report:
+    """One model in two precisions on the same data.
+
+    Attributes:
+        metric: the metric that counts, the task's own.
+        direction: its better direction.
+        fp32, int8: the measurements.
+    """
+
+    metric: str
+    direction: Direction
+    fp32: TimedMetrics
+    int8: TimedMetrics
+
+    @property
+    def points_lost(self) -> float:
+        """Hundredths of the metric; where lower is better, percent of its value in fp32."""
+        fp32, int8 = self.fp32.metrics[self.metric], self.int8.metrics[self.metric]
+        points = 100 * (fp32 - int8 if self.direction == "highest" else int8 / fp32 - 1)
+        return round(points, 9)  # 0.9 - 0.895 is a little more than half a point
+
+    @property
+    def speedup(self) -> float:
+        """The time in fp32 divided by the time in int8."""
+        return self.fp32.seconds / self.int8.seconds
+
+    def check(self, limit: float = MAX_LOSS) -> None:
+        """Raise ConfigError if more points than `limit` are lost, or the loss is not a number."""
+        if not self.points_lost <= limit:
+            message = (
+                f"int8 loses {self.points_lost:#.3g} points of {self.metric} here; "
+                f"the limit is {limit:g}"
+            )
+            fix = f"Predict in fp32, or allow more: {argument(limit='POINTS')}."
+            raise ConfigError(message, where="precision", fix=fix)
+
+    def __str__(self) -> str:
+        change = "gains" if self.points_lost < 0 else "loses"
+        points = f"{abs(self.points_lost):#.3g} points of {self.metric}"
+        return f"int8 {change} {points}, and is {self.speedup:.2f} times as fast"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as `bothways evaluate --json` writes them."""
+        metrics = {"fp32": dict(self.fp32.metrics), "int8": dict(self.int8.metrics)}
+        summary = {"points_lost": self.points_lost, "speedup": self.speedup}
+        return {"metric": self.metric, **summary, **metrics}
+
+
+def measure_int8(
+    open_in: Callable[[Literal["fp32", "int8"]], Predictor],
+    evaluate: Callable[[Predictor], Metrics],
+) -> Int8Report:
+    """Measure the cost and gain of int8 now.
+
+    Args:
+        open_in: opens the model in a precision.
+        evaluate: returns its metrics; called for both, so it opens the data on each call.
+
+    Raises:
+        ConfigError: int8 is not available for this model here.
+    """
+    quantised = open_in("int8")  # before the data is read for fp32
+    int8, fp32 = (_measure(predictor, evaluate) for predictor in (quantised, open_in("fp32")))
+    task_model = quantised.task_model
+    direction = task_model.task.directions(task_model.labels)[task_model.task.metric]
+    return Int8Report(task_model.task.metric, direction, fp32, int8)
+
+
+def _measure(predictor: Predictor, evaluate: Callable[[Predictor], Metrics]) -> TimedMetrics:
+    """Return the shortest of up to three times: the first one also reads modules and weights from
+    the disk.
+    """
+    seconds: list[float] = []
+    while not seconds or (len(seconds) < 3 and sum(seconds) < SHORT_SECONDS):
+        start = time.perf_counter()
+        metrics = evaluate(predictor)
+        seconds.append(time.perf_counter() - start)
+    return TimedMetrics(metrics, min(seconds))
+
+
+POOLINGS: tuple[Pooling, ...] = ("cls", "mean", "max")
+WINDOW = 256
+"""Maximum number of pairs whose layers are held at once."""
+ONE = 1 - 1e-6
+"""The mean cosine from which all texts have the same vector, such as [CLS] in the embeddings."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The result of one layer, pooled in one way. Layer 0 is the embeddings."""
+
+    layer: int
+    pooling: Pooling
+    correlation: Correlation
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Every layer with every pooling, layer by layer, and the number of pairs."""
+
+    cells: tuple[Cell, ...]
+    pairs: int
+
+    @property
+    def best(self) -> Cell:
+        """The cell with the highest Spearman correlation, the first of equals.
+
+        Cells where all texts have the same vector come last.
+        """
+        return max(
+            self.cells,
+            key=lambda cell: (cell.correlation.anisotropy < ONE, cell.correlation.spearman),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as `bothways evaluate --json` writes them."""
+        rows = [{"layer": c.layer, "pooling": c.pooling, **vars(c.correlation)} for c in self.cells]
+        return {"pairs": self.pairs, "best": rows[self.cells.index(self.best)], "cells": rows}
+
+
+class _AllLayers(TaskModel[TextExample, VectorPrediction]):
+    """A task that returns the vectors of all layers and poolings, cut to the task's components."""
+
+    task: embedding.SentenceEmbeddingTask
+
+    def outputs(self, batch: Batch) -> list[Output]:
+        """Return the vectors of each sequence `(cells, components)`."""
+        layers, skip = self.model.encoder(batch, keep_layers=True).layers, embedding.skipped(batch)
+        cells = [
+            embedding.pool(x, batch.layout, pooling, skip)[:, : self.task.components]
+            for x in layers
+            for pooling in POOLINGS
+        ]
+        return list(torch.stack(cells, dim=1).cpu().numpy())
+
+    def decode(
+        self, example: TextExample, encoded: EncodedExample, outputs: Many[Output]
+    ) -> VectorPrediction:
+        """Return the vectors of an example's texts `(texts, cells, components)`."""
+        return VectorPrediction(np.stack(outputs))
+
+
+def sweep_layers(
+    task_model: embedding.Embedder,
+    examples: Iterable[TextExample],
+    counts: PredictionCounts | None = None,
+) -> Sweep:
+    """Measure in one pass how well cosines agree with the scores of pairs.
+
+    Every layer and pooling is a cell; arguments are those of `predict`.
+
+    Raises:
+        DataError: an example is a single text, a score is not a number, or there are fewer than
+            two pairs.
+    """
+    all_layers = _AllLayers(
+        task_model.task, task_model.model, task_model.tokenizer, (), task_model.length
+    ).train(task_model.training)
+    agreement = Agreement()
+    for example, prediction in predict(all_layers, examples, PredictConfig(window=WINDOW), counts):
+        agreement.add(gold_score(example), prediction.vectors)
+    cell_names = itertools.product(range(task_model.model.config.depth + 1), POOLINGS)
+    cells = tuple(
+        Cell(*cell_name, value)
+        for cell_name, value in zip(cell_names, agreement.cells(), strict=True)
+    )
+    return Sweep(cells, len(agreement.scores))
+
+
+COLUMNS = TextColumns("sentence_good", "sentence_bad")
+GROUPS = ("phenomenon", "linguistics_term", "field")
+"""Groupings of accuracies: the file, and two columns of BLiMP."""
+
+
+@dataclass
+class SuiteScores:
+    """Accuracies of a suite of minimal pairs.
+
+    Attributes:
+        variant: how a text's likelihood was computed, see `MinimalPairTask`.
+        groups: for each pair, whether its first text is the more likely one: by the names in
+            `GROUPS`, then by the name of the group.
+    """
+
+    variant: str
+    groups: dict[str, dict[str, list[bool]]] = field(
+        default_factory=lambda: {name: {} for name in GROUPS}
+    )
+
+    def add(self, groups: dict[str, str], correct: bool) -> None:
+        """Count a pair in its groups."""
+        for name, value in groups.items():
+            self.groups[name].setdefault(value, []).append(correct)
+
+    @property
+    def pairs(self) -> int:
+        """The number of all pairs."""
+        return sum(map(len, self.groups["phenomenon"].values()))
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy on all pairs."""
+        return sum(map(sum, self.groups["phenomenon"].values())) / self.pairs
+
+    @property
+    def mean(self) -> float:
+        """The mean of the accuracies of the phenomena, whatever their numbers of pairs."""
+        return statistics.fmean(map(statistics.fmean, self.groups["phenomenon"].values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        groups = {
+            name: {value: sum(pairs) / len(pairs) for value, pairs in sorted(group.items())}
+            for name, group in self.groups.items()
+            if group
+        }
+        overall = {"accuracy": self.accuracy, "mean": self.mean, "pairs": self.pairs}
+        return {**overall, "variant": self.variant, **groups}
+
+
+def open_pairs(
+    folder: str | Path,
+    settings: Tree | Iterable[str] = (),
+    *,
+    length: int | None = None,
+    device: str = "auto",
+) -> TaskModel[Any, Any]:
+    """Open a model for the task "prefer"; without settings, masked models hide the rest of a word.
+
+    Arguments and errors as `open_task_model`.
+    """
+    settings = settings if isinstance(settings, Mapping) else tuple(settings)
+    task_model = open_task_model(folder, "prefer", length=length, device=device, settings=settings)
+    if task_model.task == MinimalPairTask() and not settings:
+        task_model.task = MinimalPairTask(variant="word_l2r")
+    return task_model
+
+
+def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILENT) -> SuiteScores:
+    """Return the accuracies of a model on the files of a folder.
+
+    Args:
+        predictor: opened for the task "prefer".
+        folder: with .jsonl files, plain or compressed.
+
+    Raises:
+        DataError: no such folder or no file in it; a row without the two sentences.
+    """
+    scores = SuiteScores(predictor.task_model.task.variant)  # type: ignore[attr-defined]
+    waiting = deque[dict[str, str]]()
+
+    def examples() -> Iterator[TextExample]:
+        for groups, example in read_suite(folder, progress):
+            waiting.append(groups)
+            yield example
+
+    for example, prediction in predictor.predict_examples(examples()):
+        scores.add(waiting.popleft(), bool(predictor.task_model.grade(example, prediction)))
+    return scores
+
+
+def read_suite(
+    folder: Path, progress: Progress = SILENT
+) -> Iterator[tuple[dict[str, str], TextExample]]:
+    """Yield each pair of a suite with its groups by the names in `GROUPS`.
+
+    Errors as `evaluate_suite`.
+    """
+    files = suite_files(folder)
+    progress.stage("minimal pairs", len(files))
+    for done, (name, file) in enumerate(files.items()):
+        progress.advance(done, name)
+        for row in open_table(str(file)).rows:
+            groups = {key: str(row.values[key]) for key in GROUPS[1:] if row.values.get(key)}
+            yield {"phenomenon": name, **groups}, example_of(row.values, COLUMNS, row.where)
+
+
+def suite_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a suite by phenomenon, in the order of their names.
+
+    Raises:
+        DataError: no such folder, or no file of JSON lines in it.
+    """
+    fix = "Give a folder of .jsonl files with sentence_good and sentence_bad, such as BLiMP's data."
+    if not folder.is_dir():
+        raise DataError("is not a folder", where=folder, fix=fix)
+    endings = [f".jsonl{suffix}" for suffix in ("", *COMPRESSED)]
+    files = {
+        file.name.split(".jsonl")[0]: file
+        for file in sorted(folder.iterdir())
+        if file.name.endswith(tuple(endings))
+    }
+    if not files:
+        raise DataError("has no .jsonl file", where=folder, fix=fix)
+    return files
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The scores of a model.
+
+    Attributes:
+        title: the model and its data.
+        metrics: by name; of int8 its own, of layers those of the best cell.
+        int8: the comparison of int8 with fp32.
+        layers: every layer and pooling of a sentence encoder.
+        pairs: the accuracies of groups of minimal pairs.
+    """
+
+    title: str
+    metrics: Mapping[str, float]
+    int8: Int8Report | None = None
+    layers: Sweep | None = None
+    pairs: SuiteScores | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as `bothways evaluate --json` writes them."""
+        detail = self.int8 or self.layers or self.pairs
+        return dict(self.metrics) if detail is None else detail.to_json()
+
+
+@dataclass
+class EvaluationData:
+    """Labelled data that may be read several times.
+
+    Attributes:
+        folder, name: the names of the model and of the data, which is a file without the rest.
+        columns: to read, by role; None as in training.
+        counts: of the last reading.
+        examples, rows: examples of the task, or rows in memory, instead of a file.
+    """
+
+    folder: str
+    name: str
+    columns: Mapping[str, str | None]
+    progress: Progress
+    counts: PredictionCounts | None = None
+    examples: list[Any] | None = None
+    rows: list[Any] | None = None
+
+    @contextmanager
+    def opened(self, predictor: Predictor) -> Iterator[tuple[Reading[Any], PredictionCounts]]:
+        """Open the examples from the first one on."""
+        task = predictor.task_model.task
+        if self.examples is not None:
+            reading = Reading(task, iter(self.examples))
+        else:
+            columns = named_columns(task, **self.columns)
+            data = self.name if self.rows is None else self.rows
+            reading = predictor.read(data, columns, labelled=True)
+        self.counts = counting(reading, self.progress, "evaluating")
+        yield reading, self.counts
+
+    def score(self, predictor: Predictor) -> Metrics:
+        """Return the metrics of a model."""
+        with self.opened(predictor) as (reading, counts):
+            return predictor.evaluate(reading, counts=counts)
+
+    def analyse(self, predictor: Predictor, report: Path) -> Metrics:
+        """Write the report; return the metrics."""
+        with self.opened(predictor) as (reading, counts):
+            analysis = analyse(predictor.task_model, reading.examples, counts=counts)
+        write_report(
+            predictor.task_model, analysis, report,
+            model=self.folder, data=self.name, precision=predictor.precision,
+        )  # fmt: skip
+        return analysis.metrics
+
+    def evaluate(
+        self,
+        open_in: Callable[[PredictPrecision], Predictor],
+        precision: PredictPrecision,
+        report: Path | None,
+        limit: float | None,
+        *,
+        named: bool,
+    ) -> Evaluation:
+        """Return the scores of a model.
+
+        Args:
+            open_in: opens the model for a precision.
+            report: a page to write.
+            limit: the most points that int8 may lose.
+            named: whether the user has named the task.
+
+        Raises:
+            ConfigError: int8 loses too much, or a limit without int8.
+        """
+        title = f"{self.folder} on {self.name}"
+        if precision == "int8":
+            cost = measure_int8(open_in, self.score)
+            if report is not None:
+                self.analyse(open_in("int8"), report)
+            done = Evaluation(title, cost.int8.metrics, int8=cost)
+            cost.check(MAX_LOSS if limit is None else limit)
+        elif limit is not None:
+            message = f"limits the loss of int8, and the precision is {precision}"
+            raise ConfigError(message, where="limit", fix="Set the precision to int8, or drop it.")
+        else:
+            predictor = open_in(precision)
+            embeds = predictor.task_model.task.name == "embed"
+            if embeds and not named:
+                message = f"{self.folder} is a sentence encoder and is scored as embed"
+                self.progress.message(f"note: {message}; naming a task changes that")
+            if report is not None:
+                done = Evaluation(title, self.analyse(predictor, report))
+            elif embeds:
+                with self.opened(predictor) as (reading, counts):
+                    swept = sweep_layers(predictor.task_model, reading.examples, counts)  # type: ignore[arg-type]
+                done = Evaluation(title, vars(swept.best.correlation), layers=swept)
+            else:
+                done = Evaluation(title, self.score(predictor))
+            if precision == "auto":
+                self.progress.message(f"note: computed in {predictor.precision}")
+        for warning in self.counts.warnings if self.counts else ():
+            self.progress.message(warning)
+        return done
+
+
+def score_pairs(
+    folder: str,
+    suite: Path,
+    settings: Tree,
+    length: int | None,
+    device: str,
+    precision: PredictPrecision,
+    progress: Progress,
+) -> Evaluation:
+    """Return the accuracies on a folder of minimal pairs."""
+    opened = open_pairs(folder, settings, length=length, device=device)
+    scores = evaluate_suite(Predictor(opened, precision), suite, progress)
+    metrics = {"accuracy": scores.accuracy, "mean": scores.mean}
+    return Evaluation(f"{folder} on {suite}, {scores.variant}", metrics, pairs=scores)
