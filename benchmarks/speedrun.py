@@ -55,7 +55,7 @@ from bothways.pretraining.recipes import recipe_named
 from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import read_records
 from bothways.tasks.base import Metrics
-from bothways.training.durations import Hours, part_of
+from bothways.training.durations import Hours
 from bothways.training.parallel import Plan
 from bothways.training.run import Event, Target
 
@@ -236,7 +236,7 @@ class RecordRequest:
         track = self.track
         base = recipe_named(self.recipe)(fit_to_corpus(preset(self.model), corpus.tokenizer))
         target = Target(METRIC, track.target) if isinstance(track, LossTrack) else None
-        every = part_of(track.limit, 1 / EVALUATIONS)
+        every = track.limit.part(1 / EVALUATIONS)
         training = dataclasses.replace(
             base.training,
             until=track.limit,
