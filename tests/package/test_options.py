@@ -28,9 +28,9 @@ def test_a_task_is_known_by_its_usual_names(tmp_path: Path) -> None:
         app(["finetune", "m", "d.tsv", "--task", "clasify"], result_action="return_value")
 
 
-@pytest.mark.parametrize("name", ["fill-mask", "embed"])
-def test_a_task_without_training_is_one_message(name: str, tmp_path: Path) -> None:
-    message = rf"task: '{name}' needs no fine-tuning.*\n.*load\(MODEL, task=\"(fill|embed)\""
+def test_a_task_without_training_is_one_message(tmp_path: Path) -> None:
+    name = "fill-mask"
+    message = rf"task: '{name}' needs no fine-tuning.*\n.*load\(MODEL, task=\"fill\""
     with pytest.raises(ConfigError, match=message):
         app(["finetune", "m", "d.tsv", "--task", name], result_action="return_value")
     with pytest.raises(ConfigError, match=message):

@@ -30,8 +30,8 @@ Command = TypeVar("Command", bound=Callable[..., None])
 TrainedTask = Annotated[
     str,
     Parameter(
-        help="classify, regress, multilabel, choice, tag, answer, rerank, or a common alias of "
-        "one of them, such as sentiment, ner or qa."
+        help="classify, regress, multilabel, choice, tag, answer, rerank, embed, or a common "
+        "alias of one of them, such as sentiment, ner or qa."
     ),
 ]
 Device = Annotated[str, Parameter(help="auto (a GPU, if there is one), cpu, cuda or cuda:N.")]

@@ -13,7 +13,7 @@ from bothways.core.terminal import listed
 
 Check = Literal[
     "ids", "positions", "casing", "truncation", "unknown", "disk", "memory", "time",
-    "rows", "labels", "balance", "overlap", "heads", "masking", "training",
+    "rows", "labels", "pairs", "balance", "overlap", "heads", "masking", "training",
 ]  # fmt: skip
 SHOWN = 5
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch
@@ -89,6 +90,23 @@ class TrainingModule(nn.Module):
                 if f"{name}.".startswith(frozen):
                     module.training = False
         return self
+
+
+class VectorModule(TrainingModule):
+    """A model whose loss compares the vectors of all sequences of a step, over all ranks.
+
+    `forward(batch)` returns a row for each sequence; `training.vector_step` does the rest.
+    """
+
+    def text_values(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Return what the loss knows of each sequence of a CPU batch: tensors with a row each."""
+        raise NotImplementedError
+
+    def compare(
+        self, vectors: Float[Tensor, "texts width"], values: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """Return the sum of each loss over a step; the same names as `weights`."""
+        raise NotImplementedError
 
 
 @contextlib.contextmanager

@@ -88,6 +88,11 @@ def choose_automatic(
         tokens: the tokens that the weights have read in pre-training; 0 for random weights.
     """
     training, notes = settings.training, []
+    if (
+        settings.chosen_by not in settings.directions(data.task, data.labels)
+        and not settings.metric
+    ):
+        settings = dataclasses.replace(settings, metric=data.task.metric)  # decided by the data
     optimizer = training.optimizer
     if isinstance(optimizer, AdamW | BertAdam) and optimizer.lr == "auto":
         rate = default_rate(encoder, tokens, settings.lora)

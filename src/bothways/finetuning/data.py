@@ -80,11 +80,11 @@ class LabelledData:
     findings: tuple[Finding, ...]
     unlabelled: tuple[base.EncodedExample, ...] = ()
 
-    @property
+    @functools.cached_property
     def sequences(self) -> list[Sequence]:
         """All training sequences."""
         items = itertools.chain(self.train, self.unlabelled)
-        return [sequence for item in items for sequence in item.sequences]
+        return [sequence for item in items for sequence in self.task.training_sequences(item)]
 
     @property
     def tokens(self) -> int:

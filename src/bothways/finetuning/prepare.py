@@ -32,6 +32,7 @@ from bothways.model.flops import LossFloats
 from bothways.model.heads import Head, LabelHead, TagHead
 from bothways.model.model import Model
 from bothways.tasks.base import TaskModel
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask, continued
 from bothways.training.encoding_checks import check_model
 from bothways.training.preflight import MemoryDemand, check_machine, compute_as
 
@@ -139,6 +140,8 @@ def prepare_run(
         model, tokenizer, tokens = loaded.model, loaded.tokenizer(), tokens_read(loaded)
         if settings.lora is not None and settings.lora.adapter_only:
             check_adapter_only(settings.model, model, tokenizer)
+        if isinstance(task, SentenceEmbeddingTask):
+            task = continued(task, loaded.folder, model)
         data = labelled.examine(
             task, tokenizer, examples["train"], examples.get("dev", []), settings.length,
             model.config.max_positions, progress,

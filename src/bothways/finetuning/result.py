@@ -22,6 +22,7 @@ from bothways.hub.resolve import portable_name
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.base import Metrics, Task, TaskModel
+from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
 from bothways.training.durations import RunState
 
 
@@ -102,6 +103,9 @@ class FinetuneResult:
             "failure": list(self.failure.failed) if self.failure else [],
             **self.origin,
         }
+        if isinstance(self.task_model, Embedder):
+            save_sentence_encoder(path, self.task_model, self.card, record)
+            return path
         save_model(
             path,
             self.task_model.model,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bothways.core.config.tree import flatten
 from bothways.core.errors import installed
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state
+from bothways.core.training_module import VectorModule
 from bothways.data.loader import Share, ahead
 from bothways.finetuning import failed_runs as failures
 from bothways.finetuning.automatic import learning_by_rows, training_of
@@ -215,8 +217,9 @@ def _conclude(
         Its metrics and the majority baseline's, empty without dev data; and the failure,
         None if there is no sign of failure.
     """
-    size = settings.microbatch_tokens
-    loss = failures.training_loss(task_model, data.sequences, size, progress)
+    size, loss = settings.microbatch_tokens, math.nan
+    if not isinstance(task_model, VectorModule):  # whose loss depends on the size of a step
+        loss = failures.training_loss(task_model, data.sequences, size, progress)
     reasons, unfinished = failures.signs_of_training(loss, data.task.baseline(data.train_examples))
     metrics: Metrics = {}
     baseline: Metrics = {}

@@ -686,7 +686,7 @@ def _default_task(loaded: LoadedModel, kind: str | None) -> AnyTask:
         task = cls()
         needed = {head.kind for head in task.heads(loaded.labels, None)}
         fits = task.problem is None or problem in (None, task.problem)
-        if needed <= set(loaded.model.heads) and fits:
+        if needed and needed <= set(loaded.model.heads) and fits:
             return task
     message = f"is not fine-tuned for a task: its heads are {_heads(loaded)}"
     untrained = ("likelihood", "fill", "embed") if "masked" in loaded.model.heads else ("embed",)

@@ -267,6 +267,12 @@ class Task(Generic[E, P]):
         """
         raise NotImplementedError
 
+    def training_sequences(self, encoded: EncodedExample) -> tuple[Sequence, ...]:
+        """Return the sequences of an example as training reads them: those apart may be in
+        different microbatches.
+        """
+        return encoded.sequences
+
     def score(self, results: Iterable[tuple[E, P]], labels: Many[str]) -> Metrics:
         """Return the metrics of predictions, in one pass over the results.
 

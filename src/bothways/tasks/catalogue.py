@@ -30,10 +30,11 @@ Trainable = (
     | TaggingTask
     | QuestionAnsweringTask
     | RerankingTask
+    | SentenceEmbeddingTask
 )
 """The tasks that a model can be fine-tuned for."""
 
-AnyTask = Trainable | MaskFillingTask | LikelihoodTask | MinimalPairTask | SentenceEmbeddingTask
+AnyTask = Trainable | MaskFillingTask | LikelihoodTask | MinimalPairTask
 """Every task; those after the trainable ones need no fine-tuning."""
 
 TASKS: dict[str, type[Trainable]] = {cls().name: cls for cls in get_args(Trainable)}

@@ -62,6 +62,7 @@ class Column:
         answer: whether it is read from labelled data only.
         several: whether "a,b" names a column for each label.
         replaced_by: role of a column in whose presence it is not read.
+        optional: whether it is read only where it is named or one column has a common name.
     """
 
     role: str
@@ -75,6 +76,7 @@ class Column:
     answer: bool = False
     several: bool = False
     replaced_by: str = ""
+    optional: bool = False
 
     def chosen(self, columns: Any, names: Many[str]) -> dict[str, Any]:
         """Return the columns of this role and its companion, if the table has them."""
@@ -83,6 +85,11 @@ class Column:
         if not requested or not {*requested, *_listed(second)} <= {*names}:
             return {}
         return {self.role: value} | ({self.companion: second} if self.companion else {})
+
+    def is_clear(self, free: Many[str]) -> bool:
+        """Return True if one column has a common name, or several have numbered ones."""
+        numbered = self.numbered is not None and any(map(self.numbered.fullmatch, free))
+        return len(usual_columns(self.names, free)) == 1 or numbered
 
     def guessed(self, names: Many[str], where: str, taken: Many[str]) -> dict[str, Any]:
         """Return the columns with common names; `taken` are those of other roles.
@@ -141,8 +148,10 @@ def choose_columns(
         if (column.answer and labelled is False) or roles.get(column.replaced_by) is not None:
             continue
         selected = column.chosen(requested, names) or column.chosen(defaults, names)
-        clear = len(usual_columns(column.names, [n for n in names if n not in taken])) == 1
-        if not selected and not (column.answer and labelled is None and not clear):
+        clear = column.is_clear([name for name in names if name not in taken])
+        if not selected and (
+            clear or not (column.optional or (column.answer and labelled is None))
+        ):
             selected = column.guessed(names, where, taken)
             if second := getattr(requested, column.companion, None):
                 selected[column.companion] = second

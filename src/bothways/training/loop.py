@@ -24,12 +24,13 @@ from bothways.core.loss import Loss
 from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.runtime.devices import Precision, device_of, resolve_precision
 from bothways.core.source import TrainingStep
-from bothways.core.training_module import TrainingModule, evaluating
+from bothways.core.training_module import TrainingModule, VectorModule, evaluating
 from bothways.training.durations import Duration, RunState
 from bothways.training.meter import EvaluationScores, Meter, StepReport, Watchdog
 from bothways.training.optimizers import set_rate, update
 from bothways.training.parallel import Plan, exchanging, is_main, replicate, sum_over_ranks
 from bothways.training.saved_state import RunTensors
+from bothways.training.vector_step import VectorStep
 
 _CLOCK, _STOP = "(clock)", "(stop)"
 
@@ -91,17 +92,26 @@ class Loop:
                     break
                 rate = set_rate(self.tensors.optimizer, self.rate(state))
                 begin = time.perf_counter()
+                compared = None
+                if isinstance(training_module, VectorModule):
+                    watchdog.note("computing", state.steps + 1)
+                    compared = VectorStep(
+                        model, training_module, step.microbatches, weights, agreed, plan, arithmetic
+                    )
                 for number, batch in enumerate(step.microbatches, 1):
                     watchdog.note("computing", state.steps + 1)
                     is_last, weight = number == len(weights), weights[number - 1]
                     with exchanging(model, enabled=is_last):
-                        with arithmetic:
-                            losses = model(batch.to(device))
+                        if compared is not None:
+                            loss, losses = compared(number - 1)
+                        else:
+                            with arithmetic:
+                                losses = model(batch.to(device))
+                            loss = weighted_sum(losses, agreed, training_module.coefficients)
                         if is_last:
                             work_seconds += time.perf_counter() - begin
                             watchdog.note("exchanging gradients", state.steps + 1)
                         # The ranks' gradients are averaged: times `world` makes them a sum.
-                        loss = weighted_sum(losses, agreed, training_module.coefficients)
                         torch.autograd.backward(loss * plan.world)
                     meter.add(weight, losses)
                 tokens = sum(batch.layout.tokens for batch in step.microbatches)

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+import itertools
+import math
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -31,23 +34,52 @@ from bothways.core.batch import Batch
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
+from bothways.core.finding import Finding
 from bothways.core.layout import Layout
+from bothways.core.sequence import Sequence
 from bothways.core.targets import Targets
+from bothways.core.training_module import VectorModule
 from bothways.hub import sentence_transformers
 from bothways.hub.model_card import Card
 from bothways.model.encoder import Hidden
 from bothways.model.heads import Head
 from bothways.model.model import Model
-from bothways.tasks.base import Direction, EncodedExample, Metrics, Output, TaskModel
+from bothways.tasks.base import Direction, EncodedExample, Metrics, Output, Row, TaskModel
+from bothways.tasks.columns import Column
 from bothways.tasks.metrics import TINY
 from bothways.tasks.predictions import VectorPrediction
+from bothways.tasks.reranking.metrics import PLACES
+from bothways.tasks.sentence_embedding.examples import (
+    COLUMNS,
+    EmbedColumns,
+    VectorExample,
+    check_examples,
+    example_of,
+    loss_for,
+    number_of,
+)
+from bothways.tasks.sentence_embedding.losses import (
+    FILLER,
+    OTHER,
+    POSITIVE,
+    AnglE,
+    CoSENT,
+    CosineRegression,
+    InBatchSoftmax,
+    MarginMSE,
+    TeacherKL,
+    TextTargets,
+    VectorLoss,
+    at_widths,
+)
+from bothways.tasks.sentence_embedding.retrieval import retrieval
 from bothways.tasks.sentence_embedding.sts import Agreement, gold_score
 from bothways.tasks.text_encoding import EncodedTexts
-from bothways.tasks.text_examples import NOT_NAMED, TextColumns, TextExample
+from bothways.tasks.text_examples import TextColumns, TextExample
 from bothways.tasks.text_task import PromptedTask
 from bothways.text.tokenizer import Tokenizer
 
-STS = TextColumns("sentence1", "sentence2", "score")
+STS = EmbedColumns("sentence1", "sentence2", "score")
 """The columns of the Semantic Textual Similarity benchmark in GLUE."""
 
 LAST = "The last one is layers=[-1]."
@@ -75,13 +107,40 @@ class PromptTokens(Targets):
         return self
 
 
-class Embedder(TaskModel[TextExample, VectorPrediction]):
+class Embedder(VectorModule, TaskModel[TextExample, VectorPrediction]):
     """An embedding task with any model, whose heads are not used; see `TaskModel`."""
 
     task: SentenceEmbeddingTask
+    loss_name: ClassVar[str] = "vectors"
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the number of examples, by their anchors."""
+        return {self.loss_name: float(batch.target("texts", TextTargets).anchors.sum())}
+
+    def text_values(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Return the role, the key and the score of each text; see `TextTargets`."""
+        return {
+            name: torch.as_tensor(value)
+            for name, value in vars(batch.target("texts", TextTargets)).items()
+        }
+
+    def compare(
+        self, vectors: Float[Tensor, "texts width"], values: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        """Return the loss of the task over all texts but the fillers."""
+        kept = values["roles"] != FILLER
+        texts = TextTargets(
+            **{name: value[kept].to(vectors.device) for name, value in values.items()}
+        )
+        loss = self.task.loss or InBatchSoftmax()
+        return {self.loss_name: at_widths(loss, vectors[kept], texts, self.task.widths)}
 
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the vector of each sequence `(task.width)`."""
+        return list(self(batch)[:, : self.task.components].cpu().numpy())
+
+    def forward(self, batch: Batch) -> Tensor:  # type: ignore[override]  # vectors, as VectorModule
+        """Return the vector of each sequence, all components of it."""
         task = self.task
         skip = skipped(batch)
         only = one_token(batch.layout, task.pooling, skip)
@@ -93,7 +152,7 @@ class Embedder(TaskModel[TextExample, VectorPrediction]):
             # As torch.nn.functional.normalize, in three operations instead of five.
             norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
             vectors = vectors / norms.clamp_min(1e-12)
-        return list(vectors[:, : task.components].cpu().numpy())
+        return vectors
 
     def _tokens(self, hidden: Hidden) -> Tensor:
         if not hidden.layers:
@@ -147,9 +206,14 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             trained for it hold the most information (Kusupati et al. 2022). None for all.
         include_prompt: whether the tokens of a prompt are pooled; without them, [CLS] is dropped,
             too, and its position is the first token's after the prompt.
+        loss: what is minimised in fine-tuning; None for the usual one of the data's form.
+        widths: numbers of components whose vectors are trained together, such as (384, 128, 32):
+            the mean of the loss over these, for vectors that may be cut (Kusupati et al. 2022).
     """
 
+    column_table: ClassVar[Many[Column]] = COLUMNS
     aliases: ClassVar[Many[str]] = (
+        "contrastive",
         "embedding",
         "embeddings",
         "feature-extraction",
@@ -157,15 +221,16 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         "similarity",
     )
     model_class: ClassVar[type[Embedder]] = Embedder
-    metric: ClassVar[str] = "spearman"
-    metrics: ClassVar[Mapping[str, Direction]] = {"spearman": "highest", "pearson": "highest"}
 
+    columns: EmbedColumns = EmbedColumns()
     pooling: sentence_transformers.Pooling | tuple[sentence_transformers.Pooling, ...] = "mean"
     layers: tuple[int, ...] = (-1,)
     combine: Literal["mean", "concat"] = "mean"
     normalised: bool = False
     components: int | None = None
     include_prompt: bool = True
+    loss: VectorLoss | None = None
+    widths: tuple[int, ...] = ()
     kind: Literal["embed"] = "embed"
 
     def __post_init__(self) -> None:
@@ -177,8 +242,55 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             message = "must name at least one way of pooling"
             raise ConfigError(message, where="pooling", fix='The usual one is "mean".')
 
+    @property
+    def metric(self) -> str:  # type: ignore[override]  # by the data, which decides the loss
+        """The metric that selects the best weights: of pairs with a score, or of retrieval."""
+        scored = isinstance(self.loss, CoSENT | AnglE | CosineRegression | None)
+        return "spearman" if scored else f"ndcg@{PLACES}"
+
+    @property
+    def compares(self) -> bool:
+        """True if the loss compares the examples of a step, of which there must be several."""
+        return not isinstance(self.loss, CosineRegression | MarginMSE | TeacherKL)
+
+    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
+        """Return the metrics that can select weights, each with its better direction."""
+        scored = ("spearman", "pearson")
+        found = (f"ndcg@{PLACES}", f"mrr@{PLACES}", "map")
+        return dict.fromkeys(scored if self.metric in scored else found, "highest")
+
     def usual_columns(self, labelled: bool) -> TextColumns:
-        return STS if labelled and self.columns == NOT_NAMED else self.columns
+        """Return the columns to read where none are asked for."""
+        return STS if labelled and self.columns == EmbedColumns() else self.columns
+
+    def parse(self, row: Row, columns: TextColumns, where: str) -> TextExample:
+        """Return the example in these columns of a row; errors as `example`."""
+        if isinstance(columns, EmbedColumns) and (columns.text_b or columns.label):
+            return example_of(row, columns, where)
+        parsed: TextExample = super().parse(row, columns, where)
+        return parsed
+
+    def texts(self, example: TextExample) -> tuple[str, ...]:
+        """Return the texts of an example, the anchor first."""
+        return example.all_texts if isinstance(example, VectorExample) else super().texts(example)
+
+    def stratum(self, example: TextExample) -> Hashable:
+        """Return the class of a text, or the score of a pair."""
+        if example.text_b is None:
+            return example.label
+        score = number_of(example)
+        return score if math.isfinite(score) else None
+
+    def adapted(self, train: Many[TextExample]) -> SentenceEmbeddingTask:
+        """Return the task with the loss that is usual for the form of its training data."""
+        examples = [example for example in train if isinstance(example, VectorExample)]
+        if self.loss is not None:
+            return self
+        return dataclasses.replace(self, loss=loss_for(examples or plain(train)))
+
+    def check(self, train: Many[VectorExample], dev: Many[VectorExample]) -> list[Finding]:
+        """Return the problems of the examples; `dev` may be empty."""
+        return check_examples(self.loss or InBatchSoftmax(), plain(train), plain(dev))
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         return ()
@@ -188,21 +300,33 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     ) -> list[EncodedTexts]:
         """Return [CLS] A [SEP], and sequences of its own for a second text."""
         fit, results = self.fit(length), []
-        prompts = [
-            e.prompt if isinstance(e, PromptedText) else self.default_prompt for e in examples
-        ]
+        prompts = [self._prompts(example) for example in examples]
         prompt_lengths = {
-            text: len(tokenizer.encode([text])[0]) if text else 0 for text in {*prompts}
+            text: len(tokenizer.encode([text])[0]) if text else 0
+            for text in {*itertools.chain.from_iterable(prompts)}
         }
         rows = iter(
             tokenizer.encode(
-                [p + text for p, e in zip(prompts, examples, strict=True) for text in self.texts(e)]
+                [
+                    prompt + text
+                    for used, example in zip(prompts, examples, strict=True)
+                    for prompt, text in zip(used, self.texts(example), strict=True)
+                ]
             )
         )
-        for prompt, example in zip(prompts, examples, strict=True):
-            count, texts = prompt_lengths[prompt], list[EncodedExample]()
-            for ids in [next(rows) for _ in self.texts(example)]:
+        for used, example in zip(prompts, examples, strict=True):
+            texts = list[EncodedExample]()
+            targets = example.targets() if isinstance(example, VectorExample) else None
+            for number, prompt in enumerate(used):
+                ids, count = next(rows), prompt_lengths[prompt]
                 sequences, cut = fit.single(ids, tokenizer.template, count)
+                if targets is not None:
+                    sequences = [
+                        dataclasses.replace(
+                            sequence, targets={**sequence.targets, "texts": targets[number]}
+                        )
+                        for sequence in sequences
+                    ]
                 if not self.include_prompt:
                     # Without a prompt, [CLS] is pooled, too.
                     skip = count and count + len(tokenizer.template.before)
@@ -222,16 +346,48 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             results.append(EncodedTexts.of(texts))
         return results
 
+    def _prompts(self, example: TextExample) -> list[str]:
+        """Return the prompt of each text: in training, that for queries or for documents."""
+        if isinstance(example, PromptedText):
+            return [example.prompt] * len(self.texts(example))
+        if not isinstance(example, VectorExample) or example.text_b is None or example.label:
+            return [self.default_prompt] * len(self.texts(example))
+        names = ("document", "passage", "corpus")
+        of_documents = next((name for name in names if name in self.prompts), self.prompt_name)
+        of_queries = "query" if "query" in self.prompts else self.prompt_name
+        query, document = (
+            self.default_prompt if self.prompt is not None or name is None else self.prompts[name]
+            for name in (of_queries, of_documents)
+        )
+        return [query, *[document] * (len(example.all_texts) - 1)]
+
+    def training_sequences(self, encoded: EncodedExample) -> tuple[Sequence, ...]:
+        """Return a sequence for each positive: the anchor, the positive and the negatives.
+
+        Its texts do not attend to each other. Of a text that is read in windows, the first counts.
+        """
+        assert isinstance(encoded, EncodedTexts)
+        texts = [chunks[0] for chunks in encoded.by_text(encoded.sequences)]
+        roles = [int(text.target("texts", TextTargets).roles[0]) for text in texts]
+        others = [text for text, role in zip(texts, roles, strict=True) if role == OTHER]
+        positives = [[text] for text, role in zip(texts, roles, strict=True) if role == POSITIVE]
+        return tuple(_together([texts[0], *positive, *others]) for positive in positives or [[]])
+
     def score(
         self, results: Iterable[tuple[TextExample, VectorPrediction]], labels: Many[str]
     ) -> Metrics:
         """Return the correlation of cosines with scores, and "anisotropy", the mean cosine.
 
-        Memory: two numbers a pair.
+        After training on texts that belong together, or have a class, it is how well each text
+        finds the others of its kind among all texts; see `Retrieval`.
+
+        Memory: two numbers a pair; for retrieval the vectors of all texts.
 
         Raises:
             DataError: an example has one text or no numeric score; fewer than two pairs.
         """
+        if self.metric not in ("spearman", "pearson"):
+            return retrieval(results)
         agreement = Agreement()
         for example, prediction in results:
             agreement.add(gold_score(example), prediction.vectors[:, None, :])
@@ -279,6 +435,37 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             message = f"the model has layers {allowed}, not {unknown_layers[0]}"
             raise ConfigError(message, where="layers", fix=LAST)
         return Embedder(self, model, tokenizer, labels, length)
+
+
+def plain(examples: Many[TextExample]) -> list[VectorExample]:
+    """Return examples as those of training; one without other texts has its label alone."""
+    return [
+        example
+        if isinstance(example, VectorExample)
+        else VectorExample(example.text, example.text_b, example.label, example.where)
+        for example in examples
+    ]
+
+
+def _together(texts: Many[Sequence]) -> Sequence:
+    """Return one sequence of texts that do not attend to each other, with their targets."""
+    starts = [0, *itertools.accumulate(len(text) for text in texts)][:-1]
+    masks = [mask for text in texts if (mask := text.global_attention_mask) is not None]
+    return Sequence(
+        np.concatenate([text.ids for text in texts]),
+        np.concatenate([text.segments for text in texts]),
+        {
+            name: _joined_targets([text.targets[name] for text in texts], starts)
+            for name in texts[0].targets
+        },
+        tuple(len(text) for text in texts),
+        np.concatenate(masks) if masks else None,
+    )
+
+
+def _joined_targets(targets: Many[Targets], starts: Many[int]) -> Targets:
+    packed = type(targets[0]).pack(targets, starts)
+    return packed.apply(lambda tensor: tensor.numpy())  # type: ignore[arg-type, return-value]
 
 
 def skipped(batch: Batch) -> Int[Tensor, " sequences"] | None:
@@ -372,16 +559,44 @@ def sentence_config(task_model: Embedder) -> sentence_transformers.SentenceEncod
     )
 
 
+def continued(task: SentenceEmbeddingTask, folder: Path, model: Model) -> SentenceEmbeddingTask:
+    """Return the task with the settings of a folder of sentence-transformers that none were given
+    for, and add its Dense layers to the model.
+
+    Raises:
+        FolderError: the folder's settings cannot be read.
+    """
+    config = sentence_transformers.read_program_config(folder, model.config.max_positions)
+    if not isinstance(config, sentence_transformers.SentenceEncoderConfig):
+        return task
+    if (projection := sentence_transformers.read_projection(folder)) is not None:
+        model.heads[sentence_transformers.PROJECTION] = projection
+    recorded, default = sentence_encoder(config), SentenceEmbeddingTask()
+    names = ("pooling", "normalised", "include_prompt", "prompts", "prompt_name")
+    own = {
+        name: getattr(recorded, name)
+        for name in names
+        if getattr(task, name) == getattr(default, name)
+    }
+    return dataclasses.replace(task, **own)
+
+
 def save_sentence_encoder(
-    folder: str | Path, task_model: Embedder, card: Card | None = None
+    folder: str | Path,
+    task_model: Embedder,
+    card: Card | None = None,
+    record: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write a folder from which sentence-transformers computes the same vectors.
+
+    Args:
+        record: what else `bothways.json` holds, such as the settings of a run.
 
     Raises:
         ConfigError: as `sentence_config`.
         FolderError, ResourceError: as `save_model`.
     """
-    extra = {"task": configs.to_dict(task_model.task), "length": task_model.length}
+    extra = {"task": configs.to_dict(task_model.task), "length": task_model.length, **record}
     config = sentence_config(task_model)
     sentence_transformers.save_sentence_folder(
         folder, task_model.model, task_model.tokenizer, config, card=card, extra=extra

@@ -1,0 +1,256 @@
+"""Examples that sentence vectors are trained on, from the columns of a table.
+
+| columns | an example | loss by default |
+|---|---|---|
+| anchor, positive | two texts that belong together | in-batch softmax |
+| anchor, positive, negative … | and texts that do not, one or a list | in-batch softmax |
+| sentence1, sentence2, score | two texts and how similar they are | CoSENT |
+| text, label | a text and its class | supervised contrastive |
+| query, positive, negative …, scores | and a teacher's score of each document | teacher's KL |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+
+from bothways.core.errors import DataError
+from bothways.core.finding import Finding
+from bothways.tasks import columns as tables
+from bothways.tasks import text_checks
+from bothways.tasks.base import Row
+from bothways.tasks.sentence_embedding import losses
+from bothways.tasks.text_examples import LABELS, PAIRS, TEXTS, TextColumns, TextExample
+
+QUERIES = ("anchor", "query", "question")
+POSITIVES = (
+    "positive", "positives", "pos", "answer", "response", "passage", "document", "documents",
+)  # fmt: skip
+NEGATIVES = ("negative", "negatives", "neg", "hard_negative", "hard_negatives")
+SCORES = ("score", "scores", "similarity", "similarity_score", "relatedness_score")
+
+
+@dataclass(frozen=True)
+class EmbedColumns(TextColumns):
+    """The columns of texts; see `Columns`.
+
+    Attributes:
+        text: the text; the anchor of a pair, such as a query.
+        text_b: the second text, which belongs to it; a text or a list of them.
+        label: the score of a pair, the class of a text, or a list with the score of each document.
+        negatives: texts that do not belong to the anchor: columns of texts or of lists.
+    """
+
+    negatives: tuple[str, ...] | None = None
+
+
+COLUMNS = (
+    tables.Column(
+        "text", "text", (*QUERIES, *TEXTS), companion="text_b",
+        pairs=[*itertools.product((*QUERIES, "text"), POSITIVES), *PAIRS],
+    ),
+    tables.Column(
+        "negatives", "negatives", NEGATIVES, numbered=re.compile(r"(hard_)?neg(ative)?s?_?\d+"),
+        optional=True,
+    ),
+    tables.Column("label", "label", (*SCORES, *LABELS), answer=True, optional=True),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class VectorExample(TextExample):
+    """A text with the texts that it is compared with in training.
+
+    Attributes:
+        positives: further texts that belong to it, after `text_b`.
+        negatives: texts that do not.
+        scores: a teacher's score of `text_b` and of each negative.
+    """
+
+    positives: tuple[str, ...] = ()
+    negatives: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
+
+    @property
+    def all_texts(self) -> tuple[str, ...]:
+        """The anchor, its positives and its negatives."""
+        first = () if self.text_b is None else (self.text_b,)
+        return (self.text, *first, *self.positives, *self.negatives)
+
+    def targets(self) -> list[losses.TextTargets]:
+        """Return the targets of each text, in the order of `all_texts`."""
+        texts = self.all_texts
+        matching = len(texts) - len(self.negatives) - 1
+        roles = [losses.ANCHOR, *[losses.POSITIVE] * matching]
+        roles += [losses.OTHER] * len(self.negatives)
+        scores = [math.nan] * len(texts)
+        if self.scores:
+            scores[1:] = self.scores
+        elif self.text_b is not None and self.label is not None:
+            scores[1] = number_of(self)
+        # Texts of a class are compared by their class.
+        classes = self.text_b is None and self.label is not None
+        keys = [self.label or ""] if classes else texts
+        return [
+            losses.TextTargets(
+                np.array([role]), np.array([_key(key)]), np.array([score], dtype=np.float32)
+            )
+            for role, key, score in zip(roles, keys, scores, strict=True)
+        ]
+
+
+def number_of(example: TextExample) -> float:
+    """Return the score of a pair; NaN if its label is not a number."""
+    try:
+        return float(example.label if example.label is not None else "")
+    except ValueError:
+        return math.nan
+
+
+def _key(text: str) -> int:
+    """Return 64 bits of a hash, equal on every rank and in every process."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def example_of(row: Row, columns: EmbedColumns, where: str) -> VectorExample:
+    """Return the example in a row.
+
+    Raises:
+        DataError: a column is missing, or its value is not a text, a list of texts, a label or the
+            scores of the documents.
+    """
+    assert columns.text is not None
+    text = tables.text_of(row, columns.text, where)
+    positives = () if columns.text_b is None else _texts(row, columns.text_b, where)
+    if columns.text_b is not None and not positives:
+        message = f"column {columns.text_b!r} is an empty list"
+        raise DataError(message, where=where, fix="Give each anchor a text that belongs to it.")
+    negatives = tuple(
+        itertools.chain.from_iterable(_texts(row, name, where) for name in columns.negatives or ())
+    )
+    label, scores = None, tuple[float, ...]()
+    if columns.label is not None:
+        value = tables.cell_of(row, columns.label, where)
+        if isinstance(value, list | tuple):
+            scores = _scores(value, columns.label, len(positives) + len(negatives), where)
+        else:
+            # One that is absent is not none: the check of the data names its row.
+            label = tables.label_of(value, columns.label, where) or ""
+    first, rest = (positives[0], positives[1:]) if positives else (None, ())
+    return VectorExample(text, first, label, where, rest, negatives, scores)
+
+
+def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:
+    """Return the text or the list of texts in a column."""
+    value = tables.cell_of(row, column, where)
+    if not isinstance(value, list | tuple):
+        return (tables.text_of(row, column, where),)
+    for item in value:
+        if not isinstance(item, str):
+            message = f"column {column!r} holds a list with {item!r:.80}, which is not a text"
+            raise DataError(message, where=where, fix="Write texts.")
+    return tuple(value)
+
+
+def _scores(values: Many[object], column: str, documents: int, where: str) -> tuple[float, ...]:
+    numbers = [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
+    if len(numbers) != len(values):
+        message = f"column {column!r} holds a score that is not a number"
+        raise DataError(message, where=where, fix="Write finite numbers.")
+    if len(values) != documents:
+        message = f"column {column!r} holds {len(values)} scores for {documents} documents"
+        fix = "Give the positive and each negative one score, in this order."
+        raise DataError(message, where=where, fix=fix)
+    return tuple(map(float, numbers))
+
+
+def loss_for(examples: Many[VectorExample]) -> losses.VectorLoss:
+    """Return the loss that is usual for examples of this form.
+
+    Raises:
+        DataError: an example without a second text, a label or negatives.
+    """
+    first = examples[0]
+    if any(example.scores for example in examples):
+        return losses.TeacherKL()
+    if any(example.text_b is None for example in examples):
+        if first.label is None:
+            message = "has one text and no class, so there is nothing to learn"
+            fix = "Give a column with a text that belongs to it, or with its class."
+            raise DataError(message, where=first.where, fix=fix)
+        return losses.SupervisedContrastive()
+    if any(example.label is not None for example in examples):
+        return losses.CoSENT()
+    return losses.InBatchSoftmax()
+
+
+def check_examples(
+    loss: losses.VectorLoss, train: Many[VectorExample], dev: Many[VectorExample]
+) -> list[Finding]:
+    """Return the reasons why examples cannot be learned by a loss, and what looks wrong in them."""
+    rows = [*train, *dev]
+    conditions = {
+        "example(s) has|have an empty text": lambda e: not all(map(str.strip, e.all_texts))
+    }
+    findings = text_checks.check_rows(rows, conditions, severity="warning")
+    match loss:
+        case losses.SupervisedContrastive():
+            findings += text_checks.check_rows(
+                rows, {"example(s) has|have no class": lambda e: not e.label}, check="labels"
+            )
+            findings += _check_classes(train)
+        case losses.CoSENT() | losses.AnglE() | losses.CosineRegression():
+            unscored = {
+                "example(s) has|have no score": lambda e: (
+                    e.text_b is None or not math.isfinite(number_of(e))
+                )
+            }
+            findings += text_checks.check_rows(
+                rows, unscored, "Give two texts and a number.", check="labels"
+            )
+            scores = {number_of(example) for example in train}
+            if len(scores) == 1 and not findings:
+                message = f"all training pairs have the score {scores.pop():g}: there is no order"
+                findings.append(Finding("labels", "error", message, fix="Give pairs of several."))
+        case losses.MarginMSE() | losses.TeacherKL():
+            untaught = {"example(s) has|have no teacher's scores": lambda e: not e.scores}
+            several = {"example(s) has|have no negative": lambda e: not e.negatives}
+            fix = "Give a list with the score of the positive and of each negative."
+            findings += text_checks.check_rows(rows, untaught, fix, check="labels")
+            findings += text_checks.check_rows(train, several, check="labels")
+        case losses.InBatchSoftmax():
+            single = {"example(s) has|have no second text": lambda e: e.text_b is None}
+            findings += text_checks.check_rows(rows, single, "Give each anchor its positive.")
+            texts = {example.text_b for example in train}
+            if len(train) > 1 and len(texts) == 1:
+                message = "all training examples have the same second text: nothing is a negative"
+                findings.append(Finding("pairs", "error", message, fix="Give different texts."))
+    if len(train) == 1:
+        message = "there is one training example, and nothing to compare it with"
+        findings.append(Finding("pairs", "error", message, fix="Give more examples."))
+    return findings
+
+
+def _check_classes(train: Many[VectorExample]) -> list[Finding]:
+    counts: dict[str | None, int] = {}
+    for example in train:
+        counts[example.label] = counts.get(example.label, 0) + 1
+    alone = [label for label, count in counts.items() if count == 1]
+    if len(counts) == 1:
+        message = f"all training texts have the class {next(iter(counts))!r}"
+        return [Finding("labels", "error", message, fix="Give texts of several classes.")]
+    if len(alone) == len(counts):
+        message = "each class has one text, and texts of a class are compared"
+        return [Finding("labels", "error", message, fix="Give two texts of a class, or more.")]
+    if alone:
+        names = ", ".join(map(repr, alone[:5]))
+        message = f"classes with one text add nothing: {names}"
+        return [Finding("labels", "warning", message)]
+    return []

@@ -1,0 +1,335 @@
+"""Losses of sentence vectors: they compare the vectors of all texts of a step.
+
+A loss is a value; `loss(vectors, texts)` returns the sum over the examples of a step. Vectors are
+compared in fp32, whatever the model computes in: in bf16, scores that differ would tie.
+
+| loss | an example | formula, with s the cosine of two vectors |
+|---|---|---|
+| InBatchSoftmax | anchor, positive, negatives … | −log softmax over documents d of s(q, d)/T |
+| CoSENT | two texts, score | log(1 + Σ exp((s_i − s_j)/T)) over pairs with y_i < y_j |
+| AnglE | two texts, score | CoSENT of the angle between halves of the vectors |
+| CosineRegression | two texts, score | (s − y)² |
+| SupervisedContrastive | text, class | −mean over the class of log softmax of s/T |
+| MarginMSE | query, documents, teacher's scores | (margin of the dot products − the teacher's)² |
+| TeacherKL | query, documents, teacher's scores | KL(softmax(t/T) ‖ softmax(s/T)) · T² |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from bothways.core.errors import ConfigError
+from bothways.core.targets import Targets
+
+ANCHOR, POSITIVE, OTHER, FILLER = 0, 1, 2, -1
+
+
+@dataclass(frozen=True)
+class TextTargets(Targets):
+    """What a loss knows of each text of an example, the anchor first; `(texts)` each.
+
+    Attributes:
+        roles: ANCHOR, POSITIVE or OTHER; FILLER for texts that carry no weight.
+        keys: equal for texts of one content, by which right documents of other queries are
+            recognised; for texts with a class, that of the class.
+        scores: the score of a pair at its second text, or a teacher's score of each document;
+            NaN for none.
+    """
+
+    roles: NDArray[np.int64] | Tensor
+    keys: NDArray[np.int64] | Tensor
+    scores: NDArray[np.float32] | Tensor
+
+    def without_weight(self) -> TextTargets:
+        """Return the same texts as fillers."""
+        return dataclasses.replace(self, roles=np.full_like(self.roles, FILLER))
+
+    @property
+    def examples(self) -> Int[Tensor, " texts"]:
+        """The index of the example of each text."""
+        return (torch.as_tensor(self.roles) == ANCHOR).cumsum(0) - 1
+
+    @property
+    def anchors(self) -> Bool[Tensor, " texts"]:
+        """True for the first text of each example."""
+        return torch.as_tensor(self.roles) == ANCHOR
+
+
+def unit(vectors: Float[Tensor, "texts width"]) -> Float[Tensor, "texts width"]:
+    """Return the vectors at length 1."""
+    return functional.normalize(vectors, dim=-1)
+
+
+@dataclass(frozen=True)
+class InBatchSoftmax:
+    """Cross-entropy of the positive among all documents of the step (InfoNCE, van den Oord 2018).
+
+    The negatives of all examples are candidates of each query. A candidate that is a positive of
+    the same query elsewhere in the step is dropped: by its text, since dropout makes the vectors
+    of equal texts differ.
+
+    Attributes:
+        temperature: T in exp(s/T).
+        directions: "query" ranks the documents for each query; "both" also the queries for each
+            positive, and takes the mean; "all" puts queries and documents of both sides into one
+            softmax (GTE, Li et al. 2023).
+        margin: candidates with s > s(positive) − margin are dropped as likely positives; None
+            keeps them.
+    """
+
+    temperature: float = 0.05
+    directions: Literal["query", "both", "all"] = "query"
+    margin: float | None = None
+    kind: Literal["softmax"] = "softmax"
+
+    def __post_init__(self) -> None:
+        _require_positive(temperature=self.temperature)
+
+    def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
+        """Return the sum over queries."""
+        keys, anchors = torch.as_tensor(texts.keys), texts.anchors
+        units = unit(vectors)
+        queries, documents = units[anchors], units[~anchors]
+        document_keys, query_keys = keys[~anchors], keys[anchors]
+        own, rows = texts.examples[~anchors], torch.arange(len(queries), device=keys.device)
+        # positives[i] is the column of the positive of query i
+        positives = (torch.as_tensor(texts.roles)[~anchors] == POSITIVE).nonzero()[:, 0]
+        same_query = query_keys[:, None] == query_keys
+        # matches[i, j]: document j has the text of the positive of query i
+        matches = document_keys[positives][:, None] == document_keys
+        right = same_query.float() @ matches.float() > 0
+
+        forward = queries @ documents.T
+        of_positive = forward[rows, positives]
+        dropped = right
+        if self.margin is not None:
+            dropped = dropped | (forward.detach() > of_positive.detach()[:, None] - self.margin)
+        dropped = dropped.index_put((rows, positives), torch.zeros_like(rows, dtype=torch.bool))
+        sides = [_logits(forward, dropped, self.temperature)]
+        if self.directions != "query":
+            backward = queries @ documents[positives].T  # (queries, positives)
+            wrong = right[:, positives].fill_diagonal_(False)
+            sides.append(_logits(backward.T, wrong.T, self.temperature))
+        if self.directions == "all":
+            among_queries = _logits(queries @ queries.T, same_query, self.temperature)
+            related = (own == rows[:, None]) | right
+            among_documents = documents[positives] @ documents.T
+            sides += [among_queries, _logits(among_documents, related, self.temperature)]
+            normaliser = torch.cat(sides, dim=1).logsumexp(1)
+        else:
+            normaliser = torch.stack([side.logsumexp(1) for side in sides]).mean(0)
+        return (normaliser - of_positive / self.temperature).sum()
+
+
+@dataclass(frozen=True)
+class CoSENT:
+    """Order of the cosines of pairs as that of their scores (Huang et al. 2024).
+
+    It is a number for all pairs of a step, which is weighted as their mean.
+
+    Attributes:
+        temperature: T in exp((s_i − s_j)/T).
+    """
+
+    temperature: float = 0.05
+    kind: Literal["cosent"] = "cosent"
+
+    def __post_init__(self) -> None:
+        _require_positive(temperature=self.temperature)
+
+    def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
+        """Return the loss, times the number of pairs."""
+        first, second, scores = _pairs(unit(vectors), texts)
+        return _ordered((first * second).sum(-1) / self.temperature, scores)
+
+
+@dataclass(frozen=True)
+class AnglE:
+    """CoSENT of |cos + sin|, which has a gradient where the cosine is flat (Li and Li 2024).
+
+    The halves of a vector are the real and the imaginary part. The order of the two texts matters.
+
+    Attributes:
+        temperature: as in CoSENT.
+    """
+
+    temperature: float = 0.05
+    kind: Literal["angle"] = "angle"
+
+    def __post_init__(self) -> None:
+        _require_positive(temperature=self.temperature)
+
+    def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
+        """Return the loss, times the number of pairs."""
+        odd = vectors.shape[-1] % 2
+        first, second, scores = _pairs(unit(functional.pad(vectors, (0, odd))), texts)
+        real, imaginary = first.chunk(2, dim=-1)
+        other_real, other_imaginary = second.chunk(2, dim=-1)
+        cosines = (first * second).sum(-1)
+        sines = (imaginary * other_real - real * other_imaginary).sum(-1)
+        return _ordered((cosines + sines).abs() / self.temperature, scores)
+
+
+@dataclass(frozen=True)
+class CosineRegression:
+    """The squared difference of the cosine and the score, which is a number from −1 to 1."""
+
+    kind: Literal["cosine"] = "cosine"
+
+    def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
+        """Return the sum over pairs."""
+        first, second, scores = _pairs(unit(vectors), texts)
+        return ((first * second).sum(-1) - scores).square().sum()
+
+
+@dataclass(frozen=True)
+class SupervisedContrastive:
+    """Texts of a class against all others: the mean of logs (Khosla et al. 2020, equation 2).
+
+    Attributes:
+        temperature: T in exp(s/T).
+    """
+
+    temperature: float = 0.07
+    kind: Literal["classes"] = "classes"
+
+    def __post_init__(self) -> None:
+        _require_positive(temperature=self.temperature)
+
+    def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
+        """Return the sum over texts; one that is alone in its class in the step adds nothing."""
+        units, keys = unit(vectors), torch.as_tensor(texts.keys)
+        itself = torch.eye(len(keys), dtype=torch.bool, device=keys.device)
+        logits = _logits(units @ units.T, itself, self.temperature)
+        alike = (keys[:, None] == keys) & ~itself
+        logs = (logits - logits.logsumexp(1, keepdim=True)).masked_fill(~alike, 0.0)
+        return -(logs.sum(1) / alike.sum(1).clamp_min(1)).sum()
+
+
+@dataclass(frozen=True)
+class MarginMSE:
+    """The margins of a cross-encoder between positive and negatives (Hofstätter et al. 2020).
+
+    Scores are dot products of the vectors: those of unit length cannot reach a teacher's logits.
+    """
+
+    kind: Literal["margin_mse"] = "margin_mse"
+
+    def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
+        """Return the sum over queries of the mean over their negatives."""
+        scores, owners, roles, teacher = _documents(vectors, texts)
+        positive = roles == POSITIVE
+        # The positive of the query of each negative; queries are numbered from 0 in order.
+        at = owners[~positive]
+        margins = scores[positive][at] - scores[~positive]
+        wanted = teacher[positive][at] - teacher[~positive]
+        return _mean_by_query((margins - wanted).square(), at, int(positive.sum())).sum()
+
+
+@dataclass(frozen=True)
+class TeacherKL:
+    """The distribution of a cross-encoder over the documents of a query.
+
+    Attributes:
+        temperature: T for both; the loss is multiplied by T² (Hinton et al. 2015).
+    """
+
+    temperature: float = 1.0
+    kind: Literal["kl"] = "kl"
+
+    def __post_init__(self) -> None:
+        _require_positive(temperature=self.temperature)
+
+    def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
+        """Return the sum over queries."""
+        scores, owners, _, teacher = _documents(vectors, texts)
+        counts = owners.bincount().tolist()
+        total = scores.new_zeros(())
+        for ours, theirs in zip(scores.split(counts), teacher.split(counts), strict=True):
+            log_p = (theirs / self.temperature).log_softmax(0)
+            log_q = (ours / self.temperature).log_softmax(0)
+            total = total + (log_p.exp() * (log_p - log_q)).sum()
+        return total * self.temperature**2
+
+
+VectorLoss = (
+    InBatchSoftmax
+    | CoSENT
+    | AnglE
+    | CosineRegression
+    | SupervisedContrastive
+    | MarginMSE
+    | TeacherKL
+)
+
+
+def at_widths(
+    loss: VectorLoss,
+    vectors: Float[Tensor, "texts width"],
+    texts: TextTargets,
+    widths: tuple[int, ...],
+) -> Tensor:
+    """Return the mean of a loss over the first components of vectors (Kusupati et al. 2022).
+
+    Args:
+        widths: the numbers of components; none for all components.
+    """
+    chosen = [min(width, vectors.shape[-1]) for width in widths] or [vectors.shape[-1]]
+    return torch.stack([loss(vectors[:, :width], texts) for width in chosen]).mean()
+
+
+def _logits(
+    similarities: Float[Tensor, "rows columns"], dropped: Bool[Tensor, "rows columns"], t: float
+) -> Float[Tensor, "rows columns"]:
+    return (similarities / t).masked_fill(dropped, -torch.inf)
+
+
+def _pairs(vectors: Tensor, texts: TextTargets) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the vectors of the first and of the second texts, and the scores of the pairs."""
+    second = ~texts.anchors
+    return vectors[texts.anchors], vectors[second], torch.as_tensor(texts.scores)[second]
+
+
+def _documents(vectors: Tensor, texts: TextTargets) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return for each document its dot product with its query, the query, its role and score."""
+    document = ~texts.anchors
+    owners = texts.examples[document]
+    scores = (vectors[texts.anchors][owners] * vectors[document]).sum(-1)
+    roles, teacher = torch.as_tensor(texts.roles), torch.as_tensor(texts.scores)
+    return scores, owners, roles[document], teacher[document]
+
+
+def _ordered(
+    similarities: Float[Tensor, " pairs"], scores: Float[Tensor, " pairs"]
+) -> Float[Tensor, ""]:
+    """Return n · log(1 + Σ exp(s_i − s_j)) over pairs with y_i < y_j, in n log n operations."""
+    scores, order = scores.sort()
+    similarities = similarities[order]
+    # later[k] = log Σ_{j ≥ k} exp(−s_j); ties in y are no pairs, so i begins behind its equals
+    later = (-similarities.flip(0)).logcumsumexp(0).flip(0)
+    later = torch.cat([later, later.new_full((1,), -torch.inf)])
+    above = torch.searchsorted(scores, scores, right=True)
+    terms = torch.cat([similarities.new_zeros(1), similarities + later[above]])
+    return len(scores) * terms.logsumexp(0)
+
+
+def _mean_by_query(
+    values: Float[Tensor, " negatives"], queries: Int[Tensor, " negatives"], count: int
+) -> Float[Tensor, " queries"]:
+    totals = values.new_zeros(count).index_add(0, queries, values)
+    return totals / queries.bincount(minlength=count).clamp_min(1)
+
+
+def _require_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigError(f"must be above 0, not {value:g}", where=name)

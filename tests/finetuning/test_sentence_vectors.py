@@ -1,0 +1,270 @@
+"""Fine-tuning of sentence vectors: exact gradients of large steps, each form of data, folders that others open."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import bothways
+from bothways.core.batch import pack
+from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.hub.model_folder import load_model
+from bothways.tasks.sentence_embedding.losses import InBatchSoftmax, TeacherKL, VectorLoss
+from bothways.tasks.sentence_embedding.retrieval import retrieval
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.training.parallel import Single
+from bothways.training.vector_step import VectorStep
+from toy_folder import BAD, FILLERS, GOOD, make_folder
+
+FAST: dict[str, Any] = {"device": "cpu", "lr": 3e-3, "batch": 16, "length": 16}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("place") / "bert")
+
+
+def sentence(draw: random.Random, word: str) -> str:
+    words = [word, *draw.choices(FILLERS[:-1], k=draw.randrange(1, 6))]
+    draw.shuffle(words)
+    return " ".join(words)
+
+
+def pairs(count: int, seed: int) -> list[dict[str, Any]]:
+    """Return two sentences with one of six words."""
+    draw = random.Random(seed)
+    words = draw.choices(GOOD + BAD, k=count)
+    return [{"anchor": sentence(draw, w), "positive": sentence(draw, w)} for w in words]
+
+
+def scored(count: int, seed: int) -> list[dict[str, Any]]:
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        first, second = draw.choice(GOOD + BAD), draw.choice(GOOD + BAD)
+        score = 5.0 if first == second else 2.0 if (first in GOOD) == (second in GOOD) else 0.0
+        rows.append(
+            {
+                "sentence1": sentence(draw, first),
+                "sentence2": sentence(draw, second),
+                "score": score,
+            }
+        )
+    return rows
+
+
+def classes(count: int, seed: int) -> list[dict[str, Any]]:
+    draw = random.Random(seed)
+    words = draw.choices(GOOD + BAD, k=count)
+    return [{"text": sentence(draw, word), "label": word} for word in words]
+
+
+def with_negatives(count: int, seed: int) -> list[dict[str, Any]]:
+    draw, rows = random.Random(seed), pairs(count, seed)
+    negatives = pairs(2 * count, seed + 1)
+    for number, row in enumerate(rows):
+        row["negative"] = [
+            negatives[number + k * count]["anchor"] for k in range(draw.randrange(3))
+        ]
+    return rows
+
+
+def taught(count: int, seed: int) -> list[dict[str, Any]]:
+    rows = with_negatives(count, seed)
+    for row in rows:
+        row["negative"] = [*row["negative"], "the film"]
+        row["scores"] = [9.0, *(-3.0 for _ in row["negative"])]
+    return rows
+
+
+FORMS: dict[str, Any] = {
+    "pairs": (pairs, "softmax", "ndcg@10"),
+    "negatives": (with_negatives, "softmax", "ndcg@10"),
+    "scores": (scored, "cosent", "spearman"),
+    "classes": (classes, "classes", "ndcg@10"),
+    "teacher": (taught, "kl", "ndcg@10"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_data_is_learned_and_saved(form: str, model: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    make, loss, metric = FORMS[form]
+    dev = make(60, 1)
+    result = bothways.finetune(model, make(96, 0), dev, "embed", epochs=6, **FAST)
+    untrained = bothways.load(model, "embed", device="cpu", loss={"kind": loss})
+    before = untrained.evaluate(dev)[metric]
+    assert result.task_model.task.loss.kind == loss
+    assert result.metrics[metric] > max(1.5 * before, before + 0.05)
+    folder = result.save(tmp_path / "saved")
+    texts = ["good film", "awful play in rain", "men"]
+    vectors = bothways.load(folder, device="cpu").encode(texts)
+    found = SentenceTransformer(str(folder), device="cpu").encode(texts)
+    np.testing.assert_allclose(vectors, found, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [InBatchSoftmax(directions="all"), None])
+@pytest.mark.parametrize("tokens", [1, 40, 100])
+def test_gradients_of_microbatches_are_those_of_one_graph(
+    model: Path, loss: VectorLoss | None, tokens: int
+) -> None:
+    """With dropout: both draw the same in each microbatch."""
+    opened = load_model(model)
+    task = SentenceEmbeddingTask(loss=loss or InBatchSoftmax(), widths=() if loss else (32, 8))
+    bound = task.bind(opened.model.double(), opened.tokenizer(), (), 16).train()
+    examples = [task.example(row) for row in with_negatives(9, 3)]
+    sequences = [
+        sequence for item in bound.encode(examples) for sequence in task.training_sequences(item)
+    ]
+    batches, size = [[sequences[0]]], len(sequences[0])
+    for sequence in sequences[1:]:
+        size += len(sequence)
+        if size > tokens:
+            batches.append([])
+            size = len(sequence)
+        batches[-1].append(sequence)
+    microbatches = [pack(batch) for batch in batches]
+    weights = [bound.weights(batch) for batch in microbatches]
+    total = {"vectors": float(len(sequences))}
+
+    torch.manual_seed(5)
+    step = VectorStep(
+        bound, bound, microbatches, weights, total, Single(), contextlib.nullcontext()
+    )
+    shown = 0.0
+    for number in range(len(microbatches)):
+        share, losses = step(number)
+        share.backward()
+        shown += float(losses["vectors"].total.detach())
+    gradients = {name: p.grad.clone() for name, p in bound.named_parameters() if p.grad is not None}
+    bound.zero_grad()
+
+    torch.manual_seed(5)
+    vectors = torch.cat([bound(batch) for batch in microbatches])
+    values = [bound.text_values(batch) for batch in microbatches]
+    joined = {name: torch.cat([each[name] for each in values]) for name in values[0]}
+    expected = bound.compare(vectors, joined)["vectors"]
+    (expected / total["vectors"]).backward()
+    assert shown == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert gradients
+    for name, parameter in bound.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_two_ranks_compare_the_texts_of_both(tmp_path: Path) -> None:
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    base = str(make_folder(tmp_path / "bert", **quiet))
+    options = {**FAST, "until": "3 steps", "lr": 1e-3}
+    alone = bothways.finetune(base, pairs(64, 0), None, "embed", **options)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in pairs(64, 0)))
+    (tmp_path / "ranks.py").write_text(
+        "import sys, bothways\n"
+        f"bothways.finetune({base!r}, {str(rows)!r}, None, 'embed', out=sys.argv[1], **{options!r})\n"
+    )
+    subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+            f"--master-port={port}", str(tmp_path / "ranks.py"), str(tmp_path / "two"),
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=200,
+        check=True,
+    )  # fmt: skip
+    shared = load_model(tmp_path / "two" / "model").model.state_dict()
+    for name, tensor in alone.task_model.model.state_dict().items():
+        if not name.endswith("qkv.bias") and name in shared:
+            torch.testing.assert_close(tensor, shared[name], atol=5e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"text": "good film"}] * 4, "nothing to learn"),
+        ([{"anchor": f"film {n}", "positive": "rain"} for n in range(4)], "same second text"),
+        ([{"text": f"film {n}", "label": str(n)} for n in range(4)], "one text"),
+        ([{"text": f"film {n}", "label": "a"} for n in range(4)], "have the class"),
+        (scored(4, 0)[:1] * 4, "no order"),
+        (pairs(1, 0), "one training example"),
+        ([{**row, "score": float("nan")} for row in scored(4, 0)], "score"),
+        ([{**row, "scores": [1.0]} for row in taught(4, 0)], "scores for"),
+    ],
+)
+def test_data_that_cannot_be_learned_is_refused(rows: Any, words: str, model: Path) -> None:
+    with pytest.raises(BothwaysError, match=words):
+        bothways.finetune(model, rows, None, "embed", epochs=1, **FAST)
+
+
+def test_a_batch_of_one_has_nothing_to_compare(model: Path) -> None:
+    with pytest.raises(ConfigError, match="has one") as caught:
+        bothways.finetune(model, pairs(8, 0), None, "embed", **{**FAST, "batch": 1})
+    assert caught.value.where == "batch.n"
+    bothways.finetune(
+        model,
+        taught(8, 0),
+        None,
+        SentenceEmbeddingTask(loss=TeacherKL()),
+        until="1 steps",
+        **{**FAST, "batch": 1},
+    )  # compares the documents of an example
+
+
+def test_prompts_go_by_the_side_of_a_text(model: Path) -> None:
+    opened = load_model(model)
+    prompts = {"query": "good ", "document": "bad "}
+    task = SentenceEmbeddingTask(prompts=prompts)
+    bound = task.bind(opened.model, opened.tokenizer(), (), 16)
+    (encoded,) = bound.encode(
+        [task.example({"query": "film", "positive": "rain", "negative": "men"})]
+    )
+    tokenizer = opened.tokenizer()
+    expected = [
+        tokenizer.encode([text])[0].tolist() for text in ("good film", "bad rain", "bad men")
+    ]
+    assert [sequence.ids[1:-1].tolist() for sequence in encoded.sequences] == expected
+
+
+def test_retrieval_is_that_of_scikit_learn(model: Path) -> None:
+    from sklearn.metrics import ndcg_score
+
+    load_model(model)
+    task = SentenceEmbeddingTask(loss=InBatchSoftmax())
+    predictor = bothways.load(model, task="embed", device="cpu")
+    rows = with_negatives(20, 7)
+    examples = [task.example(row) for row in rows]
+    found = retrieval((example, predictor(example)) for example in examples)
+    texts = list(dict.fromkeys(text for example in examples for text in example.all_texts[1:]))
+    queries = list(dict.fromkeys(example.text for example in examples))
+    vectors = {text: predictor(text).vectors[0] for text in {*texts, *queries}}
+    unit = {text: vector / np.linalg.norm(vector) for text, vector in vectors.items()}
+    right = {query: {e.text_b for e in examples if e.text == query} for query in queries}
+    labels = [[float(text in right[query]) for text in texts] for query in queries]
+    scores = [[float(unit[query] @ unit[text]) for text in texts] for query in queries]
+    assert found["ndcg@10"] == pytest.approx(ndcg_score(labels, scores, k=10), abs=1e-6)
+
+
+def test_columns_are_found_by_their_names() -> None:
+    task = SentenceEmbeddingTask()
+    row = {"query": "a", "pos": ["b", "c"], "neg": ["d"]}
+    example = task.example(row)
+    assert example.all_texts == ("a", "b", "c", "d")
+    several = task.example({"anchor": "a", "positive": "b", "negative_2": "d", "negative_1": "c"})
+    assert several.negatives == ("c", "d")
+    with pytest.raises(DataError, match="empty list"):
+        task.example({"query": "a", "pos": [], "neg": ["d"]})

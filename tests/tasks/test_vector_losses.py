@@ -1,0 +1,188 @@
+"""Losses of sentence vectors: equal to sentence-transformers, to formulas in float64, and to pins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers.sentence_transformer import losses as peers
+from torch import Tensor
+
+from bothways.core.errors import ConfigError
+from bothways.tasks.sentence_embedding.losses import (
+    ANCHOR,
+    FILLER,
+    OTHER,
+    POSITIVE,
+    AnglE,
+    CoSENT,
+    CosineRegression,
+    InBatchSoftmax,
+    MarginMSE,
+    SupervisedContrastive,
+    TeacherKL,
+    TextTargets,
+    VectorLoss,
+    at_widths,
+)
+
+WIDTH = 7  # odd: AnglE pads it
+GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
+
+
+def grouped(examples: int, documents: int, scores: Tensor | None = None) -> TextTargets:
+    """Return the targets of examples with an anchor and equally many documents, all texts distinct."""
+    roles = [ANCHOR, POSITIVE, *[OTHER] * (documents - 1)] * examples
+    values = torch.full((examples, documents + 1), torch.nan, dtype=torch.float64)
+    if scores is not None:
+        values[:, 1:] = scores.reshape(examples, -1)
+    return TextTargets(torch.tensor(roles), torch.arange(len(roles)), values.flatten())
+
+
+def drawn(texts: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(texts, WIDTH, generator=generator, dtype=torch.float64)
+    return (x + 0.5).requires_grad_()
+
+
+def peer_of(make: Callable[..., Any], columns: list[Tensor], labels: Tensor | None) -> Tensor:
+    loss = make(torch.nn.Identity())
+    return loss.compute_loss_from_embeddings(columns, labels)  # type: ignore[no-any-return]
+
+
+SCORES = torch.tensor([0.1, 0.9, 0.4, 0.4, 0.0, 0.7], dtype=torch.float64)
+CASES: dict[str, tuple[VectorLoss, int, Callable[[Any], Any], Tensor | None]] = {
+    "softmax": (InBatchSoftmax(), 1, peers.MultipleNegativesRankingLoss, None),
+    "softmax with negatives": (
+        InBatchSoftmax(0.2), 3,
+        lambda model: peers.MultipleNegativesRankingLoss(model, scale=5.0), None,
+    ),
+    "both": (
+        InBatchSoftmax(0.1, "both"), 2,
+        lambda model: peers.MultipleNegativesRankingLoss(
+            model, 10.0, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
+        ), None,
+    ),
+    "all": (
+        InBatchSoftmax(0.1, "all"), 2,
+        lambda model: peers.MultipleNegativesRankingLoss(model, 10.0, directions=GTE), None,
+    ),
+    "cosent": (CoSENT(), 1, peers.CoSENTLoss, SCORES),
+    "angle": (AnglE(), 1, peers.AnglELoss, SCORES),
+    "margins": (MarginMSE(), 3, peers.MarginMSELoss, torch.randn(18, dtype=torch.float64)),
+    "kl": (
+        TeacherKL(0.5), 3,
+        lambda model: peers.DistillKLDivLoss(model, temperature=0.5),
+        torch.randn(18, dtype=torch.float64),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_and_gradients_equal_those_of_sentence_transformers(name: str) -> None:
+    loss, documents, make, scores = CASES[name]
+    x = drawn(6 * (documents + 1), seed=len(name))
+    texts = grouped(6, documents, scores)
+    ours = loss(x, texts) / 6
+    (gradient,) = torch.autograd.grad(ours, x)
+    columns = list(x.view(6, documents + 1, WIDTH).unbind(1))
+    labels = None if scores is None else scores.reshape(6, -1).squeeze(1)
+    theirs = peer_of(make, columns, labels)
+    (expected,) = torch.autograd.grad(theirs, x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)  # they compute in fp32
+    torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_regression_is_the_mean_squared_error() -> None:
+    x = drawn(12, 3)
+    cosines = torch.cosine_similarity(x[::2], x[1::2])
+    expected = (cosines - SCORES).square().sum()
+    torch.testing.assert_close(CosineRegression()(x, grouped(6, 1, SCORES)), expected)
+
+
+def test_classes_are_the_formula_of_the_paper() -> None:
+    x, classes = drawn(7, 4), [5, 5, 2, 2, 2, 9, 5]
+    texts = TextTargets(torch.zeros(7).long(), torch.tensor(classes), torch.full((7,), torch.nan))
+    z, expected = torch.nn.functional.normalize(x), 0.0
+    for i in range(7):
+        others = [a for a in range(7) if a != i]
+        positives = [p for p in others if classes[p] == classes[i]]
+        normaliser = torch.logsumexp(torch.stack([z[i] @ z[a] / 0.07 for a in others]), 0)
+        for p in positives:
+            expected -= (z[i] @ z[p] / 0.07 - normaliser) / len(positives)
+    torch.testing.assert_close(SupervisedContrastive()(x, texts), expected)
+    alone = TextTargets(torch.zeros(2).long(), torch.arange(2), torch.full((2,), torch.nan))
+    assert float(SupervisedContrastive()(drawn(2, 1), alone).detach()) == 0.0
+
+
+@pytest.mark.parametrize(("cosines", "loss"), [((0.9, 0.1), 1.171101), ((0.1, 0.9), 0.371101)])
+def test_cosent_of_two_pairs(cosines: tuple[float, float], loss: float) -> None:
+    first = torch.tensor([[1.0, 0.0]]).repeat(2, 1)
+    second = torch.tensor([[c, (1 - c * c) ** 0.5] for c in cosines])
+    x = torch.stack([first, second], 1).flatten(0, 1)
+    value = CoSENT(1.0)(x, grouped(2, 1, torch.tensor([0.0, 1.0])).apply(lambda t: t))
+    assert float(value) / 2 == pytest.approx(loss, abs=1e-6)
+
+
+@pytest.mark.parametrize("directions", ["query", "both", "all"])
+def test_right_documents_of_a_query_are_no_negatives(directions: Any) -> None:
+    """Queries 0 and 2 are one text; documents 1 and 3 are one text."""
+    x = drawn(8, 6)
+    keys = torch.tensor([7, 20, 1, 21, 7, 22, 3, 21])
+    texts = TextTargets(torch.tensor([0, 1] * 4), keys, torch.full((8,), torch.nan))
+    total = InBatchSoftmax(0.1, directions)(x, texts)
+    z = torch.nn.functional.normalize(x)
+    q, d = z[::2], z[1::2]
+    right = {0: {0, 2}, 1: {1, 3}, 2: {0, 2}, 3: {1, 3}}  # documents by query
+    queries_of = {0: {0, 2}, 1: {1, 3}, 2: {0, 2}, 3: {1, 3}}  # by document
+    expected = torch.zeros((), dtype=torch.float64)
+    for i in range(4):
+        forward = [q[i] @ d[j] for j in range(4) if j == i or j not in right[i]]
+        backward = [q[j] @ d[i] for j in range(4) if j == i or j not in queries_of[i]]
+        same_query = {0: {0, 2}, 1: {1}, 2: {0, 2}, 3: {3}}
+        queries = [q[i] @ q[j] for j in range(4) if j not in same_query[i]]
+        documents = [d[i] @ d[j] for j in range(4) if j != i and j not in right[i]]
+        logits = [torch.stack(side) / 0.1 for side in (forward, backward, queries, documents)]
+        match directions:
+            case "query":
+                normaliser = logits[0].logsumexp(0)
+            case "both":
+                normaliser = (logits[0].logsumexp(0) + logits[1].logsumexp(0)) / 2
+            case _:
+                normaliser = torch.cat(logits).logsumexp(0)
+        expected = expected + normaliser - q[i] @ d[i] / 0.1
+    torch.testing.assert_close(total, expected)
+
+
+def test_candidates_within_the_margin_of_the_positive_are_dropped() -> None:
+    x, texts = drawn(10, 8), grouped(5, 1)
+    z = torch.nn.functional.normalize(x)
+    similarities = z[::2] @ z[1::2].T
+    expected = torch.zeros((), dtype=torch.float64)
+    for i, row in enumerate(similarities):
+        kept = [row[j] for j in range(5) if j == i or row[j] <= row[i] - 0.1]
+        expected = expected + torch.stack(kept).div(0.05).logsumexp(0) - row[i] / 0.05
+    torch.testing.assert_close(InBatchSoftmax(margin=0.1)(x, texts), expected)
+
+
+def test_widths_are_a_mean_and_fillers_are_dropped() -> None:
+    x, texts = drawn(12, 9), grouped(6, 1)
+    loss = InBatchSoftmax()
+    expected = (loss(x[:, :3], texts) + loss(x, texts)) / 2
+    torch.testing.assert_close(at_widths(loss, x, texts, (3, WIDTH)), expected)
+    assert at_widths(loss, x, texts, ()) == loss(x, texts)
+    filler = TextTargets(
+        *np.array([[0, 1], [1, 2]]), np.zeros(2, dtype=np.float32)
+    ).without_weight()
+    assert filler.roles.tolist() == [FILLER, FILLER]
+
+
+@pytest.mark.parametrize("make", [InBatchSoftmax, CoSENT, AnglE, SupervisedContrastive, TeacherKL])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_temperatures_are_above_0(make: Any, value: float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(temperature=value)
+    assert caught.value.where == "temperature"
