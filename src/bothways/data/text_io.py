@@ -44,6 +44,9 @@ _CONVERT = (
     "Convert it from its encoding, such as: iconv -f LATIN1 -t UTF-8; Chinese text is usually in "
     "GB18030, which includes GBK, or in BIG5."
 )
+_NULS = 0.1
+"""The share of NUL characters in a line, beyond three, above which it is not text; fewer are left
+out with a warning."""
 _HEAD = 8192
 _BLOCK = 1 << 17
 # Bytes that are decompressed at once: a few can expand to 128 KiB (zstd), a thousand to one (gzip),
@@ -341,6 +344,8 @@ def decode_lines(
             raise DataError(message, where=f"{name}:{number}", fix=_CONVERT) from error
         text = text.lstrip("\ufeff")  # also on later lines, where files were joined
         if "\0" in text:
+            if text.count("\0") > 3 + _NULS * len(text):
+                _check_head(f"{name}:{number}", line[:_HEAD])
             nuls, first_nul = nuls + text.count("\0"), first_nul or number
             text = text.replace("\0", "")
         if number == 1:
