@@ -31,6 +31,7 @@ ELSEWHERE = {
     r"^bothways convert (uncased|chinese|electra)": "tests/hub/test_tensorflow.py has the files",
     r"roberta-base|bigbird": "tests/pretraining/test_adapt.py has a model",
     r"--blimp": "tests/tasks has the files of BLiMP",
+    r"^bothways inspect-step": "test_pseudo_terminal.py has the run",
     r"--config run/config.toml": "needs the run of the line before",
     r"^bothways reproduce": "tests/lab/paper has the data",
     r"sst-onnx|films-onnx|^bothways export": "test_tutorial.py exports and reads the graphs",

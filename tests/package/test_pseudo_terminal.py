@@ -49,6 +49,7 @@ SLOW = {
     "features": "features bert words.conll --dev words.conll --layers last",
     "convert": "convert bert --out OUT --vocabulary words.txt",
     "export": "export classifier --out OUT",
+    "inspect-step": "inspect-step run 2 corpus",
     "plan": "plan bert-tiny --tokens 1e4 --hardware h100 --json",
     "reproduce pretraining": "reproduce pretraining bert-5 --text text.txt --data glue --dry-run "
     "--tasks CoLA --budget '10 minutes'",

@@ -69,7 +69,7 @@ def test_a_rank_that_hangs_says_what_it_was_doing_and_ends(tmp_path: Path) -> No
     assert exit_code(hang, tmp_path / "errors") == ENDED_BY_WATCHDOG
     errors = (tmp_path / "errors").read_text()
     assert "step 5: rank 3 has been reading its batch for more than 0.2 seconds" in errors
-    assert "Continue with" in errors
+    assert "bothways inspect-step RUN 5;" in errors
     assert "Current thread" in errors or "Thread" in errors
 
 

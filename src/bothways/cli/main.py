@@ -65,7 +65,7 @@ app.command(reproduce)
 _COMMANDS = {
     "convert": ("convert",),
     "export": ("export",),
-    "inspection": ("describe", "compare"),
+    "inspection": ("describe", "compare", "inspect-step"),
     "lab": ("quickstart", "features", "bench"),
     "plan": ("plan",),
     "predict": ("predict", "embed", "evaluate"),

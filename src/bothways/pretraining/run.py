@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bothways.core.atomic_files import replace_text
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.errors import installed
@@ -139,6 +141,11 @@ def pretrain(
         peak = peak_of(flops, settings.training, used_device, plan)
         # After the peak, which draws the first time in a process.
         torch.manual_seed(settings.seed + 1 + plan.rank)
+        if folder is not None and parallel.is_main(plan):
+            locations = {name: str(c.folder.absolute()) for name, c in corpora.parts.items()}
+            data = RunData(locations, digests, held_out is None)
+            text = json.dumps(dataclasses.asdict(data), ensure_ascii=False)
+            replace_text(folder / DATA, text)
         train_ids, scoring = _split(settings, corpora, plan, training_module, held_out)
         for setting in (settings.training.keep, settings.training.target):
             if setting is not None:  # now, not at the first evaluation
@@ -169,6 +176,25 @@ def pretrain(
             if installed("matplotlib", "jinja2"):
                 write_run_page(folder / "report.html", settings, done.metrics, state, used_device)
         return dataclasses.replace(done, folder=folder / "model")
+
+
+DATA = "data.json"
+"""The file of a run with its `RunData`."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a run reads besides its settings, to repeat its steps.
+
+    Attributes:
+        corpora: the folders of the corpora, by name.
+        digests: of the corpora together, and of each frozen model by role.
+        held_out: whether documents are set aside; else all are trained on.
+    """
+
+    corpora: Mapping[str, str]
+    digests: Mapping[str, str]
+    held_out: bool
 
 
 def digests_of(settings: PretrainConfig, corpora: Corpora) -> dict[str, str]:

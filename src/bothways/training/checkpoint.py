@@ -47,6 +47,7 @@ from bothways.training.durations import RunState
 from bothways.training.parallel import Plan, from_main_rank, is_main, on_all_ranks
 from bothways.training.saved_state import MANIFEST, PROGRESS, RunTensors
 from bothways.training.signals import Interruption
+from bothways.training.step_record import StepRecord
 
 Metrics = Mapping[str, int | float]
 """Results of an evaluation by name, such as "held-out/loss/masked"."""
@@ -291,10 +292,12 @@ class RunSession:
     Attributes:
         trackers: receive the records.
         is_interrupted: whether a signal has come.
+        note_step: records the rate before a step, for a repeat.
     """
 
     trackers: Sequence[trackers.Tracker] = ()
     is_interrupted: Callable[[], bool] = lambda: False
+    note_step: Callable[[RunState, float], object] = lambda state, rate: None
 
 
 @dataclass(frozen=True)
@@ -385,12 +388,14 @@ class FolderStore:
     def session(
         self, plan: Plan, state: RunState, hosted: Sequence[trackers.HostedTracker] = ()
     ) -> Iterator[RunSession]:
-        """Open the trackers; signals end the session."""
+        """Open the trackers and the record of steps; signals end the session."""
         with contextlib.ExitStack() as stack:
             interruption = stack.enter_context(Interruption())
             session = RunSession(is_interrupted=lambda: interruption.asked)
             if is_main(plan):
                 folder, step = self.folder, state.steps
+                record = StepRecord(folder, step, plan.world)
+                stack.enter_context(contextlib.closing(record))
                 receivers: list[trackers.Tracker] = [
                     trackers.JsonLines(folder / "metrics.jsonl", step)
                 ]
@@ -401,7 +406,7 @@ class FolderStore:
                     receivers.append(trackers.WeightsAndBiases(folder, settings))
                 for tracker in receivers:
                     stack.enter_context(contextlib.closing(tracker))
-                session = RunSession(receivers, session.is_interrupted)
+                session = RunSession(receivers, session.is_interrupted, record.note)
             yield session
 
 

@@ -408,5 +408,5 @@ class Watchdog:
         return (
             f"step {step}: rank {self._plan.rank} has been {doing} for more than "
             f"{self._limit:g} seconds, and ends.\n  The rank that did not wait for others is the "
-            f"cause. Continue with {resume}."
+            f"cause. Look at its batch: bothways inspect-step RUN {step}; continue with {resume}."
         )

@@ -305,7 +305,7 @@ class TrainingRun:
         """Train the phases from the current one on; return the state at the end."""
         training = self.training
         loop = Loop(
-            self._tensors, self._schedule, self._on_step, self._report,
+            self._tensors, self._rate, self._on_step, self._report,
             training.precision, training.clip_norm, training.step_limit,
         )  # fmt: skip
         self._clock = clock_from(state.seconds)
@@ -322,6 +322,12 @@ class TrainingRun:
                 break
         self._finish(state)
         return state
+
+    def _rate(self, state: RunState) -> float:
+        """Return the multiple of the peak rate of the next step, and record it."""
+        rate = self._schedule(state)
+        self._session.note_step(state, rate)
+        return rate
 
     def _on_step(self, state: RunState, meter: meters.Meter) -> bool:
         """Do what is due after a step; return True to stop."""

@@ -1,0 +1,357 @@
+"""One step of a pre-training run, done again: what was read, and what came of it.
+
+Data and masks are keyed by their places, and what a run decides by its clock is in its record
+(`training.step_record`). So a step can be repeated from the checkpoint before it: equal to the bit
+on the same machine, if the run had one process. Of a run of several, the sequences and the rates
+are the same; sums over ranks are rounded in another order, and dropout has draws of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bothways.core.advice import call
+from bothways.core.batch import Batch
+from bothways.core.config import reader as configs
+from bothways.core.config.toml import read_toml
+from bothways.core.errors import CheckpointError, ConfigError
+from bothways.core.json_reader import read_object
+from bothways.core.progress import SILENT, Progress
+from bothways.core.runtime.devices import choose_device, own_torch_state, resolve_precision
+from bothways.core.source import Cursor
+from bothways.data.corpus import Corpus
+from bothways.data.epoch_order import AllExcept, DocumentIds
+from bothways.data.mixture import Corpora, Smoothed
+from bothways.pretraining.build import build_training_module, loader_of
+from bothways.pretraining.config import PretrainConfig
+from bothways.pretraining.run import DATA, RunData, digests_of, phases_of
+from bothways.pretraining.run_page import read_records
+from bothways.training.average import Average
+from bothways.training.checkpoint import checkpoints, read_checkpoint
+from bothways.training.durations import RunState, Steps
+from bothways.training.loop import Loop, weighted_sum
+from bothways.training.meter import Meter, StepReport
+from bothways.training.optimizers import build_optimizer
+from bothways.training.parallel import Single
+from bothways.training.saved_state import RunTensors
+from bothways.training.step_record import StepEntries, recorded_steps
+
+
+@dataclass(frozen=True)
+class InspectedSequence:
+    """A sequence of the step.
+
+    Attributes:
+        text: what the model read, as tokens.
+        tokens: its length.
+        losses: mean per target, by name.
+        gradient_norm: of the update's loss, if this sequence were all that the step reads: of the
+            size of the norm that the run records for a step.
+    """
+
+    text: str
+    tokens: int
+    losses: Mapping[str, float]
+    gradient_norm: float
+
+
+@dataclass(frozen=True)
+class NormMismatch:
+    """A step whose repeat is not what the run recorded.
+
+    Attributes:
+        step: its number.
+        recorded, repeated: the gradient norms.
+    """
+
+    step: int
+    recorded: float
+    repeated: float
+
+
+@dataclass(frozen=True)
+class InspectedStep:
+    """A step of a run.
+
+    Attributes:
+        step: its number, from 1.
+        began: the step of the checkpoint from which the steps up to it were repeated; 0 for none.
+        cursor: the place in the data at which it begins.
+        sequences: in the order of the data.
+        losses: of the whole step, by name, as the run records them.
+        gradient_norm: of the whole step, before it is clipped.
+        rate: the learning rate.
+        ranks: processes that the run had.
+        compared: the number of repeated steps with a recorded gradient norm.
+        difference: the first of them with another norm; None if all are equal to the bit.
+    """
+
+    step: int
+    began: int
+    cursor: Cursor
+    sequences: tuple[InspectedSequence, ...]
+    losses: Mapping[str, float]
+    gradient_norm: float
+    rate: float
+    ranks: int
+    compared: int
+    difference: NormMismatch | None
+
+
+@own_torch_state()
+def inspect_step(
+    folder: Path,
+    step: int,
+    corpus: Corpus | Mapping[str, Corpus] | None = None,
+    *,
+    device: str = "auto",
+    progress: Progress = SILENT,
+) -> InspectedStep:
+    """Repeat a run from the checkpoint before a step, and compute each of its sequences alone.
+
+    The folder of the run is not changed.
+
+    Args:
+        step: the number of an update, from 1.
+        corpus: what the run was trained on; None for the corpora that it recorded.
+
+    Raises:
+        CheckpointError: the folder has no settings or records, or the corpus is another one or no
+            longer there.
+        ConfigError: the run has no such step.
+    """
+    repeat = Repeat(folder, step, corpus, choose_device(device), progress)
+    began = repeat.state.steps
+    repeat.advance(step - 1)
+    cursor, devices = repeat.state.cursor, [repeat.device] if repeat.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):  # dropout in the step draws what it drew in the run
+        sequences = repeat.sequences()
+    report = repeat.advance(step)
+    assert report is not None
+    return InspectedStep(
+        step, began, cursor, sequences, report.scores.losses, report.gradient_norm, report.rate,
+        int(repeat.entries["ranks"][step - 1]), repeat.compared, repeat.difference,
+    )  # fmt: skip
+
+
+def recorded_data(folder: Path) -> RunData:
+    """Return the recorded data of a run, besides its settings.
+
+    Raises:
+        CheckpointError: the folder has no such record.
+    """
+    if not (folder / "config.toml").is_file():
+        raise CheckpointError("is not the folder of a pre-training run", where=folder)
+    if not (folder / DATA).is_file():
+        message = f"has no record of its data ({DATA}): a version without it trained this run"
+        fix = "Its steps cannot be repeated. Train it again to inspect one."
+        raise CheckpointError(message, where=folder, fix=fix)
+    values = read_object(folder / DATA, CheckpointError)
+    try:
+        return RunData(**values)
+    except TypeError as error:
+        raise CheckpointError("is not the record of a run's data", where=folder / DATA) from error
+
+
+def open_recorded(data: RunData, folders: Sequence[str] = ()) -> dict[str, Corpus]:
+    """Open the corpora of a run by name.
+
+    Args:
+        folders: where they are now, in the order of the run; none if they are where they were.
+
+    Raises:
+        CheckpointError: a corpus is missing.
+        ConfigError: there are fewer or more folders than corpora.
+        DataError: a folder holds no corpus.
+    """
+    if folders and len(folders) != len(data.corpora):
+        message = f"the run has {len(data.corpora)} corpora, and {len(folders)} are given"
+        fix = f"Name them in its order: {', '.join(data.corpora.values())}."
+        raise ConfigError(message, where="corpus", fix=fix)
+    if not folders:
+        for path in data.corpora.values():
+            if not Path(path).is_dir():
+                message = "the corpus of the run is no longer there"
+                fix = f"Name its folder: {call('inspect-step', 'RUN', 'STEP', 'CORPUS')}"
+                raise CheckpointError(message, where=path, fix=fix)
+    paths = folders or [*data.corpora.values()]
+    return {name: Corpus.open(path) for name, path in zip(data.corpora, paths, strict=True)}
+
+
+class Repeat:
+    """A run that is done again, one step after the other, by its record.
+
+    It begins at the newest checkpoint before a step; arguments and errors as `inspect_step`.
+
+    Attributes:
+        state: where it is.
+        entries: what the run recorded before each step.
+        compared: the number of steps with a recorded gradient norm that were repeated.
+        difference: the first of them whose norm is another one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        corpus: Corpus | Mapping[str, Corpus] | None,
+        device: torch.device,
+        progress: Progress = SILENT,
+    ) -> None:
+        data, self.entries = recorded_data(folder), recorded_steps(folder)
+        text = open_recorded(data) if corpus is None else corpus
+        if isinstance(text, Mapping) and [*text] == [""]:
+            text = text[""]
+        settings = self.settings = _settings(folder, text)
+        corpora = self.corpora = Corpora.of(text, settings.mixture)
+        if (digests := digests_of(settings, corpora)) != data.digests:
+            names = [name for name, digest in digests.items() if digest != data.digests.get(name)]
+            message = f"was trained on another {' and another '.join(names)}"
+            fix = "Name what the run was trained on, several corpora in the same order."
+            raise CheckpointError(message, where=folder, fix=fix)
+        checkpoint_folder = _steps_before(folder, step, self.entries)
+        module = self.training_module = build_training_module(settings, corpora, device)
+        torch.manual_seed(settings.seed + 1)
+        parameters, matrices = module.trained_parameters(), module.matrices()
+        optimizer = build_optimizer(settings.training.optimizer, parameters, matrices=matrices)
+        if settings.training.ema is not None:
+            Average(module, settings.training.ema)  # checkpoints hold it
+        self._tensors, self.state = RunTensors(module, optimizer, Single()), RunState()
+        if checkpoint_folder is not None:
+            checkpoint = read_checkpoint(checkpoint_folder)
+            self.state = checkpoint.restore(self._tensors, checkpoint.config)
+        self.documents: dict[str, DocumentIds] = {
+            name: part.split(settings.held_out, settings.seed)[0]
+            if data.held_out
+            else AllExcept(len(part))
+            for name, part in corpora.parts.items()
+        }
+        file = folder / "metrics.jsonl"
+        self._norms = {
+            int(record["step"]): record["gradient_norm"]
+            for record in (read_records(file) if file.is_file() else ())
+            if "gradient_norm" in record
+        }
+        self.device, self._progress = device, progress
+        self.compared = 0
+        self.difference: NormMismatch | None = None
+
+    def advance(self, step: int) -> StepReport | None:
+        """Train up to the end of a step; return the report of the last steps, if there are any.
+
+        It begins after the last step that the run recorded in its metrics.
+        """
+        report: StepReport | None = None
+
+        def on_step(state: RunState, meter: Meter) -> bool:
+            """Compare the step with the record."""
+            nonlocal report
+            self._progress.advance(state.steps)
+            recorded = self._norms.get(state.steps)
+            if recorded is not None or state.steps == step:
+                report = meter.read()
+            if recorded is not None and report is not None:
+                self.compared += 1
+                if report.gradient_norm != recorded and self.difference is None:
+                    self.difference = NormMismatch(state.steps, recorded, report.gradient_norm)
+            return False
+
+        self._progress.stage("repeating the steps before", step)
+        training, cpu = self.settings.training, torch.device("cpu")
+        phases = phases_of(self.settings, self.corpora, self.documents, Single(), cpu)
+        loop = Loop(
+            self._tensors,
+            lambda state: float(self.entries["rate"][state.steps]),
+            on_step,
+            precision=training.precision,
+            clip_norm=training.clip_norm,
+        )
+        while self.state.steps < step:
+            phase = self._begin_phase()
+            following = np.flatnonzero(self.entries["phase"][:step] > phase)
+            end = int(following[0]) if len(following) else step
+            self.state = loop.train(phases[phase].steps(self.state), Steps(end), self.state)
+        return report
+
+    def _begin_phase(self) -> int:
+        """Go to the phase of the next step, if that begins one; return its number."""
+        phase = int(self.entries["phase"][self.state.steps])
+        while self.state.phase < phase:
+            self.state = self.state.next_phase()
+        return phase
+
+    def sequences(self) -> tuple[InspectedSequence, ...]:
+        """Compute each sequence of the next step alone; no weight changes."""
+        phase, state = self._begin_phase(), self.state
+        loader = loader_of(self.settings, self.corpora, self.documents, Single(), phase, state.ends)
+        one_by_one = dataclasses.replace(loader, microbatch_tokens=1)
+        data = next(iter(one_by_one.steps(state.cursor, state.tokens)))
+        self.training_module.train()
+        inspected = tuple(map(self._sequence, data.microbatches))
+        self.training_module.zero_grad()
+        return inspected
+
+    def _sequence(self, batch: Batch) -> InspectedSequence:
+        training_module = self.training_module
+        dtype = resolve_precision(self.settings.training.precision, self.device)
+        training_module.zero_grad()
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not torch.float32):
+            losses = training_module(batch.to(self.device))
+        weights = training_module.weights(batch)
+        torch.autograd.backward(weighted_sum(losses, weights, training_module.coefficients))
+        gradients = [p.grad for p in training_module.parameters() if p.grad is not None]
+        return InspectedSequence(
+            " ".join(self.corpora.tokenizer.token(id) for id in batch.ids.tolist()),
+            batch.layout.tokens,
+            {
+                name: float(loss.total.detach()) / (weights[name] or 1.0)
+                for name, loss in losses.items()
+            },
+            float(torch.nn.utils.get_total_norm(gradients)),
+        )
+
+
+def _settings(folder: Path, text: Corpus | Mapping[str, Corpus]) -> PretrainConfig:
+    """Return the settings of a run, without its schedule, which its record replaces.
+
+    A schedule may be a function, which a file cannot hold.
+    """
+    file = folder / "config.toml"
+    tree = read_toml(file)
+    if isinstance(tree.get("training"), dict):
+        tree["training"]["schedule"] = "constant"
+    try:
+        settings = configs.read(PretrainConfig, tree)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=f"{file}: {error.where}", fix=error.fix) from error
+    if isinstance(text, Mapping) and settings.mixture is None:
+        settings = dataclasses.replace(settings, mixture=Smoothed())
+    return settings
+
+
+def _steps_before(folder: Path, step: int, entries: StepEntries) -> Path | None:
+    """Return the folder of the newest checkpoint that is older than a step, if there is one.
+
+    Raises:
+        ConfigError: the run has no such step.
+        CheckpointError: a step from there on was not recorded.
+    """
+    if step < 1:
+        raise ConfigError(f"must be at least 1, not {step}", where="step")
+    if step > len(entries):
+        message = f"the run ends with step {len(entries)}: there is no step {step}"
+        raise ConfigError(message, where="step")
+    numbers = {path: int(path.name.removeprefix("step-")) for path in checkpoints(folder)}
+    earlier = [path for path, number in numbers.items() if number < step]
+    began = numbers[earlier[-1]] if earlier else 0
+    if np.isnan(entries["rate"][began:step]).any():
+        message = f"steps {began + 1} to {step} were trained by a version that did not record them"
+        fix = "Steps after the next checkpoint can be repeated."
+        raise CheckpointError(message, where=folder, fix=fix)
+    return earlier[-1] if earlier else None
