@@ -6,6 +6,9 @@ CC ?= cc
 # 1 where the kernels can be compiled: their tests then fail, and are not skipped, if they are missing.
 KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /dev/null && echo 1)
 
+# Else each of the hundreds of processes of the tests compiles the source again, a second each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart test lint test-slow test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser api clients node format clean
 
 quickstart: .venv/.quickstart
