@@ -99,7 +99,7 @@ class VectorModule(TrainingModule):
     """
 
     def text_values(self, batch: Batch) -> Mapping[str, Tensor]:
-        """Return what the loss knows of each sequence of a CPU batch: tensors with a row each."""
+        """Return the targets of the loss on a CPU batch: tensors with a row for each sequence."""
         raise NotImplementedError
 
     def compare(

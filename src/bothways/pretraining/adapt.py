@@ -153,7 +153,7 @@ class Adaptation:
         ]
 
     def lead(self) -> s.Report:
-        """Return what the page of the run begins with."""
+        """Return the first sections of the page of the run."""
         figures = [
             s.KeyFigure(
                 f"{name}: perplexity",

@@ -69,29 +69,29 @@ class VectorStep:
             vectors = self._model(self._microbatches[index].to(self._device)).float()
         if not self._states:
             self._gradients, self._losses = self._compared([vectors.detach()])
-        parts = {
+        losses = {
             name: Loss(total * (self._weights[index][name] / (self._total[name] or 1.0)))
             for name, total in self._losses.items()
         }
-        return (vectors * self._gradients[index]).sum(), parts
+        return (vectors * self._gradients[index]).sum(), losses
 
     def _compared(self, vectors: Many[Tensor]) -> tuple[Many[Tensor], Mapping[str, Tensor]]:
         """Return the gradient of each batch's vectors, and the losses of the step."""
-        own = torch.cat([*vectors])
-        values = [self._module.text_values(batch) for batch in self._microbatches]
-        fields = {name: torch.cat([each[name] for each in values]) for name in values[0]}
-        before, everything = gather_rows(self._plan, own)
+        local = torch.cat([*vectors])
+        values = [*map(self._module.text_values, self._microbatches)]
+        fields = {name: torch.cat([batch[name] for batch in values]) for name in values[0]}
+        start, gathered = gather_rows(self._plan, local)
         texts = {name: gather_rows(self._plan, rows)[1] for name, rows in fields.items()}
-        everything.requires_grad_()
+        gathered.requires_grad_()
         with torch.enable_grad(), torch.autocast(self._device.type, enabled=False):
-            losses = self._module.compare(everything, texts)
+            losses = self._module.compare(gathered, texts)
             terms = [
                 loss * (self._module.coefficients.get(name, 1.0) / (self._total[name] or 1.0))
                 for name, loss in losses.items()
             ]
-            (gradient,) = torch.autograd.grad(torch.stack(terms).sum(), everything)
-        mine = gradient[before : before + len(own)]
-        return mine.split([len(rows) for rows in vectors]), losses
+            (gradient,) = torch.autograd.grad(torch.stack(terms).sum(), gathered)
+        local_gradient = gradient[start : start + len(local)]
+        return local_gradient.split([len(rows) for rows in vectors]), losses
 
 
 def gather_rows(plan: Plan, rows: Tensor) -> tuple[int, Tensor]:

@@ -143,8 +143,8 @@ def example_of(row: Row, columns: EmbedColumns, where: str) -> VectorExample:
         else:
             # One that is absent is not none: the check of the data names its row.
             label = tables.label_of(value, columns.label, where) or ""
-    first, rest = (positives[0], positives[1:]) if positives else (None, ())
-    return VectorExample(text, first, label, where, rest, negatives, scores)
+    text_b, further = (positives[0], positives[1:]) if positives else (None, ())
+    return VectorExample(text, text_b, label, where, further, negatives, scores)
 
 
 def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:
@@ -242,15 +242,15 @@ def _check_classes(train: Many[VectorExample]) -> list[Finding]:
     counts: dict[str | None, int] = {}
     for example in train:
         counts[example.label] = counts.get(example.label, 0) + 1
-    alone = [label for label, count in counts.items() if count == 1]
+    singles = [label for label, count in counts.items() if count == 1]
     if len(counts) == 1:
         message = f"all training texts have the class {next(iter(counts))!r}"
         return [Finding("labels", "error", message, fix="Give texts of several classes.")]
-    if len(alone) == len(counts):
+    if len(singles) == len(counts):
         message = "each class has one text, and texts of a class are compared"
         return [Finding("labels", "error", message, fix="Give two texts of a class, or more.")]
-    if alone:
-        names = ", ".join(map(repr, alone[:5]))
+    if singles:
+        names = ", ".join(map(repr, singles[:5]))
         message = f"classes with one text add nothing: {names}"
         return [Finding("labels", "warning", message)]
     return []

@@ -100,28 +100,28 @@ class InBatchSoftmax:
         units = unit(vectors)
         queries, documents = units[anchors], units[~anchors]
         document_keys, query_keys = keys[~anchors], keys[anchors]
-        own, rows = texts.examples[~anchors], torch.arange(len(queries), device=keys.device)
+        owners, rows = texts.examples[~anchors], torch.arange(len(queries), device=keys.device)
         # positives[i] is the column of the positive of query i
         positives = (torch.as_tensor(texts.roles)[~anchors] == POSITIVE).nonzero()[:, 0]
         same_query = query_keys[:, None] == query_keys
         # matches[i, j]: document j has the text of the positive of query i
         matches = document_keys[positives][:, None] == document_keys
-        right = same_query.float() @ matches.float() > 0
+        answers = same_query.float() @ matches.float() > 0
 
         forward = queries @ documents.T
         of_positive = forward[rows, positives]
-        dropped = right
+        dropped = answers
         if self.margin is not None:
             dropped = dropped | (forward.detach() > of_positive.detach()[:, None] - self.margin)
         dropped = dropped.index_put((rows, positives), torch.zeros_like(rows, dtype=torch.bool))
         sides = [_logits(forward, dropped, self.temperature)]
         if self.directions != "query":
             backward = queries @ documents[positives].T  # (queries, positives)
-            wrong = right[:, positives].fill_diagonal_(False)
-            sides.append(_logits(backward.T, wrong.T, self.temperature))
+            other_queries = answers[:, positives].fill_diagonal_(False)
+            sides.append(_logits(backward.T, other_queries.T, self.temperature))
         if self.directions == "all":
             among_queries = _logits(queries @ queries.T, same_query, self.temperature)
-            related = (own == rows[:, None]) | right
+            related = (owners == rows[:, None]) | answers
             among_documents = documents[positives] @ documents.T
             sides += [among_queries, _logits(among_documents, related, self.temperature)]
             normaliser = torch.cat(sides, dim=1).logsumexp(1)
@@ -231,8 +231,8 @@ class MarginMSE:
         # The positive of the query of each negative; queries are numbered from 0 in order.
         at = owners[~positive]
         margins = scores[positive][at] - scores[~positive]
-        wanted = teacher[positive][at] - teacher[~positive]
-        return _mean_by_query((margins - wanted).square(), at, int(positive.sum())).sum()
+        target = teacher[positive][at] - teacher[~positive]
+        return _mean_by_query((margins - target).square(), at, int(positive.sum())).sum()
 
 
 @dataclass(frozen=True)
@@ -254,9 +254,9 @@ class TeacherKL:
         scores, owners, _, teacher = _documents(vectors, texts)
         counts = owners.bincount().tolist()
         total = scores.new_zeros(())
-        for ours, theirs in zip(scores.split(counts), teacher.split(counts), strict=True):
-            log_p = (theirs / self.temperature).log_softmax(0)
-            log_q = (ours / self.temperature).log_softmax(0)
+        for student, target in zip(scores.split(counts), teacher.split(counts), strict=True):
+            log_p = (target / self.temperature).log_softmax(0)
+            log_q = (student / self.temperature).log_softmax(0)
             total = total + (log_p.exp() * (log_p - log_q)).sum()
         return total * self.temperature**2
 
@@ -314,11 +314,11 @@ def _ordered(
     """Return n · log(1 + Σ exp(s_i − s_j)) over pairs with y_i < y_j, in n log n operations."""
     scores, order = scores.sort()
     similarities = similarities[order]
-    # later[k] = log Σ_{j ≥ k} exp(−s_j); ties in y are no pairs, so i begins behind its equals
-    later = (-similarities.flip(0)).logcumsumexp(0).flip(0)
-    later = torch.cat([later, later.new_full((1,), -torch.inf)])
+    # suffix[k] = log Σ_{j ≥ k} exp(−s_j); ties in y are no pairs, so i begins behind its equals
+    suffix = (-similarities.flip(0)).logcumsumexp(0).flip(0)
+    suffix = torch.cat([suffix, suffix.new_full((1,), -torch.inf)])
     above = torch.searchsorted(scores, scores, right=True)
-    terms = torch.cat([similarities.new_zeros(1), similarities + later[above]])
+    terms = torch.cat([similarities.new_zeros(1), similarities + suffix[above]])
     return len(scores) * terms.logsumexp(0)
 
 

@@ -128,12 +128,12 @@ class Embedder(VectorModule, TaskModel[TextExample, VectorPrediction]):
         self, vectors: Float[Tensor, "texts width"], values: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Return the loss of the task over all texts but the fillers."""
-        kept = values["roles"] != FILLER
+        valid = values["roles"] != FILLER
         texts = TextTargets(
-            **{name: value[kept].to(vectors.device) for name, value in values.items()}
+            **{name: value[valid].to(vectors.device) for name, value in values.items()}
         )
         loss = self.task.loss or InBatchSoftmax()
-        return {self.loss_name: at_widths(loss, vectors[kept], texts, self.task.widths)}
+        return {self.loss_name: at_widths(loss, vectors[valid], texts, self.task.widths)}
 
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the vector of each sequence `(task.width)`."""
@@ -256,8 +256,8 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
         """Return the metrics that can select weights, each with its better direction."""
         scored = ("spearman", "pearson")
-        found = (f"ndcg@{PLACES}", f"mrr@{PLACES}", "map")
-        return dict.fromkeys(scored if self.metric in scored else found, "highest")
+        ranked = (f"ndcg@{PLACES}", f"mrr@{PLACES}", "map")
+        return dict.fromkeys(scored if self.metric in scored else ranked, "highest")
 
     def usual_columns(self, labelled: bool) -> TextColumns:
         """Return the columns to read where none are asked for."""
@@ -573,12 +573,12 @@ def continued(task: SentenceEmbeddingTask, folder: Path, model: Model) -> Senten
         model.heads[sentence_transformers.PROJECTION] = projection
     recorded, default = sentence_encoder(config), SentenceEmbeddingTask()
     names = ("pooling", "normalised", "include_prompt", "prompts", "prompt_name")
-    own = {
+    inherited = {
         name: getattr(recorded, name)
         for name in names
         if getattr(task, name) == getattr(default, name)
     }
-    return dataclasses.replace(task, **own)
+    return dataclasses.replace(task, **inherited)
 
 
 def save_sentence_encoder(
