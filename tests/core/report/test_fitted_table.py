@@ -33,12 +33,25 @@ def test_titles_are_broken_at_blanks() -> None:
     ]
 
 
-def test_no_cell_of_a_table_that_is_too_wide_is_cut() -> None:
+def test_a_table_that_is_too_wide_has_a_line_for_each_cell() -> None:
+    lines = printed(render_report(TableSection("Measured", TITLES, ROWS)), width=60)
+    assert lines == [
+        "Measured",
+        "CoLA",
+        "  metric              Matthews correlation",
+        "  examples            1,043",
+        "  accuracy mean       0.5512",
+        "  accuracy deviation  0.0213",
+        "  published           0.605",
+        "SST-2",
+        "  examples            872",
+        "  accuracy mean       0.9",
+        "  accuracy deviation  0",
+        "  published           1",
+    ]
     models = {f"/runs/a-model-[{number}]": {"accuracy": 0.5} for number in range(6)}
-    for width in (60, 80):
-        lines = printed(metric_table("", models), width=width)
-        assert max(map(len, lines)) <= width
-        assert "".join("".join(lines).split()).count("0.5000") == 6
+    lines = printed(metric_table("", models))
+    assert lines[:2] == ["accuracy", "  /runs/a-model-[0]  0.5000"]
 
 
 def test_long_cells_are_broken_into_lines() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from typing_extensions import assert_never
@@ -13,12 +14,14 @@ from typing_extensions import assert_never
 from bothways.core.report import sections
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 32
-_TITLE = 10
-"""Characters of a line of the title of a column of numbers, if its cells are shorter."""
+_FRAME = 3
+"""Characters between two columns."""
+_LONG = 24
+"""Cells with blanks are broken into lines if they are longer."""
 
 
 def show(report: sections.Report, console: Console) -> None:
@@ -52,7 +55,7 @@ def render_report(section: sections.Section) -> RenderableType:
     indices = range(len(table.columns))
     numeric = [any(isinstance(row[index], int | float) for row in table.rows) for index in indices]
     cells = [[cell_text(cell) for cell in row] for row in table.rows]
-    rendered = titled(table.title, _table(table.columns, cells, numeric, total=table.total))
+    rendered = titled(table.title, FittedTable(table.columns, cells, numeric, total=table.total))
     return Group(rendered, Text(table.note, style="dim")) if table.note else rendered
 
 
@@ -181,39 +184,97 @@ def text_table(
 ) -> RenderableType:
     """Build a table of texts: names on the left, then numbers, which are aligned to the right."""
     numeric = [False, *(True for _ in columns[1:])]
-    return titled(title, _table(columns, rows, numeric, framed=framed))
+    return titled(title, FittedTable(columns, rows, numeric, framed=framed))
 
 
-def _table(
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    numeric: Sequence[bool],
-    *,
-    framed: bool = False,
-    total: bool = False,
-) -> RenderableType:
-    """Build a table: where the terminal is narrow, texts are broken into lines, numbers are not.
+@dataclass(frozen=True)
+class FittedTable:
+    """A table with whole words and numbers at any width.
 
-    Args:
+    If the titles of the columns do not fit on a line, they are broken at blanks. If the columns do
+    not fit then either, the table has a line for each cell, below the first cell of the row.
+
+    Attributes:
+        columns: titles.
+        rows: cells.
         numeric: whether each column is aligned to the right.
-        framed: draw lines between the columns.
-        total: the last row is a total.
+        framed: whether lines are drawn between the columns.
+        total: whether the last row is a total.
     """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
 
-    style = box.HEAVY_HEAD if framed else box.SIMPLE_HEAD
-    table = Table(box=style, show_header=any(columns), pad_edge=framed)
-    for index, (title, number) in enumerate(zip(columns, numeric, strict=True)):
-        if not number:
-            table.add_column(Text(title), overflow="fold")
-            continue
-        # rich keeps a column whole if it has no long title.
-        width = max(_TITLE, *(len(row[index]) for row in rows))
-        table.add_column(Text(textwrap.fill(title, width)), justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(Text, row))  # as `Text`, so that [brackets] are not markup
-    if total and table.rows:
-        table.rows[-1].style = "bold"
-    return table
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: Sequence[bool]
+    framed: bool = False
+    total: bool = False
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        """Yield the form that fits."""
+        room = options.max_width - 1
+        cells = [self._width(column) for column in range(len(self.columns))]
+        full_widths = [
+            max(n, *_widths(title)) for n, title in zip(cells, self.columns, strict=True)
+        ]
+        if sum(full_widths) + _FRAME * len(full_widths) <= room:
+            yield self._table(self.columns, cells)
+            return
+        words = [
+            max(n, *_widths(*title.split())) for n, title in zip(cells, self.columns, strict=True)
+        ]
+        if sum(words) + _FRAME * len(words) <= room:
+            titles = [
+                textwrap.fill(title, max(width, 1), break_long_words=False, break_on_hyphens=False)
+                for title, width in zip(self.columns, words, strict=True)
+            ]
+            yield self._table(titles, cells)
+        else:
+            yield from self._lines()
+
+    def _width(self, column: int) -> int:
+        """Return the least width of the cells of a column that breaks no word."""
+        texts = [row[column] for row in self.rows]
+        widest = max(_widths(*texts))
+        return min(widest, max(_LONG, *_widths(*(word for text in texts for word in text.split()))))
+
+    def _table(self, titles: Sequence[str], widths: Sequence[int]) -> RenderableType:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        style = box.HEAVY_HEAD if self.framed else box.SIMPLE_HEAD
+        table = Table(box=style, show_header=any(titles), pad_edge=self.framed)
+        for column, (title, width) in enumerate(zip(titles, widths, strict=True)):
+            long = max(_widths(*(row[column] for row in self.rows))) > width
+            table.add_column(
+                Text(title),
+                justify="right" if self.numeric[column] else "left",
+                no_wrap=not long,
+                min_width=width,
+                overflow="fold",
+            )
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        if self.total and table.rows:
+            table.rows[-1].style = "bold"
+        return table
+
+    def _lines(self) -> Iterator[RenderableType]:
+        """Yield a line for each cell: "  title  cell", below the first cell of its row."""
+        from rich.text import Text
+
+        [_, *titles] = self.columns
+        room = max(_widths(*titles))
+        for label, *cells in self.rows:
+            yield Text(label, style="bold")
+            for title, cell in zip(titles, cells, strict=True):
+                if cell:
+                    yield Text(f"  {title:{room}}  {cell}")
+
+
+def _widths(*texts: str) -> tuple[int, ...]:
+    """Return the widths of texts on a terminal, and 0."""
+    from rich.cells import cell_len
+
+    return (0, *map(cell_len, texts))
