@@ -144,7 +144,8 @@ def test_white_space_stays_where_the_mask_takes_it(trim: bool, tmp_path: Path) -
     """RoBERTa's mask reaches over the white space before it; its offsets do so where they are not trimmed."""
     _, tokenizer, _, _ = saved("roberta", (MaskedHead(),), tmp_path / "model")
     file = tmp_path / "model" / "tokenizer_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "trim_offsets": trim}))
+    settings = {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": True}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **settings, "trim_offsets": trim}))
     task = open_task_model(str(tmp_path / "model"), "fill", device="cpu")
     text = " ape\t  <mask> bee"
     (encoded,) = task.tokenizer.encode_with_offsets([text])

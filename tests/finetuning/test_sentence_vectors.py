@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from bothways.tasks.sentence_embedding.losses import InBatchSoftmax, TeacherKL, 
 from bothways.tasks.sentence_embedding.retrieval import retrieval
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.training.parallel import Single
+from bothways.training.run import Event
 from bothways.training.vector_step import VectorStep
 from toy_folder import BAD, FILLERS, GOOD, make_folder
 
@@ -209,6 +211,27 @@ def test_two_ranks_compare_the_texts_of_both(tmp_path: Path) -> None:
 def test_data_that_cannot_be_learned_is_refused(rows: Any, words: str, model: Path) -> None:
     with pytest.raises(BothwaysError, match=words):
         bothways.finetune(model, rows, None, "embed", epochs=1, **FAST)
+
+
+def test_a_run_in_a_folder_ends_with_a_model_and_goes_on(model: Path, tmp_path: Path) -> None:
+    data = pairs(64, 0), pairs(20, 1)
+    whole = bothways.finetune(
+        model, *data, "embed", out=tmp_path / "whole", until="8 steps", **FAST
+    )
+    folder = tmp_path / "run"
+
+    def interrupt(event: Event) -> None:
+        if (event.kind, event.progress.steps) == ("step", 3):
+            signal.raise_signal(signal.SIGINT)
+
+    options: dict[str, Any] = {"out": folder, "until": "8 steps", **FAST}
+    stopped = bothways.finetune(model, *data, "embed", on_event=interrupt, **options)
+    assert (stopped.finished, stopped.progress.steps) == (False, 3)
+    resumed = bothways.finetune(model, *data, "embed", resume=True, **options)
+    assert resumed.metrics == whole.metrics
+    texts = ["good film", "rain"]
+    expected = bothways.load(tmp_path / "whole", device="cpu").encode(texts)
+    np.testing.assert_array_equal(bothways.load(folder, device="cpu").encode(texts), expected)
 
 
 def test_a_batch_of_one_has_nothing_to_compare(model: Path) -> None:

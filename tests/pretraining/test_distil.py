@@ -96,7 +96,7 @@ def test_mistakes_are_one_message(place: Path, monkeypatch: pytest.MonkeyPatch) 
     ):
         with pytest.raises(BothwaysError, match=match):
             run(monkeypatch, place, *words, "--out", "mistake")
-    with pytest.raises(BothwaysError, match="40 tokens are longer than the 32 positions of the te"):
+    with pytest.raises(BothwaysError, match="reads 32 tokens, and sequences have 40"):
         run(
             monkeypatch, place, "teacher", "corpus", "--student", "bert-tiny", "--recipe", "minilm",
             "--out", "mistake", "phases.0.length=40", *QUICK,

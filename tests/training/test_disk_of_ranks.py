@@ -39,12 +39,12 @@ def test_the_error_of_a_disk_is_not_hidden_in_the_report_about_ranks(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match=r"No space left on device \(rank 0\)"):
-            parts_of(torch.ones(4)).write_parts(tmp_path, None)
+            parts_of(torch.ones(4)).write_parts(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_part_that_cannot_be_read_is_one_message(tmp_path: Path) -> None:
-    parts_of(torch.ones(4)).write_parts(tmp_path, None)
+    parts_of(torch.ones(4)).write_parts(tmp_path)
     for part in (tmp_path / "shards").glob("*.distcp"):
         part.unlink()
     with pytest.raises(

@@ -44,7 +44,7 @@ from bothways.finetuning.stability import parameter_rules
 from bothways.model.config import EncoderConfig
 from bothways.model.flops import forward_flops
 from bothways.model.model import Model
-from bothways.prediction.analysis.report import analyse_encoded, write_report
+from bothways.prediction.analysis.report import analyse_encoded, is_analysed, write_report
 from bothways.prediction.engine import PredictionCounts
 from bothways.tasks.base import Metrics, TaskModel
 from bothways.training import parallel
@@ -181,7 +181,7 @@ def _measure_peak(
 
 def _write_report(run: PreparedRun, folder: Path, progress: Progress) -> None:
     """Write a report on the model's answers to the dev data."""
-    if not installed("matplotlib", "jinja2"):
+    if not installed("matplotlib", "jinja2") or not is_analysed(run.data.task):
         return
     task_model, data, settings = run.task_model, run.data, run.settings
     progress.stage("analysing each answer", len(data.dev))

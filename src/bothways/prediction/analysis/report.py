@@ -24,7 +24,7 @@ from bothways.prediction.analysis import analyses
 from bothways.prediction.analysis.base import TaskAnalysis, Traits
 from bothways.prediction.engine import PredictionCounts, encoded_windows, predict_encoded
 from bothways.tasks import predictions as kinds
-from bothways.tasks.base import EncodedExample, Metrics, TaskModel
+from bothways.tasks.base import EncodedExample, Metrics, Task, TaskModel
 from bothways.tasks.schemas import prediction_type
 
 SHOWN = 12
@@ -43,6 +43,11 @@ _ANALYSES: dict[type, Callable[[Any], TaskAnalysis[Any, Any]]] = {
     kinds.RankPrediction: lambda task_model: analyses.RankingAnalysis(),
 }
 """The analysis for each kind of prediction."""
+
+
+def is_analysed(task: Task[Any, Any]) -> bool:
+    """Return True for a task whose answers are right or wrong, unlike vectors."""
+    return prediction_type(task) in _ANALYSES
 
 
 def analysis_of(task_model: TaskModel[Any, Any]) -> TaskAnalysis[Any, Any]:
