@@ -329,7 +329,8 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
         say(console, f"warning: {done.failure}")
     if done.metrics:
         show_lines(output_console(), _dev_table(done))
-        say(console, f"Error analysis: {out / 'report.html'}")
+        if (page := out / "report.html").is_file():  # not of vectors, or without matplotlib
+            say(console, f"Error analysis: {page}")
     sentences = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
     say(console, " ".join(sentence for sentence in sentences if sentence))
 
