@@ -21,7 +21,14 @@ import bothways
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.hub.model_folder import load_model
-from bothways.tasks.sentence_embedding.losses import InBatchSoftmax, TeacherKL, VectorLoss
+from bothways.tasks.sentence_embedding.losses import (
+    CosineRegression,
+    InBatchSoftmax,
+    MarginMSE,
+    SupervisedContrastive,
+    TeacherKL,
+    VectorLoss,
+)
 from bothways.tasks.sentence_embedding.retrieval import retrieval
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.training.parallel import Single
@@ -203,6 +210,11 @@ def test_two_ranks_compare_the_texts_of_both(tmp_path: Path) -> None:
         ([{"text": f"film {n}", "label": str(n)} for n in range(4)], "one text"),
         ([{"text": f"film {n}", "label": "a"} for n in range(4)], "have the class"),
         (scored(4, 0)[:1] * 4, "no order"),
+        ([{**row, "negative": "men"} for row in scored(8, 0)], "more than two texts"),
+        (
+            [{**row, "score": word} for row, word in zip(scored(4, 0), "abcd", strict=True)],
+            "no score",
+        ),
         (pairs(1, 0), "one training example"),
         ([{**row, "score": float("nan")} for row in scored(4, 0)], "score"),
         ([{**row, "scores": [1.0]} for row in taught(4, 0)], "scores for"),
@@ -232,6 +244,32 @@ def test_a_run_in_a_folder_ends_with_a_model_and_goes_on(model: Path, tmp_path: 
     texts = ["good film", "rain"]
     expected = bothways.load(tmp_path / "whole", device="cpu").encode(texts)
     np.testing.assert_array_equal(bothways.load(folder, device="cpu").encode(texts), expected)
+
+
+def test_scores_beyond_a_cosine_and_classes_of_pairs_are_refused(model: Path) -> None:
+    for loss, rows, words in (
+        (CosineRegression(), scored(8, 0), "up to 5"),
+        (SupervisedContrastive(), scored(8, 0), "second text beside the class"),
+        (MarginMSE(), pairs(8, 0), "no list of a teacher's scores"),
+    ):
+        with pytest.raises(BothwaysError, match=words):
+            bothways.finetune(model, rows, None, SentenceEmbeddingTask(loss=loss), **FAST)
+    read = bothways.finetune(
+        model, scored(8, 0), None, SentenceEmbeddingTask(loss=InBatchSoftmax()),
+        until="1 steps", **FAST,
+    )  # fmt: skip
+    assert any("softmax does not read" in str(finding) for finding in read.findings)
+
+
+def test_dev_data_of_another_form_decides_the_metric(model: Path, tmp_path: Path) -> None:
+    result = bothways.finetune(model, pairs(32, 0), scored(20, 1), "embed", epochs=1, **FAST)
+    assert result.settings.metric in (None, "spearman")
+    assert result.metrics["spearman"] == pytest.approx(
+        bothways.evaluate(result.save(tmp_path / "saved"), scored(20, 1)).metrics["spearman"],
+        abs=1e-6,
+    )
+    found = bothways.evaluate(tmp_path / "saved", pairs(20, 1)).metrics
+    assert found.keys() == {"ndcg@10", "mrr@10", "map"}
 
 
 def test_a_batch_of_one_has_nothing_to_compare(model: Path) -> None:

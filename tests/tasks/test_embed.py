@@ -207,7 +207,8 @@ def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made: tuple
 def test_a_task_without_a_loss_is_that_of_sts() -> None:
     definition = SentenceEmbeddingTask()
     assert definition.labels([TextExample("a", label="x")]) == ()
-    assert definition.directions(()) == {"spearman": "highest", "pearson": "highest"}
+    names = ("spearman", "pearson", "ndcg@10", "mrr@10", "map")
+    assert definition.directions(()) == dict.fromkeys(names, "highest")
     assert definition.metric in definition.directions(())
     assert definition.heads((), None) == ()
     assert definition.texts(TextExample("a", "b")) == ("a", "b")

@@ -88,11 +88,9 @@ def choose_automatic(
         tokens: the tokens that the weights have read in pre-training; 0 for random weights.
     """
     training, notes = settings.training, []
-    if (
-        settings.chosen_by not in settings.directions(data.task, data.labels)
-        and not settings.metric
-    ):
-        settings = dataclasses.replace(settings, metric=data.task.metric)  # decided by the data
+    metric = data.task.metric_for(data.dev_examples) if data.dev else data.task.metric
+    if settings.metric is None and metric != settings.chosen_by:
+        settings = dataclasses.replace(settings, metric=metric)
     optimizer = training.optimizer
     if isinstance(optimizer, AdamW | BertAdam) and optimizer.lr == "auto":
         rate = default_rate(encoder, tokens, settings.lora)

@@ -135,9 +135,6 @@ class FinetuneConfig:
         named_metrics(self.metrics)
         require_seed(seed=self.seed, order_seed=self.order_seed)
         self._check_sources()
-        if self.batch == ExampleBudget(1) and getattr(self.task, "compares", False):
-            message = "the loss compares the examples of a batch, and this has one"
-            raise ConfigError(message, where="batch.n", fix="Set batch.n=32, or more.")
         fix = "Leave out one of the two."
         for name in ("reinitialise", "pull") if self.lora is not None else ():
             if getattr(self.stability, name):

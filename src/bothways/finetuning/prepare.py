@@ -229,6 +229,9 @@ def _task_model(
             outputs = quantity(head.count, "output(s)")
             message = f"{task.name} has {count}, and its head {head.kind!r} {outputs}"
             raise ConfigError(message, where="task", fix="A task names each output by a label.")
+    if isinstance(task, SentenceEmbeddingTask) and task.compares and settings.batch.n == 1:
+        message = "the loss compares the examples of a batch, and this has one"
+        raise ConfigError(message, where="batch.n", fix="Set batch.n=32, or more.")
     compute_as(model.encoder, settings.training, device)
     return task.bind(model, data.tokenizer, labels, data.length).to(device)
 

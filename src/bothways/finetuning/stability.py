@@ -5,8 +5,8 @@ depth + 1, the heads depth + 2, where depth is the number of blocks that have we
 correction, warm-up and longer runs, which help as much, are settings of `training.run.Training`.
 
 Sources: Zhang et al., Revisiting few-sample BERT fine-tuning (2020); Mosbach et al., On the
-stability of fine-tuning BERT (2020); Lee et al., Mixout (2020); Li et al., Explicit inductive bias
-for transfer learning (2018); Clark et al. (2020) and their code for ELECTRA.
+stability of fine-tuning BERT (2020); Li et al., Explicit inductive bias for transfer learning
+(2018); Clark et al. (2020) and their code for ELECTRA.
 """
 
 from __future__ import annotations

@@ -232,6 +232,10 @@ class Task(Generic[E, P]):
         """Return the metrics that can select weights, each with its better direction."""
         return self.metrics
 
+    def metric_for(self, examples: Many[E]) -> str:
+        """Return the metric that selects the best weights on such dev data."""
+        return self.metric
+
     def texts(self, example: E) -> tuple[str, ...]:
         """Return the texts of an example."""
         raise NotImplementedError

@@ -85,6 +85,8 @@ class Keep:
     """The checkpoints that stay: the newest `last`, and the best.
 
     Attributes:
+        last: how many of the newest.
+        best: the metric by which one more is kept; None for none.
     """
 
     last: int = 2

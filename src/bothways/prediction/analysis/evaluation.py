@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import statistics
 import time
@@ -465,9 +466,7 @@ class EvaluationData:
             if report is not None:
                 done = Evaluation(title, self.analyse(predictor, report))
             elif embeds:
-                with self.opened(predictor) as (reading, counts):
-                    swept = sweep_layers(predictor.task_model, reading.examples, counts)  # type: ignore[arg-type]
-                done = Evaluation(title, vars(swept.best.correlation), layers=swept)
+                done = self._evaluate_vectors(predictor, title)
             else:
                 done = Evaluation(title, self.score(predictor))
             if precision == "auto":
@@ -475,6 +474,19 @@ class EvaluationData:
         for warning in self.counts.warnings if self.counts else ():
             self.progress.message(warning)
         return done
+
+    def _evaluate_vectors(self, predictor: Predictor, title: str) -> Evaluation:
+        """Return the scores of all layers on pairs with a score, else those of retrieval."""
+        task_model = predictor.task_model
+        assert isinstance(task_model, embedding.Embedder)
+        with self.opened(predictor) as (reading, counts):
+            first = list(itertools.islice(reading.examples, 1))
+            examples = itertools.chain(first, reading.examples)
+            if first and task_model.task.metric_for(first) != task_model.task.metric:
+                again = dataclasses.replace(reading, examples=examples)
+                return Evaluation(title, predictor.evaluate(again, counts=counts))
+            swept = sweep_layers(task_model, examples, counts)
+        return Evaluation(title, vars(swept.best.correlation), layers=swept)
 
 
 def score_pairs(

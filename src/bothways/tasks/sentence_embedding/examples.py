@@ -78,6 +78,11 @@ class VectorExample(TextExample):
     scores: tuple[float, ...] = ()
 
     @property
+    def is_scored(self) -> bool:
+        """True for a pair of texts with a number."""
+        return self.text_b is not None and math.isfinite(number_of(self))
+
+    @property
     def all_texts(self) -> tuple[str, ...]:
         """The anchor, its positives and its negatives."""
         first = () if self.text_b is None else (self.text_b,)
@@ -195,40 +200,44 @@ def check_examples(
     loss: losses.VectorLoss, train: Many[VectorExample], dev: Many[VectorExample]
 ) -> list[Finding]:
     """Return the reasons why examples cannot be learned by a loss, and what looks wrong in them."""
-    rows = [*train, *dev]
-    conditions = {
-        "example(s) has|have an empty text": lambda e: not all(map(str.strip, e.all_texts))
-    }
-    findings = text_checks.check_rows(rows, conditions, severity="warning")
+    findings = text_checks.check_examples(train, dev, lambda e: e.all_texts, lambda e: "")
+    findings += _check_dev(dev)
     match loss:
         case losses.SupervisedContrastive():
-            findings += text_checks.check_rows(
-                rows, {"example(s) has|have no class": lambda e: not e.label}, check="labels"
-            )
+            faults = {
+                "example(s) has|have no class": lambda e: not e.label,
+                "example(s) has|have a second text beside the class": lambda e: (
+                    e.text_b is not None
+                ),
+            }
+            findings += text_checks.check_rows(train, faults, check="labels")
             findings += _check_classes(train)
         case losses.CoSENT() | losses.AnglE() | losses.CosineRegression():
-            unscored = {
-                "example(s) has|have no score": lambda e: (
-                    e.text_b is None or not math.isfinite(number_of(e))
-                )
+            faults = {
+                "example(s) has|have no score": lambda e: not e.is_scored,
+                "example(s) has|have more than two texts": lambda e: len(e.all_texts) > 2,
             }
             findings += text_checks.check_rows(
-                rows, unscored, "Give two texts and a number.", check="labels"
+                train, faults, "Give two texts and a number.", check="labels"
             )
-            scores = {number_of(example) for example in train}
-            if len(scores) == 1 and not findings:
-                message = f"all training pairs have the score {scores.pop():g}: there is no order"
-                findings.append(Finding("labels", "error", message, fix="Give pairs of several."))
+            findings += _check_scores(loss, train)
         case losses.MarginMSE() | losses.TeacherKL():
-            untaught = {"example(s) has|have no teacher's scores": lambda e: not e.scores}
-            several = {"example(s) has|have no negative": lambda e: not e.negatives}
+            faults = {
+                "example(s) has|have no list of a teacher's scores": lambda e: not e.scores,
+                "example(s) has|have no negative": lambda e: not e.negatives,
+            }
             fix = "Give a list with the score of the positive and of each negative."
-            findings += text_checks.check_rows(rows, untaught, fix, check="labels")
-            findings += text_checks.check_rows(train, several, check="labels")
+            findings += text_checks.check_rows(train, faults, fix, check="labels")
         case losses.InBatchSoftmax():
-            single = {"example(s) has|have no second text": lambda e: e.text_b is None}
-            findings += text_checks.check_rows(rows, single, "Give each anchor its positive.")
-            texts = {example.text_b for example in train}
+            faults = {"example(s) has|have no second text": lambda e: e.text_b is None}
+            findings += text_checks.check_rows(train, faults, "Give each anchor its positive.")
+            unread = {
+                "example(s) has|have a label or scores, which softmax does not read": (
+                    lambda e: e.label is not None or e.scores
+                )
+            }
+            findings += text_checks.check_rows(train, unread, None, "warning", "labels")
+            texts = {text for example in train for text in example.all_texts[1:]}
             if len(train) > 1 and len(texts) == 1:
                 message = "all training examples have the same second text: nothing is a negative"
                 findings.append(Finding("pairs", "error", message, fix="Give different texts."))
@@ -236,6 +245,26 @@ def check_examples(
         message = "there is one training example, and nothing to compare it with"
         findings.append(Finding("pairs", "error", message, fix="Give more examples."))
     return findings
+
+
+def _check_dev(dev: Many[VectorExample]) -> list[Finding]:
+    """Report dev data of several forms, of which one metric could read a part."""
+    forms = {(e.text_b is None, e.label is None) for e in dev}
+    if len(forms) < 2:
+        return []
+    message = "the dev data has rows of several forms, such as pairs with and without a score"
+    return [Finding("pairs", "error", message, fix="Give one form in a file.")]
+
+
+def _check_scores(loss: losses.VectorLoss, train: Many[VectorExample]) -> list[Finding]:
+    scores = {number_of(example) for example in train if example.is_scored}
+    if len(scores) == 1 and len(train) > 1:
+        message = f"all training pairs have the score {scores.pop():g}: there is no order"
+        return [Finding("labels", "error", message, fix="Give pairs with different scores.")]
+    if isinstance(loss, losses.CosineRegression) and any(abs(score) > 1 for score in scores):
+        message = f"a cosine is from −1 to 1, and scores are up to {max(map(abs, scores)):g}"
+        return [Finding("labels", "error", message, fix="Divide them by the highest score.")]
+    return []
 
 
 def _check_classes(train: Many[VectorExample]) -> list[Finding]:

@@ -19,6 +19,8 @@ from bothways.tasks.sentence_embedding.examples import VectorExample
 from bothways.tasks.text_examples import TextExample
 
 Vector = NDArray[np.float32]
+RETRIEVAL = (f"ndcg@{PLACES}", f"mrr@{PLACES}", "map")
+"""The metrics, by name."""
 BLOCK = 256
 """Queries that are compared at once."""
 
@@ -74,4 +76,4 @@ def retrieval(results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metric
             )
         )
     means = np.mean(values, axis=0).tolist()
-    return dict(zip((f"ndcg@{PLACES}", f"mrr@{PLACES}", "map"), means, strict=True))
+    return dict(zip(RETRIEVAL, means, strict=True))

@@ -48,7 +48,6 @@ from bothways.tasks.base import Direction, EncodedExample, Metrics, Output, Row,
 from bothways.tasks.columns import Column
 from bothways.tasks.metrics import TINY
 from bothways.tasks.predictions import VectorPrediction
-from bothways.tasks.reranking.metrics import PLACES
 from bothways.tasks.sentence_embedding.examples import (
     COLUMNS,
     EmbedColumns,
@@ -62,8 +61,6 @@ from bothways.tasks.sentence_embedding.losses import (
     FILLER,
     OTHER,
     POSITIVE,
-    AnglE,
-    CoSENT,
     CosineRegression,
     InBatchSoftmax,
     MarginMSE,
@@ -72,7 +69,7 @@ from bothways.tasks.sentence_embedding.losses import (
     VectorLoss,
     at_widths,
 )
-from bothways.tasks.sentence_embedding.retrieval import retrieval
+from bothways.tasks.sentence_embedding.retrieval import RETRIEVAL, retrieval
 from bothways.tasks.sentence_embedding.sts import Agreement, gold_score
 from bothways.tasks.text_encoding import EncodedTexts
 from bothways.tasks.text_examples import TextColumns, TextExample
@@ -221,6 +218,10 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         "similarity",
     )
     model_class: ClassVar[type[Embedder]] = Embedder
+    metric: ClassVar[str] = "spearman"
+    metrics: ClassVar[Mapping[str, Direction]] = dict.fromkeys(
+        ("spearman", "pearson", *RETRIEVAL), "highest"
+    )
 
     columns: EmbedColumns = EmbedColumns()
     pooling: sentence_transformers.Pooling | tuple[sentence_transformers.Pooling, ...] = "mean"
@@ -243,21 +244,15 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             raise ConfigError(message, where="pooling", fix='The usual one is "mean".')
 
     @property
-    def metric(self) -> str:  # type: ignore[override]  # by the data, which decides the loss
-        """The metric that selects the best weights: of pairs with a score, or of retrieval."""
-        scored = isinstance(self.loss, CoSENT | AnglE | CosineRegression | None)
-        return "spearman" if scored else f"ndcg@{PLACES}"
-
-    @property
     def compares(self) -> bool:
         """True if the loss compares the examples of a step, of which there must be several."""
         return not isinstance(self.loss, CosineRegression | MarginMSE | TeacherKL)
 
-    def directions(self, labels: Many[str]) -> Mapping[str, Direction]:
-        """Return the metrics that can select weights, each with its better direction."""
-        scored = ("spearman", "pearson")
-        ranked = (f"ndcg@{PLACES}", f"mrr@{PLACES}", "map")
-        return dict.fromkeys(scored if self.metric in scored else ranked, "highest")
+    def metric_for(self, examples: Many[TextExample]) -> str:
+        """Return the metric of pairs with a score, or the one of retrieval."""
+        first = examples[0]
+        scored = first.text_b is not None and first.label is not None
+        return self.metric if scored or not isinstance(first, VectorExample) else RETRIEVAL[0]
 
     def usual_columns(self, labelled: bool) -> TextColumns:
         """Return the columns to read where none are asked for."""
@@ -288,7 +283,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             return self
         return dataclasses.replace(self, loss=loss_for(examples or plain(train)))
 
-    def check(self, train: Many[VectorExample], dev: Many[VectorExample]) -> list[Finding]:
+    def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
         return check_examples(self.loss or InBatchSoftmax(), plain(train), plain(dev))
 
@@ -378,15 +373,17 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     ) -> Metrics:
         """Return the correlation of cosines with scores, and "anisotropy", the mean cosine.
 
-        After training on texts that belong together, or have a class, it is how well each text
-        finds the others of its kind among all texts; see `Retrieval`.
+        Of texts that belong together, or have a class, it is how well each text finds the others
+        of its kind among all texts; see `retrieval`. The first example decides.
 
         Memory: two numbers a pair; for retrieval the vectors of all texts.
 
         Raises:
             DataError: an example has one text or no numeric score; fewer than two pairs.
         """
-        if self.metric not in ("spearman", "pearson"):
+        first = list(itertools.islice(results := iter(results), 1))
+        results = itertools.chain(first, results)
+        if first and self.metric_for([first[0][0]]) in RETRIEVAL:
             return retrieval(results)
         agreement = Agreement()
         for example, prediction in results:
