@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import bothways
+from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.hub.model_folder import load_model
@@ -329,3 +330,49 @@ def test_columns_are_found_by_their_names() -> None:
     assert several.negatives == ("c", "d")
     with pytest.raises(DataError, match="empty list"):
         task.example({"query": "a", "pos": [], "neg": ["d"]})
+
+
+def test_a_guide_reads_the_texts_once_and_belongs_to_the_run(model: Path, tmp_path: Path) -> None:
+    guide = make_folder(tmp_path / "guide", seed=7)
+    unguided = bothways.finetune(model, pairs(48, 0), None, "embed", epochs=1, **FAST)
+
+    def run(margin: float, **options: Any) -> Any:
+        loss = InBatchSoftmax(guide=str(guide), margin=margin)
+        task = SentenceEmbeddingTask(loss=loss)
+        return bothways.finetune(model, pairs(48, 0), None, task, epochs=1, **FAST, **options)
+
+    # No cosine is above that of the positive plus 2; all are above it minus 2.
+    plain, kept, dropped = (
+        done.task_model.model.state_dict() for done in (unguided, run(-2.0), run(2.0))
+    )
+    assert all(torch.equal(plain[name], kept[name]) for name in plain)
+    assert any(not torch.equal(plain[name], dropped[name]) for name in plain)
+    run(0.0, out=tmp_path / "run")
+    make_folder(tmp_path / "guide", seed=8)
+    with pytest.raises(BothwaysError, match="guide"):
+        run(0.0, out=tmp_path / "run", resume=True)
+
+
+def test_low_rank_changes_of_several_seeds(model: Path, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    for name, rows in (("train", pairs(96, 0)), ("dev", pairs(40, 1))):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = tmp_path / "run"
+    words = (
+        "finetune", model, tmp_path / "train.jsonl", "--dev", tmp_path / "dev.jsonl",
+        "--task", "embed", "--seeds", "2", "--out", run, "--epochs", "6", "--lr", "0.02",
+        "--batch-size", "16", "length=16", "lora.rank=4",
+    )  # fmt: skip
+    app([str(word) for word in words], result_action="return_value")
+    series = json.loads((run / "seeds.json").read_text())
+    untrained = bothways.load(model, "embed", device="cpu", loss={"kind": "softmax"})
+    assert series["metric"] == "ndcg@10"
+    assert series["mean"] > untrained.evaluate(pairs(40, 1))["ndcg@10"]
+    predictor = bothways.load(run, device="cpu")
+    assert predictor.encode(["good film"]).shape == predictor("good film").vectors.shape == (1, 32)
+    assert predictor(("good film", "rain")).vectors.shape == (2, 32)
+    assert SentenceTransformer(str(run / "model"), device="cpu").encode(["good film"]).shape == (
+        1,
+        32,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +167,52 @@ def test_candidates_within_the_margin_of_the_positive_are_dropped() -> None:
         kept = [row[j] for j in range(5) if j == i or row[j] <= row[i] - 0.1]
         expected = expected + torch.stack(kept).div(0.05).logsumexp(0) - row[i] / 0.05
     torch.testing.assert_close(InBatchSoftmax(margin=0.1)(x, texts), expected)
+
+
+class Given(torch.nn.Module):
+    """A model whose vectors are among its features."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, features: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"sentence_embedding": features[self.name]}
+
+
+@pytest.mark.parametrize("margin", [None, 0.05])
+@pytest.mark.parametrize("documents", [1, 2])
+def test_a_guide_drops_what_it_ranks_above_the_positive(
+    margin: float | None, documents: int
+) -> None:
+    size = 6 * (documents + 1)
+    x, guide = drawn(size, 2), drawn(size, 3).detach()
+    units = torch.nn.functional.normalize(guide)
+    targets = dataclasses.replace(grouped(6, documents), guide=units)
+    loss = InBatchSoftmax(0.1, margin=margin, guide="a folder")(x, targets)
+
+    peer = peers.GISTEmbedLoss.__new__(peers.GISTEmbedLoss)
+    torch.nn.Module.__init__(peer)  # without tokenizers, which it would compare
+    peer.model, peer.guide, peer.must_retokenize = Given("x"), Given("guide"), False
+    peer.temperature, peer.margin, peer.margin_strategy = 0.1, margin or 0.0, "absolute"
+    peer.contrast_anchors = peer.contrast_positives = peer.gather_across_devices = False
+    peer.similarity_fct = torch.nn.CosineSimilarity(dim=-1)
+    peer.cross_entropy_loss = torch.nn.CrossEntropyLoss()
+    step = documents + 1
+    columns = [{"x": x[n::step], "guide": guide[n::step]} for n in range(step)]
+    expected = peer(columns, None)
+    torch.testing.assert_close(loss / 6, expected)
+    unguided = InBatchSoftmax(0.1)(x, targets)
+    assert 0 < loss.item() < unguided.item()
+    (ours,) = torch.autograd.grad(loss / 6, x)
+    (theirs,) = torch.autograd.grad(expected, x)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_widths_have_weights() -> None:
+    x, texts, loss = drawn(12, 9), grouped(6, 1), InBatchSoftmax()
+    expected = (3 * loss(x[:, :3], texts) + loss(x, texts)) / 4
+    torch.testing.assert_close(at_widths(loss, x, texts, (3, WIDTH), (3.0, 1.0)), expected)
 
 
 def test_widths_are_a_mean_and_fillers_are_dropped() -> None:

@@ -21,6 +21,7 @@ from bothways.finetuning.automatic import UNKNOWN, choose_automatic, tokens_read
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import DataSource, LabelledData, Rows
 from bothways.finetuning.distillation import with_teacher_scores
+from bothways.finetuning.guide import guide_of, with_guide_vectors
 from bothways.finetuning.lora import add_changes
 from bothways.finetuning.scaled_head import scale_outputs
 from bothways.finetuning.stability import apply_stability, fresh_pooler
@@ -68,6 +69,8 @@ class PreparedRun:
         data = {name: source.sha256 for name, source in self.sources.items()} | {"model": self.base}
         if self.settings.teacher is not None:
             data["teacher"] = digest_of_model(self.settings.teacher.folder)
+        if (guide := guide_of(self.settings.task)) is not None:
+            data["guide"] = digest_of_model(guide, whole=True)
         return without_places(configs.to_dict(self.settings)) | {"data": data}
 
     def origin(self) -> dict[str, Any]:
@@ -168,6 +171,8 @@ def prepare_run(
         if settings.teacher is not None:
             precision = settings.training.precision
             data = with_teacher_scores(data, settings.teacher, device, precision, progress)
+        if (guide := guide_of(data.task)) is not None:
+            data = with_guide_vectors(data, guide, device, settings.training.precision, progress)
     task_model = _task_model(model, data, settings, device)
     if start is None:
         sources = {

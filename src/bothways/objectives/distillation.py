@@ -502,10 +502,10 @@ def soft_divergence(
     """Return T² · Σ over rows of weight · KL(teacher ‖ student), of softmax(z/T).
 
     The gradient for the logits is weight · T · (softmax(z/T) − softmax(t/T)): T² keeps its size
-    whatever the temperature. In fp32 or finer, also under autocast.
+    whatever the temperature. In fp32 or finer, also under autocast. Logits are z, and the target
+    is t, which gets no gradient.
 
     Source: Hinton et al. 2015, section 2.
-    Logits are z, and the target is t, which gets no gradient.
     """
     apply: Callable[..., Tensor] = _SoftDivergence.apply
     return apply(logits, target, weight, temperature)

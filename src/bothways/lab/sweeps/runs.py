@@ -197,13 +197,13 @@ class FinetuneRun:
             return None
         if done.failure is not None:
             progress.message(str(done.failure))
-        metrics, metric = self.finish(done, folder), self.settings.chosen_by
+        settings, metrics = done.settings, self.finish(done, folder)
         return SweepOutcome(
             self.name,
             metrics,
             done.failure.failed if done.failure else (),
-            metric,
-            self.settings.directions(done.task_model.task, done.task_model.labels)[metric],
+            settings.chosen_by,
+            settings.directions(done.task_model.task, done.task_model.labels)[settings.chosen_by],
             done.progress.steps,
             done.progress.seconds,
         )
@@ -338,8 +338,8 @@ def keep_best(series: Series, sweep_folder: SweepFolder) -> None:
     if best is None or not is_main(plan_here()):
         return
     with replace_folder(sweep_folder.out / "model") as hidden:
-        for file in (sweep_folder.out / best.name / "model").iterdir():
-            shutil.copy2(file, hidden / file.name)
+        model = sweep_folder.out / best.name / "model"
+        shutil.copytree(model, hidden, dirs_exist_ok=True)
         if len(series.scored) > 1:
             card, values = hidden / "README.md", [run.metrics[best.metric] for run in series.scored]
             limit = (

@@ -123,8 +123,9 @@ def measure_int8(
     quantised = open_in("int8")  # before the data is read for fp32
     int8, fp32 = (_measure(predictor, evaluate) for predictor in (quantised, open_in("fp32")))
     task_model = quantised.task_model
-    direction = task_model.task.directions(task_model.labels)[task_model.task.metric]
-    return Int8Report(task_model.task.metric, direction, fp32, int8)
+    directions = task_model.task.directions(task_model.labels)
+    metric = next(name for name in (task_model.task.metric, *directions) if name in fp32.metrics)
+    return Int8Report(metric, directions[metric], fp32, int8)
 
 
 def _measure(predictor: Predictor, evaluate: Callable[[Predictor], Metrics]) -> TimedMetrics:

@@ -17,7 +17,7 @@ compared in fp32, whatever the model computes in: in bf16, scores that differ wo
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from bothways.core.config.reader import CHANGEABLE
 from bothways.core.errors import ConfigError
 from bothways.core.targets import Targets
 
@@ -43,11 +44,15 @@ class TextTargets(Targets):
             recognised; for texts with a class, that of the class.
         scores: the score of a pair at its second text, or a teacher's score of each document;
             NaN for none.
+        guide: the unit vectors of a guide `(texts, guide width)`; of width 0 without one.
     """
 
     roles: NDArray[np.int64] | Tensor
     keys: NDArray[np.int64] | Tensor
     scores: NDArray[np.float32] | Tensor
+    guide: NDArray[np.float32] | Tensor = field(
+        default_factory=lambda: np.empty((1, 0), dtype=np.float32)
+    )
 
     def without_weight(self) -> TextTargets:
         """Return the same texts as fillers."""
@@ -83,12 +88,15 @@ class InBatchSoftmax:
             positive, and takes the mean; "all" puts queries and documents of both sides into one
             softmax (GTE, Li et al. 2023).
         margin: candidates with s > s(positive) − margin are dropped as likely positives; None
-            keeps them.
+            keeps them, or is 0 with a guide.
+        guide: a folder of another model of vectors, whose cosines are compared with the margin
+            (Solatorio 2024); None for those of the vectors themselves.
     """
 
     temperature: float = 0.05
     directions: Literal["query", "both", "all"] = "query"
     margin: float | None = None
+    guide: str | None = field(default=None, metadata=CHANGEABLE)  # known by its SHA-256
     kind: Literal["softmax"] = "softmax"
 
     def __post_init__(self) -> None:
@@ -110,18 +118,34 @@ class InBatchSoftmax:
 
         forward = queries @ documents.T
         of_positive = forward[rows, positives]
-        dropped = answers
-        if self.margin is not None:
-            dropped = dropped | (forward.detach() > of_positive.detach()[:, None] - self.margin)
+        # seen: the vectors by which likely positives are recognised
+        seen = units.detach() if self.guide is None else torch.as_tensor(texts.guide).to(units)
+        seen_queries, seen_documents = seen[anchors], seen[~anchors]
+        margin = 0.0 if self.guide is not None and self.margin is None else self.margin
+        bar = (seen_queries * seen_documents[positives]).sum(-1)
+
+        def likely(side: Tensor, others: Tensor) -> Bool[Tensor, "queries candidates"]:
+            """Return which candidates are as close as the positive."""
+            similarities = side @ others.T
+            if margin is None:
+                return torch.zeros_like(similarities, dtype=torch.bool)
+            return similarities > bar[:, None] - margin
+
+        dropped = answers | likely(seen_queries, seen_documents)
         dropped = dropped.index_put((rows, positives), torch.zeros_like(rows, dtype=torch.bool))
         sides = [_logits(forward, dropped, self.temperature)]
         if self.directions != "query":
             backward = queries @ documents[positives].T  # (queries, positives)
-            other_queries = answers[:, positives].fill_diagonal_(False)
-            sides.append(_logits(backward.T, other_queries.T, self.temperature))
+            other_queries = answers[:, positives].T | likely(
+                seen_documents[positives], seen_queries
+            )
+            other_queries = other_queries.fill_diagonal_(False)
+            sides.append(_logits(backward.T, other_queries, self.temperature))
         if self.directions == "all":
+            same_query = same_query | likely(seen_queries, seen_queries)
             among_queries = _logits(queries @ queries.T, same_query, self.temperature)
             related = (owners == rows[:, None]) | answers
+            related = related | likely(seen_documents[positives], seen_documents)
             among_documents = documents[positives] @ documents.T
             sides += [among_queries, _logits(among_documents, related, self.temperature)]
             normaliser = torch.cat(sides, dim=1).logsumexp(1)
@@ -277,14 +301,18 @@ def at_widths(
     vectors: Float[Tensor, "texts width"],
     texts: TextTargets,
     widths: tuple[int, ...],
+    weights: tuple[float, ...] = (),
 ) -> Tensor:
     """Return the mean of a loss over the first components of vectors (Kusupati et al. 2022).
 
     Args:
         widths: the numbers of components; none for all components.
+        weights: the weight of each; none for equal ones.
     """
     chosen = [min(width, vectors.shape[-1]) for width in widths] or [vectors.shape[-1]]
-    return torch.stack([loss(vectors[:, :width], texts) for width in chosen]).mean()
+    losses = torch.stack([loss(vectors[:, :width], texts) for width in chosen])
+    shares = losses.new_tensor(weights or [1.0] * len(chosen))
+    return (shares / shares.sum() * losses).sum() if weights else losses.mean()
 
 
 def _logits(

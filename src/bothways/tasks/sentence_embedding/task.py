@@ -73,7 +73,7 @@ from bothways.tasks.sentence_embedding.retrieval import RETRIEVAL, retrieval
 from bothways.tasks.sentence_embedding.sts import Agreement, gold_score
 from bothways.tasks.text_encoding import EncodedTexts
 from bothways.tasks.text_examples import TextColumns, TextExample
-from bothways.tasks.text_task import PromptedTask
+from bothways.tasks.text_task import LongTextTask, PromptedTask
 from bothways.text.tokenizer import Tokenizer
 
 STS = EmbedColumns("sentence1", "sentence2", "score")
@@ -130,7 +130,8 @@ class Embedder(VectorModule, TaskModel[TextExample, VectorPrediction]):
             **{name: value[valid].to(vectors.device) for name, value in values.items()}
         )
         loss = self.task.loss or InBatchSoftmax()
-        return {self.loss_name: at_widths(loss, vectors[valid], texts, self.task.widths)}
+        widths, weights = self.task.widths, self.task.width_weights
+        return {self.loss_name: at_widths(loss, vectors[valid], texts, widths, weights)}
 
     def outputs(self, batch: Batch) -> list[Output]:
         """Return the vector of each sequence `(task.width)`."""
@@ -206,6 +207,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         loss: what is minimised in fine-tuning; None for the usual one of the data's form.
         widths: numbers of components whose vectors are trained together, such as (384, 128, 32):
             the mean of the loss over these, for vectors that may be cut (Kusupati et al. 2022).
+        width_weights: the weight of each of `widths` in the mean; none for equal ones.
     """
 
     column_table: ClassVar[Many[Column]] = COLUMNS
@@ -232,6 +234,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     include_prompt: bool = True
     loss: VectorLoss | None = None
     widths: tuple[int, ...] = ()
+    width_weights: tuple[float, ...] = ()
     kind: Literal["embed"] = "embed"
 
     def __post_init__(self) -> None:
@@ -242,6 +245,13 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         if not self.pooling:
             message = "must name at least one way of pooling"
             raise ConfigError(message, where="pooling", fix='The usual one is "mean".')
+        if any(width < 1 for width in self.widths):
+            message = f"must be 1 or more, not {min(self.widths)}"
+            raise ConfigError(message, where="widths", fix="Write widths=384,128,32, for example.")
+        weights = self.width_weights
+        if weights and (len(weights) != len(self.widths) or not min(weights) > 0):
+            message = f"must be a number above 0 for each of the {len(self.widths)} widths"
+            raise ConfigError(message, where="width_weights", fix="Leave it out for equal ones.")
 
     @property
     def compares(self) -> bool:
@@ -264,6 +274,11 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             return example_of(row, columns, where)
         parsed: TextExample = super().parse(row, columns, where)
         return parsed
+
+    def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TextExample:
+        """Return the example of one text or of two, whatever the model was trained on."""
+        example: TextExample = super(LongTextTask, self).from_texts(texts, where=where)
+        return example
 
     def texts(self, example: TextExample) -> tuple[str, ...]:
         """Return the texts of an example, the anchor first."""
