@@ -54,7 +54,7 @@ from bothways.model.flops import forward_flops
 from bothways.prediction.engine import predict, prepare_task_model
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.base import TaskModel
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 
 LONGEST, BATCH, AGAIN = 256, 32, 10
 CPU = torch.device("cpu")

@@ -53,7 +53,7 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.text_examples import TextColumns
+from bothways.tasks.text_task import TextColumns
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs
 from bothways.training.run import Event

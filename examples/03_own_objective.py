@@ -14,10 +14,9 @@ import torch
 import toy
 
 import bothways
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, TokenTargets
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
-from bothways.core.targets import TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import FullSentences

@@ -12,7 +12,7 @@ import numpy as np
 from seqeval.metrics import f1_score
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
-from bothways.core.targets import IGNORED
+from bothways.core.batch import IGNORED
 from bothways.finetuning.data import LabelledData
 from bothways.tasks.base import EncodedExample
 from peers.peer import Peer, Plan, Rows, Trained, train

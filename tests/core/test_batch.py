@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bothways.core.batch import pack
+from bothways.core.batch import LabelTargets, TokenTargets, pack
 from bothways.core.sequence import Sequence
-from bothways.core.targets import LabelTargets, TokenTargets
 
 
 def test_targets_are_read_by_name_and_type() -> None:

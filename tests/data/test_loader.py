@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bothways.core.batch import IGNORED
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor, Source
-from bothways.core.targets import IGNORED
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp, budget_at
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.list_source import ListSource

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from bothways.core.batch import LabelTargets, TokenTargets
 from bothways.core.errors import ConfigError
 from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
-from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.data.masking import (
     AnyToken,
     CorpusToken,

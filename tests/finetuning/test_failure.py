@@ -28,7 +28,7 @@ from bothways.prediction.analysis.report import analyse
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample
 from bothways.tasks.predictions import ClassPrediction, MultilabelPrediction
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
 from toy_folder import VOCABULARY, make_examples, make_tokenizer

@@ -23,7 +23,7 @@ from bothways.model.model import Model
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.catalogue import Trainable
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.training.durations import Steps
 from family_tasks import (
     FAMILIES,

@@ -34,7 +34,7 @@ from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.text_examples import TextColumns, TextExample
+from bothways.tasks.text_task import TextColumns, TextExample
 from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW
 from heard_progress import Heard

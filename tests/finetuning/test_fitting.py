@@ -23,7 +23,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.tasks.catalogue import trainable_task
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs, RunState, Steps
 from bothways.training.loop import Loop

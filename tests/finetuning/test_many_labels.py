@@ -18,7 +18,7 @@ from bothways.prediction.engine import window_size
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.metrics import Confusion, classification_metrics
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.training.durations import Steps
 
 MANY = 100_000

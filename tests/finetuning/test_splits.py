@@ -28,7 +28,7 @@ from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RankExample, RerankingTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 
 FIFTH = DevPart((0.8, 0.2), 1)
 

@@ -29,7 +29,7 @@ from bothways.model.model import Model
 from bothways.objectives.distillation import Teacher
 from bothways.tasks.base import TaskModel
 from bothways.tasks.catalogue import Trainable
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.training.loop import weighted_sum
 from family_tasks import LENGTH, TASKS, encoder_of, tokenizer_of
 from toy_folder import make_examples, make_folder

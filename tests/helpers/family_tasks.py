@@ -34,7 +34,7 @@ from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import (
     Albert,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 
 GOOD, BAD = ("good", "fine", "great"), ("bad", "poor", "awful")

@@ -19,10 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bothways.core.batch import Batch
+from bothways.core.batch import IGNORED, Batch, Targets
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
-from bothways.core.targets import IGNORED, Targets
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
@@ -35,8 +34,9 @@ from bothways.tasks.base import (
     Task,
     TaskModel,
     nothing_to_score,
+    softmax,
 )
-from bothways.tasks.metrics import Confusion, classification_metrics, softmax
+from bothways.tasks.metrics import Confusion, classification_metrics
 from bothways.tasks.predictions import ClassPrediction
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer

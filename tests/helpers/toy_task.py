@@ -20,7 +20,7 @@ from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 from toy_training import enter_ranks
 

@@ -23,14 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from bothways.core import atomic_files as files
-from bothways.core.batch import Batch, pack
+from bothways.core.batch import IGNORED, Batch, LabelTargets, TokenTargets, pack
 from bothways.core.errors import BothwaysError
 from bothways.core.keyed_rng import rng
 from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor
-from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.training import parallel
 from bothways.training.checkpoint import Best, FolderStore, Keep, Store

@@ -31,7 +31,7 @@ from bothways.tasks.sentence_embedding.task import (
     save_sentence_encoder,
     sentence_encoder,
 )
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS
 from closeness import assert_close

@@ -19,7 +19,6 @@ from bothways.finetuning.config import finetune_adam
 from bothways.model import block
 from bothways.model.config import Dropouts, EncoderConfig, Gated
 from bothways.model.encoder import Encoder
-from bothways.model.kernels import add_norm as residual
 from bothways.model.kernels import dropout
 from bothways.training.preflight import compute_as
 from small_models import SHAPES
@@ -39,7 +38,7 @@ DIFFERENT = ("bert-base-chinese", "deberta-v2-xxlarge", "modernbert-large")
 """The blocks of the others are made of parts of these."""
 TRACED: tuple[tuple[Any, str], ...] = (
     (block.Block, "rest"), (block.FeedForward, "forward"), (block.FeedForward, "_down"), (block, "activate"),
-    (block, "add_norm"), (residual, "dropout"), (residual, "_has_kernel"), (dropout.Dropout, "forward"), (dropout, "dropout"),
+    (block, "add_norm"), (dropout, "dropout"), (dropout, "_has_kernel"), (dropout.Dropout, "forward"), (dropout, "dropout"),
 )  # fmt: skip
 COMPILED = dataclasses.replace(finetune_adam(), compiled=True)
 
@@ -51,7 +50,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
     for owner, name in TRACED:  # without the checks of types and shapes that tests run with
         monkeypatch.setattr(owner, name, inspect.unwrap(getattr(owner, name)))
     monkeypatch.setattr(
-        residual, "runs_on", lambda device: False
+        dropout, "runs_on", lambda device: False
     )  # what is compiled is made of torch's operators
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(block.Block.rest, dynamic=True, fullgraph=True, backend=counter)

@@ -13,13 +13,13 @@ from bert_peers import Input, draw_config, draw_input, gradients, ours, peer
 from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.model.config import EncoderConfig
-from bothways.model.head_modules import Pooler
 from bothways.model.heads import (
     ChoiceHead,
     Head,
     LabelHead,
     MaskedHead,
     PairHead,
+    Pooler,
     PoolerHead,
     SpanHead,
     TagHead,

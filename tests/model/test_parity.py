@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bert_peers import Input, draw_config, draw_input, gradients, ours, peer
-from bothways.core.targets import LabelTargets, TokenTargets
+from bothways.core.batch import LabelTargets, TokenTargets
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, LabelTargets, TokenTargets
 from bothways.core.layout import Layout
-from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.dispatch import Packed
 from bothways.model.config import Dropouts, EncoderConfig

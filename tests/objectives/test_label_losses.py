@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from bothways.core.batch import IGNORED, SpanTargets
 from bothways.core.layout import Layout
 from bothways.core.runtime.tuning import TUNING
-from bothways.core.targets import IGNORED, SpanTargets
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.objectives import losses
 from bothways.objectives.losses import (

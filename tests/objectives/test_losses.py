@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from bothways.core.batch import IGNORED
 from bothways.core.runtime.tuning import TUNING
-from bothways.core.targets import IGNORED
 from bothways.model.kernels import cross_entropy as losses
 from bothways.model.kernels import library
 from bothways.model.kernels.cross_entropy import cross_entropy

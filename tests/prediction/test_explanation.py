@@ -24,7 +24,7 @@ from bothways.prediction.explanation import (
     words_of,
 )
 from bothways.prediction.predictor import Predictor
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 from toy_folder import make_folder
 from toy_predictors import predictor

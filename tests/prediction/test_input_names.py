@@ -20,7 +20,7 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import Head, LabelHead, SpanHead
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Steps
 from family_tasks import ours, pairs, question, saved, theirs

@@ -18,7 +18,7 @@ from bothways.hub.model_folder import load_model
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.multilabel.task import MultilabelExample
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from toy_folder import VOCABULARY, make_tokenizer
 
 TEXTS = ("the film was good", "a play", "")

@@ -26,7 +26,7 @@ from bothways.prediction.engine import prepare_task_model
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.choice.task import ChoiceExample
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from spread import in_turn
 from toy_folder import make_folder, make_tokenizer
 from toy_predictors import TASKS, TEXTS, predictor

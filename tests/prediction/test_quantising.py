@@ -21,7 +21,7 @@ from bothways.prediction.analysis import report as survey
 from bothways.prediction.analysis.evaluation import Int8Report, TimedMetrics, measure_int8
 from bothways.prediction.engine import predict, predict_encoded, prepare_task_model
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from toy_folder import make_examples, make_folder, write_tsv
 
 pytestmark = pytest.mark.skipif(

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bothways.core.batch import Batch
-from bothways.core.targets import TokenTargets
+from bothways.core.batch import Batch, TokenTargets
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
 from bothways.data.loader import LoadedStep, Loader

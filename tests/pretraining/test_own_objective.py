@@ -12,11 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, LabelTargets, TokenTargets
 from bothways.core.errors import BothwaysError
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
-from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus

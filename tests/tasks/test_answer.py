@@ -20,11 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from bothways.core.batch import pack
+from bothways.core.batch import SpanTargets, pack
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.sequence import Sequence
-from bothways.core.targets import SpanTargets
 from bothways.finetuning import data as labelled
 from bothways.finetuning.data import examine
 from bothways.model.config import Dropouts, EncoderConfig

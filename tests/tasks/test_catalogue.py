@@ -24,7 +24,7 @@ from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.text_examples import TextColumns, TextExample
+from bothways.tasks.text_task import TextColumns, TextExample
 from toy_task import VOCABULARY, make_tokenizer
 
 

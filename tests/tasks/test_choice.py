@@ -19,7 +19,7 @@ from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.choice.task import ChoiceColumns, ChoiceExample, ChoiceTask, Chooser
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.predictions import ChoicePrediction
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from parity import batch_of, check_gradients, check_sum, make_theirs, padded
 from toy_task import VOCABULARY, make_text, make_tokenizer
 

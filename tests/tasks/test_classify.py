@@ -18,7 +18,7 @@ from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.base import EncodedExample, Task, TaskModel
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.text.template import truncated
 from toy_task import VOCABULARY, make_examples, make_task, make_text, make_tokenizer
 

@@ -18,7 +18,7 @@ from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.sentence_embedding.examples import EmbedColumns, VectorExample
 from bothways.tasks.sentence_embedding.sts import Agreement
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from toy_masked import make_masked, make_masked_text
 
 

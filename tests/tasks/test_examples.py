@@ -14,7 +14,7 @@ import pytest
 from bothways.core.errors import ConfigError, DataError
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.text_examples import NOT_NAMED, TextColumns, TextExample, in_order, label_names
+from bothways.tasks.text_task import NOT_NAMED, TextColumns, TextExample, in_order, label_names
 
 
 def read_examples(

@@ -13,7 +13,7 @@ from bothways.core.finding import Finding
 from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 
 
 def fair_texts(count: int, start: int = 0) -> list[MultilabelExample]:

@@ -11,7 +11,7 @@ from bothways.core.errors import DataError
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.columns import unlabelled_marks
 from bothways.tasks.multilabel.task import MultilabelTask
-from bothways.tasks.text_examples import TextColumns, TextExample
+from bothways.tasks.text_task import TextColumns, TextExample
 
 
 @pytest.mark.parametrize(

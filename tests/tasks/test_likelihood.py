@@ -15,7 +15,7 @@ from bothways.tasks import zero_shot as untrained
 from bothways.tasks.likelihood import task as likelihood
 from bothways.tasks.likelihood.task import LikelihoodTask
 from bothways.tasks.mask_filling.task import MaskFillingTask
-from bothways.tasks.text_examples import TextColumns, TextExample
+from bothways.tasks.text_task import TextColumns, TextExample
 from toy_masked import log_probabilities, make_masked, make_masked_text
 from toy_task import VOCABULARY
 

@@ -15,8 +15,7 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
-from bothways.tasks.text_encoding import Fit
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import Fit, TextExample
 from bothways.training.encoding_checks import needed_length
 from parity import batch_of, check_sum
 from toy_task import VOCABULARY, WORDS, make_task, make_tokenizer

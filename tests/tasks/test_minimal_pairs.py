@@ -13,7 +13,7 @@ from bothways.prediction.engine import evaluate_task, predict
 from bothways.prediction.predictor import open_task
 from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
 from bothways.tasks.likelihood.task import LikelihoodTask
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from toy_masked import make_masked
 
 PAIRS = [("ape bees dog", "ape bees"), ("cat", "cat dog elk"), ("gnus", "hens ibis"), ("", "ape")]

@@ -25,7 +25,7 @@ from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.multilabel.task import MultilabelClassifier, MultilabelExample, MultilabelTask
 from bothways.tasks.predictions import MultilabelPrediction
-from bothways.tasks.text_examples import TextColumns
+from bothways.tasks.text_task import TextColumns
 from parity import batch_of, check_gradients, check_sum, make_theirs, padded_inputs
 from toy_task import VOCABULARY, make_text, make_tokenizer
 

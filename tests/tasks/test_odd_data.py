@@ -22,7 +22,7 @@ from bothways.tasks.reranking.task import RankExample, RerankingTask
 from bothways.tasks.tagging.checks import check_tagged
 from bothways.tasks.tagging.conll import ColumnLayout, read_columns
 from bothways.tasks.tagging.examples import TagExample
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from toy_folder import make_folder
 
 ROWS = "a good film\tpos\na bad play\tneg\n" * 4

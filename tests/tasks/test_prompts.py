@@ -24,7 +24,7 @@ from bothways.tasks.sentence_embedding.task import (
     SentenceEmbeddingTask,
     save_sentence_encoder,
 )
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from closeness import assert_close
 
 TEXTS = ["The cat sat on the mat.", "x", "", "A dog barks. " * 200, "Where is Peking?"]

@@ -17,7 +17,7 @@ from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.regression.task import RegressionTask, Regressor
-from bothways.tasks.text_examples import TextColumns, TextExample
+from bothways.tasks.text_task import TextColumns, TextExample
 from parity import batch_of, check_gradients, check_sum, make_theirs, padded_inputs
 from toy_task import VOCABULARY, make_examples, make_tokenizer
 

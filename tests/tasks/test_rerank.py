@@ -21,7 +21,7 @@ from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.reranking.metrics import average_precision, ndcg, reciprocal_rank
 from bothways.tasks.reranking.task import RankColumns, Ranker, RankExample, RerankingTask
-from bothways.tasks.text_encoding import EncodedTexts
+from bothways.tasks.text_task import EncodedTexts
 from parity import batch_of, check_gradients, check_sum, padded_inputs
 from toy_folder import BAD, FILLERS, GOOD, make_folder
 from toy_task import VOCABULARY, WORDS, make_tokenizer

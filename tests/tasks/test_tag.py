@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
-from bothways.core.batch import pack
+from bothways.core.batch import IGNORED, pack
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.targets import IGNORED
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned

@@ -13,7 +13,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier, balanced
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from parity import batch_of, check_sum
 from toy_task import make_examples, make_task
 

@@ -3,11 +3,10 @@ import math
 import pytest
 import torch
 
-from bothways.core.batch import pack
+from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.loss import Loss
 from bothways.core.source import Cursor
-from bothways.core.targets import IGNORED
 from bothways.training.durations import Epochs, Hours, RunState, Steps, Tokens
 from bothways.training.loop import Loop, evaluate_losses
 from bothways.training.meter import EvaluationScores, Meter

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from bothways.core.targets import Targets, TargetsT
+    from bothways.core.batch import Targets, TargetsT
 
 Ids = NDArray[np.int32]
 
@@ -42,6 +42,6 @@ class Sequence:
 
     def target(self, name: str, cls: type[TargetsT]) -> TargetsT:
         """Return the targets called `name`, which must be of type `cls`; its arrays are NumPy's."""
-        from bothways.core.targets import target_of
+        from bothways.core.batch import target_of
 
         return target_of(self.targets, name, cls)

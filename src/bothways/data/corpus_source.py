@@ -105,7 +105,7 @@ class CorpusSource:
         Raises:
             DataError: a file of the corpus is shorter than when it was opened.
         """
-        from bothways.core.targets import LabelTargets
+        from bothways.core.batch import LabelTargets
 
         _check_whole(self._texts)
         sequence = self._assembled(plan, self._slice)

@@ -272,7 +272,7 @@ def hide(
     rng: np.random.Generator,
 ) -> Sequence:
     """Return the sequence with the chosen tokens replaced, and their ids as `targets["masked"]`."""
-    from bothways.core.targets import TokenTargets
+    from bothways.core.batch import TokenTargets
 
     hidden = sequence.ids[selection.positions]
     ids = sequence.ids.copy()

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import assert_never
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, ChoiceTargets, Targets
 from bothways.core.errors import ConfigError
 from bothways.core.finding import places, report_findings
 from bothways.core.loss import Loss
@@ -29,7 +29,6 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
 from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
-from bothways.core.targets import ChoiceTargets, Targets
 from bothways.core.training_module import TrainingModule
 from bothways.data.loader import in_batches
 from bothways.finetuning.data import LabelledData
@@ -37,7 +36,7 @@ from bothways.objectives.distillation import Teacher, check_teacher, soft_diverg
 from bothways.prediction.engine import prepare_task_model
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.base import EncodedExample, Scale, TaskModel
-from bothways.tasks.text_encoding import window_weight
+from bothways.tasks.text_task import window_weight
 
 TARGET, SOFT = "teacher", "soft"
 """The names of the targets and of the loss."""

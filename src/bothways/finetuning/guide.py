@@ -21,7 +21,7 @@ from bothways.prediction.predictor import open_task_model
 from bothways.tasks.metrics import TINY
 from bothways.tasks.sentence_embedding.losses import InBatchSoftmax, TextTargets
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
-from bothways.tasks.text_encoding import EncodedTexts
+from bothways.tasks.text_task import EncodedTexts
 
 
 def guide_of(task: object) -> str | None:

@@ -34,7 +34,8 @@ from bothways.hub.model_folder import check_replaceable, save_model, write_files
 from bothways.hub.resolve import MODULES, PROGRAM, modules_folder, require_inside
 from bothways.hub.static_embedding import STATIC, StaticEncoder, StaticTokenizer, static_files
 from bothways.hub.weight_files import open_weights
-from bothways.model.activation import Activation, activate
+from bothways.model.block import activate
+from bothways.model.config import Activation
 from bothways.model.kernels.linear import on_round_rows
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer

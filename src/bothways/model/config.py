@@ -13,11 +13,12 @@ from typing import Literal, TypeVar
 
 from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import ConfigError
-from bothways.model.activation import Activation
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.positions import Disentangled, Learned, Position, Rotary
 
 T = TypeVar("T")
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu"]
+"""GELU (Hendrycks & Gimpel 2016), exact or approximated as Google does, ReLU, and SiLU."""
 
 
 @dataclass(frozen=True)

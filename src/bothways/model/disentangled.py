@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from bothways.core.layout import Layout
 from bothways.model import positions
-from bothways.model.activation import activate
 from bothways.model.attention.mask import Distances
+from bothways.model.block import activate
 from bothways.model.config import EncoderConfig
 from bothways.model.init import layer_norm
 from bothways.model.kernels.dropout import Dropout

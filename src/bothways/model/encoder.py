@@ -19,13 +19,12 @@ from bothways.core.layout import Layout
 from bothways.model.attention.bigbird_random import RandomBlocks
 from bothways.model.attention.mask import AttentionView, RotaryTables
 from bothways.model.attention.patterns import Blocks
-from bothways.model.block import Block
+from bothways.model.block import Attention, Block
 from bothways.model.config import EncoderConfig, PreNorm, Sharing
 from bothways.model.disentangled import NgramConvolution, build_relative, distances_of
 from bothways.model.embedding import Embedding
 from bothways.model.init import initialise, layer_norm
 from bothways.model.positions import Disentangled, Rotary
-from bothways.model.self_attention import Attention
 
 
 @dataclass(frozen=True)

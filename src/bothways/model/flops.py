@@ -15,10 +15,18 @@ from typing_extensions import assert_never
 
 from bothways.core.runtime.devices import Precision, resolve_precision
 from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
-from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
+from bothways.model.attention.mask import sees_all
+from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.config import EncoderConfig, Gated
-from bothways.model.head_modules import MaskedOutput, NextTokenOutput, OwnOutput
-from bothways.model.heads import Head, MaskedHead, PoolerHead, with_pooler
+from bothways.model.heads import (
+    Head,
+    MaskedHead,
+    MaskedOutput,
+    NextTokenOutput,
+    OwnOutput,
+    PoolerHead,
+    with_pooler,
+)
 from bothways.model.init import without_weights
 from bothways.model.positions import Disentangled
 

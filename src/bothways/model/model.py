@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError
-from bothways.model import head_modules
+from bothways.model import heads as head_modules
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Attentions, Encoder, Hidden, recorded_attentions
 from bothways.model.heads import HEADS, Head, with_pooler

@@ -15,11 +15,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, TokenTargets, next_tokens
 from bothways.core.config.checks import require_at_least
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
-from bothways.core.targets import TokenTargets, next_tokens
 from bothways.core.training_module import TrainingModule
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import FullSentences

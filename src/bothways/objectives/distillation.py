@@ -34,7 +34,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from bothways.core.advice import call
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Targets, TokenTargets
 from bothways.core.config.checks import require_at_least
 from bothways.core.config.reader import CHANGEABLE
 from bothways.core.errors import ConfigError
@@ -43,7 +43,6 @@ from bothways.core.layout import Layout
 from bothways.core.loss import Loss
 from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
-from bothways.core.targets import Targets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking, Vocabulary, mask_tokens

@@ -19,13 +19,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.advice import argument
-from bothways.core.batch import Batch
+from bothways.core.batch import IGNORED, Batch, LabelTargets, TokenTargets
 from bothways.core.config.checks import require_at_least
 from bothways.core.finding import Finding
 from bothways.core.keyed_rng import rng
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
-from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.masking import (

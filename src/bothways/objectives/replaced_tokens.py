@@ -37,12 +37,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from typing_extensions import assert_never
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Targets, TokenTargets
 from bothways.core.errors import ConfigError
 from bothways.core.loss import Loss
 from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
-from bothways.core.targets import Targets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.data.masking import Masking, Vocabulary
 from bothways.data.segments import FullSentences

@@ -21,10 +21,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Targets, TokenTargets
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
-from bothways.core.targets import Targets, TokenTargets
 from bothways.data.masking import (
     Chosen,
     CorpusToken,
@@ -35,7 +34,7 @@ from bothways.data.masking import (
     hide,
 )
 from bothways.data.segments import FullSentences
-from bothways.model.activation import activate
+from bothways.model.block import activate
 from bothways.model.config import EncoderConfig
 from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.cross_entropy import cross_entropy

@@ -187,7 +187,7 @@ def predict_sequences(
     on_share: Callable[[float], object] = lambda share: None,
 ) -> list[Output]:
     """Return the model's output for each sequence; `on_share` is called after each batch."""
-    bulk = sum(map(len, sequences)) >= TUNING.prepare_tokens
+    bulk = sum(len(sequence.ids) for sequence in sequences) >= TUNING.prepare_tokens
     if bulk and prepared_model.gains_at_bulk(task_model.model):
         task_model = prepare_task_model(task_model)
     if isinstance(task_model.model, prepared_model.PreparedModel):
@@ -225,7 +225,7 @@ def _in_batches(
     if not isinstance(model, prepared_model.PreparedModel) or not model.batch_invariant:
         yield from in_batches(sequences, tokens, device)
         return
-    short = [n for n, sequence in enumerate(sequences) if len(sequence) <= model.longest_fused]
+    short = [n for n, sequence in enumerate(sequences) if len(sequence.ids) <= model.longest_fused]
     for indices, batch in in_batches([sequences[n] for n in short], tokens, device):
         yield [short[index] for index in indices], batch
     for n in sorted({*range(len(sequences))} - {*short}):

@@ -41,7 +41,7 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RerankingTask, cross_encoder
 from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.training.encoding_checks import check_model
 
 _REOPENING = threading.Lock()

@@ -24,20 +24,18 @@ from bothways.core.runtime import devices
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.model.attention.patterns import Full
-from bothways.model.block import Block
+from bothways.model.block import Block, GroupedProjection
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
 from bothways.model.encoder import Encoder, Hidden, spread
-from bothways.model.head_modules import MaskedOutput, NextTokenOutput
+from bothways.model.heads import MaskedOutput, NextTokenOutput
 from bothways.model.kernels import library
-from bothways.model.kernels.attention import HEAD_STEP
 from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.model.kernels.int8 import Int8Linear
-from bothways.model.kernels.library import Feature, multiplies
+from bothways.model.kernels.library import HEAD_STEP, Feature, multiplies
 from bothways.model.kernels.linear import CompiledLinear, OneDNNLinear, PanelLinear
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned, Sinusoidal
-from bothways.model.self_attention import GroupedProjection
 
 PredictPrecision = devices.Precision | Literal["int8"]
 """The precision of matrix products in predictions."""

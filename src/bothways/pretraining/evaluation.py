@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bothways.core.batch import IGNORED, LabelTargets, TokenTargets
 from bothways.core.errors import ConfigError, FolderError
 from bothways.core.progress import SILENT, Part, Progress, track
 from bothways.core.runtime.devices import Precision, choose_device
 from bothways.core.source import TrainingStep
-from bothways.core.targets import IGNORED, LabelTargets, TokenTargets
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllExcept, DocumentIds

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from typing_extensions import assert_never
 
-from bothways.core.batch import Batch, pack
+from bothways.core.batch import Batch, LabelTargets, pack
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.keyed_rng import rng
@@ -25,7 +25,6 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime import devices
 from bothways.core.runtime.cards import MACHINE, NETWORK, Accelerator
 from bothways.core.sequence import Sequence
-from bothways.core.targets import LabelTargets
 from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import Vocabulary
 from bothways.model.flops import BACKWARD, forward_flops

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from jaxtyping import Float, Float64
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -478,3 +479,10 @@ def unlabelled(where: str, message: str = "label") -> DataError:
 def nothing_to_score(kind: str = "example") -> DataError:
     """Return the error for data without examples."""
     return DataError(f"there is no {kind} to score", fix="Give at least one.")
+
+
+def softmax(logits: Float[np.ndarray, "*n"]) -> Float64[np.ndarray, "*n"]:
+    """Return the softmax over the last axis, in float64."""
+    exponentials = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    result: NDArray[np.float64] = exponentials / exponentials.sum(-1, keepdims=True)
+    return result

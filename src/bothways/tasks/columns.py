@@ -327,7 +327,11 @@ def cell_of(row: Row, column: str, where: str) -> Any:
     if column not in row:
         message = f"the row has no column {column!r}; it has {listed([*row], MOST)}"
         raise DataError(message, where=where, fix="Complete the row or remove it.")
-    value = plain_value(row[column])
+    value = row[column]
+    if type(value) is str:
+        check_characters(value, column, where)
+        return value
+    value = plain_value(value)
     for text in value if isinstance(value, list) else [value]:
         check_characters(text, column, where)
     return value

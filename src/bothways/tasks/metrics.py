@@ -16,13 +16,6 @@ from numpy.typing import NDArray
 TINY = float(np.finfo(np.float64).tiny)
 
 
-def softmax(logits: Float[np.ndarray, "*n"]) -> Float64[np.ndarray, "*n"]:
-    """Return the softmax over the last axis, in float64."""
-    exponentials = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
-    result: NDArray[np.float64] = exponentials / exponentials.sum(-1, keepdims=True)
-    return result
-
-
 def sigmoid(logits: Float[np.ndarray, "*n"]) -> Float64[np.ndarray, "*n"]:
     """Return 1 / (1 + exp(−z)), in float64."""
     result: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))

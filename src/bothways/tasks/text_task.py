@@ -1,26 +1,277 @@
-"""The common parts of tasks whose examples are texts or pairs of texts in a table."""
+"""Tasks on texts and pairs of texts: columns, examples, model inputs, and the base classes.
+
+Texts that are too long for the model:
+
+truncate     the first tokens                                       (Google's run_classifier.py)
+head_tail    the first quarter of the room and the last tokens      (Sun et al. 2019, section 5.3.1)
+windows      all tokens, in overlapping windows whose outputs are averaged
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
+from typing_extensions import assert_never
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, LabelTargets, Targets, WindowWeight
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.targets import LabelTargets
+from bothways.core.sequence import Ids, Sequence
 from bothways.core.terminal import quantity
-from bothways.tasks import text_examples
-from bothways.tasks.base import E, Output, P, Row, Scale, TaskModel, did_you_mean
-from bothways.tasks.columns import Column, TableTask, label_of
-from bothways.tasks.text_encoding import Fit, LongTexts, window_weight
+from bothways.tasks.base import E, EncodedExample, Output, P, Row, Scale, TaskModel, did_you_mean
+from bothways.tasks.columns import Column, Columns, TableTask, cell_of, label_of, text_of
+from bothways.tasks.windows import windows
+from bothways.text.template import Template, assemble, truncated
+from bothways.text.tokenizer import Tokenizer
+
+TEXTS = (
+    "text", "sentence", "review", "content", "premise", "question", "query", "sentence1", "text_a",
+    "tweet", "document",
+)  # fmt: skip
+PAIRS = (
+    ("text", "text_b"), ("text_a", "text_b"), ("text1", "text2"), ("sentence1", "sentence2"),
+    ("sentence_A", "sentence_B"), ("premise", "hypothesis"), ("question1", "question2"),
+    ("question", "sentence"), ("query", "document"), ("sentence_good", "sentence_bad"),
+)  # fmt: skip
+LABELS = ("label", "labels", "class", "target", "gold_label", "category")
+
+
+@dataclass(frozen=True)
+class Texts:
+    """One text or two."""
+
+    text: str
+    text_b: str | None = None
+
+
+@dataclass(frozen=True)
+class TextExample(Texts):
+    """One or two texts with an optional label and their source."""
+
+    label: str | None = None
+    where: str = "an example"
+
+
+@dataclass(frozen=True)
+class TextColumns(Columns):
+    """The columns of texts; see `Columns`.
+
+    Attributes:
+        text: the text, or the first of two.
+        text_b: the second text; absent if `text` is given alone.
+        label: the label; "a,b,c" for a column for each label, where a task has several.
+    """
+
+    text: str | None = None
+    text_b: str | None = None
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.text_b is not None and self.text is None:
+            message = "is given without a first text"
+            raise ConfigError(message, where="columns.text_b", fix="Name both columns.")
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns that are named for labels: one, or one for each label."""
+        return tuple(name.strip() for name in (self.label or "").split(",") if name.strip())
+
+
+NOT_NAMED = TextColumns()
+
+
+TEXT = Column("text", "text", TEXTS, companion="text_b", both=True, pairs=PAIRS)
+LABEL = Column("label", "label", LABELS, answer=True)
+
+
+def example_of(row: Row, columns: TextColumns, where: str) -> TextExample:
+    """Return the example in a row.
+
+    Raises:
+        DataError: a column is missing, a text is not a text, or a label cannot be one.
+    """
+    text, text_b = texts_of_row(row, columns, where)
+    label = None
+    if columns.label is not None:
+        label = label_of(cell_of(row, columns.label, where), columns.label, where)
+    return TextExample(text, text_b, label, where)
+
+
+def texts_of_row(row: Row, columns: TextColumns, where: str) -> tuple[str, str | None]:
+    """Return the text or the two texts in a row; errors as `example_of`."""
+    assert columns.text is not None
+    text = text_of(row, columns.text, where)
+    return text, None if columns.text_b is None else text_of(row, columns.text_b, where)
+
+
+def label_names(examples: Iterable[TextExample]) -> tuple[str, ...]:
+    """Return the labels that occur, ordered as by `in_order`."""
+    return in_order(example.label for example in examples if example.label is not None)
+
+
+def in_order(labels: Iterable[str]) -> tuple[str, ...]:
+    """Return each label once: whole numbers by value, then texts by their characters."""
+    distinct = set(labels)
+    numbers = {label for label in distinct if label.removeprefix("-").isdecimal()}
+    return (*sorted(numbers, key=lambda label: (int(label), label)), *sorted(distinct - numbers))
+
+
+T = TypeVar("T")
+LongTexts = Literal["truncate", "head_tail", "windows"]
+HEAD = 4
+"""The head of a text that is cut in the middle is the room divided by this: 128 of 510 tokens."""
+
+
+@dataclass(frozen=True)
+class EncodedTexts(EncodedExample):
+    """The sequences of texts that have outputs of their own.
+
+    Attributes:
+        windows: number of sequences of each text.
+    """
+
+    windows: tuple[int, ...] = (1,)
+
+    @classmethod
+    def of(cls, texts: Many[EncodedExample]) -> EncodedTexts:
+        """Join the sequences of several texts."""
+        return cls(
+            tuple(sequence for text in texts for sequence in text.sequences),
+            sum(text.tokens for text in texts),
+            sum(text.cut for text in texts),
+            tuple(len(text.sequences) for text in texts),
+        )
+
+    def by_text(self, values: Many[T]) -> list[Many[T]]:
+        """Return the values of each text from the values of its sequences."""
+        ends = np.cumsum(self.windows).tolist()
+        return [values[end - count : end] for end, count in zip(ends, self.windows, strict=True)]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The treatment of texts that are longer than the model's input.
+
+    Attributes:
+        length: maximum length of a sequence in tokens, special tokens included.
+        long_texts: what to do with longer texts.
+        stride: tokens from one window to the next; None for half a window.
+    """
+
+    length: int
+    long_texts: LongTexts = "truncate"
+    stride: int | None = None
+
+    def single(self, ids: Ids, template: Template, prompt: int = 0) -> tuple[list[Sequence], int]:
+        """Return the sequences of a text, and the number of tokens that are in none of them.
+
+        Args:
+            prompt: the number of tokens at the start of `ids` that begin each sequence.
+
+        Raises:
+            ConfigError: the prompt leaves no room for a text.
+        """
+        room = self.length - template.single - prompt
+        if room < 1:
+            message = f"has {prompt} tokens, and a sequence has {self.length}"
+            raise ConfigError(message, where="prompt", fix="Shorten the prompt, or set a length.")
+        lead, remaining = ids[:prompt], ids[prompt:]
+        chunks, cut = self._parts(remaining, room)
+        chunks = [np.concatenate([lead, chunk]) for chunk in chunks] if prompt else chunks
+        return [assemble(chunk, None, template) for chunk in chunks], cut
+
+    def pair(self, a: Ids, b: Ids, template: Template) -> tuple[list[Sequence], int]:
+        """Return the sequences of two texts, and the number of tokens that are in none of them.
+
+        Windows move over the longer text; the other one keeps at most half of the room.
+        """
+        room = self.length - template.pair
+        first, second = truncated(len(a), len(b), room)
+        if self.long_texts == "windows" and len(a) + len(b) > room:
+            if len(a) > len(b):
+                second = min(len(b), room // 2)
+                first = room - second
+                chunks, cut = self._parts(a, first)
+                pairs = [(chunk, b[:second]) for chunk in chunks]
+                return [assemble(*both, template) for both in pairs], cut + len(b) - second
+            first = min(len(a), room // 2)
+            chunks, cut = self._parts(b, room - first)
+            pairs = [(a[:first], chunk) for chunk in chunks]
+            return [assemble(*both, template) for both in pairs], cut + len(a) - first
+        ((a_ids,), cut_a), ((b_ids,), cut_b) = self._parts(a, first), self._parts(b, second)
+        return [assemble(a_ids, b_ids, template)], cut_a + cut_b
+
+    def _parts(self, ids: Ids, room: int) -> tuple[list[Ids], int]:
+        """Return the parts of a text, of at most `room` tokens, and how many tokens are missing."""
+        if len(ids) <= room:
+            return [ids], 0
+        match self.long_texts:
+            case "truncate":
+                return [ids[:room]], len(ids) - room
+            case "head_tail":
+                head = room // HEAD
+                head_and_tail = np.concatenate([ids[:head], ids[len(ids) - (room - head) :]])
+                return [head_and_tail], len(ids) - room
+            case "windows":
+                stride = self.stride or max(1, room // 2)
+                chunks = windows(len(ids), room, stride, full=True)
+                return [ids[chunk.start : chunk.stop] for chunk in chunks], 0
+            case _:
+                assert_never(self.long_texts)
+
+
+def encode_texts(
+    examples: Many[Texts], targets: Many[Targets], tokenizer: Tokenizer, fit: Fit
+) -> list[EncodedExample]:
+    """Encode texts and pairs; each sequence has its example's target under the name "label".
+
+    Where long texts are read in windows, each sequence also has its "weight": the windows of a text
+    weigh as much together as one short text.
+    """
+    firsts = tokenizer.encode([example.text for example in examples])
+    seconds = iter(
+        tokenizer.encode([example.text_b for example in examples if example.text_b is not None])
+    )
+    template, results = tokenizer.template, []
+    for example, a, target in zip(examples, firsts, targets, strict=True):
+        if example.text_b is None:
+            tokens, (chunks, cut) = len(a), fit.single(a, template)
+        else:
+            b = next(seconds)
+            tokens, (chunks, cut) = len(a) + len(b), fit.pair(a, b, template)
+        targets_of_example: dict[str, Targets] = {"label": target}
+        if fit.long_texts == "windows":
+            targets_of_example["weight"] = WindowWeight(
+                np.array([1 / len(chunks)], dtype=np.float32)
+            )
+        # [CLS], which the head reads, is global in Longformer.
+        masks = (np.arange(len(chunk.ids)) == 0 for chunk in chunks)
+        sequences = tuple(
+            Sequence(chunk.ids, chunk.segments, targets_of_example, global_attention_mask=mask)
+            for chunk, mask in zip(chunks, masks, strict=True)
+        )
+        results.append(EncodedExample(sequences, tokens, cut))
+    return results
+
+
+def window_weight(batch: Batch) -> Float[Tensor, " sequences"]:
+    """Return the weight of each sequence's label: 1, or less where texts are read in windows."""
+    if "weight" not in batch.targets:
+        return torch.ones(batch.layout.sequences, device=batch.ids.device)
+    return torch.as_tensor(batch.target("weight", WindowWeight).weight)
+
+
+def averaged(outputs: Many[Output]) -> Output:
+    """Return the mean output of the windows of a text."""
+    return outputs[0] if len(outputs) == 1 else np.mean(outputs, axis=0, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -31,23 +282,23 @@ class TextTask(TableTask[Any, P]):
         columns: the columns of texts and answers.
     """
 
-    column_table: ClassVar[Many[Column]] = (text_examples.TEXT, text_examples.LABEL)
+    column_table: ClassVar[Many[Column]] = (TEXT, LABEL)
     objects: ClassVar[bool] = False
 
-    columns: text_examples.TextColumns = text_examples.NOT_NAMED
+    columns: TextColumns = NOT_NAMED
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> Any:
         if len(texts) > 2:
             raise self.wrong_texts(texts, where, "one or two")
-        columns = text_examples.TextColumns("text", "text_b" if len(texts) > 1 else None)
+        columns = TextColumns("text", "text_b" if len(texts) > 1 else None)
         self.check_columns(columns, where)
         return self.parse(dict(zip(("text", "text_b"), texts, strict=False)), columns, where)
 
     def answered(self, example: Any, answer: Any) -> Any:
         return dataclasses.replace(example, label=label_of(answer, "answers", example.where))
 
-    def parse(self, row: Row, columns: text_examples.TextColumns, where: str) -> Any:
-        return text_examples.example_of(row, columns, where)
+    def parse(self, row: Row, columns: TextColumns, where: str) -> Any:
+        return example_of(row, columns, where)
 
     def stratum(self, example: Any) -> Hashable:
         label: str | None = example.label

@@ -15,8 +15,7 @@ from bothways.core.errors import DataError
 from bothways.model.heads import Head, MaskedHead
 from bothways.model.model import Model
 from bothways.tasks.base import P, Reading
-from bothways.tasks.text_examples import TextColumns, TextExample
-from bothways.tasks.text_task import TextTask
+from bothways.tasks.text_task import TextColumns, TextExample, TextTask
 
 ROWS = 1024
 """Number of positions whose logits over the vocabulary are in memory at once."""

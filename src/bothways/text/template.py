@@ -6,13 +6,20 @@ RoBERTa has `<s> A </s></s> B </s>`, all in one segment.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from bothways.core.advice import call
+from bothways.core.errors import TokenizerError
 from bothways.core.sequence import Ids, Sequence
+
+AGAIN = f"Download it again, or train one: {call('tokenizer train', 'FILES', out='FOLDER')}"
 
 
 @dataclass(frozen=True)
@@ -161,3 +168,15 @@ def _gap(encoding: tokenizers.Encoding, start: int, stop: int) -> Gap:
         np.array(encoding.ids[tokens], dtype=np.int32),
         np.array(encoding.type_ids[tokens], dtype=np.int8),
     )
+
+
+@contextlib.contextmanager
+def foreign(location: str | Path | None) -> Iterator[None]:
+    """Turn a panic of the `tokenizers` library, a BaseException, into a TokenizerError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        message = f"makes tokenizers {tokenizers.__version__} fail: {error}"
+        raise TokenizerError(message, where=location, fix=AGAIN) from error

@@ -30,9 +30,9 @@ from bothways.core.errors import ConfigError, DataError, TokenizerError, os_erro
 from bothways.core.sequence import Ids
 from bothways.core.terminal import surrogate_in
 from bothways.text.japanese import JapaneseWords
-from bothways.text.template import Template, assemble
+from bothways.text.template import AGAIN, Template, assemble, foreign
 from bothways.text.tokenizer_classes import Specials
-from bothways.text.tokenizer_files import AGAIN, foreign, load_backend, tokenizer_config
+from bothways.text.tokenizer_files import load_backend, tokenizer_config
 from bothways.text.word_cache import PieceTable, find_cutter
 
 if TYPE_CHECKING:

@@ -15,11 +15,10 @@ vocabulary and settings, gets the same tokenizer; else as the generic class, whi
 
 from __future__ import annotations
 
-import contextlib
 import json
 import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from bothways.core.json_reader import read_regular, read_utf8
 from bothways.text import tokenizer_classes
 from bothways.text.japanese import JapaneseWords, japanese_backend, read_words
 from bothways.text.sentencepiece import SentencePieceModel, read_sentencepiece
+from bothways.text.template import AGAIN, foreign
 from bothways.text.tokenizer_classes import CONFIG
 
 FILES = (
@@ -46,7 +46,6 @@ _ELSEWHERE = (
     "AutoTokenizer.from_pretrained(…).save_pretrained(…)."
 )
 
-AGAIN = f"Download it again, or train one: {call('tokenizer train', 'FILES', out='FOLDER')}"
 _MAX_GAPS = 2**20
 _MAX_EXPANSION = 1000
 
@@ -122,18 +121,6 @@ def load_backend(
     names = config.get("model_input_names")
     flat = isinstance(names, list) and "token_type_ids" not in names
     return backend, specials, flat, words
-
-
-@contextlib.contextmanager
-def foreign(location: str | Path | None) -> Iterator[None]:
-    """Turn a panic of the `tokenizers` library, a BaseException, into a TokenizerError."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        message = f"makes tokenizers {tokenizers.__version__} fail: {error}"
-        raise TokenizerError(message, where=location, fix=AGAIN) from error
 
 
 def _check_ids(backend: tokenizers.Tokenizer, file: Path) -> None:

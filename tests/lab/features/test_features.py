@@ -14,9 +14,8 @@ import torch
 
 from bothways.cli.lab import Layers
 from bothways.cli.main import app
-from bothways.core.batch import pack
+from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.core.targets import IGNORED
 from bothways.data.batching import ExampleBudget
 from bothways.lab.features import tagger as features
 from bothways.lab.features.run import (

@@ -19,7 +19,7 @@ from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_task
-from bothways.tasks.text_examples import TextColumns
+from bothways.tasks.text_task import TextColumns
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 
 A, B = Side("a", (0.5,)), Side("b", (0.5,))

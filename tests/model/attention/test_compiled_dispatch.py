@@ -11,8 +11,8 @@ from bothways.model.attention import dispatch
 from bothways.model.attention.mask import AttentionView, RotaryTables
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.kernels import library
-from bothways.model.kernels.attention import packed_attention, supports
-from bothways.model.kernels.library import ALL_FEATURES, Feature
+from bothways.model.kernels.attention import packed_attention
+from bothways.model.kernels.library import ALL_FEATURES, Feature, supports_heads
 from kernel_cases import NEEDS_AVX512, draw_qkv, formula
 from toy_training import exit_code
 
@@ -124,7 +124,7 @@ def test_the_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(library, "_limited", has)
-    assert supports(device, dtype, size) is chosen
+    assert supports_heads(device, dtype, size) is chosen
     assert library.multiplies("int8") is (Feature.VNNI in has)
     assert library.multiplies("bf16") is (Feature.BF16 in has)
     assert library.multiplies("fp32") is (Feature.AVX512 in has)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from attention_formulas import HEADS, SIZE, formula
 from bothways.core.layout import EQUAL, LOOSE, Layout, RectanglePolicy
 from bothways.model.attention import dispatch as kernels
-from bothways.model.attention import flash
 from bothways.model.attention.dispatch import (
     AttentionCall,
     Blocked,
@@ -108,7 +107,7 @@ def features(monkeypatch: pytest.MonkeyPatch) -> Callable[[Feature], None]:
 
     def use(these: Feature) -> None:
         monkeypatch.setattr(library, "kernel_features", lambda: these)
-        monkeypatch.setattr(flash, "has_varlen", lambda device: device.type == "cuda")
+        monkeypatch.setattr(kernels, "has_varlen", lambda device: device.type == "cuda")
         monkeypatch.setattr(kernels, "has_flex", lambda device: device.type == "cuda")
 
     return use

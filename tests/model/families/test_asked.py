@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from batch_operations import batch_flops
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, TokenTargets
 from bothways.core.layout import Layout
-from bothways.core.targets import TokenTargets
 from bothways.model.config import Dropouts, EncoderConfig, Sharing
 from bothways.model.families.catalogue import FAMILIES
 from bothways.model.flops import forward_flops

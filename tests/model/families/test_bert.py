@@ -83,7 +83,7 @@ def test_unknown_settings_are_left_out() -> None:
 
 @pytest.mark.parametrize(("name", "activation"), sorted(ACTIVATIONS.items()))
 def test_activations_are_the_functions_of_these_names(name: str, activation: str) -> None:
-    from bothways.model.activation import activate
+    from bothways.model.block import activate
 
     x = torch.linspace(-6, 6, 999, dtype=torch.float64)
     torch.testing.assert_close(
@@ -92,7 +92,7 @@ def test_activations_are_the_functions_of_these_names(name: str, activation: str
 
 
 def test_the_two_gelus_differ_by_less_than_the_docstring_says() -> None:
-    from bothways.model.activation import activate
+    from bothways.model.block import activate
 
     x = torch.linspace(-8, 8, 100_001, dtype=torch.float64)
     difference = float((activate("gelu", x) - activate("gelu_tanh", x)).abs().max())

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from test_deberta import LENGTHS, SMALL, TABLE, inputs, logits_of, published
 from torch import Tensor
 
-from bothways.core.targets import TokenTargets
+from bothways.core.batch import TokenTargets
 from bothways.hub.model_folder import load_model
 from bothways.model.families.deberta import DEBERTA
 from bothways.model.families.weight_names import to_file_names

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bothways.model.kernels import library
-from bothways.model.kernels.add_norm import add_norm
+from bothways.model.kernels.dropout import add_norm
 from bothways.model.kernels.library import Feature
 
 CPU, TYPES = torch.device("cpu"), [torch.float32, torch.bfloat16]

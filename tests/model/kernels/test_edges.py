@@ -18,8 +18,8 @@ from bothways.core.layout import Layout
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import look_up
 from bothways.model.kernels import library
-from bothways.model.kernels.add_norm import add_norm
 from bothways.model.kernels.attention import packed_attention
+from bothways.model.kernels.dropout import add_norm
 from bothways.model.kernels.linear import CompiledLinear
 from bothways.model.model import Model
 from bothways.model.positions import Learned

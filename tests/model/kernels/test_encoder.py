@@ -25,7 +25,7 @@ from bothways.model.kernels.library import Feature, kernel_features
 from bothways.model.kernels.linear import CompiledLinear, PanelLinear
 from bothways.prediction.engine import predict, prepare_task_model
 from bothways.prediction.predictor import open_task_model
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from kernel_cases import NEEDS_AVX512, NEEDS_BF16, NEEDS_VNNI, PRECISIONS, SAME_PROCESSOR, examples
 
 

@@ -13,7 +13,6 @@ from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.kernels import add_norm as residual
 from bothways.model.kernels import dropout as module
 from bothways.model.kernels.dropout import dropout, dropped_product
 from bothways.model.model import Model
@@ -99,7 +98,7 @@ def held(model: Model, batch: Batch) -> int:
 def test_attention_keeps_its_probabilities_once(
     position: Learned | Disentangled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residual, "runs_on", lambda device: False)  # the kernel never keeps a mask
+    monkeypatch.setattr(module, "runs_on", lambda device: False)  # the kernel never keeps a mask
     config = EncoderConfig(50, 32, 2, 4, 64, position=position, dropout=Dropouts(0.1, 0.1))
     model, layout = Model(config, ()).train(), Layout.of([32] * 3)
     batch = Batch(torch.randint(50, (96,)), torch.zeros(96, dtype=torch.int64), layout)

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from bothways.model.kernels import abi, library
-from bothways.model.kernels.attention import supports
-from bothways.model.kernels.library import ALL_FEATURES, Feature
+from bothways.model.kernels.library import ALL_FEATURES, Feature, supports_heads
 from kernel_cases import NEEDS_AVX512, NEEDS_VNNI
 
 CPU, TESTS = torch.device("cpu"), Path(__file__).parents[2]
@@ -43,7 +42,7 @@ def test_without_a_file_nothing_is_chosen_and_the_remedy_is_said(
 ) -> None:
     reload.setenv(library.OVERRIDE, str(tmp_path / "none.so"))
     assert library.available() == Feature(0)
-    assert not supports(CPU, torch.float32, 64)
+    assert not supports_heads(CPU, torch.float32, 64)
     assert not library.multiplies("int8")
     if sys.platform == "linux":
         assert "install a C compiler, then install bothways again" in library.describe_kernels()

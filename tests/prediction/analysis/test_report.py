@@ -39,7 +39,7 @@ from bothways.prediction.predictor import Predictor, open_task
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.metrics import Confusion
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
 
 

@@ -49,7 +49,7 @@ from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.metrics import EntityCounts
 from bothways.tasks.tagging.schemes import Chunk, chunks
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from toy_folder import VOCABULARY, make_examples, make_tokenizer
 
 

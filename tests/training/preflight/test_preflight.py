@@ -15,7 +15,7 @@ from bothways.model.flops import kept_floats
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.training import preflight
 from bothways.training.checkpoint import Keep
 from bothways.training.durations import Steps

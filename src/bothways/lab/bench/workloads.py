@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from bothways.core.batch import Batch, pack
+from bothways.core.batch import Batch, LabelTargets, TokenTargets, pack
 from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.runtime.devices import Precision
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor
-from bothways.core.targets import LabelTargets, TokenTargets
 from bothways.data.loader import LoadedStep
 from bothways.data.masking import Masking, Vocabulary
 from bothways.finetuning.config import finetune_adam

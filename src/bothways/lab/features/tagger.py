@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bothways.core.atomic_files import replace_folder
-from bothways.core.batch import Batch
+from bothways.core.batch import IGNORED, Batch, TokenTargets
 from bothways.core.config.checks import require_at_least, require_probability
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.json_reader import read_object
@@ -35,7 +35,6 @@ from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import device_of
 from bothways.core.sequence import Sequence
-from bothways.core.targets import IGNORED, TokenTargets
 from bothways.core.training_module import TrainingModule, evaluating
 from bothways.data.loader import in_batches
 from bothways.model.encoder import Encoder

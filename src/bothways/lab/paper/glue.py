@@ -21,7 +21,7 @@ from bothways.data.tables import open_table
 from bothways.data.text_io import read_lines
 from bothways.lab.paper import experiment, published
 from bothways.tasks.catalogue import TASKS
-from bothways.tasks.text_examples import TextColumns
+from bothways.tasks.text_task import TextColumns
 
 GlueColumn = str | int
 """A column: its name in the first line, or its index, negative from the end."""

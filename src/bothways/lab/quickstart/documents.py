@@ -33,7 +33,7 @@ from bothways.core.runtime.limits import usable_cores
 from bothways.core.terminal import quantity
 from bothways.data.documents import Document, read_documents
 from bothways.data.sentences import detect_language, split_sentences
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 
 _SKIPPED = re.compile(
     r"_*(test(s|ing|_.*)?|conftest|idle_test|pycache|vendor(ed)?|extern(als)?)_*$"

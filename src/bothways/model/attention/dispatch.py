@@ -13,15 +13,15 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import assert_never
 
-from bothways.core.runtime.devices import has_flex
+from bothways.core.runtime.devices import has_flex, has_varlen
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention import reference
-from bothways.model.attention.flash import attend_packed, supports_packed
-from bothways.model.attention.mask import EVERYTHING, AttentionPart, AttentionView
+from bothways.model.attention.flash import attend_packed
+from bothways.model.attention.mask import EVERYTHING, AttentionPart, AttentionView, sees_all
 from bothways.model.attention.padded_autograd import attend_gathered
-from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
+from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.kernels import library
-from bothways.model.kernels.attention import packed_attention, supports
+from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.library import Feature
 
 
@@ -95,9 +95,9 @@ def choose(call: AttentionCall) -> Kernel:
 
     | # | device | dtype | pattern | dropout | learning | length | kernel |
     |---|---|---|---|---|---|---|---|
-    | 1 | CUDA (`supports_packed`) | bf16, fp16 | full, causal, window | 0 | any | any | Packed |
+    | 1 | CUDA (`has_varlen`) | bf16, fp16 | full, causal, window | 0 | any | any | Packed |
     | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | Flexible |
-    | 3 | CPU (`attention.supports`) | fp32 | all see all | 0 | any | ≤ `compiled` | Compiled |
+    | 3 | CPU (`library.supports_heads`) | fp32 | all see all | 0 | any | ≤ `compiled` | Compiled |
     | 4 | the same | fp32 | all see all | > 0 | any | any | Compiled |
     | 5 | the same with AMX | bf16 | all see all | 0 | any | ≤ `compiled_amx` | Compiled |
     | 6 | the same with AMX | bf16 | all see all | > 0 | any | any | Compiled |
@@ -131,7 +131,9 @@ def choose(call: AttentionCall) -> Kernel:
 
 def _is_packed(call: AttentionCall) -> bool:
     plain = not isinstance(call.pattern, Blocks) and not call.global_tokens and not call.global_qkv
-    return plain and call.dropout == 0 and supports_packed(call.device, call.dtype, call.head_size)
+    # FlashAttention reads vectors of 8 half-precision numbers (16 bytes) at once.
+    half = call.dtype in {torch.bfloat16, torch.float16} and call.head_size % 8 == 0
+    return plain and half and not call.dropout and call.head_size <= 256 and has_varlen(call.device)
 
 
 def _is_flexible(call: AttentionCall) -> bool:
@@ -148,7 +150,7 @@ def _is_compiled(call: AttentionCall) -> bool:
         allowed = call.dropout > 0 or short  # torch has no fused kernel with dropout on a CPU
     else:
         allowed = call.dropout == 0 and short and not call.learning
-    return allowed and supports(call.device, call.dtype, call.head_size)
+    return allowed and library.supports_heads(call.device, call.dtype, call.head_size)
 
 
 def _is_sparse(call: AttentionCall) -> bool:

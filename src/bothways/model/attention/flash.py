@@ -11,26 +11,17 @@ from __future__ import annotations
 import contextlib
 from typing import cast
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import assert_never
 
-from bothways.core.runtime.devices import has_varlen
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All of torch's but cuDNN's."""
-
-
-def supports_packed(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Return True if `attend_packed` computes heads of this size here, as FlashAttention does."""
-    # FlashAttention reads vectors of 8 half-precision numbers (16 bytes) at once.
-    half = dtype in {torch.bfloat16, torch.float16}
-    return half and head_size % 8 == 0 and head_size <= 256 and has_varlen(device)
 
 
 def attend_packed(

@@ -19,9 +19,24 @@ from bothways.model.attention import block_sparse
 from bothways.model.attention.bigbird_random import RandomBlocks, random_blocks
 from bothways.model.attention.flex import FlexWindow
 from bothways.model.attention.head_index import HeadIndex
-from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window, sees_all
+from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 
 EVERYTHING = Full()
+
+
+def sees_all(pattern: Pattern, length: int) -> bool:
+    """Return True if every token of a sequence of this length attends to all of it."""
+    match pattern:
+        case Full():
+            return True
+        case Blocks():
+            return length <= pattern.dense
+        case Window(radius):
+            return length <= radius + 1
+        case Causal():
+            return length <= 1
+        case _:
+            assert_never(pattern)
 
 
 @dataclass(frozen=True)

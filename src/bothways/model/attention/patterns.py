@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from typing_extensions import assert_never
-
 from bothways.core.config.checks import require_at_least
 
 
@@ -76,18 +74,3 @@ class Causal:
 
 # A new pattern is added here; `match` statements with `assert_never` then name what it lacks.
 Pattern = Full | Window | Blocks | Causal
-
-
-def sees_all(pattern: Pattern, length: int) -> bool:
-    """Return True if every token of a sequence of this length attends to all of it."""
-    match pattern:
-        case Full():
-            return True
-        case Blocks():
-            return length <= pattern.dense
-        case Window(radius):
-            return length <= radius + 1
-        case Causal():
-            return length <= 1
-        case _:
-            assert_never(pattern)

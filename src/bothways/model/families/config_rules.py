@@ -13,8 +13,7 @@ from typing import Any
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.errors import ConfigError, FolderError
-from bothways.model.activation import Activation
-from bothways.model.config import EncoderConfig
+from bothways.model.config import Activation, EncoderConfig
 from bothways.model.positions import Learned
 
 SIZES = {

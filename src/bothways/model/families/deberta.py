@@ -25,8 +25,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from bothways.core.errors import FolderError
-from bothways.model.activation import Activation
-from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, Readout
+from bothways.model.config import Activation, Bias, EncoderConfig, Own, PostNorm, Readout
 from bothways.model.families import bert, config_rules
 from bothways.model.families.common import classes, masked_rules, output_rules
 from bothways.model.families.family import Architecture, Family

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from bothways.model.activation import Activation
 from bothways.model.attention.patterns import Causal
-from bothways.model.config import EncoderConfig, PostNorm, PreNorm
+from bothways.model.config import Activation, EncoderConfig, PostNorm, PreNorm
 from bothways.model.families.config_rules import ACTIVATIONS, ConfigRules, read_number
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Tie, Transpose

@@ -1,6 +1,6 @@
 """Attention over packed sequences by a compiled kernel.
 
-| tensors | `supports` | gradients, dropout | by |
+| tensors | `library.supports_heads` | gradients, dropout | by |
 |---|---|---|---|
 | fp32 | yes | any | this kernel |
 | bf16, with AMX | yes | any | this kernel |
@@ -26,17 +26,7 @@ from torch.autograd.function import once_differentiable
 from bothways.core.layout import Layout
 from bothways.model.kernels import abi
 from bothways.model.kernels.dropout import NO_DROPOUT, draw_dropout
-from bothways.model.kernels.library import call, runs_on
-
-# A vector of AVX-512 holds 16 fp32 numbers; heads of other sizes would need masks everywhere.
-HEAD_STEP = 16
-"""The number of features of a head is a multiple of it."""
-
-
-def supports(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
-    """Return True if the kernel runs on this device for heads of this dtype and size."""
-    floating = dtype in {torch.float32, torch.bfloat16}
-    return head_size % HEAD_STEP == 0 and floating and runs_on(device)
+from bothways.model.kernels.library import call
 
 
 def packed_attention(
@@ -47,7 +37,7 @@ def packed_attention(
     Differentiable once.
 
     Args:
-        qkv: queries, keys and values, as `supports` allows.
+        qkv: queries, keys and values, as `library.supports_heads` allows.
         layout: the sequences.
         dropout: rate of the dropout of attention probabilities.
 

@@ -20,9 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bothways.core.batch import IGNORED
 from bothways.core.loss import Loss
 from bothways.core.runtime.tuning import TUNING
-from bothways.core.targets import IGNORED
 from bothways.model.kernels import abi
 from bothways.model.kernels.library import LabelError, call, runs_on
 

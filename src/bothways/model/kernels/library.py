@@ -154,6 +154,18 @@ def runs_on(device: torch.device) -> bool:
     )
 
 
+# A vector of AVX-512 holds 16 fp32 numbers; heads of other sizes would need masks everywhere.
+HEAD_STEP = 16
+"""The number of features of a head is a multiple of it."""
+
+
+def supports_heads(device: torch.device, dtype: torch.dtype, head_size: int) -> bool:
+    """Return True if the attention kernel runs on this device for heads of this dtype and size."""
+    return (
+        head_size % HEAD_STEP == 0 and dtype in {torch.float32, torch.bfloat16} and runs_on(device)
+    )
+
+
 _NEEDED = {"fp32": Feature.AVX512, "bf16": Feature.BF16, "int8": Feature.VNNI}
 
 

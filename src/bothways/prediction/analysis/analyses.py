@@ -38,7 +38,7 @@ from bothways.tasks.reranking.task import RankExample
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import Chunk, chunks
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 
 LABELS = 5
 """Number of labels that are shown of an example: the labels furthest from the truth."""

@@ -42,7 +42,7 @@ from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding import task as embedding
 from bothways.tasks.sentence_embedding.sts import Agreement, Correlation, gold_score
-from bothways.tasks.text_examples import TextColumns, TextExample, example_of
+from bothways.tasks.text_task import TextColumns, TextExample, example_of
 
 MAX_LOSS = 0.5
 """Points that int8 may lose by default."""

@@ -34,7 +34,7 @@ from bothways.tasks.base import Reading, Task
 from bothways.tasks.columns import require_columns
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.tasks.text_examples import TextColumns
+from bothways.tasks.text_task import TextColumns
 
 PartFormat = Literal["jsonl", "spans", "parquet", "npy"]
 

@@ -119,7 +119,7 @@ class GraphBuilder:
         return self.op("LayerNormalization", x, *weights, axis=-1, epsilon=layer.eps)
 
     def activate(self, name: str, x: str) -> str:
-        """Apply an activation of `model.activation`; GELU is spelled as runtimes fuse it."""
+        """Apply an activation of `model.config.Activation`; GELU is spelled as runtimes fuse it."""
         match name:
             case "tanh" | "relu":
                 return self.op(name.capitalize(), x)

@@ -24,7 +24,7 @@ from typing_extensions import assert_never
 from bothways._version import __version__
 from bothways.core.errors import FolderError
 from bothways.hub.sentence_transformers import Pooling, SentenceEncoderConfig
-from bothways.model import head_modules
+from bothways.model import heads as head_modules
 from bothways.model.model import Model
 from bothways.prediction.export.builder import LOWEST, GraphBuilder
 from bothways.prediction.export.encoder_graph import EncoderGraph, GlobalRule, Separators

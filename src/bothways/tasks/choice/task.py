@@ -24,17 +24,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bothways.core.batch import Batch
+from bothways.core.batch import IGNORED, Batch, ChoiceTargets
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
-from bothways.core.targets import IGNORED, ChoiceTargets
 from bothways.model.heads import ChoiceHead, Head
 from bothways.objectives.losses import choice_cross_entropy
 from bothways.tasks import base, text_checks
 from bothways.tasks.columns import Column, Columns, TableTask, cell_of, text_of
-from bothways.tasks.metrics import negative_log, softmax
+from bothways.tasks.metrics import negative_log
 from bothways.tasks.predictions import ChoicePrediction
 from bothways.text.template import assemble, truncated
 from bothways.text.tokenizer import Tokenizer
@@ -114,7 +113,7 @@ class Chooser(base.TaskModel[ChoiceExample, ChoicePrediction]):
         """Return the ending with the highest score, and all probabilities."""
         (scores,) = outputs
         index = int(scores.argmax())
-        return ChoicePrediction(index, example.endings[index], tuple(softmax(scores).tolist()))
+        return ChoicePrediction(index, example.endings[index], tuple(base.softmax(scores).tolist()))
 
 
 @dataclass(frozen=True)

@@ -22,23 +22,29 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.advice import argument
-from bothways.core.batch import Batch
+from bothways.core.batch import IGNORED, Batch, LabelTargets
 from bothways.core.config.checks import require_probability
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
-from bothways.core.targets import IGNORED, LabelTargets
 from bothways.model.heads import Head, LabelHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.losses import weighted_cross_entropy
 from bothways.tasks import base, text_checks
 from bothways.tasks.columns import unlabelled_marks
-from bothways.tasks.metrics import Confusion, classification_metrics, negative_log, softmax
+from bothways.tasks.metrics import Confusion, classification_metrics, negative_log
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
-from bothways.tasks.text_examples import TextExample, in_order, label_names
-from bothways.tasks.text_task import LongTextTask, targets_of
+from bothways.tasks.text_task import (
+    LongTextTask,
+    TextExample,
+    averaged,
+    encode_texts,
+    in_order,
+    label_names,
+    targets_of,
+    window_weight,
+)
 from bothways.text.tokenizer import Tokenizer
 
 MANY = 20
@@ -97,7 +103,7 @@ class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
         """Return the most probable label, and all probabilities."""
         logits = averaged(outputs)
         index = int(logits.argmax())
-        probabilities = dict(zip(self.labels, softmax(logits).tolist(), strict=True))
+        probabilities = dict(zip(self.labels, base.softmax(logits).tolist(), strict=True))
         return ClassPrediction(self.labels[index], index, probabilities)
 
 

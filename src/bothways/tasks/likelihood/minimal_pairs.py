@@ -19,16 +19,14 @@ import torch
 from typing_extensions import assert_never
 
 from bothways.core.advice import argument
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, TokenTargets, next_tokens
 from bothways.core.errors import DataError
 from bothways.core.sequence import Sequence
-from bothways.core.targets import TokenTargets, next_tokens
 from bothways.model.heads import Head, MaskedHead, NextTokenHead
 from bothways.tasks import base
 from bothways.tasks.likelihood.task import LikelihoodTask, MaskedScorer
 from bothways.tasks.predictions import PreferencePrediction
-from bothways.tasks.text_encoding import EncodedTexts
-from bothways.tasks.text_examples import TextColumns, TextExample
+from bothways.tasks.text_task import EncodedTexts, TextColumns, TextExample
 from bothways.tasks.zero_shot import ROWS, MaskedTask
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer

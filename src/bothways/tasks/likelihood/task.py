@@ -25,14 +25,13 @@ from numpy.typing import NDArray
 from typing_extensions import assert_never
 
 from bothways.core.advice import argument
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, TokenTargets
 from bothways.core.errors import DataError
 from bothways.core.loss import perplexity
 from bothways.core.sequence import Sequence
-from bothways.core.targets import TokenTargets
 from bothways.tasks import base
 from bothways.tasks.predictions import LikelihoodPrediction
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.tasks.zero_shot import ROWS, MaskedTask, vocabulary_logits
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer

@@ -25,16 +25,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core.advice import argument
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, TokenTargets
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.layout import Layout
 from bothways.core.sequence import Ids, Sequence
-from bothways.core.targets import TokenTargets
 from bothways.model.model import Model
 from bothways.tasks.base import EncodedExample, Metrics, Output, TaskModel
 from bothways.tasks.predictions import FillPrediction, JointFilling, TokenGuess
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 from bothways.tasks.zero_shot import MaskedTask, vocabulary_logits
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer

@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core.advice import argument
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, MultilabelTargets
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
-from bothways.core.targets import MultilabelTargets
 from bothways.model.heads import Head, LabelHead
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
@@ -33,9 +32,18 @@ from bothways.tasks import base, text_checks
 from bothways.tasks.columns import Column, cell_of, is_absent, label_of, unlabelled_marks
 from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabel_metrics
 from bothways.tasks.predictions import MultilabelPrediction
-from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
-from bothways.tasks.text_examples import LABEL, TEXT, TextColumns, Texts, in_order, texts_of_row
-from bothways.tasks.text_task import LongTextTask
+from bothways.tasks.text_task import (
+    LABEL,
+    TEXT,
+    LongTextTask,
+    TextColumns,
+    Texts,
+    averaged,
+    encode_texts,
+    in_order,
+    texts_of_row,
+    window_weight,
+)
 from bothways.text.tokenizer import Tokenizer
 
 EVEN = 0.5

@@ -25,13 +25,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, SpanTargets
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
-from bothways.core.targets import SpanTargets
 from bothways.data.tables import TableRow
 from bothways.model.config import Deep
 from bothways.model.heads import Head, SpanHead

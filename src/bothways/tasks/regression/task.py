@@ -17,20 +17,28 @@ import numpy as np
 from torch import Tensor
 
 from bothways.core.advice import argument
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, LabelTargets
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding
 from bothways.core.loss import Loss
-from bothways.core.targets import LabelTargets
 from bothways.model.heads import Head, LabelHead
 from bothways.objectives.losses import squared_error
 from bothways.tasks import base, text_checks
 from bothways.tasks.columns import Column
 from bothways.tasks.metrics import correlation
 from bothways.tasks.predictions import ScorePrediction
-from bothways.tasks.text_encoding import averaged, encode_texts, window_weight
-from bothways.tasks.text_examples import LABEL, LABELS, TEXT, TextExample
-from bothways.tasks.text_task import LongTextTask, NumberModel, targets_of
+from bothways.tasks.text_task import (
+    LABEL,
+    LABELS,
+    TEXT,
+    LongTextTask,
+    NumberModel,
+    TextExample,
+    averaged,
+    encode_texts,
+    targets_of,
+    window_weight,
+)
 from bothways.text.tokenizer import Tokenizer
 
 SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rating", *LABELS)

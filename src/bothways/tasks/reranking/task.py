@@ -21,11 +21,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, LabelTargets
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding
 from bothways.core.loss import Loss
-from bothways.core.targets import LabelTargets
 from bothways.core.terminal import quantity
 from bothways.data.tables import TableRow
 from bothways.hub.sentence_transformers import CrossEncoderConfig, program_files
@@ -43,9 +42,16 @@ from bothways.tasks.columns import (
 from bothways.tasks.metrics import negative_log, sigmoid
 from bothways.tasks.predictions import RankPrediction
 from bothways.tasks.reranking.metrics import Rankings, ndcg
-from bothways.tasks.text_encoding import EncodedTexts, encode_texts, window_weight
-from bothways.tasks.text_examples import TextColumns, TextExample
-from bothways.tasks.text_task import NumberModel, PromptedTask, targets_of
+from bothways.tasks.text_task import (
+    EncodedTexts,
+    NumberModel,
+    PromptedTask,
+    TextColumns,
+    TextExample,
+    encode_texts,
+    targets_of,
+    window_weight,
+)
 from bothways.text.tokenizer import Tokenizer
 
 QUERIES = ("query", "question", "anchor", "claim", "sentence1", "text_a", "text1")

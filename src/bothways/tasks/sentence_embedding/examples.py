@@ -26,7 +26,7 @@ from bothways.tasks import columns as tables
 from bothways.tasks import text_checks
 from bothways.tasks.base import Row
 from bothways.tasks.sentence_embedding import losses
-from bothways.tasks.text_examples import LABELS, PAIRS, TEXTS, TextColumns, TextExample
+from bothways.tasks.text_task import LABELS, PAIRS, TEXTS, TextColumns, TextExample
 
 QUERIES = ("anchor", "query", "question")
 POSITIVES = (

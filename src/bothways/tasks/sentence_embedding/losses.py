@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from bothways.core.batch import Targets
 from bothways.core.config.reader import CHANGEABLE
 from bothways.core.errors import ConfigError
-from bothways.core.targets import Targets
 
 ANCHOR, POSITIVE, OTHER, FILLER = 0, 1, 2, -1
 

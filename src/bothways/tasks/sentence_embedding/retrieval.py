@@ -16,7 +16,7 @@ from bothways.tasks.metrics import TINY
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.reranking.metrics import PLACES, average_precision, ndcg, reciprocal_rank
 from bothways.tasks.sentence_embedding.examples import VectorExample
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 
 Vector = NDArray[np.float32]
 RETRIEVAL = (f"ndcg@{PLACES}", f"mrr@{PLACES}", "map")

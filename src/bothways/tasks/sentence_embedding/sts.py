@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.tasks.metrics import TINY, correlation
-from bothways.tasks.text_examples import TextExample
+from bothways.tasks.text_task import TextExample
 
 
 @dataclass(frozen=True)

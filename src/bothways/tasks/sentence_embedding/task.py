@@ -30,14 +30,13 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from bothways.core.advice import call
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Targets
 from bothways.core.config import reader as configs
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding
 from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
-from bothways.core.targets import Targets
 from bothways.core.training_module import VectorModule
 from bothways.hub import sentence_transformers
 from bothways.hub.model_card import Card
@@ -71,9 +70,13 @@ from bothways.tasks.sentence_embedding.losses import (
 )
 from bothways.tasks.sentence_embedding.retrieval import RETRIEVAL, retrieval
 from bothways.tasks.sentence_embedding.sts import Agreement, gold_score
-from bothways.tasks.text_encoding import EncodedTexts
-from bothways.tasks.text_examples import TextColumns, TextExample
-from bothways.tasks.text_task import LongTextTask, PromptedTask
+from bothways.tasks.text_task import (
+    EncodedTexts,
+    LongTextTask,
+    PromptedTask,
+    TextColumns,
+    TextExample,
+)
 from bothways.text.tokenizer import Tokenizer
 
 STS = EmbedColumns("sentence1", "sentence2", "score")

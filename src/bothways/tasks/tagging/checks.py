@@ -19,7 +19,7 @@ from bothways.tasks.tagging import schemes
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.metrics import types_of
 from bothways.tasks.tagging.table_rows import TAGS, WORDS
-from bothways.tasks.text_examples import LABELS, PAIRS, TEXTS
+from bothways.tasks.text_task import LABELS, PAIRS, TEXTS
 
 FEW = 10
 """Number of entities of a type below which it is hardly learned."""

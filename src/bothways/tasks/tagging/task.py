@@ -26,17 +26,16 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.core.batch import Batch
+from bothways.core.batch import IGNORED, Batch, TokenTargets
 from bothways.core.config.checks import require_at_least
 from bothways.core.finding import Finding
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
-from bothways.core.targets import IGNORED, TokenTargets
 from bothways.data.tables import TableRow
 from bothways.model.heads import Head, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.tasks import base
-from bothways.tasks.metrics import TINY, softmax
+from bothways.tasks.metrics import TINY
 from bothways.tasks.predictions import Entity, TagPrediction
 from bothways.tasks.tagging import table_rows
 from bothways.tasks.tagging.checks import check_tagged
@@ -84,7 +83,7 @@ class Tagger(base.TaskModel[TagExample, TagPrediction]):
     ) -> TagPrediction:
         """Return the most probable tag of each word, and the entities that conlleval finds."""
         logits = np.concatenate(outputs).astype(np.float64)
-        probabilities = softmax(logits)
+        probabilities = base.softmax(logits)
         tags = tuple(self.labels[position] for position in logits.argmax(1))
         entities = None
         if self.task.spells(self.labels):
