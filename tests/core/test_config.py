@@ -228,30 +228,22 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
     assert config.objective == BASE.objective
 
 
+OTHER_ADAM = BertAdam(lr=5e-4, betas=(0.9, 0.98))
+FASTER = dataclasses.replace(BASE.training.optimizer, lr=3e-5)
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
         ("encoder.depth=6", lambda c: c.encoder.depth == 6),
-        (
-            "training.optimizer.lr=3e-5",
-            lambda c: c.training.optimizer == dataclasses.replace(BASE.training.optimizer, lr=3e-5),
-        ),
-        (
-            "training.optimizer=bert_adam",
-            lambda c: c.training.optimizer == BertAdam(lr=5e-4, betas=(0.9, 0.98)),
-        ),
-        (
-            "training.optimizer.kind=bert_adam",
-            lambda c: c.training.optimizer == BertAdam(lr=5e-4, betas=(0.9, 0.98)),
-        ),
+        ("training.optimizer.lr=3e-5", lambda c: c.training.optimizer == FASTER),
+        ("training.optimizer=bert_adam", lambda c: c.training.optimizer == OTHER_ADAM),
+        ("training.optimizer.kind=bert_adam", lambda c: c.training.optimizer == OTHER_ADAM),
         ("training.optimizer.betas=0.8, 0.9", lambda c: c.training.optimizer.betas == (0.8, 0.9)),
         ("training.optimizer.betas=[0.8, 0.9]", lambda c: c.training.optimizer.betas == (0.8, 0.9)),
         ("training.clip_norm=none", lambda c: c.training.clip_norm is None),
         ("training.schedule.warmup=0.25", lambda c: c.training.schedule == Linear(0.25)),
-        (
-            "training.schedule.warmup=30 minutes",
-            lambda c: c.training.schedule == Linear(Hours(0.5)),
-        ),
+        ("training.schedule.warmup=30 minutes", lambda c: c.training.schedule.warmup == Hours(0.5)),
         ("training.until=30 seconds", lambda c: c.training.until == Hours(30 / 3600)),
         ("phases.0.length=64", lambda c: c.phases == (PretrainPhase(64),)),
         ("objective.kind=masked_lm", lambda c: c.objective == MaskedLM(masking=Masking(0.4))),
@@ -271,14 +263,12 @@ def test_a_text_becomes_what_the_field_is(override: str, expected) -> None:  # t
         assert expected(load(*(override.split(",") if "phases.1" in override else [override])))
 
 
-def test_lists_and_tables_are_written_as_in_a_file() -> None:
+def test_lists_tables_and_booleans_are_written_as_in_a_file_and_the_last_holds() -> None:
     read = load("phases=[{length=32, share=0.75}, {length=64, share=0.25}]")
     assert read.phases == (PretrainPhase(32, 0.75), PretrainPhase(64, 0.25))
     assert load("encoder.dropout={hidden=0.25}").encoder.dropout.hidden == 0.25
     assert load('training.schedule={kind="constant"}').training.schedule == Constant(0.06)
-
-
-def test_booleans_are_read_from_texts() -> None:
+    assert load("seed=1", "seed=2").seed == 2
     assert configs.read(FullSentences, {"cross": "false"}) == FullSentences(cross=False)
 
 
@@ -298,10 +288,6 @@ def test_blanks_belong_to_a_value_only_in_quotes() -> None:
 def test_none_drops_earlier_settings_of_its_table() -> None:
     words = ["shuffle=windows", "shuffle.documents=24", "shuffle=none", "shuffled.run=1"]
     assert parse_overrides(words) == {"shuffle": "none", "shuffled": {"run": "1"}}
-
-
-def test_of_two_overrides_the_later_holds() -> None:
-    assert load("seed=1", "seed=2").seed == 2
 
 
 @pytest.mark.parametrize(
@@ -340,88 +326,65 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "where"),
     [
-        (
-            "training.optimizer.decai=1",
-            r"training\.optimizer\.decai: unknown key 'decai'; did you mean decay\?",
-        ),
-        ("zzz=1", r"^zzz: unknown key 'zzz'\n  Known here: encoder, training"),
-        ("lr=1e-3", r"^lr: unknown key 'lr'; did you mean training\.optimizer\.lr\?"),
-        ("until=3 steps", r"^until: unknown key 'until'; did you mean training\.until\?"),
-        (
-            "training.optimizer.kind=adam",
-            r"training\.optimizer\.kind: unknown kind 'adam'; did you mean adamw\?",
-        ),
-        (
-            "training.optimizer=adam",
-            r"training\.optimizer: 'adam' is given, but it must be one of adamw, bert_adam.*"
-            r"\n  Write, for example, training\.optimizer=adamw\.",
-        ),
-        (
-            "training.optimizer.momentum=0.9",
-            r"^training\.optimizer\.momentum: is a setting of muon, which is not the kind chosen "
-            r"here\n  Choose the kind, too: training\.optimizer\.kind=muon, or leave momentum out\.",
-        ),
-        ("masking.rate=0.3", r"^masking: unknown key 'masking'; did you mean objective\.masking\?"),
-        ("encoder.depth=six", r"^encoder\.depth: 'six' is given, but it must be a whole number"),
-        ("encoder.depth=2.5", r"^encoder\.depth: '2\.5' is given, but it must be a whole number"),
-        ("encoder.depth=none", r"^encoder\.depth: 'none' is given"),
-        (
-            "encoder.dropout.hidden=1.5",
-            r"^encoder\.dropout\.hidden: must be in \[0, 1\), not 1\.5",
-        ),
-        (
-            "encoder.heads=7",
-            r"^encoder\.heads: width 64 cannot be divided among 7 heads\n  Use a number",
-        ),
-        (
-            "encoder=3",
-            r"^encoder: '3' is given, but it must be a table.*\n  Set a part of it: encoder\.vocab=VALUE",
-        ),
-        (
-            "training.until=3 parsecs",
-            r"^training\.until: invalid duration '3 parsecs'\n  Write a number and one of",
-        ),
-        ("training.until.count=0", r"^training\.until: 0 .* is not a valid duration"),
-        (
-            "training.precision=fp8",
-            r"^training\.precision: 'fp8' is given, but it must be one of auto, fp32, bf16",
-        ),
-        (
-            "training.clip_norm=x",
-            r"^training\.clip_norm: 'x' is given, but it must be a number or none",
-        ),
-        (
-            "training.optimizer.betas=0.9",
-            r"^training\.optimizer\.betas: '0\.9' is given, but it must be a list of 2, each a n",
-        ),
-        ("phases.2.length=64", r"^phases\.2: the list has 1 item, counted from 0"),
-        ("phases.x=64", r"^phases\.x: the list has 1 item, counted from 0"),
-        ("phases=64", r"^phases: '64' is given, but it must be a list.*\n.*: phases\.0\.length="),
-        ("phases=[{length=64}", r"^phases: '\[\{length=64\}' is given, but it must be a list"),
-        ("phases=[64]", r"^phases\.0: 64 is given, but it must be a table"),
-        ("phases=[{lenght=64}]", r"^phases\.0\.lenght: unknown key .*did you mean length"),
-        ("phases.1.length=64", r"^phases: the shares add up to 2"),
-        ("phases.0.length=100000", r"^phases\.0\.length: sequences of 100000 tokens exceed"),
-        ("phases.0.share=0.5", r"^phases: the shares add up to 0\.5"),
-        ("objective.segments.cross=true", r"^objective\.segments\.cross: unknown key 'cross'"),
-        ("seed", r"^'seed' is not a setting\n  Write key=value without blanks"),
-        (
-            __file__,
-            r"test_config\.py' is a file, and settings follow here\n  Name a further file by its name, such as dev=FILE",
-        ),
-        ("=1", r"^'=1' is not a setting"),
-        (
-            "a" * 5000,
-            r"a' \(5,002 characters\) is not a setting",
-        ),  # longer than the name of a file can be
-        ("encoder..depth=1", r"is not a setting"),
+        ("training.optimizer.decai=1", "training.optimizer.decai"),
+        ("zzz=1", "zzz"),
+        ("training.optimizer.momentum=0.9", "training.optimizer.momentum"),  # of muon alone
+        ("encoder.depth=six", "encoder.depth"),
+        ("encoder.depth=2.5", "encoder.depth"),
+        ("encoder.depth=none", "encoder.depth"),
+        ("encoder.dropout.hidden=1.5", "encoder.dropout.hidden"),
+        ("encoder.heads=7", "encoder.heads"),
+        ("encoder=3", "encoder"),
+        ("training.until=3 parsecs", "training.until"),
+        ("training.until.count=0", "training.until"),
+        ("training.precision=fp8", "training.precision"),
+        ("training.clip_norm=x", "training.clip_norm"),
+        ("training.optimizer.betas=0.9", "training.optimizer.betas"),
+        ("phases.2.length=64", "phases.2"),
+        ("phases.x=64", "phases.x"),
+        ("phases=64", "phases"),
+        ("phases=[{length=64}", "phases"),
+        ("phases=[64]", "phases.0"),
+        ("phases=[{lenght=64}]", "phases.0.lenght"),
+        ("phases.1.length=64", "phases"),
+        ("phases.0.length=100000", "phases.0.length"),
+        ("phases.0.share=0.5", "phases"),
+        ("objective.segments.cross=true", "objective.segments.cross"),
+        ("seed", None),
+        (__file__, None),
+        ("=1", None),
+        ("a" * 5000, None),  # longer than the name of a file can be
+        ("encoder..depth=1", None),
     ],
 )
-def test_mistakes_name_their_path(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_mistakes_name_their_path(override: str, where: str | None) -> None:
+    with pytest.raises(ConfigError) as caught:
         load(override)
+    assert caught.value.where == where
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("training.optimizer.decai=1", "decay"),
+        ("lr=1e-3", "training.optimizer.lr"),
+        ("until=3 steps", "training.until"),
+        ("masking.rate=0.3", "objective.masking"),
+        ("training.optimizer.kind=adam", "adamw"),
+        ("phases=[{lenght=64}]", "length"),
+        ("training.optimizer=adam", "training.optimizer=adamw"),
+        ("training.optimizer.momentum=0.9", "training.optimizer.kind=muon"),
+        ("encoder=3", "encoder.vocab=VALUE"),
+        ("phases=64", "phases.0.length="),
+    ],
+)
+def test_mistakes_name_what_may_be_meant(override: str, near: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(override)
+    assert near in str(caught.value)
 
 
 def test_what_has_no_default_is_asked_for() -> None:

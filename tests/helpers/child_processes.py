@@ -1,4 +1,7 @@
-"""Processes that a test has started, as /proc knows them, and what some do in them."""
+"""Processes that a test has started, as /proc knows them, and what some do in them.
+
+Workers import this file: torch only where it is needed.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bothways.core import atomic_files
-from bothways.hub.model_folder import load_model, save_model
 
 
 def children(pid: int) -> list[int]:
@@ -34,6 +36,8 @@ def assert_they_end(pids: Iterable[int], seconds: float = 10) -> None:
 
 def killed_in_save(place: Path) -> None:
     """Save a model over itself, and be killed between two renames."""
+    from bothways.hub.model_folder import load_model, save_model
+
     loaded, rename = load_model(place), Path.rename
 
     def killed(path: Path, target: Path) -> Path:
@@ -48,6 +52,7 @@ def killed_in_save(place: Path) -> None:
 
 def measure_opening(folder: Path) -> None:
     """Write down the MiB that a process needs in addition to open a model."""
+    from bothways.hub.model_folder import load_model
 
     def peak() -> float:
         lines = Path("/proc/self/status").read_text().splitlines()

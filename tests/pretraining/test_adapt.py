@@ -62,19 +62,14 @@ def folder_of(
     return place
 
 
+@pytest.mark.usefixtures("pages")
 def test_the_domain_is_learned_and_measured_before_and_after(
     tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
     words = ["adapt", str(model), texts["domain"], "--replay", texts["general"]]
-    words += ["--out", str(tmp_path / "run"), "--until", "40 steps", "--length", "32"]
-    for name in (
-        "held_out=0.2",
-        "evaluation_tokens=800",
-        "batch.n=512",
-        "training.optimizer.lr=5e-3",
-    ):
-        words.append(name)
+    words += ["--out", str(tmp_path / "run"), "--until", "8 steps", "--length", "32"]
+    words += ["held_out=0.2", "evaluation_tokens=800", "batch.n=512"]
     app(words, result_action="return_value")
     shown = capsys.readouterr().out
     assert "Are new words worth adding?" in shown
@@ -94,6 +89,7 @@ def test_the_domain_is_learned_and_measured_before_and_after(
     assert bothways.load(tmp_path / "alone", task="fill")("The [MASK] sleeps.")
 
 
+@pytest.mark.usefixtures("pages")
 def test_a_sentence_encoder_gets_a_head_while_its_encoder_is_frozen(
     tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
 ) -> None:

@@ -111,7 +111,7 @@ def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(
 ) -> None:
     from transformers import AutoTokenizer, BertForPreTraining
 
-    config = settings(corpus, 150)
+    config = settings(corpus, 100)
     done = pretrain(config, corpus, tmp_path / "run")
     assert done.finished(config.training)
     assert done.metrics["held-out/loss/masked"] < done.metrics["unigram/loss/masked"] - 0.5

@@ -95,13 +95,13 @@ def losses_of(config: PretrainConfig, corpus: Corpus, folder: Path) -> dict[str,
 
 def test_losses_do_not_depend_on_microbatches(corpus: Corpus, tmp_path: Path) -> None:
     kind = (ELECTRA[0], dataclasses.replace(ELECTRA[1], sharing="disentangled"))
-    config = config_of(corpus, kind, 30, dropout=0.0)
+    config = config_of(corpus, kind, 14, dropout=0.0)
     parts = dataclasses.replace(config, microbatch_tokens=120)
     one, many = (
         losses_of(each, corpus, tmp_path / str(number))
         for number, each in enumerate([config, parts])
     )
     for name, values in one.items():
-        assert len(values) == 30
+        assert len(values) == 14
         assert min(values) < 0.9 * values[0]
         assert many[name] == pytest.approx(values, rel=1e-5)
