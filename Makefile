@@ -9,6 +9,10 @@ KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /d
 # Else each of the hundreds of processes of the tests compiles the source again, a second each.
 unexport PYTHONDONTWRITEBYTECODE
 
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+# The tests of the packages whose arrays have annotated shapes, which are checked there at every call.
+SHAPED := tests/model/ tests/objectives/ tests/tasks/ tests/prediction/
+
 .PHONY: quickstart test lint test-slow test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser api clients node format clean
 
 quickstart: .venv/.quickstart
@@ -16,7 +20,8 @@ quickstart: .venv/.quickstart
 
 test: .venv/.test
 	$(MAKE) -j 2 lint kernels-strict
-	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) $(PYTEST) $(SHAPED)
+	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) BOTHWAYS_CHECK_SHAPES=0 $(PYTEST) $(filter-out $(SHAPED) %/helpers/ %/__pycache__/,$(wildcard tests/*/))
 	$(MAKE) kernels-asan
 
 lint: .venv/.test
@@ -36,7 +41,7 @@ test-elastic: .venv/.test
 
 # The tests that `make test` leaves out for their time: more cases of what others show.
 test-slow: .venv/.test
-	OMP_NUM_THREADS=1 BOTHWAYS_EXAMPLES_DIVISOR=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
+	OMP_NUM_THREADS=1 BOTHWAYS_EXAMPLES_DIVISOR=1 $(PYTEST) \
 	--hypothesis-profile=slow -m "slow or hypothesis"
 
 # Compile the kernels of this source tree again.

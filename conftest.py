@@ -1,9 +1,11 @@
-"""Check arguments and results of the modules that annotate the shapes of arrays, in every test.
+"""Check arguments and results of the modules that annotate the shapes of arrays.
 
-The types of all other modules are mypy's: checking each of their calls takes a third of the time.
+The types of all other modules are mypy's: checking each of their calls takes a third of the time,
+and shapes a quarter. So `make test` checks these only in the tests of the packages that have them.
 This file is read before any module of bothways is imported.
 """
 
+import os
 from pathlib import Path
 
 from jaxtyping import install_import_hook
@@ -15,4 +17,5 @@ ANNOTATED = [
     if "from jaxtyping import" in file.read_text("utf8")
 ]
 
-install_import_hook(ANNOTATED, "beartype.beartype")
+if os.environ.get("BOTHWAYS_CHECK_SHAPES") != "0":
+    install_import_hook(ANNOTATED, "beartype.beartype")
