@@ -30,8 +30,13 @@ from bothways.model.attention.patterns import Window
 from bothways.model.attention.reference import PaddedKernel, attend_in_blocks, attend_padded
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Encoder
-from bothways.model.kernels.attention import packed_attention, supports
-from bothways.model.kernels.library import Feature, describe_kernels, kernel_features
+from bothways.model.kernels.attention import packed_attention
+from bothways.model.kernels.library import (
+    Feature,
+    describe_kernels,
+    kernel_features,
+    supports_heads,
+)
 from bothways.model.kernels.linear import CompiledLinear
 
 HEADS, SIZE, TOKENS = 12, 64, 2048
@@ -154,7 +159,7 @@ def _compiled(device: torch.device, rounds: int) -> Iterator[Measurement]:
         ("compiled", torch.float32, (64, 128, 256, 512, 1024)),
         ("compiled_amx", torch.bfloat16, (256, 1024, 2048, 4096, 8192)),
     ):
-        usable = supports(device, dtype, SIZE) and (dtype == torch.float32 or amx)
+        usable = supports_heads(device, dtype, SIZE) and (dtype == torch.float32 or amx)
         if usable:
             yield _race(
                 field, "compiled kernel against torch's fused kernel", sizes,
