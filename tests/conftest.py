@@ -1,7 +1,5 @@
 """Fixtures that several test packages share."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -93,42 +91,42 @@ def drawn_pages() -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture
-def pages(drawn_pages: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def pages(drawn_pages, monkeypatch) -> None:
     """Draw the pages of runs in this test."""
     for module, draw in drawn_pages.items():
         monkeypatch.setattr(sys.modules[module], BLANK[module][0], draw)
 
 
 @pytest.fixture(scope="module", params=[pytest.param(Feature(0), id="torch"), *PROCESSORS])
-def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
+def either_way(request) -> Iterator[None]:
     """PyTorch's operators, and the compiled kernels."""
     with library.limit(request.param):
         yield
 
 
 @pytest.fixture(params=PROCESSORS)
-def processor(request: pytest.FixtureRequest) -> Iterator[None]:
+def processor(request) -> Iterator[None]:
     """The compiled kernels, as on each kind of processor that this one can be."""
     with library.limit(request.param):
         yield
 
 
 @pytest.fixture(params=[Feature(0), ALL_FEATURES], ids=["torch", "compiled"])
-def operators(request: pytest.FixtureRequest) -> Iterator[None]:
+def operators(request) -> Iterator[None]:
     """One test with PyTorch's operators, and with everything available."""
     with library.limit(request.param):
         yield
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer(tmp_path_factory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("tokenizer")
     (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n", encoding="utf8")
     return Tokenizer.load(folder / "vocab.txt")
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Corpus:
+def corpus(tmp_path_factory, tokenizer) -> Corpus:
     rng = np.random.default_rng(7)
     documents = [Document(document(rng), f"made:{number}") for number in range(150)]
     folder: Path = tmp_path_factory.mktemp("built") / "corpus"

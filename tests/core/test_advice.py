@@ -1,7 +1,5 @@
 """Advice is spelled in the words of the interface that was used."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import bothways
-from bothways.core.advice import Interface, argument, call, interface, render
+from bothways.core.advice import argument, call, interface, render
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding
 
@@ -37,19 +35,17 @@ from bothways.core.finding import Finding
         ),
     ],
 )
-def test_parameters_are_spelled_for_an_interface(
-    used: Interface, columns: str, others: str, command: str
-) -> None:
+def test_parameters_are_spelled_for_an_interface(used, columns, others, command):
     assert render(f"<{argument(text='NAME', label='class')}>", used) == f"<{columns}>"
     assert render(argument(task="embed", resume=True, n=3), used) == others
     assert render(call("export", "MODEL", out="FOLDER"), used) == command
 
 
-def test_a_command_without_a_function_stays_a_command() -> None:
+def test_a_command_without_a_function_stays_a_command():
     assert render(call("convert", "F", out="G"), "python") == "bothways convert F --out G"
 
 
-def test_errors_and_findings_have_the_words_of_the_process() -> None:
+def test_errors_and_findings_have_the_words_of_the_process():
     error = DataError("no text", where="a.csv", fix=f"Name it: {argument(text='NAME')}.")
     again = pickle.loads(pickle.dumps(error))
     finding = Finding("rows", "error", "no text", fix=f"Name it: {argument(text='NAME')}.")
@@ -62,7 +58,7 @@ def test_errors_and_findings_have_the_words_of_the_process() -> None:
     assert again.fix == 'Name it: columns={"text": NAME}.'
 
 
-def test_text_that_only_looks_like_a_parameter_stays() -> None:
+def test_text_that_only_looks_like_a_parameter_stays():
     for text in ("\x02{\x03", "\x02\x03", "\x02[1]\x03", "\x02[null, [], 3]\x03", "\x02", "a\x03"):
         assert render(text, "python") == text
 
@@ -72,7 +68,7 @@ COMMANDS = {"cli", "lab", "serving"}
 """Only commands reach these, or a message of theirs is for who starts a server."""
 
 
-def test_advice_of_the_library_names_no_option() -> None:
+def test_advice_of_the_library_names_no_option():
     """Options are spelled by `argument`, unless only a command has the parameter."""
     only = "rows|spread|positions|keep-going|max-restarts|tokens|corpus|hardware"
     option = re.compile(rf"""fix\s*\+?=\s*\(?\s*f?["'][^"']*?--(?!(?:{only})\b)[a-z]""")

@@ -1,7 +1,5 @@
 """Folders that are replaced: whole, or as they were."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
@@ -13,9 +11,7 @@ from bothways.core.atomic_files import replace_file, replace_folder
 from bothways.core.errors import ResourceError, os_errors
 
 
-def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(tmp_path, monkeypatch):
     place, usual = tmp_path / "model", Path.rename
     with replace_folder(place) as hidden:
         (hidden / "a").write_text("former")
@@ -32,9 +28,7 @@ def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_files_in_folders_within_are_flushed_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_in_folders_within_are_flushed_too(tmp_path, monkeypatch):
     flushed: list[str] = []
     monkeypatch.setattr(
         files, "_flush", lambda path: flushed.append(os.path.relpath(path, tmp_path))
@@ -46,14 +40,14 @@ def test_files_in_folders_within_are_flushed_too(
     assert set(flushed) == {f"{new}/1_Pooling/config.json", f"{new}/1_Pooling", new, "."}
 
 
-def test_a_file_without_a_folder_is_told_before_it_is_written(tmp_path: Path) -> None:
+def test_a_file_without_a_folder_is_told_before_it_is_written(tmp_path):
     with pytest.raises(ResourceError, match=r"v\.npy: the parent folder does not exist"):
         replace_file(tmp_path / "nowhere" / "v.npy", lambda place: place.write_text("all"))
     with pytest.raises(ResourceError, match="is a folder, not a file"):
         replace_file(tmp_path, lambda place: place.write_text("all"))
 
 
-def test_a_replacement_that_was_killed_between_its_renames_is_undone(tmp_path: Path) -> None:
+def test_a_replacement_that_was_killed_between_its_renames_is_undone(tmp_path):
     place = tmp_path / "model"
     with replace_folder(place) as hidden:
         (hidden / "a").write_text("former")
@@ -65,8 +59,8 @@ def test_a_replacement_that_was_killed_between_its_renames_is_undone(tmp_path: P
 
 
 def test_a_reader_that_takes_the_pause_between_two_renames_for_a_crash_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     place, usual, tries = tmp_path / "model", Path.rename, iter(range(2))
     with replace_folder(place) as hidden:
         (hidden / "a").write_text("former")
@@ -83,7 +77,7 @@ def test_a_reader_that_takes_the_pause_between_two_renames_for_a_crash_does_no_h
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_an_error_names_the_folder_that_will_be_not_the_hidden_one(tmp_path: Path) -> None:
+def test_an_error_names_the_folder_that_will_be_not_the_hidden_one(tmp_path):
     for inner in ("", "tokenizer.json"):
         with (
             pytest.raises(ResourceError) as caught,

@@ -1,7 +1,5 @@
 """Batches: typed access to targets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ from bothways.core.batch import LabelTargets, TokenTargets, pack
 from bothways.core.sequence import Sequence
 
 
-def test_targets_are_read_by_name_and_type() -> None:
+def test_targets_are_read_by_name_and_type():
     target = TokenTargets(np.array([1]), np.array([7]))
     sequence = Sequence(np.arange(3, dtype=np.int32), np.zeros(3, np.int8), {"masked": target})
     assert sequence.target("masked", TokenTargets) is target

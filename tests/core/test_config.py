@@ -1,7 +1,5 @@
 """Configurations: reading is the inverse of writing for every class that is one, and every mistake names its place."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -153,16 +151,14 @@ pretrainings = st.fixed_dictionaries(
 
 
 @given(pretrainings)
-def test_a_configuration_is_what_its_toml_and_its_json_say(tree: dict[str, object]) -> None:
+def test_a_configuration_is_what_its_toml_and_its_json_say(tree):
     config = configs.read(PretrainConfig, tree)
     assert configs.read(PretrainConfig, tomllib.loads(configs.to_toml(config))) == config
     assert configs.read(PretrainConfig, json.loads(json.dumps(configs.to_dict(config)))) == config
 
 
 @given(pretrainings, pretrainings)
-def test_fingerprints_are_equal_where_configurations_are(
-    tree: dict[str, object], other: dict[str, object]
-) -> None:
+def test_fingerprints_are_equal_where_configurations_are(tree, other):
     one, two = configs.read(PretrainConfig, tree), configs.read(PretrainConfig, other)
     assert configs.fingerprint(one) == configs.fingerprint(
         configs.read(PretrainConfig, configs.to_dict(one))
@@ -190,11 +186,11 @@ def _without_none(value: object) -> object:
         st.text(), plain | st.lists(plain) | st.dictionaries(st.text(), plain | st.lists(plain))
     )
 )
-def test_toml_is_read_as_it_was_written(tree: dict[str, object]) -> None:
+def test_toml_is_read_as_it_was_written(tree):
     assert tomllib.loads(write_toml(tree)) == _without_none(tree)
 
 
-def test_tables_in_lists_in_tables_are_written() -> None:
+def test_tables_in_lists_in_tables_are_written():
     tree = {
         "a b": {"rows": [{"x": 1, "sub": {"y": []}}, {"x": 2}], "z": -math.inf},
         "plain": '\x7f\n"é😀',
@@ -209,7 +205,7 @@ def load(*overrides: str) -> PretrainConfig:
     return configs.load(PretrainConfig, base=BASE, overrides=overrides)
 
 
-def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(
         'seed = 1\ndata_copies = 3\n[training]\nuntil = "2 epochs"\nschedule = "constant"\n[encoder]\ndepth = 5\n'
@@ -255,7 +251,7 @@ FASTER = dataclasses.replace(BASE.training.optimizer, lr=3e-5)
         ("batch=examples", None),
     ],
 )
-def test_a_text_becomes_what_the_field_is(override: str, expected) -> None:  # type: ignore[no-untyped-def]
+def test_a_text_becomes_what_the_field_is(override, expected):
     if expected is None:  # a member whose fields have no defaults is not made of its name alone
         with pytest.raises(ConfigError, match=r"batch\.n: is missing: it must be a whole number"):
             load(override)
@@ -263,7 +259,7 @@ def test_a_text_becomes_what_the_field_is(override: str, expected) -> None:  # t
         assert expected(load(*(override.split(",") if "phases.1" in override else [override])))
 
 
-def test_lists_tables_and_booleans_are_written_as_in_a_file_and_the_last_holds() -> None:
+def test_lists_tables_and_booleans_are_written_as_in_a_file_and_the_last_holds():
     read = load("phases=[{length=32, share=0.75}, {length=64, share=0.25}]")
     assert read.phases == (PretrainPhase(32, 0.75), PretrainPhase(64, 0.25))
     assert load("encoder.dropout={hidden=0.25}").encoder.dropout.hidden == 0.25
@@ -272,7 +268,7 @@ def test_lists_tables_and_booleans_are_written_as_in_a_file_and_the_last_holds()
     assert configs.read(FullSentences, {"cross": "false"}) == FullSentences(cross=False)
 
 
-def test_blanks_belong_to_a_value_only_in_quotes() -> None:
+def test_blanks_belong_to_a_value_only_in_quotes():
     assert parse_overrides(["prompt= query: ", "a.b=x y"]) == {
         "prompt": "query:",
         "a": {"b": "x y"},
@@ -285,7 +281,7 @@ def test_blanks_belong_to_a_value_only_in_quotes() -> None:
     }  # not one quoted text
 
 
-def test_none_drops_earlier_settings_of_its_table() -> None:
+def test_none_drops_earlier_settings_of_its_table():
     words = ["shuffle=windows", "shuffle.documents=24", "shuffle=none", "shuffled.run=1"]
     assert parse_overrides(words) == {"shuffle": "none", "shuffled": {"run": "1"}}
 
@@ -307,16 +303,14 @@ def test_none_drops_earlier_settings_of_its_table() -> None:
         ("[training]\nevaluate = '1 epochs'", ["training.clip=1"], "training.clip: unknown key"),
     ],
 )
-def test_a_mistake_in_a_file_names_the_file(
-    text: str, overrides: list[str], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_in_a_file_names_the_file(text, overrides, where, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(text)
     with pytest.raises(ConfigError, match=f"^{re.escape(where)}"):
         configs.load(PretrainConfig, base=BASE, file=Path("run.toml"), overrides=overrides)
 
 
-def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
+def test_numbers_reach_into_the_lists_of_a_file(tmp_path):
     file = tmp_path / "run.toml"
     file.write_text("phases = [{length = 32, share = 0.5}, {length = 64, share = 0.5}]\n")
     config = configs.load(PretrainConfig, base=BASE, file=file, overrides=["phases.1.length=48"])
@@ -359,7 +353,7 @@ def test_numbers_reach_into_the_lists_of_a_file(tmp_path: Path) -> None:
         ("encoder..depth=1", None),
     ],
 )
-def test_mistakes_name_their_path(override: str, where: str | None) -> None:
+def test_mistakes_name_their_path(override, where):
     with pytest.raises(ConfigError) as caught:
         load(override)
     assert caught.value.where == where
@@ -381,18 +375,16 @@ def test_mistakes_name_their_path(override: str, where: str | None) -> None:
         ("phases=64", "phases.0.length="),
     ],
 )
-def test_mistakes_name_what_may_be_meant(override: str, near: str) -> None:
+def test_mistakes_name_what_may_be_meant(override, near):
     with pytest.raises(ConfigError) as caught:
         load(override)
     assert near in str(caught.value)
 
 
-def test_what_has_no_default_is_asked_for() -> None:
+def test_what_has_no_default_is_asked_for():
     with pytest.raises(ConfigError, match=r"^encoder: is missing: it must be a table"):
         configs.load(PretrainConfig)
-    with pytest.raises(
-        ConfigError, match=r"^encoder\.vocab: is missing: it must be a whole number"
-    ):
+    with pytest.raises(ConfigError, match=r"^encoder\.vocab: is missing: it must be a whole"):
         configs.load(PretrainConfig, overrides=["encoder.depth=2"])
 
 
@@ -427,16 +419,14 @@ class Halved:
     side: Annotated[Left | Right, BeforeValidator(halve)]
 
 
-def test_a_union_without_a_kind_asks_for_it() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^side\.kind: is missing: it must be one of left, right"
-    ):
+def test_a_union_without_a_kind_asks_for_it():
+    with pytest.raises(ConfigError, match=r"^side\.kind: is missing: it must be one of left"):
         configs.read(Holder, {"side": {"size": 3}})
     assert configs.read(Holder, {"side": {"size": 4}}, base=Holder(Left(3))) == Holder(Left(4))
     assert configs.read(Holder, {"side": "right"}, base=Holder(Left(3))) == Holder(Right())
 
 
-def test_values_that_are_objects_already_stay() -> None:
+def test_values_that_are_objects_already_stay():
     holder = Holder(Left(1), Path("a/b"), ("x", "y"), {"z": 1.0})
     assert (
         configs.read(Holder, {"side": Left(1), "path": "a/b", "names": "x, y", "table": {"z": 1}})
@@ -445,7 +435,7 @@ def test_values_that_are_objects_already_stay() -> None:
     assert configs.read(Holder, configs.to_dict(holder)) == holder
 
 
-def test_a_member_that_cannot_be_read_from_its_own_text_is_written_as_a_table() -> None:
+def test_a_member_that_cannot_be_read_from_its_own_text_is_written_as_a_table():
     holder = Halved(Left(6))
     assert configs.to_dict(holder) == {"side": {"size": 6, "kind": "left"}}
     assert (
@@ -453,19 +443,16 @@ def test_a_member_that_cannot_be_read_from_its_own_text_is_written_as_a_table() 
         == configs.read(Halved, configs.to_dict(holder))
         == holder
     )
-    with pytest.raises(
-        ConfigError,
-        match=r"^side: 'left' is given, but it must be a number|^side\.size: is missing",
-    ):
+    with pytest.raises(ConfigError, match=r"^side: 'left' is given"):
         configs.read(Halved, {"side": "left"})
 
 
-def test_paths_begin_with_the_place_that_is_given() -> None:
+def test_paths_begin_with_the_place_that_is_given():
     with pytest.raises(ConfigError, match=r"^model\.side\.size: 'x' is given"):
         configs.read(Holder, {"side": {"kind": "left", "size": "x"}}, where="model")
 
 
-def test_files_that_are_no_toml_are_named(tmp_path: Path) -> None:
+def test_files_that_are_no_toml_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read: No such file"):
         read_toml(tmp_path / "missing.toml")
     (tmp_path / "bad.toml").write_text("a = = 1")
@@ -479,7 +466,7 @@ def test_files_that_are_no_toml_are_named(tmp_path: Path) -> None:
         read_toml(tmp_path / "deep.toml")
 
 
-def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
     (tmp_path / "bom.toml").write_bytes(b"\xef\xbb\xbflength = 32\n")
     assert read_toml(tmp_path / "bom.toml") == {"length": 32}
 

@@ -1,7 +1,5 @@
 """A folder is one process' at a time, and free again however that process ended."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -27,7 +25,7 @@ with lock_folder(Path(sys.argv[1])):
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> subprocess.Popen[str]:
+def holder(tmp_path) -> subprocess.Popen[str]:
     """Another process that holds the folder `tmp_path`/a."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
@@ -43,7 +41,7 @@ def holder(tmp_path: Path) -> subprocess.Popen[str]:
         process.kill()
 
 
-def test_the_error_of_a_folder_that_is_deleted_meanwhile_stays(tmp_path: Path) -> None:
+def test_the_error_of_a_folder_that_is_deleted_meanwhile_stays(tmp_path):
     def deleted() -> None:
         with lock_folder(tmp_path / "a") as folder:
             shutil.rmtree(folder)
@@ -53,9 +51,7 @@ def test_the_error_of_a_folder_that_is_deleted_meanwhile_stays(tmp_path: Path) -
         deleted()
 
 
-def test_another_process_is_named_and_its_death_frees_the_folder(
-    tmp_path: Path, holder: subprocess.Popen[str]
-) -> None:
+def test_another_process_is_named_and_its_death_frees_the_folder(tmp_path, holder):
     who = f"a: is in use by process {holder.pid} on {platform.node()}"
     with pytest.raises(ResourceError, match=who), lock_folder(tmp_path / "a"):
         pass
@@ -71,7 +67,7 @@ def test_another_process_is_named_and_its_death_frees_the_folder(
         assert folder == tmp_path / "a"
 
 
-def test_nothing_is_left_but_the_lock(tmp_path: Path) -> None:
+def test_nothing_is_left_but_the_lock(tmp_path):
     with lock_folder(tmp_path / "b" / "c") as folder:
         assert (folder / OWNER).exists()
     assert {path.name for path in folder.iterdir()} <= {LOCK}
@@ -84,7 +80,7 @@ def write_and_fail(folder: Path) -> None:
     raise ValueError("refused")
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failure_leaves_nothing_behind(tmp_path):
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "new" / "inner", tmp_path / "empty"):
         with pytest.raises(ValueError, match="refused"), lock_folder(place):
@@ -100,7 +96,7 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
     assert {LOCK, "work", "more"} == {path.name for path in (tmp_path / "kept").iterdir()}
 
 
-def test_a_place_that_cannot_be_a_folder(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_a_folder(tmp_path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(ResourceError, match="cannot be written: Not a directory"),
@@ -109,7 +105,7 @@ def test_a_place_that_cannot_be_a_folder(tmp_path: Path) -> None:
         pass
 
 
-def test_refusals_of_the_system_alone_are_translated(tmp_path: Path) -> None:
+def test_refusals_of_the_system_alone_are_translated(tmp_path):
     with (
         pytest.raises(ResourceError, match=r"cannot be written: No space left\n  Make room\."),
         os_errors(tmp_path, "Make room."),
@@ -119,7 +115,7 @@ def test_refusals_of_the_system_alone_are_translated(tmp_path: Path) -> None:
         raise ValueError("a bug")
 
 
-def test_a_url_is_no_folder_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_is_no_folder_to_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for open_to_write in (lock_folder, replace_folder):
         url = Path("s3://bucket/run")

@@ -1,7 +1,5 @@
 """Progress of long jobs."""
 
-from __future__ import annotations
-
 from bothways.core.progress import Part, track
 
 
@@ -19,13 +17,13 @@ class _Record:
         self.lines.append(text)
 
 
-def test_tracked_items_report_their_number() -> None:
+def test_tracked_items_report_their_number():
     record = _Record()
     assert list(track("abcde", record, "reading", every=2)) == list("abcde")
     assert record.lines == [("reading", 5), 0, 2, 4, 5]
 
 
-def test_parts_of_a_job_give_a_warning_once() -> None:
+def test_parts_of_a_job_give_a_warning_once():
     record, said = _Record(), set[str]()
     for name in ("a", "b"):
         part = Part(record, name, said)

@@ -1,7 +1,5 @@
 """Text for terminals, pages and messages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -11,41 +9,41 @@ from bothways.core.json_reader import read_json, read_object
 from bothways.core.terminal import listed, printable, quantity, result_line, time_text
 
 
-def test_control_characters_are_escaped() -> None:
+def test_control_characters_are_escaped():
     assert printable("a\x1b[2J\x07\x9b\u202eb\ud800") == r"a\x1b[2J\x07\x9b\u202eb\ud800"
     assert printable("größer, 数学\n\tok") == "größer, 数学\n\tok"
 
 
-def test_control_characters_of_names_do_not_reach_messages() -> None:
+def test_control_characters_of_names_do_not_reach_messages():
     error = DataError("no column 'a\x1b[2J'", where=Path("b\x07\n.txt"), fix="Rename \x9b it.")
     assert str(error) == "b\\x07\\n.txt: no column 'a\\x1b[2J'\n  Rename \\x9b it."
 
 
-def test_long_lists_are_cut() -> None:
+def test_long_lists_are_cut():
     assert listed("abcd", 2) == "a, b and 2 more"
     assert listed("ab", 2) == "a, b"
 
 
-def test_quantity_selects_words_for_one_or_several() -> None:
+def test_quantity_selects_words_for_one_or_several():
     assert quantity(1, "row(s) is|are empty") == "1 row is empty"
     assert quantity(1000, "row(s) is|are empty") == "1,000 rows are empty"
 
 
-def test_times_of_any_length_are_texts() -> None:
+def test_times_of_any_length_are_texts():
     assert [time_text(seconds) for seconds in (0.0, 89.5, 90000.0)] == [
         "0:00:00", "0:01:30", "1 day, 1:00:00",
     ]  # fmt: skip
     assert {time_text(seconds) for seconds in (1e9, 1e30, float("inf"))} == {"years"}
 
 
-def test_a_missing_package_is_named_with_its_extra() -> None:
+def test_a_missing_package_is_named_with_its_extra():
     with (
         pytest.raises(ResourceError, match=r"'no_such_thing', .*\n  .*\"bothways\[data\]\""),
         optional("data", "reading clouds"),
     ):
-        import no_such_thing.deep  # type: ignore[import-not-found]  # noqa: F401
+        import no_such_thing.deep  # noqa: F401
     with pytest.raises(ModuleNotFoundError), optional("data", "reading clouds"):
-        import bothways.no_such_part  # type: ignore[import-not-found]  # noqa: F401
+        import bothways.no_such_part  # noqa: F401
 
 
 @pytest.mark.parametrize(
@@ -59,22 +57,20 @@ def test_a_missing_package_is_named_with_its_extra() -> None:
         (b"[1]", "holds a JSON list, not an object"),
     ],
 )
-def test_flaws_of_json_are_errors_of_the_class_that_is_asked_for(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_flaws_of_json_are_errors_of_the_class_that_is_asked_for(tmp_path, content, message):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ResourceError, match=message):
         read_object(tmp_path / "a.json", ResourceError)
 
 
-def test_json_that_cannot_be_read(tmp_path: Path) -> None:
+def test_json_that_cannot_be_read(tmp_path):
     with pytest.raises(ResourceError, match="cannot be read"):
         read_json(tmp_path / "none.json")
     (tmp_path / "a.json").write_text("[1, 2.5]")
     assert read_json(tmp_path / "a.json") == [1, 2.5]
 
 
-def test_long_words_of_a_message_are_cut() -> None:
+def test_long_words_of_a_message_are_cut():
     long = "x y" * 1000
     error = DataError(f"label {long!r} is unknown", where="a.tsv:3", fix="y" * 4000)
     assert len(str(error)) < 600
@@ -85,7 +81,7 @@ def test_long_words_of_a_message_are_cut() -> None:
     assert str(DataError(plain, where="run/" + "a" * 400)) == f"run/{'a' * 400}: {plain}"
 
 
-def test_a_result_is_one_line() -> None:
+def test_a_result_is_one_line():
     metrics = {"accuracy": 0.91249, "loss": 12345.6}
     line = result_line("Result", metrics, steps=3, folder=None)
     assert line == "Result(accuracy=0.9125, loss=1.235e+04, steps=3)"

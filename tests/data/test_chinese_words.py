@@ -1,7 +1,5 @@
 """Words of Chinese: where they begin, in the corpus and in masks; mistakes."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -23,7 +21,7 @@ from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document
 from bothways.data.masking import Masking, NGrams, Spans, Vocabulary, WholeWords, mask_tokens
-from bothways.data.segments import FullSentences, Segments
+from bothways.data.segments import FullSentences
 from bothways.data.sentence_pairs import NextSentence
 from bothways.data.words import Words, encode_words, unpack_words, words_name
 from bothways.objectives.masked_lm import MaskedLM
@@ -41,7 +39,7 @@ PLAIN = [line.replace(" ", "").replace("NewYork", "New York") for line in DIVIDE
 
 
 @pytest.fixture(scope="module")
-def chinese(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def chinese(tmp_path_factory) -> Tokenizer:
     characters = sorted({c for line in DIVIDED for c in line if not c.isascii()})
     pieces = ["new", "york", "iphone", "##15", *characters]
     file = tmp_path_factory.mktemp("chinese") / "vocab.txt"
@@ -78,14 +76,12 @@ def words_of(tokenizer: Tokenizer, sentence: str, words: Words) -> list[str]:
         ("", "spaces", ""),
     ],
 )
-def test_words_begin_where_they_are_found(
-    chinese: Tokenizer, sentence: str, words: Words, expected: str
-) -> None:
+def test_words_begin_where_they_are_found(chinese, sentence, words, expected):
     assert words_of(chinese, sentence, words) == expected.split()
 
 
 @pytest.mark.parametrize("kind", [ByteBPE(400), Unigram(90)])
-def test_tokens_of_other_tokenizers_belong_to_the_word_of_their_first_character(kind: Any) -> None:
+def test_tokens_of_other_tokenizers_belong_to_the_word_of_their_first_character(kind):
     """A character of several bytes is one word, and spaces next to Chinese leave no trace in the ids."""
     tokenizer = train_tokenizer(PLAIN * 20, kind)
     for plain, divided in zip(PLAIN, DIVIDED, strict=True):
@@ -113,8 +109,8 @@ def build(
 
 
 def test_a_corpus_with_words_has_the_same_tokens_and_one_bit_for_each(
-    chinese: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    chinese, tmp_path, monkeypatch
+):
     """Also over several shards, duplicates and short documents left out."""
     monkeypatch.setattr(encode_shards, "SHARD_CHARACTERS", 40)
     order = np.random.default_rng(1).integers(0, 4, 30)
@@ -149,14 +145,14 @@ def test_a_corpus_with_words_has_the_same_tokens_and_one_bit_for_each(
 
 
 @pytest.fixture(scope="module")
-def corpus(chinese: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+def corpus(chinese, tmp_path_factory) -> Corpus:
     texts = [" ".join(np.random.default_rng(n).permutation(DIVIDED)) for n in range(20)]
     return build(tmp_path_factory.mktemp("corpus") / "c", chinese, "spaces", texts)
 
 
 @pytest.mark.parametrize("unit", [WholeWords(), NGrams(3), Spans()])
 @pytest.mark.parametrize("segments", [FullSentences(24), NextSentence(30)])
-def test_masks_hide_whole_words(corpus: Corpus, segments: Segments, unit: Any) -> None:
+def test_masks_hide_whole_words(corpus, segments, unit):
     template = corpus.tokenizer.template
     source = CorpusSource(corpus, template, segments, np.arange(len(corpus)), 5)
     plain = dataclasses.replace(corpus, words=None)
@@ -182,9 +178,7 @@ def test_masks_hide_whole_words(corpus: Corpus, segments: Segments, unit: Any) -
     assert longer > 40
 
 
-def test_the_mistake_of_whole_words_without_words_is_named(
-    corpus: Corpus, chinese: Tokenizer, tmp_path: Path
-) -> None:
+def test_the_mistake_of_whole_words_without_words_is_named(corpus, chinese, tmp_path):
     objective = MaskedLM(masking=Masking(unit=WholeWords()))
     assert objective._check_words(corpus) == []
     without = build(tmp_path / "without", chinese, None, PLAIN)
@@ -202,22 +196,18 @@ def test_the_mistake_of_whole_words_without_words_is_named(
         (wrong, DataError, r"do not spell the sentence '他来到"),
     ],
 )
-def test_bad_words_are_refused(
-    chinese: Tokenizer, tmp_path: Path, words: Any, error: type, message: str
-) -> None:
+def test_bad_words_are_refused(chinese, tmp_path, words, error, message):
     with pytest.raises(error, match=message):
         build(tmp_path / "c", chinese, words, PLAIN)
 
 
-def test_a_missing_package_is_named(chinese: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(chinese, monkeypatch):
     monkeypatch.setitem(sys.modules, "rjieba", None)
     with pytest.raises(ResourceError, match=r"(?s)Chinese into words.*bothways\[zh\]"):
         words_name("jieba")
 
 
-def test_words_are_part_of_what_a_corpus_is(
-    corpus: Corpus, chinese: Tokenizer, tmp_path: Path
-) -> None:
+def test_words_are_part_of_what_a_corpus_is(corpus, chinese, tmp_path):
     assert corpus.manifest.settings.words == "spaces"
     assert words_name(by_two) == f"{by_two.__module__}.by_two"
     build(tmp_path / "c", chinese, "spaces", DIVIDED)
@@ -229,9 +219,7 @@ def test_words_are_part_of_what_a_corpus_is(
         Corpus.open(tmp_path / "c")
 
 
-def test_a_corpus_with_words_from_the_command_line(
-    chinese: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corpus_with_words_from_the_command_line(chinese, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("\n\n".join(PLAIN), encoding="utf8")
     chinese.save(tmp_path / "tokenizer")
     words = ["corpus", "build", tmp_path / "text.txt", "--tokenizer", tmp_path / "tokenizer"]
@@ -241,7 +229,7 @@ def test_a_corpus_with_words_from_the_command_line(
     assert Corpus.open(tmp_path / "c").words is not None
 
 
-def test_a_sequence_without_words_is_masked_as_before() -> None:
+def test_a_sequence_without_words_is_masked_as_before():
     """By the vocabulary alone."""
     vocabulary = Vocabulary(np.arange(20) < 5, np.arange(20) >= 12, 4)
     ids = np.array([2, 6, 12, 13, 7, 14, 8, 3], np.int32)

@@ -1,7 +1,5 @@
 """Compressed files of one or several streams: every byte is read, or the file is refused."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma
@@ -32,7 +30,7 @@ def lines(path: Path) -> list[str]:
 
 
 @suffixes
-def test_streams_of_different_length_are_read_to_the_end(suffix: str, tmp_path: Path) -> None:
+def test_streams_of_different_length_are_read_to_the_end(suffix, tmp_path):
     path, compress = tmp_path / f"a.txt{suffix}", COMPRESS[suffix]
     path.write_bytes(compress(b"one\n") + compress(LONG) + compress(b"") + compress(b"last\n"))
     read = lines(path)
@@ -42,7 +40,7 @@ def test_streams_of_different_length_are_read_to_the_end(suffix: str, tmp_path: 
 
 
 @suffixes
-def test_padding_with_zeros_is_skipped(suffix: str, tmp_path: Path) -> None:
+def test_padding_with_zeros_is_skipped(suffix, tmp_path):
     path, compress = tmp_path / f"a.txt{suffix}", COMPRESS[suffix]
     path.write_bytes(compress(b"one\n") + bytes(4096) + compress(b"two\n") + bytes(512))
     assert lines(path) == ["one", "two"]
@@ -50,9 +48,7 @@ def test_padding_with_zeros_is_skipped(suffix: str, tmp_path: Path) -> None:
 
 @suffixes
 @pytest.mark.parametrize("damage", ["head", "middle", "cut", "garbage"])
-def test_damage_after_the_first_stream_names_the_byte(
-    damage: str, suffix: str, tmp_path: Path
-) -> None:
+def test_damage_after_the_first_stream_names_the_byte(damage, suffix, tmp_path):
     first, second = COMPRESS[suffix](b"one\n" * 300), COMPRESS[suffix](LONG)
     data = {
         "head": b"?" + second[1:],
@@ -68,7 +64,7 @@ def test_damage_after_the_first_stream_names_the_byte(
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.tsv", "a.csv", "a.txt"])
-def test_each_reader_refuses_a_damaged_second_stream(name: str, tmp_path: Path) -> None:
+def test_each_reader_refuses_a_damaged_second_stream(name, tmp_path):
     content = {
         ".jsonl": b'{"text": "one"}\n',
         ".json": b'[{"text": "one"}]',
@@ -84,14 +80,14 @@ def test_each_reader_refuses_a_damaged_second_stream(name: str, tmp_path: Path) 
         list(read_documents([str(path)]))
 
 
-def test_zstandard_skippable_frames_are_skipped(tmp_path: Path) -> None:
+def test_zstandard_skippable_frames_are_skipped(tmp_path):
     compress, path = COMPRESS[".zst"], tmp_path / "a.txt.zst"
     skippable = (0x184D2A50).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"abc"
     path.write_bytes(skippable + compress(b"one\n") + skippable + compress(b"two\n"))
     assert lines(path) == ["one", "two"]
 
 
-def test_what_follows_a_json_array_is_refused(tmp_path: Path) -> None:
+def test_what_follows_a_json_array_is_refused(tmp_path):
     path = tmp_path / "a.json"
     path.write_text('[{"text": "one"}]\n[{"text": "two"}]\n')
     with pytest.raises(DataError, match="line 2"):

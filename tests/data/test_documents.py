@@ -1,7 +1,5 @@
 """Documents: every kind of file, compressed or not, comes out as it was written; every bad one is named with its line."""
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import gzip
@@ -57,9 +55,7 @@ def failure(path: Path | str, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_text_json_lines_and_wiki_extractor_files_compressed_or_not(
-    tmp_path: Path, suffix: str
-) -> None:
+def test_text_json_lines_and_wiki_extractor_files_compressed_or_not(tmp_path, suffix):
     compress = COMPRESS[suffix]
     write(tmp_path / f"a.txt{suffix}", compress(TWO.encode()))
     write(
@@ -73,7 +69,7 @@ def test_text_json_lines_and_wiki_extractor_files_compressed_or_not(
     assert len(read(tmp_path)) == 6
 
 
-def test_wiki_extractors_names_tell_nothing_of_its_format(tmp_path: Path) -> None:
+def test_wiki_extractors_names_tell_nothing_of_its_format(tmp_path):
     rows = b'\n{"id": "1", "title": "Cats", "text": "Cats sleep.\\nThey eat."}\n{"id": "2", "title": "", "text": "Bare."}\n'
     expected = [Document("Cats sleep.\nThey eat.", ":2"), Document("Bare.", ":3")]
     for name, content in (("wiki_00", rows), ("wiki_01.gz", gzip.compress(rows))):
@@ -91,13 +87,13 @@ def test_wiki_extractors_names_tell_nothing_of_its_format(tmp_path: Path) -> Non
     assert texts(write(tmp_path / "wiki_03", "\n")) == []
 
 
-def test_frames_of_zstandard_and_members_of_gzip_follow_each_other(tmp_path: Path) -> None:
+def test_frames_of_zstandard_and_members_of_gzip_follow_each_other(tmp_path):
     for suffix in (".zst", ".gz"):
         halves = [COMPRESS[suffix](part.encode()) for part in ("One.\n\nTw", "o.\n")]
         assert texts(write(tmp_path / f"a.txt{suffix}", b"".join(halves))) == ["One.", "Two."]
 
 
-def test_where_names_file_and_line(tmp_path: Path) -> None:
+def test_where_names_file_and_line(tmp_path):
     path = write(tmp_path / "a.txt", "\n\n" + TWO)
     assert [document.where for document in read(path)] == [f"{path}:3", f"{path}:6"]
     path = write(tmp_path / "b.docs", WIKI)
@@ -113,11 +109,11 @@ def test_where_names_file_and_line(tmp_path: Path) -> None:
         (Boundary.FILE, ["First line.\nSecond line.\n\nAnother document."]),
     ],
 )
-def test_what_ends_a_document(tmp_path: Path, boundary: Boundary, expected: list[str]) -> None:
+def test_what_ends_a_document(tmp_path, boundary, expected):
     assert texts(write(tmp_path / "a.txt", TWO), boundary=boundary) == expected
 
 
-def test_without_a_blank_line_inside_each_line_is_a_document(tmp_path: Path) -> None:
+def test_without_a_blank_line_inside_each_line_is_a_document(tmp_path):
     assert texts(write(tmp_path / "a.txt", "\n\nOne.\nTwo.\n \t\n")) == ["One.", "Two."]
     assert texts(write(tmp_path / "a.txt", "One.\n \t\nTwo.\nThree.")) == ["One.", "Two.\nThree."]
     late = "x" * SNIFFED + "\nOne.\n\nTwo.\n"
@@ -127,7 +123,7 @@ def test_without_a_blank_line_inside_each_line_is_a_document(tmp_path: Path) -> 
     assert texts(write(tmp_path / "a.txt", late), boundary=Boundary.BLANK)[1:] == ["Two."]
 
 
-def test_hard_wrapped_lines_are_joined_where_documents_have_paragraphs(tmp_path: Path) -> None:
+def test_hard_wrapped_lines_are_joined_where_documents_have_paragraphs(tmp_path):
     long = "The slanting rays of afternoon sunshine, pouring through the"
     book = f"CHAPTER I\n\n{long}\nConvent, lay upon\nthe flags.\nShe stepped out.\nNuns\nTwo\n"
     joined = f"CHAPTER I\n\n{long} Convent, lay upon the flags.\nShe stepped out.\nNuns\nTwo"
@@ -139,13 +135,13 @@ def test_hard_wrapped_lines_are_joined_where_documents_have_paragraphs(tmp_path:
     ), "a line is a sentence"
 
 
-def test_line_ends_marks_and_nul_characters(tmp_path: Path) -> None:
+def test_line_ends_marks_and_nul_characters(tmp_path):
     content = codecs.BOM_UTF8 + b"Eins.\r\nZwei.\r\n\r\nDrei.\r\n"
     assert texts(write(tmp_path / "a.txt", content)) == ["Eins.\nZwei.", "Drei."]
     assert texts(write(tmp_path / "b.txt", b"x" * 9000 + b"\n\nn\0ul\n")) == ["x" * 9000, "nul"]
 
 
-def test_parquet_row_groups(tmp_path: Path) -> None:
+def test_parquet_row_groups(tmp_path):
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -162,7 +158,7 @@ def test_parquet_row_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compression", ["snappy", "none"])
-def test_parquet_with_a_damaged_page(tmp_path: Path, compression: str) -> None:
+def test_parquet_with_a_damaged_page(tmp_path, compression):
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -176,7 +172,7 @@ def test_parquet_with_a_damaged_page(tmp_path: Path, compression: str) -> None:
     assert f"{bad}: is not a complete Parquet file (" in failure(bad)
 
 
-def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub(monkeypatch):
     asked: list[tuple[Any, ...]] = []
 
     def fake(name: str, config: str | None, *, split: str, streaming: bool) -> Any:
@@ -206,7 +202,7 @@ def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not the name of a Hub data set" in failure("hub:")
 
 
-def test_folders_globs_and_repetitions_come_in_order_and_once(tmp_path: Path) -> None:
+def test_folders_globs_and_repetitions_come_in_order_and_once(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / ".hidden").mkdir()
     for name in ("b.txt", "a.jsonl", "sub/c.txt", ".hidden/d.txt", ".e.txt"):
@@ -222,7 +218,7 @@ def test_folders_globs_and_repetitions_come_in_order_and_once(tmp_path: Path) ->
     ]
 
 
-def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path: Path) -> None:
+def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path):
     paths = [
         write(tmp_path / "a.txt", TWO),
         write(tmp_path / "b.txt.gz", gzip.compress(TWO.encode() * 100)),
@@ -261,26 +257,24 @@ def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path: Path) -> None:
     ("a.txt.zst", zstandard.compress(TWO.encode() * 9999)[:-9], ""),
     ("a.txt.zst", b"not zstd at all", ""),
 ])  # fmt: skip
-def test_damaged_file_is_an_error_at_its_line(
-    tmp_path: Path, name: str, content: bytes, location: str
-) -> None:
+def test_damaged_file_is_an_error_at_its_line(tmp_path, name, content, location):
     with pytest.raises(DataError) as caught:
         read(write(tmp_path / name, content))
     assert str(caught.value.where) == f"{tmp_path / name}{location}"
 
 
-def test_inputs_that_are_not_there(tmp_path: Path) -> None:
+def test_inputs_that_are_not_there(tmp_path):
     assert "nothing.txt: no such file or folder" in failure(tmp_path / "nothing.txt")
     assert "matches no file" in failure(tmp_path / "*.txt")
     assert "names no file that can be read" in failure(tmp_path)
 
 
-def test_all_names_are_checked_before_the_first_document(tmp_path: Path) -> None:
+def test_all_names_are_checked_before_the_first_document(tmp_path):
     with pytest.raises(DataError):
         read_documents([str(write(tmp_path / "a.txt", TWO)), str(tmp_path / "nothing.txt")])
 
 
-def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_permission(tmp_path, monkeypatch):
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -292,9 +286,7 @@ def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 read(path)
 
 
-def test_errors_of_the_disk_are_not_called_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_the_disk_are_not_called_damage(tmp_path, monkeypatch):
     def fail(*_: Any) -> None:
         raise OSError(5, "Input/output error")
 
@@ -311,25 +303,21 @@ LINE = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_s
 
 
 @given(st.lists(st.lists(LINE, min_size=1), min_size=1))
-def test_documents_between_blank_lines_come_back(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[list[str]]
-) -> None:
+def test_documents_between_blank_lines_come_back(tmp_path_factory, documents):
     expected = ["\n".join(lines) for lines in documents]
     path = write(tmp_path_factory.getbasetemp() / "property.txt", "\n\n".join(expected))
     assert texts(path, boundary=Boundary.BLANK) == expected
 
 
 @given(st.lists(st.text()))
-def test_json_lines_come_back(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[str]
-) -> None:
+def test_json_lines_come_back(tmp_path_factory, documents):
     content = "".join(json.dumps({"text": text}) + "\n" for text in documents)
     path = write(tmp_path_factory.getbasetemp() / "property.jsonl", content or "\n")
     assert texts(path) == documents
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_memory_does_not_grow_with_the_file(tmp_path: Path, suffix: str) -> None:
+def test_memory_does_not_grow_with_the_file(tmp_path, suffix):
     draw = random.Random(0)
     lines = [json.dumps({"text": draw.randbytes(5000).hex()}).encode() + b"\n" for _ in range(100)]
     path = write(tmp_path / f"a.jsonl{suffix}", COMPRESS[suffix](b"".join(lines)) * 30)  # 30 MB
@@ -341,7 +329,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, suffix: str) -> None
     assert peak < 2e6
 
 
-def test_a_zstandard_bomb_is_read_in_bounded_time_and_memory(tmp_path: Path) -> None:
+def test_a_zstandard_bomb_is_read_in_bounded_time_and_memory(tmp_path):
     content = (b"a few words " * 1000 + b"\n") * 4000  # 48 MB in some kilobytes
     path = write(tmp_path / "bomb.txt.zst", zstandard.compress(content))
     assert path.stat().st_size < 20_000
@@ -354,9 +342,7 @@ def test_a_zstandard_bomb_is_read_in_bounded_time_and_memory(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("boundary", [Boundary.AUTO, Boundary.FILE])
-def test_a_text_that_is_too_long_becomes_several_documents(
-    tmp_path: Path, boundary: Boundary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_is_too_long_becomes_several_documents(tmp_path, boundary, monkeypatch):
     monkeypatch.setenv("BOTHWAYS_MAX_LINE_BYTES", "10")
     path = write(tmp_path / "a.txt", "one two three four\nfünfundzwanzig\n")
     parts = ["one two ", "three four", "fünfundzw", "anzig"]
@@ -365,7 +351,7 @@ def test_a_text_that_is_too_long_becomes_several_documents(
     assert texts(path, boundary=boundary) == parts
 
 
-def test_documents_from_other_tables(tmp_path: Path) -> None:
+def test_documents_from_other_tables(tmp_path):
     rows = [{"text": "One.", "n": 1}, {"text": "Two.", "n": 2}]
     assert texts(write(tmp_path / "a.json", json.dumps(rows))) == ["One.", "Two."]
     assert texts(write(tmp_path / "a.csv", "text,n\nOne.,1\nTwo.,2\n")) == ["One.", "Two."]
@@ -373,7 +359,7 @@ def test_documents_from_other_tables(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_pipes_hold_text(tmp_path: Path) -> None:
+def test_pipes_hold_text(tmp_path):
     os.mkfifo(tmp_path / "63")
     thread = threading.Thread(target=(tmp_path / "63").write_text, args=(TWO,))
     thread.start()

@@ -1,7 +1,5 @@
 """What is masked, how often, and what stands there instead; against Google's procedure as plain loops."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections import Counter

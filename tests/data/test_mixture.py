@@ -1,7 +1,5 @@
 """Mixtures of corpora: shares against the closed form, draws keyed by position, exact cursors."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Sharing the sequences of a step over ranks and microbatches, and the padding that this leaves."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

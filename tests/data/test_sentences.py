@@ -1,7 +1,5 @@
 """Sentences: English and Chinese, nothing lost, nothing but single spaces inside."""
 
-from __future__ import annotations
-
 import time
 import unicodedata
 
@@ -28,11 +26,11 @@ from bothways.data.sentences import check_language, detect_language, split_sente
         ("en", " \n\t\u3000\r\n", 0),
     ],
 )
-def test_counts(language: str, text: str, expected: int) -> None:
+def test_counts(language, text, expected):
     assert len(split_sentences(text, language)) == expected
 
 
-def test_paragraphs_first_and_single_spaces() -> None:
+def test_paragraphs_first_and_single_spaces():
     text = "A heading\nThe  first\tone. The\u3000second.\r\n\r\n  last \u2028 one\x0cno"
     assert split_sentences(text) == [
         "A heading",
@@ -45,7 +43,7 @@ def test_paragraphs_first_and_single_spaces() -> None:
 
 
 @given(st.text(), st.sampled_from(["en", "zh", "auto"]))
-def test_no_character_is_lost_and_no_space_added(text: str, language: str) -> None:
+def test_no_character_is_lost_and_no_space_added(text, language):
     found = split_sentences(text, language)
     assert "".join("".join(found).split()) == "".join(text.split())
     assert all(sentence and sentence == " ".join(sentence.split()) for sentence in found)
@@ -57,7 +55,7 @@ def test_no_character_is_lost_and_no_space_added(text: str, language: str) -> No
         min_size=20,
     )
 )
-def test_nothing_is_lost_where_a_long_paragraph_is_cut(parts: list[str]) -> None:
+def test_nothing_is_lost_where_a_long_paragraph_is_cut(parts):
     text = " ".join(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentences, "PIECE", 64)
@@ -65,7 +63,7 @@ def test_nothing_is_lost_where_a_long_paragraph_is_cut(parts: list[str]) -> None
 
 
 @given(st.lists(st.text("ab你", min_size=1, max_size=19), min_size=1))
-def test_a_sentence_that_is_too_long_is_cut_between_words(words: list[str]) -> None:
+def test_a_sentence_that_is_too_long_is_cut_between_words(words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sentences, "PIECE", 20)
         found = split_sentences(" ".join(words))
@@ -73,17 +71,17 @@ def test_a_sentence_that_is_too_long_is_cut_between_words(words: list[str]) -> N
     assert all(len(piece) <= 20 for piece in found)
 
 
-def test_where_words_have_no_spaces_a_sentence_is_cut_at_the_piece() -> None:
+def test_where_words_have_no_spaces_a_sentence_is_cut_at_the_piece():
     assert split_sentences("ก" * 20_000, "th") == ["ก" * 8192, "ก" * 8192, "ก" * 3616]
     assert split_sentences("ab " + "字" * 10_000, "zh") == ["ab", "字" * 8191, "字" * 1809]
 
 
-def test_a_long_paragraph_has_the_sentences_of_a_short_one() -> None:
+def test_a_long_paragraph_has_the_sentences_of_a_short_one():
     parts = [f"Sentence number {i} ends here." for i in range(2000)]
     assert split_sentences(" ".join(parts)) == parts
 
 
-def test_time_does_not_grow_with_the_square() -> None:
+def test_time_does_not_grow_with_the_square():
     def seconds(repeats: int) -> float:
         start = time.process_time()
         split_sentences("你。" * repeats)
@@ -107,12 +105,12 @@ def test_time_does_not_grow_with_the_square() -> None:
         ("a" * 5000 + "数" * 5000, "en"),
     ],
 )
-def test_the_language_is_told_from_the_script(text: str, language: str) -> None:
+def test_the_language_is_told_from_the_script(text, language):
     assert detect_language(text) == language
 
 
 @given(st.text(st.sampled_from("ab 数豈𠀀あ。\n") | st.characters(exclude_categories=["Cs"])))
-def test_the_rule_is_the_one_in_the_docstring(text: str) -> None:
+def test_the_rule_is_the_one_in_the_docstring(text):
     sample = [c for c in text[:1000] if not c.isspace()]
     chinese = [
         c
@@ -128,11 +126,11 @@ def test_the_rule_is_the_one_in_the_docstring(text: str) -> None:
 
 
 @pytest.mark.parametrize("language", ["auto", "en", "zh", "yue"])
-def test_languages(language: str) -> None:
+def test_languages(language):
     check_language(language)
 
 
 @pytest.mark.parametrize("language", ["english", "", "EN", "e", "zh-CN"])
-def test_what_is_no_language(language: str) -> None:
+def test_what_is_no_language(language):
     with pytest.raises(ConfigError, match="is not a language"):
         check_language(language)

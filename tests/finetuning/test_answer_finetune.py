@@ -1,7 +1,5 @@
 """Answering questions from files to predictions: what is learned, what transformers opens, and the threshold that stays."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -35,7 +33,7 @@ def write_squad(file: Path, count: int, seed: int) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """Where a finished run is, in the folder "run"."""
     folder = tmp_path_factory.mktemp("answer")
     make_folder(folder / "bert", dropout=0.0)
@@ -60,7 +58,7 @@ def record_of(place: Path) -> dict[str, Any]:
     return record
 
 
-def test_it_is_learned_and_the_threshold_stays(place: Path) -> None:
+def test_it_is_learned_and_the_threshold_stays(place):
     record, task = record_of(place), open_task_model(str(place / "run"), device="cpu")
     assert record["metrics"]["f1"] > 0.95
     assert record["metrics"]["f1"] == pytest.approx(record["metrics"]["f1_best"])
@@ -74,9 +72,7 @@ def test_it_is_learned_and_the_threshold_stays(place: Path) -> None:
     )
 
 
-def test_evaluate_and_predict(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_and_predict(place, monkeypatch, capsys):
     call(monkeypatch, place, "evaluate", "run", "dev.json", "--json")
     assert json.loads(capsys.readouterr().out) == pytest.approx(
         record_of(place)["metrics"], rel=1e-5
@@ -98,7 +94,7 @@ def test_evaluate_and_predict(
     assert 0 < second["confidence"] <= 1
 
 
-def test_an_untrained_span_head_answers_every_question(place: Path) -> None:
+def test_an_untrained_span_head_answers_every_question(place):
     """Opened without the record, the task has its defaults."""
     (place / "bare").mkdir()
     for file in (place / "run" / "model").iterdir():

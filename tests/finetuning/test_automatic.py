@@ -1,10 +1,7 @@
 """The rate and the length that a run chooses: by width, pre-training, updates and labels."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
@@ -36,7 +33,7 @@ SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32))
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
+def data(tmp_path_factory) -> LabelledData:
     tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     return label(ClassificationTask(), tokenizer, make_examples(320, 0), make_examples(40, 1), 16)
 
@@ -45,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
     ("name", "rate"),
     [("bert-large", 3.8e-5), ("bert-base", 5e-5), ("bert-small", 7.5e-5), ("bert-tiny", 3e-4)],
 )
-def test_the_rate_falls_with_the_width(name: str, rate: float) -> None:
+def test_the_rate_falls_with_the_width(name, rate):
     encoder = preset(name)
     assert default_rate(encoder) == rate
     assert default_rate(encoder, tokens=0.0) == pytest.approx(2 * rate, rel=0.02)
@@ -62,11 +59,11 @@ def test_the_rate_falls_with_the_width(name: str, rate: float) -> None:
         (5.0, 2, 20),
     ],
 )
-def test_few_updates_are_more_epochs(updates: float, labels: int, epochs: int) -> None:
+def test_few_updates_are_more_epochs(updates, labels, epochs):
     assert enough_epochs(updates, labels) == epochs
 
 
-def test_only_what_is_left_open_is_chosen(data: LabelledData) -> None:
+def test_only_what_is_left_open_is_chosen(data):
     chosen, notes = choose_automatic(FinetuneConfig(), SMALL, data)
     assert chosen.training.optimizer == AdamW(lr=3e-4)
     assert chosen.training.until == Epochs(20.0)
@@ -85,10 +82,10 @@ def test_only_what_is_left_open_is_chosen(data: LabelledData) -> None:
     assert "for 1 update an epoch" in str(choose_automatic(by_tokens, SMALL, data)[1][1])
 
 
-def test_the_modern_recipe_chooses_and_the_papers_does_not() -> None:
+def test_the_modern_recipe_chooses_and_the_papers_does_not():
     modern, paper = modern_finetuning(ClassificationTask()), paper_finetuning(ClassificationTask())
-    assert (modern.training.until, modern.training.optimizer.lr) == ("auto", "auto")  # type: ignore[union-attr]
-    assert (paper.training.until, paper.training.optimizer.lr) == (Epochs(3.0), 5e-5)  # type: ignore[union-attr]
+    assert (modern.training.until, modern.training.optimizer.lr) == ("auto", "auto")
+    assert (paper.training.until, paper.training.optimizer.lr) == (Epochs(3.0), 5e-5)
     base = FinetuneConfig(model="m", train="t.tsv")
     assert load_config(base, ["epochs=4"]).training.until == Epochs(4.0)
     again = load_config(load_config(base, ["epochs=4", "lr=1e-4"]), ["epochs=auto", "lr=auto"])
@@ -96,9 +93,7 @@ def test_the_modern_recipe_chooses_and_the_papers_does_not() -> None:
     assert configs.read(FinetuneConfig, configs.to_dict(base)) == base
 
 
-def test_random_and_little_trained_weights_take_a_higher_rate(
-    data: LabelledData, tmp_path: Path
-) -> None:
+def test_random_and_little_trained_weights_take_a_higher_rate(data, tmp_path):
     training = dataclasses.replace(FinetuneConfig().training, until=Steps(1), precision="fp32")
     done = fit_task(SMALL, data, FinetuneConfig(training, 16), device="cpu")
     assert done.settings.training.optimizer == AdamW(lr=6e-4)
@@ -111,13 +106,13 @@ def test_random_and_little_trained_weights_take_a_higher_rate(
         rows = [{"text": item.text, "label": item.label} for item in make_examples(40, 0)]
         config = FinetuneConfig(model=str(folder), train="rows", length=16, training=training)
         done = finetune(config, train=rows, device="cpu")
-        return done.settings.training.optimizer.lr  # type: ignore[union-attr]
+        return done.settings.training.optimizer.lr
 
     assert [rate_of(tokens) for tokens in (None, 1000, 10**9)] == [3e-4, 6e-4, 3e-4]
     assert default_rate(SMALL, UNKNOWN) == 3e-4
 
 
-def test_the_choice_is_printed_recorded_and_resumed(tmp_path: Path) -> None:
+def test_the_choice_is_printed_recorded_and_resumed(tmp_path):
     settings = FinetuneConfig(
         model=str(make_folder(tmp_path / "bert")),
         train=str(write_tsv(tmp_path / "train.tsv", make_examples(64, 0))),

@@ -1,7 +1,5 @@
 """Failed runs: each sign on a case that is made for it, and none on a run that learns."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -38,7 +36,7 @@ SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initi
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
+def data(tmp_path_factory) -> LabelledData:
     tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     return label(ClassificationTask(), tokenizer, make_examples(160, 0), make_examples(60, 1), 16)
 
@@ -50,13 +48,13 @@ def method(rate: float, epochs: float) -> FinetuneConfig:
     return FinetuneConfig(training, 16)
 
 
-def test_a_run_that_learns_has_not_failed(data: LabelledData) -> None:
+def test_a_run_that_learns_has_not_failed(data):
     done = fit_task(SMALL, data, method(3e-3, 8.0), device="cpu")
     assert done.metrics["accuracy"] > 0.9
     assert done.failure is None
 
 
-def test_a_rate_that_is_far_too_high_is_found_out(data: LabelledData) -> None:
+def test_a_rate_that_is_far_too_high_is_found_out(data):
     """The dev data has as many of each label, so that whichever it answers for all is no better than the other."""
     parts = [
         [item for item in make_examples(100, 1) if item.label == name][:30] for name in data.labels
@@ -79,7 +77,7 @@ def test_a_rate_that_is_far_too_high_is_found_out(data: LabelledData) -> None:
     )
 
 
-def test_the_baseline_of_a_run_is_that_of_its_report(data: LabelledData) -> None:
+def test_the_baseline_of_a_run_is_that_of_its_report(data):
     """The most frequent class of the dev data, which is rare in the training data."""
     often, rarely = (
         [example for example in make_examples(160, 0) if example.label == name]
@@ -93,10 +91,9 @@ def test_the_baseline_of_a_run_is_that_of_its_report(data: LabelledData) -> None
     assert {name: done.baseline[name] for name in baseline} == baseline
 
 
-def test_without_dev_data_the_training_loss_speaks(data: LabelledData) -> None:
+def test_without_dev_data_the_training_loss_speaks(data):
     bare = label(ClassificationTask(), data.tokenizer, make_examples(160, 0), [], 16)
     done = fit_task(SMALL, bare, method(1e-9, 1.0), device="cpu")
-    assert done.failure is not None
     (reason,) = done.failure.reasons
     assert reason.startswith("its training loss, ")
 
@@ -109,7 +106,7 @@ def labelled(*counts: int) -> list[TextExample]:
     ]
 
 
-def test_the_baseline_is_that_of_sklearns_dummies() -> None:
+def test_the_baseline_is_that_of_sklearns_dummies():
     examples = labelled(5, 9, 2)
     x, truth = [[0]] * len(examples), [e.label for e in examples]
     most, prior = DummyClassifier(strategy="most_frequent"), DummyClassifier(strategy="prior")
@@ -153,16 +150,14 @@ def answers_of(*labels: str) -> DistinctAnswers:
         (0.5, {"m": 0.4}, "highest", "a", 0),  # a single example
     ],
 )
-def test_signs_of_scores(
-    value: float, baseline: dict[str, float], direction, answers: str, signs: int
-) -> None:  # type: ignore[no-untyped-def]
+def test_signs_of_scores(value, baseline, direction, answers, signs):
     assert (
         len(signs_of_scores({"m": value}, baseline, "m", direction, answers_of(*answers))) == signs
     )
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "em"])
-def test_one_answer_that_is_right_for_all_is_none(metric: str) -> None:
+def test_one_answer_that_is_right_for_all_is_none(metric):
     """As for a file that was sorted before it was cut: training says the other label, the model the right one."""
     assert not signs_of_scores(
         {metric: 1.0}, {metric: 0.0}, metric, "highest", answers_of("a", "a")
@@ -171,7 +166,7 @@ def test_one_answer_that_is_right_for_all_is_none(metric: str) -> None:
 
 
 @pytest.mark.parametrize(("labels", "said"), [(("y", "x"), "'x' and 'y'"), ((), "nothing")])
-def test_the_same_labels_for_all_are_said_in_words(labels: tuple[str, ...], said: str) -> None:
+def test_the_same_labels_for_all_are_said_in_words(labels, said):
     answers = DistinctAnswers()
     made = MultilabelPrediction(labels, {"x": 0.5, "y": 0.5})
     assert len(list(answers.seen([(MultilabelExample("t"), made)] * 1200))) == 1200
@@ -179,9 +174,7 @@ def test_the_same_labels_for_all_are_said_in_words(labels: tuple[str, ...], said
     assert sign == f"it answers {said} for all 1,200 dev examples"
 
 
-def test_the_training_loss_is_of_an_even_sample(
-    data: LabelledData, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_training_loss_is_of_an_even_sample(data, monkeypatch):
     """Of data in the order of its labels the first part would say nothing about the rest."""
     task = start_from(SMALL, data.task.heads(data.labels, None), seed=0)
     task_model, sequences = (
@@ -200,12 +193,12 @@ def test_the_training_loss_is_of_an_even_sample(
     ("loss", "usual", "signs"),
     [(0.69, 0.6931, 1), (0.8, 0.6931, 1), (0.6, 0.6931, 0), (0.1, None, 0), (0.0, 0.0, 0)],
 )
-def test_signs_of_training(loss: float, usual: float | None, signs: int) -> None:
+def test_signs_of_training(loss, usual, signs):
     found, unfinished = signs_of_training(loss, {} if usual is None else {"loss": usual})
     assert (len(found), unfinished) == (signs, False)
 
 
-def test_many_classes_that_are_hardly_learned_are_noticed() -> None:
+def test_many_classes_that_are_hardly_learned_are_noticed():
     """77 classes at a training loss of 3.9: chance is 4.34, and 41 % are right."""
     usual = {"loss": math.log(77)}
     signs, unfinished = signs_of_training(3.9, usual)
@@ -222,7 +215,7 @@ def test_many_classes_that_are_hardly_learned_are_noticed() -> None:
     )
 
 
-def test_a_weak_run_in_memory_is_unfinished(data: LabelledData) -> None:
+def test_a_weak_run_in_memory_is_unfinished(data):
     """Eight classes that no word tells apart from the others, at a rate far below the usual one."""
     names = [f"class {number}" for number in range(8)]
     examples = [

@@ -1,14 +1,11 @@
 """Fine-tuning from files: what comes out opens in transformers and here, an interrupted run ends where an unbroken one does,
 and every mistake is one message."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -55,7 +52,7 @@ class Files:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+def files(tmp_path_factory) -> Files:
     folder = tmp_path_factory.mktemp("files")
     return Files(
         str(make_folder(folder / "bert")),
@@ -68,13 +65,11 @@ def settings_of(files: Files, **changes: object) -> FinetuneConfig:
     settings = FinetuneConfig(
         model=files.model, train=files.train, dev=files.dev, length=16, training=FAST
     )
-    return dataclasses.replace(settings, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(settings, **changes)
 
 
 @pytest.fixture(scope="module")
-def done(
-    files: Files, tmp_path_factory: pytest.TempPathFactory, drawn_pages: dict[str, Any]
-) -> tuple[FinetuneResult, Path, str]:
+def done(files, tmp_path_factory, drawn_pages) -> tuple[FinetuneResult, Path, str]:
     """A finished run with its page, its folder, and what it said."""
     heard, folder = Heard(), tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
@@ -83,9 +78,7 @@ def done(
     return result, folder, heard.text
 
 
-def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(
-    done: tuple[FinetuneResult, Path, str], files: Files
-) -> None:
+def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(done, files):
     result, folder, said = done
     assert result.metrics["accuracy"] > 0.95
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -99,9 +92,7 @@ def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(
     assert [finding.check for finding in result.findings] == ["overlap", "balance"]
 
 
-def test_what_is_saved_opens_in_transformers_with_equal_outputs(
-    done: tuple[FinetuneResult, Path, str],
-) -> None:
+def test_what_is_saved_opens_in_transformers_with_equal_outputs(done):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     result, _, _ = done
@@ -123,15 +114,13 @@ def test_what_is_saved_opens_in_transformers_with_equal_outputs(
         assert prediction.probabilities == pytest.approx(expected, abs=1e-5)
 
 
-def reading_of(examples: list[TextExample]):  # type: ignore[no-untyped-def]
+def reading_of(examples: list[TextExample]):
     from bothways.tasks.base import Reading
 
     return Reading(ClassificationTask(), iter(examples))
 
 
-def test_the_record_says_how_the_model_was_made(
-    done: tuple[FinetuneResult, Path, str], files: Files
-) -> None:
+def test_the_record_says_how_the_model_was_made(done, files):
     result, folder, _ = done
     record = json.loads((folder / "model" / "bothways.json").read_text())
     assert record["data"]["train"] == {
@@ -155,9 +144,7 @@ def test_the_record_says_how_the_model_was_made(
     assert "- The weights were selected by the metrics above" in card
 
 
-def test_the_run_folder_has_a_report_on_the_dev_data(
-    done: tuple[FinetuneResult, Path, str],
-) -> None:
+def test_the_run_folder_has_a_report_on_the_dev_data(done):
     result, folder, _ = done
     page = (folder / "report.html").read_text(encoding="utf8")
     assert f"accuracy {readable_number(result.metrics['accuracy'])} on 80 examples" in page
@@ -165,9 +152,7 @@ def test_the_run_folder_has_a_report_on_the_dev_data(
     assert "run.training.optimizer.lr" in page
 
 
-def test_evaluating_the_folder_gives_the_metrics_of_the_run(
-    done: tuple[FinetuneResult, Path, str], files: Files
-) -> None:
+def test_evaluating_the_folder_gives_the_metrics_of_the_run(done, files):
     result, folder, _ = done
     for place in (folder, folder / "model"):
         classifier = open_task(str(place))
@@ -179,15 +164,10 @@ def test_evaluating_the_folder_gives_the_metrics_of_the_run(
     assert open_task_model(str(folder), length=8).length == 8
 
 
-def test_an_interrupted_run_ends_where_an_unbroken_one_does(
-    done: tuple[FinetuneResult, Path, str],
-    files: Files,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_interrupted_run_ends_where_an_unbroken_one_does(done, files, tmp_path, monkeypatch):
     scored = []
 
-    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
+    def interrupting(*arguments: object, **options: object):
         scored.append(1)
         if len(scored) == 2:
             signal.raise_signal(signal.SIGINT)
@@ -198,10 +178,7 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
     broken = finetune(settings_of(files), tmp_path, device="cpu")
     assert broken.folder is None
     assert 0 < broken.progress.steps < 50
-    with pytest.raises(
-        ResourceError,
-        match="holds the checkpoints of an earlier run\n  Add resume=True",
-    ):
+    with pytest.raises(ResourceError, match="holds the checkpoints of an earlier run"):
         finetune(settings_of(files), tmp_path, device="cpu")
     moved = shutil.copy(files.train, tmp_path / "moved.tsv")
     result = finetune(settings_of(files, train=str(moved)), tmp_path, resume=True, device="cpu")
@@ -220,7 +197,7 @@ def test_an_interrupted_run_ends_where_an_unbroken_one_does(
         )
 
 
-def test_without_dev_data_the_last_weights_are_saved(files: Files, tmp_path: Path) -> None:
+def test_without_dev_data_the_last_weights_are_saved(files, tmp_path):
     heard = Heard()
     settings = settings_of(files, dev=None, training=dataclasses.replace(FAST, until=Steps(3)))
     result = finetune(settings, tmp_path, device="cpu", progress=heard)
@@ -233,7 +210,7 @@ def test_without_dev_data_the_last_weights_are_saved(files: Files, tmp_path: Pat
     )
 
 
-def test_every_flaw_is_in_one_message(files: Files, tmp_path: Path) -> None:
+def test_every_flaw_is_in_one_message(files, tmp_path):
     (tmp_path / "train.csv").write_text("text,label\ngood,pos\n,neg\nbad,\nfine,pos\n")
     (tmp_path / "dev.csv").write_text("text,label\ngood,odd\n")
     settings = settings_of(
@@ -255,12 +232,9 @@ def test_every_flaw_is_in_one_message(files: Files, tmp_path: Path) -> None:
     assert not list((tmp_path / "run").glob("step-*"))
 
 
-def test_a_vocabulary_beyond_the_embedding_is_an_error(files: Files, tmp_path: Path) -> None:
+def test_a_vocabulary_beyond_the_embedding_is_an_error(files, tmp_path):
     model = make_folder(tmp_path / "small", vocab=len(VOCABULARY) - 1)
-    with pytest.raises(
-        BothwaysError,
-        match=r"^tokenizer: the tokenizer has ids up to 25, but the model's embedding has 25 rows",
-    ):
+    with pytest.raises(BothwaysError, match=r"^tokenizer: the tokenizer has ids up to 25"):
         finetune(settings_of(files, model=str(model)), tmp_path / "run", device="cpu")
 
 
@@ -273,8 +247,8 @@ def test_a_vocabulary_beyond_the_embedding_is_an_error(files: Files, tmp_path: P
     ids=["bert", "gpt2"],
 )  # fmt: skip
 def test_a_pooler_that_the_model_was_saved_without_starts_at_random_with_a_note(
-    shape: EncoderConfig, files: Files, tmp_path: Path
-) -> None:
+    shape, files, tmp_path
+):
     head = token_head(shape)
     save_model(tmp_path / "lm", Model(shape, (head,)), make_tokenizer(tmp_path / "tokenizer"))
     short = dataclasses.replace(FAST, until=Steps(2))
@@ -296,9 +270,7 @@ def test_a_pooler_that_the_model_was_saved_without_starts_at_random_with_a_note(
     assert heard.text.count("note: the model has no pooler to start from") == 1
 
 
-def test_a_pooler_that_was_only_saved_for_the_class_is_noted_as_new(
-    files: Files, tmp_path: Path
-) -> None:
+def test_a_pooler_that_was_only_saved_for_the_class_is_noted_as_new(files, tmp_path):
     """BertModel has one in transformers, whether or not anything has trained it."""
     shape = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
     for name, heads, notes in (("bare", (), 1), ("pooled", (PoolerHead(),), 0)):
@@ -311,7 +283,7 @@ def test_a_pooler_that_was_only_saved_for_the_class_is_noted_as_new(
 
 
 @pytest.mark.parametrize("lost", ["bert.pooler", "bert.pooler.dense.bias"])
-def test_a_model_that_lost_its_pooler_is_refused(lost: str, files: Files, tmp_path: Path) -> None:
+def test_a_model_that_lost_its_pooler_is_refused(lost, files, tmp_path):
     model = shutil.copytree(files.model, tmp_path / "model")
     tensors = load_file(model / "model.safetensors")
     left = {name: tensor for name, tensor in tensors.items() if not name.startswith(lost)}
@@ -326,7 +298,7 @@ def test_a_model_that_lost_its_pooler_is_refused(lost: str, files: Files, tmp_pa
     assert finetune(given, tmp_path / "run", device="cpu").folder == tmp_path / "run" / "model"
 
 
-def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path: Path) -> None:
+def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path):
     encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
     save_model(
         tmp_path / "model",
@@ -340,25 +312,18 @@ def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path: 
     )
     assert classifier.task_model.task.columns == TextColumns()
     (tmp_path / "model" / "bothways.json").write_text('{"length": "long"}')
-    with pytest.raises(
-        ConfigError,
-        match=r"^bothways\.json\.length: 'long' is given, but it must be a whole number or none",
-    ):
+    with pytest.raises(ConfigError, match=r"^bothways\.json\.length: 'long' is given"):
         open_task(str(tmp_path / "model"))
 
 
-def test_unseen_labels_stop_an_evaluation(
-    done: tuple[FinetuneResult, Path, str], tmp_path: Path
-) -> None:
+def test_unseen_labels_stop_an_evaluation(done, tmp_path):
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\ngood\tpos\nrain\twet\n")
     classifier = open_task(str(done[1]))
-    with pytest.raises(
-        DataError, match=r"dev\.tsv:3: label 'wet' is not among the model's 2 labels"
-    ):
+    with pytest.raises(DataError, match=r"dev\.tsv:3: label 'wet' is not among the model's 2"):
         classifier.evaluate(classifier.read(str(tmp_path / "dev.tsv"), labelled=True))
 
 
-def test_two_ranks_do_what_one_does(files: Files, tmp_path: Path) -> None:
+def test_two_ranks_do_what_one_does(files, tmp_path):
     """At a store that outlives a run, as torchrun's: the ranks have to find each other anew in the second."""
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = str(make_folder(tmp_path / "bert", **quiet))

@@ -1,7 +1,5 @@
 """`bothways finetune`, `evaluate` and `predict`, as one types them."""
 
-from __future__ import annotations
-
 import io
 import json
 import signal
@@ -22,7 +20,7 @@ from toy_folder import make_examples, make_folder, write_tsv
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """A folder with a model, data and a finished run."""
     folder = tmp_path_factory.mktemp("place")
     make_folder(folder / "bert")
@@ -41,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def finished(place: Path) -> Path:
+def finished(place) -> Path:
     words = (
         "finetune bert train.tsv --dev dev.tsv --out run --config run.toml --device cpu length=16"
     )
@@ -50,16 +48,14 @@ def finished(place: Path) -> Path:
     return place
 
 
-def test_the_file_wins_over_the_recipe_and_the_words_over_the_file(finished: Path) -> None:
+def test_the_file_wins_over_the_recipe_and_the_words_over_the_file(finished):
     settings = configs.load(FinetuneConfig, file=finished / "run" / "config.toml")
     assert (settings.model, settings.train, settings.dev) == ("bert", "train.tsv", "dev.tsv")
     assert (settings.length, settings.seed, settings.training.until) == (16, 5, Epochs(5.0))
     assert (settings.training.optimizer.lr, settings.training.precision) == (3e-3, "fp32")
 
 
-def test_a_run_says_what_it_reached_and_where_it_is(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_says_what_it_reached_and_where_it_is(place, monkeypatch, capsys):
     words = "finetune bert train.tsv --dev dev.tsv --out brief --recipe paper length=16"
     run(monkeypatch, place, *words.split(), "training.until=1 steps")
     output = capsys.readouterr()
@@ -77,7 +73,7 @@ def test_a_run_says_what_it_reached_and_where_it_is(
     )
 
 
-def test_columns_are_options(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_options(place, monkeypatch):
     lines = [f"{e.label}\tthe film\t{e.text}" for e in make_examples(40, 3)]
     (place / "pairs.tsv").write_text("\n".join(lines) + "\n")
     words = "finetune bert pairs.tsv --text 1 --text-b 2 --label 0 --out pairs length=16"
@@ -91,12 +87,10 @@ def test_columns_are_options(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "| weighting |" not in card  # as usual
 
 
-def test_interrupting_saves_and_says_how_to_go_on(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupting_saves_and_says_how_to_go_on(place, monkeypatch, capsys):
     score = job.score
 
-    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
+    def interrupting(*arguments: object, **options: object):
         signal.raise_signal(signal.SIGTERM)
         return score(*arguments, **options)
 
@@ -112,9 +106,7 @@ def test_interrupting_saves_and_says_how_to_go_on(
     assert (place / "broken" / "model" / "model.safetensors").exists()
 
 
-def test_an_evaluation_is_a_table_or_json(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_evaluation_is_a_table_or_json(finished, monkeypatch, capsys):
     run(monkeypatch, finished, "evaluate", "run", "dev.tsv", "--json")
     metrics = json.loads(capsys.readouterr().out)
     record = json.loads((finished / "run" / "model" / "bothways.json").read_text())
@@ -135,9 +127,7 @@ class Stdin:
         return False
 
 
-def test_predictions_are_json_lines_in_the_order_of_the_input(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predictions_are_json_lines_in_the_order_of_the_input(finished, monkeypatch, capsys):
     examples = make_examples(100, 9, longest=16)
     cut = sum(len(example.text.split()) > 14 for example in examples)
     assert cut > 0
@@ -175,12 +165,7 @@ def test_predictions_are_json_lines_in_the_order_of_the_input(
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
-def test_empty_texts_are_answered_with_a_warning(
-    command: str,
-    finished: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_empty_texts_are_answered_with_a_warning(command, finished, monkeypatch, capsys):
     rows = [example.text for example in make_examples(6, 3)]
     rows[1], rows[4] = "", " "
     lines = "".join(f"{text}\tneg\n" for text in rows)
@@ -196,32 +181,18 @@ def test_empty_texts_are_answered_with_a_warning(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "finetune bert train.tsv --out x lenght=3",
-            "lenght: unknown key 'lenght'; did you mean length?",
-        ),
-        (
-            "finetune bert train.tsv --out x sharding.kind=sharding",
-            "sharding: fine-tuning holds the whole model in each rank, and has no such setting",
-        ),
-        (
-            "finetune bert train.tsv --out x --label kind",
-            "train.tsv: has no column 'kind'; it has sentence, label",
-        ),
+        ("finetune bert train.tsv --out x lenght=3", "lenght: unknown key 'lenght'"),
+        ("finetune bert train.tsv --out x sharding.kind=sharding", "sharding: fine-tuning holds"),
+        ("finetune bert train.tsv --out x --label kind", "train.tsv: has no column 'kind'"),
         ("finetune none train.tsv --out x", "none"),
         ("finetune bert none.tsv --out x", "none.tsv: no such file"),
         ("finetune bert train.tsv --out run", "run: holds the checkpoints of an earlier run"),
         ("finetune bert train.tsv --out bert", "bert: is not empty, and not the folder of a run"),
-        (
-            "evaluate bert dev.tsv",
-            "bert: is not fine-tuned for a task: its heads are masked, pooler, pair",
-        ),
+        ("evaluate bert dev.tsv", "bert: is not fine-tuned for a task: its heads are masked"),
         ("predict run none.txt", "none.txt: no such file"),
     ],
 )
-def test_mistakes_are_named(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
-) -> None:
+def test_mistakes_are_named(finished, monkeypatch, words, message):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(BothwaysError) as caught:
         run(monkeypatch, finished, *words.split())

@@ -1,7 +1,5 @@
 """Fine-tuning in memory: equal to padded fine-tuning by transformers, equal for equal seeds, and the best weights are kept."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -43,12 +41,12 @@ METHOD = FinetuneConfig(FAST, LENGTH)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("folder") / "theirs")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
+def data(tmp_path_factory) -> LabelledData:
     tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     return label(
         ClassificationTask(), tokenizer, make_examples(320, 0), make_examples(80, 1), LENGTH
@@ -58,11 +56,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
 def small(**changes: object) -> EncoderConfig:
     return EncoderConfig(
         len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1, **changes
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) -> None:
+def test_packed_fine_tuning_is_padded_fine_tuning(world, tmp_path):
     """Twenty updates by this library and by transformers on the same batches: losses, gradient norms, weights.
 
     The embedding is updated by rows, as alone on a CPU, and whole, as a rank of two does it.
@@ -142,12 +140,12 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world: int, tmp_path: Path) ->
             assert torch.allclose(tensor, end[name], atol=2e-5), name
 
 
-def _rows(batch):  # type: ignore[no-untyped-def]
+def _rows(batch):
     lengths, labels = batch.layout.lengths, batch.targets["label"].labels
     return zip(batch.ids.split(lengths), batch.segments.split(lengths), labels, strict=True)
 
 
-def test_a_start_is_copied_and_its_label_head_is_new(folder: Path) -> None:
+def test_a_start_is_copied_and_its_label_head_is_new(folder):
     pretrained = load_model(folder).model
     before = {name: tensor.clone() for name, tensor in pretrained.state_dict().items()}
     model = start_from(pretrained, (PoolerHead(), LabelHead(3, None)), seed=1)
@@ -173,7 +171,7 @@ def test_a_start_is_copied_and_its_label_head_is_new(folder: Path) -> None:
     )
 
 
-def test_a_separable_task_is_learned_from_both_starts(folder: Path, data: LabelledData) -> None:
+def test_a_separable_task_is_learned_from_both_starts(folder, data):
     steps: list[int] = []
     for start in (load_model(folder).model, small()):
         steps.clear()
@@ -197,7 +195,7 @@ def test_a_separable_task_is_learned_from_both_starts(folder: Path, data: Labell
         assert not done.task_model.training
 
 
-def test_the_embedding_is_learned_by_rows_on_one_cpu_alone(data: LabelledData) -> None:
+def test_the_embedding_is_learned_by_rows_on_one_cpu_alone(data):
     """While it is fine-tuned with compiled kernels, and no longer: a tied head may read it then."""
     model, has_kernels = Model(small(), (LabelHead(2),)), runs_on(torch.device("cpu"))
     table = model.encoder.embedding.token
@@ -212,7 +210,7 @@ def test_the_embedding_is_learned_by_rows_on_one_cpu_alone(data: LabelledData) -
     ).task_model.model.encoder.embedding.token.sparse
 
 
-def test_seeds_decide_everything(data: LabelledData) -> None:
+def test_seeds_decide_everything(data):
     brief = dataclasses.replace(
         METHOD, training=dataclasses.replace(FAST, until=Steps(4), evaluate=None)
     )
@@ -225,7 +223,7 @@ def test_seeds_decide_everything(data: LabelledData) -> None:
     assert len(one.history) == 1  # at the end
 
 
-def test_the_best_weights_win_by_any_metric(data: LabelledData) -> None:
+def test_the_best_weights_win_by_any_metric(data):
     high = dataclasses.replace(
         FAST, optimizer=AdamW(lr=2e-2), until=Epochs(2.0), evaluate=Steps(3)
     )  # to make it jump about
@@ -240,7 +238,7 @@ def test_the_best_weights_win_by_any_metric(data: LabelledData) -> None:
         assert len(done.history) == 7  # of 20 steps every third, and the last
 
 
-def test_f1_is_of_two_classes(data: LabelledData) -> None:
+def test_f1_is_of_two_classes(data):
     three = label(
         ClassificationTask(),
         data.tokenizer,
@@ -248,9 +246,7 @@ def test_f1_is_of_two_classes(data: LabelledData) -> None:
         [],
         LENGTH,
     )
-    with pytest.raises(
-        ConfigError, match=r"^metric: classify with 3 labels does not have the metric 'f1': "
-    ):
+    with pytest.raises(ConfigError, match=r"^metric: classify with 3 labels"):
         fit_task(small(), three, dataclasses.replace(METHOD, metric="f1"))
 
 
@@ -266,12 +262,12 @@ def test_f1_is_of_two_classes(data: LabelledData) -> None:
         ),
     ],
 )
-def test_methods_that_cannot_be_are_refused(changes: dict[str, object], message: str) -> None:
+def test_methods_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        FinetuneConfig(**changes)  # type: ignore[arg-type]
+        FinetuneConfig(**changes)
 
 
-def test_the_recipes_are_those_of_the_paper() -> None:
+def test_the_recipes_are_those_of_the_paper():
     """facts: batch 32, 3 epochs, 5e-5, a tenth of warm-up; the code has no bias correction and its own decay."""
     assert FinetuneConfig().batch.n == 32
     assert RECIPES["paper"](ClassificationTask()).training.optimizer == BertAdam(

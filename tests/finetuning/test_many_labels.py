@@ -1,9 +1,6 @@
 """Runs with so many labels that nothing may be of size labels², and work that is saved first."""
 
-from __future__ import annotations
-
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ from bothways.training.durations import Steps
 MANY = 100_000
 
 
-def test_scores_of_many_labels_take_memory_of_the_pairs_that_occur() -> None:
+def test_scores_of_many_labels_take_memory_of_the_pairs_that_occur():
     labels = tuple(str(number) for number in range(MANY))
     examples = [TextExample("a text", label=label) for label in labels[:500]]
     probabilities = {label: 1 / MANY for label in labels}
@@ -43,7 +40,7 @@ def test_scores_of_many_labels_take_memory_of_the_pairs_that_occur() -> None:
     assert window_size(task, labels) * MANY < 10**7
 
 
-def test_counts_are_those_of_a_matrix() -> None:
+def test_counts_are_those_of_a_matrix():
     matrix = np.random.default_rng(0).integers(0, 4, (5, 5))
     counts = Confusion.of_matrix(matrix)
     assert counts.total == matrix.sum()
@@ -53,9 +50,7 @@ def test_counts_are_those_of_a_matrix() -> None:
     assert classification_metrics(counts)["accuracy"] == matrix.trace() / matrix.sum()
 
 
-def test_the_model_is_saved_before_it_is_scored(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_is_saved_before_it_is_scored(tmp_path, monkeypatch):
     toy_folder.make_folder(tmp_path / "bert")
     toy_folder.write_tsv(tmp_path / "t.tsv", toy_folder.make_examples(16, 0))
     settings = FinetuneConfig(

@@ -1,7 +1,5 @@
 """Metrics of a user's own: in every evaluation, in the result, and as what chooses the best weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ def share_of_right(predictions: list[Any], examples: list[Any]) -> float:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("own") / "bert")
 
 
@@ -36,13 +34,13 @@ def run(model: Path, seen: list[Any] | None = None, **settings: Any) -> Any:
     )  # fmt: skip
 
 
-def test_a_function_with_other_parameters_is_refused_before_the_run(model: Path) -> None:
+def test_a_function_with_other_parameters_is_refused_before_the_run(model):
     with pytest.raises(ConfigError, match=r"metrics\.mine: its function cannot be called"):
         run(model, metrics={"mine": lambda predictions: 0.5})
     assert run(model, metrics={"mine": lambda *both: 0.5}).metrics["mine"] == 0.5
 
 
-def test_a_function_is_in_every_evaluation_and_in_the_result(model: Path, tmp_path: Path) -> None:
+def test_a_function_is_in_every_evaluation_and_in_the_result(model, tmp_path):
     seen: list[Any] = []
     done = run(model, seen, out=tmp_path / "run", metrics={"right": share_of_right})
     values = [event.values for event in seen]
@@ -58,9 +56,7 @@ def test_a_function_is_in_every_evaluation_and_in_the_result(model: Path, tmp_pa
 
 
 @pytest.mark.parametrize(("better", "best"), [("highest", 2), ("lowest", 0)])
-def test_a_metric_chooses_the_best_weights_in_its_direction(
-    model: Path, better: Any, best: int
-) -> None:
+def test_a_metric_chooses_the_best_weights_in_its_direction(model, better, best):
     count = iter(range(100))
     numbers = bothways.Metric(lambda predictions, examples: next(count), better)
     done = run(model, metrics={"number": numbers}, metric="number")
@@ -70,7 +66,7 @@ def test_a_metric_chooses_the_best_weights_in_its_direction(
     assert done.metrics["number"] == 3
 
 
-def test_a_function_may_return_several_numbers_of_which_one_chooses(model: Path) -> None:
+def test_a_function_may_return_several_numbers_of_which_one_chooses(model):
     def by_label(predictions: list[Any], examples: list[Any]) -> dict[str, Any]:
         return {"first": torch.tensor(0.5), "second": 1}
 
@@ -80,7 +76,7 @@ def test_a_function_may_return_several_numbers_of_which_one_chooses(model: Path)
         run(model, metrics={"mine": by_label}, metric="mine/third")
 
 
-def test_a_metric_ends_a_run_early(model: Path) -> None:
+def test_a_metric_ends_a_run_early(model):
     constant = {"constant": lambda predictions, examples: 1.0}
     done = run(model, metrics=constant, metric="constant", early_stopping=1)
     assert done.progress.early
@@ -98,12 +94,12 @@ def test_a_metric_ends_a_run_early(model: Path) -> None:
         ({"metrics": {"x": share_of_right}, "metric": "y"}, r"metric 'y': .*one of x, accuracy"),
     ],
 )
-def test_a_mistake_is_one_message(model: Path, settings: dict[str, Any], message: str) -> None:
+def test_a_mistake_is_one_message(model, settings, message):
     with pytest.raises(ConfigError, match=message):
         run(model, **settings)
 
 
-def test_metrics_need_dev_data_and_are_given_in_python_only() -> None:
+def test_metrics_need_dev_data_and_are_given_in_python_only():
     with pytest.raises(ConfigError, match="metrics: are of dev data"):
         FinetuneConfig(model="m", train="t", metrics={"x": share_of_right})
     metric = bothways.Metric(share_of_right)

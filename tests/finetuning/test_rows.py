@@ -1,7 +1,5 @@
 """Fine-tuning on rows: the result predicts, and its folder predicts the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from toy_folder import make_examples, make_folder, write_tsv
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("place") / "bert")
 
 
@@ -27,7 +25,7 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_rows_become_a_predictor_and_a_folder(model: Path, tmp_path: Path) -> None:
+def test_rows_become_a_predictor_and_a_folder(model, tmp_path):
     settings = {"lr": 3e-3, "epochs": 8, "batch": 16, "max_length": 16}
     result = bothways.finetune(
         model, rows(160, 0), rows(60, 1), "sentiment", device="cpu", **settings
@@ -43,9 +41,7 @@ def test_rows_become_a_predictor_and_a_folder(model: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("source", ["dataset", "hub", "frame", "file", "rows"])
-def test_unused_columns_and_classes_without_rows_are_named(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_columns_and_classes_without_rows_are_named(source, tmp_path, monkeypatch):
     import datasets
     import pandas
 
@@ -53,7 +49,7 @@ def test_unused_columns_and_classes_without_rows_are_named(
     plain = [{"text": f"word {i}", "label": names[i % 2], "stars": 5} for i in range(8)]
     file = tmp_path / "t.csv"
     pandas.DataFrame(plain).to_csv(file, index=False)
-    ids = [{**row, "label": names.index(row["label"])} for row in plain]  # type: ignore[arg-type]
+    ids = [{**row, "label": names.index(row["label"])} for row in plain]
     listed = datasets.Dataset.from_list(ids).cast_column("label", datasets.ClassLabel(names=names))
     fake_hub(monkeypatch, lambda *_, **__: listed.to_iterable_dataset())
     frame = pandas.DataFrame(plain)
@@ -67,7 +63,7 @@ def test_unused_columns_and_classes_without_rows_are_named(
     assert any("never" in note for note in notes) == (source in {"dataset", "hub", "frame"})
 
 
-def test_tables_of_python_and_files_are_the_same_examples(tmp_path: Path) -> None:
+def test_tables_of_python_and_files_are_the_same_examples(tmp_path):
     """Classes have their names, and numbers of NumPy are labels."""
     import datasets
     import numpy as np
@@ -101,7 +97,7 @@ def test_tables_of_python_and_files_are_the_same_examples(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("off", [torch.inference_mode])
-def test_a_program_without_gradients_can_train(model: Path, off: Any) -> None:
+def test_a_program_without_gradients_can_train(model, off):
     settings: dict[str, Any] = {"epochs": 0.5, "max_length": 16, "device": "cpu", "progress": False}
     plain = bothways.finetune(model, rows(32, 0), rows(30, 1), **settings)
     with off():
@@ -109,7 +105,7 @@ def test_a_program_without_gradients_can_train(model: Path, off: Any) -> None:
     assert run.metrics == plain.metrics
 
 
-def test_the_state_of_torch_is_left_as_it_was(model: Path) -> None:
+def test_the_state_of_torch_is_left_as_it_was(model):
     """Also where another type is the default, in which a run would compute."""
     settings: dict[str, Any] = {"epochs": 0.5, "max_length": 16, "device": "cpu", "progress": False}
     plain = bothways.finetune(model, rows(32, 0), rows(30, 1), **settings)
@@ -132,14 +128,11 @@ def test_the_state_of_torch_is_left_as_it_was(model: Path) -> None:
         ([], "train rows: there is no example"),
         ([("a good film", "yes")], "train row 1: is of type tuple, not a dict"),
         (["a good film"], "train row 1: is of type str, not a dict"),
-        (
-            {"train": "a.tsv", "test": "b.tsv"},
-            "train: is of type dict of train, test, not of columns",
-        ),
+        ({"train": "a.tsv", "test": "b.tsv"}, "train: is of type dict of train, test"),
         ({"text": ["a"], "label": ["b", "c"]}, "columns of different length: text 1, label 2"),
     ],
 )
-def test_data_without_rows_is_one_message(model: Path, data: Any, message: str) -> None:
+def test_data_without_rows_is_one_message(model, data, message):
     with pytest.raises(BothwaysError, match=message):
         bothways.finetune(model, data, progress=False)
 
@@ -152,15 +145,13 @@ def test_data_without_rows_is_one_message(model: Path, data: Any, message: str) 
         ({"text": "Message"}, "^no example has a label: its column is empty, or its name is not"),
     ],
 )
-def test_named_columns_of_rows_are_read_and_no_others(
-    model: Path, columns: dict[str, str], message: str
-) -> None:
+def test_named_columns_of_rows_are_read_and_no_others(model, columns, message):
     rows = [{"Message": "a good film", "text": "an id", "Team": "yes"}] * 4
     with pytest.raises(BothwaysError, match=message):
         bothways.finetune(model, rows, columns=columns, progress=False)
 
 
-def test_absent_values_of_a_frame_are_absent(model: Path) -> None:
+def test_absent_values_of_a_frame_are_absent(model):
     import pandas
 
     for column, message in (("text", "has an empty text"), ("label", "has no label")):
@@ -169,14 +160,14 @@ def test_absent_values_of_a_frame_are_absent(model: Path) -> None:
             bothways.finetune(model, frame, progress=False)
 
 
-def test_flags_are_not_taken_for_labels(model: Path) -> None:
+def test_flags_are_not_taken_for_labels(model):
     """A model would learn the labels 0 and 1, which nearly all texts have."""
     data = [{"text": "ape", "labels": [0.0, 1.0, 0.0]}, {"text": "bee", "labels": [1.0, 1.0, 0.0]}]
     with pytest.raises(BothwaysError, match="holds 3 numbers 0 and 1, not labels"):
         bothways.finetune(model, data, task="multilabel", progress=False)
 
 
-def test_what_cannot_be_learned_is_one_message(model: Path) -> None:
+def test_what_cannot_be_learned_is_one_message(model):
     with pytest.raises(ConfigError, match="unknown"):
         bothways.finetune(model, rows(8, 0), lrr=1)
     with pytest.raises(ConfigError, match="is not a task"):
@@ -185,7 +176,7 @@ def test_what_cannot_be_learned_is_one_message(model: Path) -> None:
         bothways.finetune(model, [{"text": 5, "label": "a"}])
 
 
-def test_rows_have_a_run_folder_that_is_resumed(model: Path, tmp_path: Path) -> None:
+def test_rows_have_a_run_folder_that_is_resumed(model, tmp_path):
     settings: dict[str, Any] = {"max_length": 16, "device": "cpu", "epochs": 1}
     alone = bothways.finetune(model, rows(64, 0), rows(30, 1), **settings)
     done = bothways.finetune(model, rows(64, 0), rows(30, 1), out=tmp_path / "run", **settings)

@@ -1,7 +1,5 @@
 """Scores far from 0: learned in their own units, and saved in a usual head."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -21,7 +19,7 @@ WORDS = {"the": 0, "film": 0, "good": 1, "bad": -1, "fine": 1, "dull": -1, "and"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("folder") / "theirs")
 
 
@@ -35,7 +33,7 @@ def make_rows(count: int, seed: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_the_merged_layer_computes_the_same(training: bool) -> None:
+def test_the_merged_layer_computes_the_same(training):
     torch.manual_seed(0)
     plain, x = nn.Linear(8, 1), torch.randn(5, 8)
     scaled = ScaledLinear(plain, OutputScale(1e4, 3e3)).train(training)
@@ -49,9 +47,7 @@ def test_the_merged_layer_computes_the_same(training: bool) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora": {"rank": 2}}], ids=["", "lora"])
-def test_scores_far_from_0_are_learned_and_saved_in_a_usual_head(
-    folder: Path, tmp_path: Path, settings: dict[str, object]
-) -> None:
+def test_scores_far_from_0_are_learned_and_saved_in_a_usual_head(folder, tmp_path, settings):
     done = bothways.finetune(
         str(folder), train=make_rows(160, 0), dev=make_rows(40, 1), out=tmp_path / "run",
         task=RegressionTask(), until="60 steps", lr=1e-2, length=16, progress=False,
@@ -70,15 +66,15 @@ def test_scores_far_from_0_are_learned_and_saved_in_a_usual_head(
     np.testing.assert_allclose(theirs.numpy(), own, rtol=1e-5)
 
 
-def test_a_resumed_run_equals_one_without_a_break(folder: Path, tmp_path: Path) -> None:
-    def run(name: str, resume: bool = False, **more: object) -> bothways.FinetuneResult:
+def test_a_resumed_run_equals_one_without_a_break(folder, tmp_path):
+    def run(name, resume=False, **more):
         return bothways.finetune(
             str(folder), train=make_rows(64, 0), dev=make_rows(20, 1), task="regress",
             out=tmp_path / name, until="8 steps", lr=1e-2, length=16, resume=resume,
             progress=False, training={"save": "3 steps"}, **more,
         )  # fmt: skip
 
-    def stop(event: bothways.Event) -> None:
+    def stop(event):
         if event.kind == "checkpoint":
             raise KeyboardInterrupt
 

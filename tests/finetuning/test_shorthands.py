@@ -1,9 +1,6 @@
 """Common names stand for settings with their dotted paths."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,15 +23,15 @@ BASE = FinetuneConfig(model="m", train="t.tsv")
         {"lr": 3e-4, "epochs": 4, "batch": 16, "max_length": 64},
     ],
 )
-def test_common_names_are_settings(overrides: object) -> None:
-    settings = load_config(BASE, overrides)  # type: ignore[arg-type]
+def test_common_names_are_settings(overrides):
+    settings = load_config(BASE, overrides)
     assert settings.training.optimizer.lr == 3e-4
     assert settings.training.until == Epochs(4.0)
     assert settings.batch == ExampleBudget(16)
     assert settings.length == 64
 
 
-def test_every_shorthand_is_a_setting() -> None:
+def test_every_shorthand_is_a_setting():
     values: dict[str, Any] = {
         "epochs": "2",
         "until": "7 steps",
@@ -55,7 +52,7 @@ def test_every_shorthand_is_a_setting() -> None:
         assert load_config(base, {name: values.get(name, "0.2")}) != base
 
 
-def test_a_setting_without_its_path_is_told_it() -> None:
+def test_a_setting_without_its_path_is_told_it():
     with pytest.raises(ConfigError, match=r"'clip_norm'; did you mean training\.clip_norm\?"):
         load_config(BASE, ["clip_norm=1"])
 
@@ -63,14 +60,14 @@ def test_a_setting_without_its_path_is_told_it() -> None:
 @pytest.mark.parametrize(
     ("name", "near"), [("optim", "optimizer"), ("lrr", "lr"), ("num_epoch", "num_epochs")]
 )
-def test_misspelled_common_name_is_suggested(name: str, near: str) -> None:
+def test_misspelled_common_name_is_suggested(name, near):
     with pytest.raises(ConfigError, match=f"did you mean {near}") as refused:
         load_config(BASE, {name: 1})
     assert refused.value.where == name
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_names_of_other_libraries_that_mean_the_same_are_accepted(name: str) -> None:
+def test_names_of_other_libraries_that_mean_the_same_are_accepted(name):
     ours, form = SAME[name]
     base = replace(BASE, dev="d.tsv")
     value: Any = {
@@ -84,7 +81,7 @@ def test_names_of_other_libraries_that_mean_the_same_are_accepted(name: str) -> 
     assert given == load_config(base, [f"{name}={value}"])
 
 
-def test_a_schedule_by_name_keeps_its_settings_in_any_order() -> None:
+def test_a_schedule_by_name_keeps_its_settings_in_any_order():
     for first, second in itertools.product(
         ("schedule=cosine", "training.schedule=cosine"),
         ("warmup=0.25", "training.schedule.warmup=0.25"),
@@ -103,7 +100,7 @@ def test_a_schedule_by_name_keeps_its_settings_in_any_order() -> None:
         ("training.optimizer.kind", "optimizer"),
     ],
 )
-def test_a_setting_under_two_names_is_refused(names: tuple[str, str]) -> None:
+def test_a_setting_under_two_names_is_refused(names):
     with pytest.raises(ConfigError) as refused:
         load_config(BASE, dict.fromkeys(names, "1"))
     assert refused.value.where in names
@@ -112,14 +109,12 @@ def test_a_setting_under_two_names_is_refused(names: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("where", "run"),
     [
-        ("model", lambda rows: bothways.finetune(object(), rows)),  # type: ignore[call-overload]
-        ("teacher", lambda rows: bothways.distil(object(), rows, "b")),  # type: ignore[arg-type]
-        ("student", lambda rows: bothways.distil("a", rows, object())),  # type: ignore[arg-type]
+        ("model", lambda rows: bothways.finetune(object(), rows)),
+        ("teacher", lambda rows: bothways.distil(object(), rows, "b")),
+        ("student", lambda rows: bothways.distil("a", rows, object())),
     ],
 )
-def test_a_model_in_memory_is_refused_where_a_folder_is_needed(
-    where: str, run: Callable[[object], object]
-) -> None:
+def test_a_model_in_memory_is_refused_where_a_folder_is_needed(where, run):
     with pytest.raises(ConfigError) as refused:
         run([{"text": "a", "label": "b"}])
     assert refused.value.where == where

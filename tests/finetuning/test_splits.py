@@ -1,12 +1,9 @@
 """Dev data that is split from training data: shares, classes, groups, and what is recorded."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,18 +41,18 @@ FIFTH = DevPart((0.8, 0.2), 1)
         ("fold 2 of 5", "fold 2 of 5"),
     ],
 )
-def test_shares_and_folds_have_one_name(dev: object, name: str) -> None:
+def test_shares_and_folds_have_one_name(dev, name):
     assert str(parse_part(dev)) == name
     assert parse_part(name) == parse_part(dev)
 
 
 @pytest.mark.parametrize("dev", ["dev.tsv", "./0.2", "hub:a/b", "20", "dev rows"])
-def test_names_of_files_are_no_shares(dev: str) -> None:
+def test_names_of_files_are_no_shares(dev):
     assert parse_part(dev) is None
 
 
 @pytest.mark.parametrize("dev", [0, 1, 1.5, -0.2, "0%", "100%", "1.0", True, "fold 0 of 5"])
-def test_impossible_shares_are_refused(dev: object) -> None:
+def test_impossible_shares_are_refused(dev):
     with pytest.raises(ConfigError) as caught:
         parse_part(dev)
     assert caught.value.where == "dev"
@@ -65,7 +62,7 @@ def texts(labels: list[str]) -> list[TextExample]:
     return [TextExample(f"text {n}", label=label, where=str(n)) for n, label in enumerate(labels)]
 
 
-def test_each_class_has_its_share_in_any_order_of_rows() -> None:
+def test_each_class_has_its_share_in_any_order_of_rows():
     examples = texts(["a"] * 500 + ["b"] * 50 + ["c"] * 5 + ["d"])
     done = split_examples(ClassificationTask(), examples, FIFTH)
     assert Counter(e.label for e in done.dev)["a"] in {99, 100, 101}
@@ -78,7 +75,7 @@ def test_each_class_has_its_share_in_any_order_of_rows() -> None:
     assert {e.where for e in other.dev} != {e.where for e in done.dev}
 
 
-def test_folds_divide_the_data() -> None:
+def test_folds_divide_the_data():
     examples, task = texts(["a", "b", "b"] * 20), ClassificationTask()
     parts = [parse_part(fold_name(number, 5)) for number in range(1, 6)]
     devs = [split_examples(task, examples, part).dev for part in parts if part is not None]
@@ -87,7 +84,7 @@ def test_folds_divide_the_data() -> None:
     assert {Counter(e.label for e in dev)["a"] for dev in devs} == {4}
 
 
-def test_equal_texts_are_on_one_side() -> None:
+def test_equal_texts_are_on_one_side():
     examples = [
         dataclasses.replace(e, text=f"text {int(e.where) % 20}") for e in texts(["a", "b"] * 50)
     ]
@@ -96,7 +93,7 @@ def test_equal_texts_are_on_one_side() -> None:
     assert len(done.dev) == 20
 
 
-def test_groups_are_on_one_side() -> None:
+def test_groups_are_on_one_side():
     examples = texts(["a", "b", "c"] * 60)
     groups = [int(e.where) // 7 for e in examples]
     done = split_examples(ClassificationTask(), examples, FIFTH, groups=groups)
@@ -105,13 +102,13 @@ def test_groups_are_on_one_side() -> None:
     assert 29 <= len(done.dev) <= 43
 
 
-def test_a_single_group_cannot_be_split() -> None:
+def test_a_single_group_cannot_be_split():
     with pytest.raises(DataError) as caught:
         split_examples(ClassificationTask(), texts(["a", "b"]), FIFTH, groups=[1, 1])
     assert caught.value.where == "dev"
 
 
-def test_every_task_keeps_its_passages_together() -> None:
+def test_every_task_keeps_its_passages_together():
     def sides(task: Any, examples: list[Any], key: Any) -> tuple[set[Any], set[Any]]:
         done = split_examples(task, examples, FIFTH)
         return {key(e) for e in done.train}, {key(e) for e in done.dev}
@@ -162,7 +159,7 @@ def test_every_task_keeps_its_passages_together() -> None:
     )
 
 
-def test_files_and_rows_are_split_alike_and_recorded(tmp_path: Path) -> None:
+def test_files_and_rows_are_split_alike_and_recorded(tmp_path):
     toy_folder.make_folder(tmp_path / "bert")
     examples = toy_folder.make_examples(60, 0)
     file = toy_folder.write_tsv(tmp_path / "t.tsv", examples)
@@ -177,7 +174,6 @@ def test_files_and_rows_are_split_alike_and_recorded(tmp_path: Path) -> None:
     assert record["split"] == {"train": str(file), "dev": "20%", "group": None, "seed": 0}
     assert any(finding.where == "dev" for finding in run.findings)
     recorded = read_recorded_split(str(tmp_path / "run"))
-    assert recorded is not None
     assert len(recorded[1]) == run.origin["data"]["dev"]["examples"]
     app(["evaluate", str(tmp_path / "run")], result_action="return_value")
     with pytest.raises(BothwaysError):  # another split is other data
@@ -187,7 +183,7 @@ def test_files_and_rows_are_split_alike_and_recorded(tmp_path: Path) -> None:
         read_recorded_split(str(tmp_path / "run"))
 
 
-def test_a_group_column_is_read_from_files_and_rows(tmp_path: Path) -> None:
+def test_a_group_column_is_read_from_files_and_rows(tmp_path):
     lines = [f"text {n}\t{'ab'[n % 2]}\tuser{n // 5}" for n in range(50)]
     file = tmp_path / "t.tsv"
     file.write_text("\n".join(["text\tlabel\tuser", *lines]) + "\n")
@@ -203,13 +199,13 @@ def test_a_group_column_is_read_from_files_and_rows(tmp_path: Path) -> None:
             read_split(other, source)
 
 
-def test_a_group_needs_a_share() -> None:
+def test_a_group_needs_a_share():
     with pytest.raises(ConfigError) as caught:
         load_config(FinetuneConfig(model="m", train="t", dev="d.tsv"), {"group": "user"})
     assert caught.value.where == "split.group"
 
 
-def test_balanced_weights_are_counted_for_rows(tmp_path: Path) -> None:
+def test_balanced_weights_are_counted_for_rows(tmp_path):
     toy_folder.make_folder(tmp_path / "bert")
     rows = [{"text": e.text, "label": e.label} for e in toy_folder.make_examples(40, 0)]
     result = bothways.finetune(
@@ -220,7 +216,7 @@ def test_balanced_weights_are_counted_for_rows(tmp_path: Path) -> None:
     assert len(weights) == len(result.task_model.labels)
 
 
-def test_questions_in_rows_are_numbered_as_in_files(tmp_path: Path) -> None:
+def test_questions_in_rows_are_numbered_as_in_files(tmp_path):
     rows = [
         {
             "question": f"what {n}",
@@ -244,7 +240,7 @@ def test_questions_in_rows_are_numbered_as_in_files(tmp_path: Path) -> None:
     assert {e.id for e in of_rows.train + of_rows.dev} == {"1", "2", "3"}
 
 
-def test_folds_of_rows_in_memory_are_scored_and_predicted(tmp_path: Path) -> None:
+def test_folds_of_rows_in_memory_are_scored_and_predicted(tmp_path):
     toy_folder.make_folder(tmp_path / "bert")
     examples = toy_folder.make_examples(24, 0)
     rows = ({"text": example.text, "label": example.label} for example in examples)
@@ -262,7 +258,7 @@ def test_folds_of_rows_in_memory_are_scored_and_predicted(tmp_path: Path) -> Non
     assert "CrossValidation(accuracy=" in repr(result)
 
 
-def test_folds_predict_each_row_once(tmp_path: Path) -> None:
+def test_folds_predict_each_row_once(tmp_path):
     toy_folder.make_folder(tmp_path / "bert")
     examples = toy_folder.make_examples(30, 0)
     file = toy_folder.write_tsv(tmp_path / "t.tsv", examples)

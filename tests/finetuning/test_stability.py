@@ -1,7 +1,5 @@
 """The stability kit: levels as ELECTRA has them, exactly the tensors that are meant, and runs that can be broken off."""
 
-from __future__ import annotations
-
 import dataclasses
 import signal
 from collections.abc import Callable
@@ -44,18 +42,18 @@ EVERYTHING = Stability(layer_decay=0.9, reinitialise=1, frozen=1, pull=1.0)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("folder") / "theirs")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
+def data(tmp_path_factory) -> LabelledData:
     tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     return label(ClassificationTask(), tokenizer, make_examples(96, 0), make_examples(40, 1), 16)
 
 
 def shape(depth: int = 4, **changes: object) -> EncoderConfig:
-    return EncoderConfig(len(VOCABULARY), 8, depth, 2, 16, position=Learned(16), **changes)  # type: ignore[arg-type]
+    return EncoderConfig(len(VOCABULARY), 8, depth, 2, 16, position=Learned(16), **changes)
 
 
 def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -76,7 +74,7 @@ def electra_rates(rate: float, decay: float, layers: int) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("decay", "depth"), [(0.8, 4), (0.9, 2), (1.0, 3)])
-def test_rates_decay_by_layers_as_electras(decay: float, depth: int) -> None:
+def test_rates_decay_by_layers_as_electras(decay, depth):
     model = Model(shape(depth), (PoolerHead(), LabelHead(2)))
     expected, seen = electra_rates(1e-4, decay, depth), set()
     rule = parameter_rules(Stability(layer_decay=decay), model)
@@ -93,7 +91,7 @@ def test_rates_decay_by_layers_as_electras(decay: float, depth: int) -> None:
     assert seen == set(expected)
 
 
-def test_the_last_norm_of_a_pre_norm_encoder_lies_above_its_blocks() -> None:
+def test_the_last_norm_of_a_pre_norm_encoder_lies_above_its_blocks():
     model = Model(shape(2, order=PreNorm()), (PoolerHead(),))
     assert {
         level(name, 2) for name, _ in model.named_parameters() if name.startswith("encoder.norm")
@@ -101,7 +99,7 @@ def test_the_last_norm_of_a_pre_norm_encoder_lies_above_its_blocks() -> None:
     assert not is_pretrained("encoder.norm.weight", Stability(reinitialise=1), 2, ())
 
 
-def test_starting_anew_changes_the_top_blocks_and_the_pooler_alone(folder: Path) -> None:
+def test_starting_anew_changes_the_top_blocks_and_the_pooler_alone(folder):
     def begun(count: int, seed: int) -> tuple[Model, dict[str, torch.Tensor]]:
         model = start_from(load_model(folder).model, (PoolerHead(), LabelHead(2)), seed=3)
         before, draws = state(model), torch.get_rng_state()
@@ -124,7 +122,7 @@ def test_starting_anew_changes_the_top_blocks_and_the_pooler_alone(folder: Path)
 
 
 @pytest.mark.parametrize("frozen", [0, 2])
-def test_frozen_parts_stay_to_the_last_bit(folder: Path, data: LabelledData, frozen: int) -> None:
+def test_frozen_parts_stay_to_the_last_bit(folder, data, frozen):
     before = state(load_model(folder).model)
     method = dataclasses.replace(
         METHOD,
@@ -142,7 +140,7 @@ def test_frozen_parts_stay_to_the_last_bit(folder: Path, data: LabelledData, fro
         ), name
 
 
-def test_the_pull_is_of_pretrained_parts() -> None:
+def test_the_pull_is_of_pretrained_parts():
     model = Model(shape(2), (PoolerHead(), LabelHead(2)))
     for stability, fresh, pulled in (
         (Stability(pull=0.1), (), ("encoder.", "heads.pooler.")),
@@ -154,7 +152,7 @@ def test_the_pull_is_of_pretrained_parts() -> None:
             assert rule(name).pull == (0.1 if name.startswith(pulled) else 0.0), (name, stability)
 
 
-def test_a_strong_pull_keeps_a_run_at_its_start(folder: Path, data: LabelledData) -> None:
+def test_a_strong_pull_keeps_a_run_at_its_start(folder, data):
     def distance(pull: float) -> float:
         start = load_model(folder).model
         even = dataclasses.replace(FAST, schedule=Constant(), evaluate=None)
@@ -167,9 +165,7 @@ def test_a_strong_pull_keeps_a_run_at_its_start(folder: Path, data: LabelledData
     assert distance(300.0) < 0.3 * distance(0.0)
 
 
-def test_a_fresh_head_and_blocks_are_of_the_seed_of_the_start(
-    folder: Path, data: LabelledData
-) -> None:
+def test_a_fresh_head_and_blocks_are_of_the_seed_of_the_start(folder, data):
     """With next to no rate a run ends where it began."""
     still = dataclasses.replace(
         FAST, until=Steps(1), evaluate=None, optimizer=AdamW(lr=1e-12, decay=0.0)
@@ -195,9 +191,7 @@ def test_a_fresh_head_and_blocks_are_of_the_seed_of_the_start(
         assert not torch.allclose(base[name], other[name], atol=1e-3), name
 
 
-def test_the_order_and_dropout_are_of_the_seed_of_the_order(
-    folder: Path, data: LabelledData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_and_dropout_are_of_the_seed_of_the_order(folder, data, tmp_path, monkeypatch):
     seen = list[tuple[str, int]]()
 
     def watched(home: object, name: str, kind: str, seed: Callable[..., int]) -> None:
@@ -225,7 +219,7 @@ def test_the_order_and_dropout_are_of_the_seed_of_the_order(
     assert seen == [("order", 5), ("draws", 6), ("order", 1), ("draws", 2)] * 2
 
 
-def test_patience_ends_a_run_in_memory(folder: Path, data: LabelledData) -> None:
+def test_patience_ends_a_run_in_memory(folder, data):
     still = dataclasses.replace(
         FAST, optimizer=AdamW(lr=1e-12, decay=0.0), early_stopping=2, until=Steps(30)
     )
@@ -234,9 +228,7 @@ def test_patience_ends_a_run_in_memory(folder: Path, data: LabelledData) -> None
     )
     assert (done.progress.steps, done.progress.early, len(done.history)) == (9, True, 3)
     bare = label(ClassificationTask(), data.tokenizer, make_examples(32, 0), [], 16)
-    with pytest.raises(
-        ConfigError, match=r"^training\.early_stopping: early stopping needs an evaluated metric"
-    ):
+    with pytest.raises(ConfigError, match=r"^training\.early_stopping: early stopping needs"):
         fit_task(
             load_model(folder).model,
             bare,
@@ -246,9 +238,7 @@ def test_patience_ends_a_run_in_memory(folder: Path, data: LabelledData) -> None
 
 
 @pytest.mark.parametrize(("until", "early"), [(30, True), (12, False)])
-def test_patience_counts_evaluations_that_were_not_better(
-    folder: Path, data: LabelledData, monkeypatch: pytest.MonkeyPatch, until: int, early: bool
-) -> None:
+def test_patience_counts_evaluations_that_were_not_better(folder, data, monkeypatch, until, early):
     """Every third step, with 0.3 as the best one: two later it is over, be that before the run's own end or at it."""
     values = iter([0.1, 0.3, 0.2, 0.3, 0.9])
     for name in ("score", "score_tuned"):
@@ -267,8 +257,8 @@ def test_patience_counts_evaluations_that_were_not_better(
 
 @pytest.mark.parametrize("early_stopping", [None, 1])
 def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early_stopping: int | None
-) -> None:
+    folder, tmp_path, monkeypatch, early_stopping
+):
     settings = FinetuneConfig(
         model=str(folder),
         train=str(write_tsv(tmp_path / "train.tsv", make_examples(96, 0))),
@@ -285,7 +275,7 @@ def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
         job.score,
     )
 
-    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
+    def interrupting(*arguments: object, **options: object):
         scored.append(1)
         if len(scored) == 1:
             signal.raise_signal(signal.SIGINT)
@@ -318,14 +308,14 @@ def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
         ({"frozen": 3, "reinitialise": 1}, r"^stability\.frozen: there are 2 parts to freeze"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, float], message: str) -> None:
+def test_what_cannot_be_is_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
-        apply_stability(Model(shape(2), (PoolerHead(), LabelHead(2))), Stability(**changes), 0)  # type: ignore[arg-type]
+        apply_stability(Model(shape(2), (PoolerHead(), LabelHead(2))), Stability(**changes), 0)
 
 
 @pytest.mark.parametrize("name", ["reinitialise", "frozen", "pull"])
-def test_random_weights_have_no_start_to_keep(data: LabelledData, name: str) -> None:
+def test_random_weights_have_no_start_to_keep(data, name):
     value = {"reinitialise": 1, "frozen": 1, "pull": 0.5}[name]
-    method = dataclasses.replace(METHOD, stability=Stability(**{name: value}))  # type: ignore[arg-type]
+    method = dataclasses.replace(METHOD, stability=Stability(**{name: value}))
     with pytest.raises(ConfigError, match=rf"^stability\.{name}: needs pre-trained weights"):
         fit_task(shape(2), data, method, device="cpu")

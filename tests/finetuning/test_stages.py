@@ -1,10 +1,7 @@
 """The stages of a run are told in their order with what is done of them, and a terminal shows the time left."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +21,7 @@ SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32))
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> LabelledData:
+def data(tmp_path_factory) -> LabelledData:
     tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
     return label(ClassificationTask(), tokenizer, make_examples(40, 0), make_examples(90, 1), 16)
 
@@ -33,9 +30,7 @@ def rises(shares: list[float]) -> bool:
     return all(0 <= before <= after for before, after in pairwise([0.0, *shares]))
 
 
-def test_examples_encoded_in_parts_are_as_those_encoded_together(
-    data: LabelledData, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_encoded_in_parts_are_as_those_encoded_together(data, monkeypatch):
     monkeypatch.setattr(labelled, "ENCODED", 7)
     heard = Heard()
     parts = labelled.examine(
@@ -59,7 +54,7 @@ def test_examples_encoded_in_parts_are_as_those_encoded_together(
 
 
 @pytest.mark.usefixtures("pages")
-def test_a_run_tells_all_its_stages(tmp_path: Path) -> None:
+def test_a_run_tells_all_its_stages(tmp_path):
     heard, model = Heard(), make_folder(tmp_path / "bert")
     train, dev = (
         write_tsv(tmp_path / "train.tsv", make_examples(300, 0)),

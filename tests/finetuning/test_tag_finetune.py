@@ -1,7 +1,5 @@
 """Fine-tuning for tags from IOB1 columns: learned, saved, opened by transformers, and used from the command line."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random
@@ -39,7 +37,7 @@ def write_iob1(file: Path, count: int, seed: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[FinetuneResult, Path]:
+def run(tmp_path_factory) -> tuple[FinetuneResult, Path]:
     folder = tmp_path_factory.mktemp("tags")
     settings = FinetuneConfig(
         model=str(make_folder(folder / "bert")),
@@ -58,7 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[FinetuneResult, Path]
     return finetune(settings, folder / "run", device="cpu"), folder
 
 
-def test_a_separable_task_is_learned_from_iob1(run: tuple[FinetuneResult, Path]) -> None:
+def test_a_separable_task_is_learned_from_iob1(run):
     done, folder = run
     assert done.task_model.labels == LABELS
     assert done.metrics["f1"] > 0.9
@@ -69,11 +67,7 @@ def test_a_separable_task_is_learned_from_iob1(run: tuple[FinetuneResult, Path])
     assert record["task"]["context"] == "document"
 
 
-def test_the_commands_evaluate_and_predict(
-    run: tuple[FinetuneResult, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_commands_evaluate_and_predict(run, monkeypatch, capsys):
     done, folder = run
     monkeypatch.chdir(folder)
     app(["evaluate", "run", "dev.conll", "--json"], result_action="return_value")

@@ -1,7 +1,5 @@
 """Taggers from texts with character spans, and from single characters: trained, saved, predicted."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,7 @@ def tune(folder: Path, out: Path | None, train: Any, dev: Any) -> Any:
     )
 
 
-def test_predicted_spans_can_be_trained_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predicted_spans_can_be_trained_on(tmp_path, capsys):
     train = tmp_path / "train.jsonl"
     train.write_text("".join(json.dumps(row) + "\n" for row in ROWS * 8), encoding="utf8")
     out = tmp_path / "run"
@@ -54,12 +50,12 @@ def test_predicted_spans_can_be_trained_on(
     assert [len(example.tags or ()) for example in examples] == [*map(len, tags)]
 
 
-def test_spans_are_of_entities() -> None:
+def test_spans_are_of_entities():
     with pytest.raises(ConfigError):
-        TagPrediction(("a",), ("NN",), None).to_spans()  # type: ignore[arg-type]
+        TagPrediction(("a",), ("NN",), None).to_spans()
 
 
-def test_a_model_of_characters_splits_texts_into_characters(tmp_path: Path) -> None:
+def test_a_model_of_characters_splits_texts_into_characters(tmp_path):
     row = {"tokens": [*"我有10年"], "ner_tags": ["O", "O", "B-N", "I-N", "O"]}
     out = tmp_path / "run"
     tune(tmp_path / "bert", out, [row] * 8, [row])

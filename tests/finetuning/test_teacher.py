@@ -1,7 +1,5 @@
 """A fine-tuned teacher: the soft loss of every task by its formula, its targets, and runs that learn from it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -88,9 +86,7 @@ def expected_mean(scale: str, ours: list[np.ndarray], theirs: list[np.ndarray]) 
 @pytest.mark.parametrize(
     ("definition", "examples"), TASKS, ids=[definition.name for definition, _ in TASKS]
 )
-def test_the_soft_loss_of_every_task_is_its_formula(
-    definition: Trainable, examples: list[Any], tmp_path: Path
-) -> None:
+def test_the_soft_loss_of_every_task_is_its_formula(definition, examples, tmp_path):
     student, other, data, teacher = prepared(definition, examples, tmp_path / "teacher")
     training_module, sequences = TaughtModule(student, teacher).eval(), data.sequences
     batch = pack(sequences)
@@ -129,7 +125,7 @@ def test_the_soft_loss_of_every_task_is_its_formula(
     assert max(p.grad.abs().max().item() for p in training_module.parameters()) < 1e-3
 
 
-def test_labels_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
+def test_labels_in_another_order_are_matched_by_name(tmp_path):
     definition, examples = TASKS[0]
     _, other, data, _ = prepared(definition, examples, tmp_path / "teacher")
     order = [2, 0, 1]
@@ -146,7 +142,7 @@ def test_labels_in_another_order_are_matched_by_name(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """A folder with a student, and a teacher that knows the classes."""
     folder = tmp_path_factory.mktemp("taught")
     make_folder(folder / "student", num_hidden_layers=1)
@@ -169,9 +165,7 @@ def run(place: Path, out: Path | None = None, **settings: Any) -> FinetuneResult
     )
 
 
-def test_a_student_learns_from_wrong_labels_what_its_teacher_knows(
-    place: Path, tmp_path: Path
-) -> None:
+def test_a_student_learns_from_wrong_labels_what_its_teacher_knows(place, tmp_path):
     """With the whole weight on the teacher the labels do not matter, not even if all are wrong."""
     wrong = [
         dataclasses.replace(each, label="pos" if each.label == "neg" else "neg")
@@ -190,9 +184,7 @@ def test_a_student_learns_from_wrong_labels_what_its_teacher_knows(
     assert more.metrics["accuracy"] > alone.metrics["accuracy"] + 0.2
 
 
-def test_a_resumed_run_with_a_teacher_ends_as_one_that_never_stopped(
-    place: Path, tmp_path: Path
-) -> None:
+def test_a_resumed_run_with_a_teacher_ends_as_one_that_never_stopped(place, tmp_path):
     out, often = tmp_path / "run", {"save": "5 steps", "keep": {"last": 9}}
     whole = run(place, out, epochs=2, training=often)
     names = json.loads((out / "step-10" / "progress.json").read_text("utf8"))["config"]
@@ -205,7 +197,7 @@ def test_a_resumed_run_with_a_teacher_ends_as_one_that_never_stopped(
     assert bothways.load(out).task_model.labels == ("neg", "pos")
 
 
-def test_mistakes_are_one_message(place: Path, tmp_path: Path) -> None:
+def test_mistakes_are_one_message(place, tmp_path):
     with pytest.raises(ConfigError, match="must be above 0, not 0"):
         Teacher("x", temperature=0.0)
     with pytest.raises(ConfigError, match="weight"):

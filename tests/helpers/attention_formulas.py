@@ -1,7 +1,5 @@
 """Attention from the words of the papers, sequence by sequence in double precision, for tests to compare with."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,7 @@ HEADS, SIZE = 2, 4
 class OnGpu(Tensor):
     """A tensor that claims to be on a GPU."""
 
-    is_cuda = True  # type: ignore[assignment]
+    is_cuda = True
 
 
 def sees(pattern: Pattern, query: int, key: int) -> bool:

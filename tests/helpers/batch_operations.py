@@ -1,7 +1,5 @@
 """What a forward pass does once a batch, which `forward_flops`, a count for each token, leaves out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """Models of transformers with random shapes and random weights, and ours with the same weights."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +38,7 @@ def draw_config(
         segments=rng.randint(1, 3),
         position=Learned(rng.randint(24, 40)),
         order=PostNorm() if order == "post" else PreNorm(),
-        activation=rng.choice(tuple(ACTIVATIONS)),  # type: ignore[arg-type]
+        activation=rng.choice(tuple(ACTIVATIONS)),
         norm_epsilon=rng.choice((1e-12, 1e-5, 1e-2)),
         dropout=Dropouts(dropout, attention_dropout),
         readout=Readout(output=("embedding", "own")[seed % 2]),

@@ -1,7 +1,5 @@
 """A toy writer of TensorFlow's checkpoint format, for tests, with a CRC-32C of its own."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Workers import this file: torch only where it is needed.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -46,7 +44,7 @@ def killed_in_save(place: Path) -> None:
         return rename(path, target)
 
     atomic_files._exchange = lambda *_: False  # as on a file system that cannot exchange two names
-    Path.rename = killed  # type: ignore[method-assign, assignment]
+    Path.rename = killed
     save_model(place, loaded.model)
 
 

@@ -1,7 +1,5 @@
 """Equality to rounding: processors and kernels add in another order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

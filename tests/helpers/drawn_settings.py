@@ -1,7 +1,5 @@
 """Small configurations of every family in transformers' terms, their options at random."""
 
-from __future__ import annotations
-
 import random
 
 TANH = {"longformer": "gelu_pytorch_tanh", "big_bird": "gelu_new"}

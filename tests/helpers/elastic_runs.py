@@ -1,7 +1,5 @@
 """Runs under torchrun, seen from outside."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A stand-in for the Hub: data sets that a function returns, by repository, configuration and split."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 A caller says what is read: `Read` gives a batch for us, and what a model of theirs makes of the same sequences.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -92,7 +90,7 @@ def assert_class_equals(
     loaded = load_model(folder / "theirs")
     assert set(loaded.model.heads) == architecture.heads
     assert not loaded.report.faults
-    spares = {spare.stored for spare in family.keys_for(loaded.model.config).spares.values()}  # type: ignore[arg-type]
+    spares = {spare.stored for spare in family.keys_for(loaded.model.config).spares.values()}
     assert set(loaded.report.unused) <= spares
     batch, given = read(quiet, seed)
     with torch.no_grad():
@@ -119,7 +117,7 @@ def assert_gradients_equal(
     family: Family, architecture: Architecture, mine: Model, theirs: nn.Module
 ) -> None:
     names = [name for name, _ in theirs.named_parameters()]
-    keys = family.keys_for(mine.config, names)  # type: ignore[arg-type]
+    keys = family.keys_for(mine.config, names)
     found = to_file_names(
         keys, {name: p.grad for name, p in mine.named_parameters() if p.grad is not None}
     )
@@ -158,13 +156,13 @@ def assert_folder_comes_back(
     assert set(after.shapes) == set(before.shapes)
     read = {
         spare.stored: name for name, spare in family.keys_for(loaded.model.config).spares.items()
-    }  # type: ignore[arg-type]
+    }
     assert all(
         torch.equal(before.read(read.get(name, name)), after.read(name)) for name in after.shapes
     )
-    again, report = type(theirs).from_pretrained(folder / "ours", output_loading_info=True)  # type: ignore[attr-defined]
+    again, report = type(theirs).from_pretrained(folder / "ours", output_loading_info=True)
     assert not any(report.values())
-    written, original = again.config.to_dict(), theirs.config.to_dict()  # type: ignore[operator, union-attr]
+    written, original = again.config.to_dict(), theirs.config.to_dict()
     assert written["model_type"] == family.model_type
     same = (
         set(original)

@@ -1,7 +1,5 @@
 """A small encoder of each family, examples of each task, and what transformers computes from them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A receiver of progress that keeps what it hears."""
 
-from __future__ import annotations
-
 
 class Heard:
     """The stages of a job with what was done of each, its notes, and its messages."""

@@ -1,7 +1,5 @@
 """What tests of compiled kernels share: what they need of the processor, and attention as a formula."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Small models of transformers and ours, their folders, and what they give on fixed text."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -98,7 +96,7 @@ def outputs(model: Model) -> list[Tensor]:
         else []
     )
     found += [model.heads[kind](pooled) for kind in ("pair", "labels") if kind in model.heads]
-    return found or [x, pooled]  # type: ignore[list-item]
+    return found or [x, pooled]
 
 
 def text() -> tuple[Tensor, Tensor, Tensor]:

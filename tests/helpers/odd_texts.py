@@ -1,7 +1,5 @@
 """Texts on which tokenizers differ: all of Unicode, blanks of every kind, marks, long runs, special tokens."""
 
-from __future__ import annotations
-
 import random
 import sys
 import unicodedata

@@ -1,7 +1,5 @@
 """A server on the loopback address in a thread of the test."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

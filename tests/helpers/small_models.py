@@ -1,7 +1,5 @@
 """Every family's structure in a small size, and a batch for it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

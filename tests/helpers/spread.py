@@ -1,7 +1,5 @@
 """A grid of cases thinned for `make test`; `make test-slow` runs the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command line in this process, with standard error on a pseudo-terminal and standard output elsewhere."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os

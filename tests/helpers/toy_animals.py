@@ -1,7 +1,5 @@
 """Sentences that can be predicted: each document is about one animal and one place."""
 
-from __future__ import annotations
-
 import numpy as np
 
 ANIMALS = ["cat", "dog", "owl", "fox", "hen", "cow"]

@@ -1,7 +1,5 @@
 """A classifier and files of several kinds, for predictions in parts."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tiny BERT folder with random weights, made by transformers, and texts whose class one word tells."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

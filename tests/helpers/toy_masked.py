@@ -1,7 +1,5 @@
 """A small random model with a masked head, ours and the same one in transformers, and texts at random."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every task with inputs for it, and predictors with random heads on the toy encoder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

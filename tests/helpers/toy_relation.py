@@ -87,7 +87,7 @@ class RelationOutput(nn.Module):
 class RelationHead(TagHead):
     """Returns `count` logits for two tokens of each sequence."""
 
-    kind: Literal["relation"] = "relation"  # type: ignore[assignment]
+    kind: Literal["relation"] = "relation"
     title: ClassVar[str] = "relation head"
     suffix: ClassVar[str | None] = None
 

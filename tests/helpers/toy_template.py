@@ -1,7 +1,5 @@
 """[CLS] A [SEP] B [SEP] with 2 as [CLS] and 3 as [SEP]."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from bothways.text.template import Gap, Template

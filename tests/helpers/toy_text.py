@@ -1,7 +1,5 @@
 """Small vocabularies, hostile text, and google-research/bert's tokenizer told again in plain Python."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from pathlib import Path

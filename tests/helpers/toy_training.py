@@ -1,7 +1,5 @@
 """A small training module with two losses, its data, and what the tests run in processes of their own."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Folders of cross-encoders of every version of sentence-transformers: scores equal those of its CrossEncoder."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -26,7 +24,7 @@ IDENTITY = "torch.nn.modules.linear.Identity"
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(tmp_path_factory) -> Path:
     """A classifier with one output, as transformers knows it."""
     place = tmp_path_factory.mktemp("cross")
     loaded = load_model(make_folder(place / "bert", initializer_range=0.3))
@@ -88,7 +86,7 @@ def check_equal(folder: Path, opened: bothways.Predictor) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_opens_as_a_reranker(plain: Path, tmp_path: Path, layout: str) -> None:
+def test_every_layout_opens_as_a_reranker(plain, tmp_path, layout):
     if layout.startswith("6"):
         folder = newest(plain, tmp_path / "model", **LAYOUTS[layout])
     else:
@@ -105,12 +103,12 @@ def test_every_layout_opens_as_a_reranker(plain: Path, tmp_path: Path, layout: s
     assert bothways.load(folder, task="embed").encode("it ends").shape == (32,)
 
 
-def test_a_plain_classifier_with_one_output_is_a_reranker_by_name(plain: Path) -> None:
+def test_a_plain_classifier_with_one_output_is_a_reranker_by_name(plain):
     assert bothways.load(plain).task_model.task.name == "regress"
     check_equal(plain, bothways.load(plain, task="rerank"))
 
 
-def test_a_cross_encoder_with_classes_is_a_classifier(plain: Path, tmp_path: Path) -> None:
+def test_a_cross_encoder_with_classes_is_a_classifier(plain, tmp_path):
     loaded = load_model(plain)
     heads = (PoolerHead(), LabelHead(3))
     model = Model(loaded.model.config, heads, loaded.model.encoder)
@@ -123,7 +121,7 @@ def test_a_cross_encoder_with_classes_is_a_classifier(plain: Path, tmp_path: Pat
     assert_close(found, expected)
 
 
-def test_another_vocabulary_and_more_positions_keep_its_files(plain: Path, tmp_path: Path) -> None:
+def test_another_vocabulary_and_more_positions_keep_its_files(plain, tmp_path):
     folder = newest(plain, tmp_path / "model", **LAYOUTS["6 all"])
     (tmp_path / "words.txt").write_text("cinema\n")
     words = ("--vocabulary", str(tmp_path / "words.txt"))
@@ -155,9 +153,7 @@ def test_another_vocabulary_and_more_positions_keep_its_files(plain: Path, tmp_p
         ),
     ],
 )
-def test_what_would_change_scores_is_refused(
-    plain: Path, tmp_path: Path, name: str, settings: Any, message: str
-) -> None:
+def test_what_would_change_scores_is_refused(plain, tmp_path, name, settings, message):
     program = "config_sentence_transformers.json"
     folder = changed(plain, tmp_path / "model", program, model_type="CrossEncoder")
     changed(plain, folder, name, **settings)
@@ -165,7 +161,7 @@ def test_what_would_change_scores_is_refused(
         bothways.load(folder)
 
 
-def test_modules_after_the_transformer_are_refused(plain: Path, tmp_path: Path) -> None:
+def test_modules_after_the_transformer_are_refused(plain, tmp_path):
     folder = newest(plain, tmp_path / "model")
     modules = json.loads((folder / "modules.json").read_text())
     modules.append({"idx": 1, "name": "1", "path": "1_LogitScore", "type": "x.LogitScore"})

@@ -1,7 +1,5 @@
 """Names to folders, with the Hub's client replaced: what is asked of it, and what each of its failures says to the user."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -32,9 +30,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, answer: Callable[[str, list[str]], str]
     return calls
 
 
-def test_a_folder_is_itself_and_asks_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_itself_and_asks_nobody(tmp_path, monkeypatch):
     calls = hub(monkeypatch, lambda *_: "")
     (tmp_path / "bert-base-uncased").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -55,9 +51,7 @@ def test_a_folder_is_itself_and_asks_nobody(
         ("all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"),
     ],
 )
-def test_an_id_downloads_what_a_model_needs_and_no_pickle(
-    name: str, hub_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_id_downloads_what_a_model_needs_and_no_pickle(name, hub_id, tmp_path, monkeypatch):
     calls = hub(monkeypatch, lambda *_: str(tmp_path))
     (tmp_path / "model-00001-of-00002.safetensors").write_text("")
     assert resolve(name) == tmp_path
@@ -65,25 +59,19 @@ def test_an_id_downloads_what_a_model_needs_and_no_pickle(
     assert not any("bin" in pattern for pattern in MODEL_FILES)
 
 
-def test_a_pickle_is_fetched_where_there_is_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pickle_is_fetched_where_there_is_nothing_else(tmp_path, monkeypatch):
     calls = hub(monkeypatch, lambda *_: str(tmp_path))
     resolve("old/model")
     assert [patterns for _, patterns in calls] == [list(MODEL_FILES), list(PICKLE_FILES)]
 
 
-def test_only_the_settings_can_be_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_settings_can_be_asked_for(tmp_path, monkeypatch):
     calls = hub(monkeypatch, lambda *_: str(tmp_path))
     resolve("some/model", CONFIG_FILES)
     assert calls == [("some/model", [*CONFIG_FILES])]
 
 
-def test_the_folder_inside_that_the_modules_name_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_inside_that_the_modules_name_is_fetched(tmp_path, monkeypatch):
     calls = hub(monkeypatch, lambda *_: str(tmp_path))
     modules = [
         {"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"},
@@ -98,7 +86,7 @@ def test_the_folder_inside_that_the_modules_name_is_fetched(
     assert resolve(tmp_path) == tmp_path
 
 
-def test_a_model_of_the_hub_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_the_hub_is_loaded(tmp_path, monkeypatch):
     folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
     hub(monkeypatch, lambda *_: str(folder))
     assert load_model("some/model").folder == folder
@@ -107,7 +95,7 @@ def test_a_model_of_the_hub_is_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "name", ["./models/mine", "a/b/c", "models/", "/nowhere/at/all", "two words", "ends/with/"]
 )
-def test_what_can_be_no_id_is_a_missing_folder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_be_no_id_is_a_missing_folder(name, monkeypatch):
     calls = hub(monkeypatch, lambda *_: "")
     with pytest.raises(
         FolderError,
@@ -119,9 +107,7 @@ def test_what_can_be_no_id_is_a_missing_folder(name: str, monkeypatch: pytest.Mo
     assert not calls
 
 
-def test_a_mistyped_folder_is_not_looked_up_on_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistyped_folder_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
     calls = hub(monkeypatch, lambda *_: "")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models" / "my-bert").mkdir(parents=True)
@@ -136,9 +122,7 @@ def test_a_mistyped_folder_is_not_looked_up_on_the_hub(
     assert calls[0][0] == "models/other"
 
 
-def test_a_file_or_a_missing_path_is_no_model_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_or_a_missing_path_is_no_model_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.safetensors").write_text("")
     with pytest.raises(FolderError, match="is a file, not a model folder"):
@@ -152,7 +136,7 @@ def refused(kind: type[Exception]) -> Exception:
     return kind(
         "Repository Not Found\n\nlong advice",
         response=SimpleNamespace(headers={}, request=None, status_code=401),
-    )  # type: ignore[call-arg]
+    )
 
 
 FAILURES: dict[str, tuple[Exception, str]] = {
@@ -188,9 +172,7 @@ FAILURES: dict[str, tuple[Exception, str]] = {
 
 
 @pytest.mark.parametrize(("failure", "message"), FAILURES.values(), ids=FAILURES)
-def test_a_failure_says_what_to_do(
-    failure: Exception, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_says_what_to_do(failure, message, monkeypatch):
     def fail(*_: Any) -> str:
         raise failure
 

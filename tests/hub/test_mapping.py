@@ -1,7 +1,5 @@
 """Weights are copies of their file: no write reaches the file, none of the file reaches the model, in memory of one copy."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -40,14 +38,14 @@ def saved(folder: Path, config: EncoderConfig = SMALL) -> Path:
     return folder
 
 
-def test_training_changes_no_file(tmp_path: Path) -> None:
+def test_training_changes_no_file(tmp_path):
     """Neither the weights' nor those of a model that was opened beside it."""
     file = saved(tmp_path / "model") / "model.safetensors"
     before = hashlib.sha256(file.read_bytes()).hexdigest()
     trained, beside = load_model(file.parent).model, load_model(file.parent).model
     expected = vectors(beside).detach().clone()
     optimizer = build_optimizer(AdamW(lr=0.1), trained.named_parameters())
-    vectors(trained.train()).square().sum().backward()  # type: ignore[no-untyped-call]
+    vectors(trained.train()).square().sum().backward()
     update(optimizer, None)
     assert not torch.allclose(vectors(trained), expected, atol=1e-3)
     assert torch.equal(vectors(beside), expected)
@@ -55,7 +53,7 @@ def test_training_changes_no_file(tmp_path: Path) -> None:
     assert hashlib.sha256(file.read_bytes()).hexdigest() == before
 
 
-def test_a_model_outlives_its_folder(tmp_path: Path) -> None:
+def test_a_model_outlives_its_folder(tmp_path):
     """One that is replaced, as `save_model` does it, also by the model's own next weights; and one that is removed."""
     folder = saved(tmp_path / "model")
     opened = load_model(folder).model
@@ -73,7 +71,7 @@ def test_a_model_outlives_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "pickle"])
-def test_no_two_parameters_share_memory(tmp_path: Path, kind: str) -> None:
+def test_no_two_parameters_share_memory(tmp_path, kind):
     folder = saved(tmp_path / "model")
     if kind == "pickle":
         weights = open_weights(folder)
@@ -97,7 +95,7 @@ def test_no_two_parameters_share_memory(tmp_path: Path, kind: str) -> None:
             parameter.copy_(before[name])
 
 
-def test_shorter_numbers_become_fp32(tmp_path: Path) -> None:
+def test_shorter_numbers_become_fp32(tmp_path):
     folder = saved(tmp_path / "model")
     weights = open_weights(folder)
     halves = {name: weights.read(name).to(torch.bfloat16) for name in weights.shapes}
@@ -111,7 +109,7 @@ def test_shorter_numbers_become_fp32(tmp_path: Path) -> None:
     )
 
 
-def test_files_that_are_overwritten_in_place_leave_the_model_as_it_was(tmp_path: Path) -> None:
+def test_files_that_are_overwritten_in_place_leave_the_model_as_it_was(tmp_path):
     """As `cp` does, which keeps the file and changes its bytes; a mapped file changes the model, or ends the program."""
     folder = saved(tmp_path / "model")
     file = folder / "model.safetensors"
@@ -127,7 +125,7 @@ def test_files_that_are_overwritten_in_place_leave_the_model_as_it_was(tmp_path:
 
 
 @pytest.mark.parametrize("change", ["written", "shortened", "replaced"])
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change: str) -> None:
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, change):
     file = saved(tmp_path / "model") / "model.safetensors"
     weights = open_weights(file.parent)
     name = next(iter(weights.shapes))
@@ -146,7 +144,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_opening_takes_the_memory_of_one_copy(tmp_path: Path) -> None:
+def test_opening_takes_the_memory_of_one_copy(tmp_path):
     """Of 64 MiB of embedding and a small block, with no second copy on the way."""
     saved(tmp_path / "model", EncoderConfig(2**16, 256, 1, 4, 1024))
     assert exit_code(measure_opening, tmp_path / "model") == 0

@@ -1,7 +1,5 @@
 """Uploads, with a stand-in for the Hub's client."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 from pathlib import Path
@@ -40,13 +38,13 @@ class Api:
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> type[Api]:
+def api(monkeypatch) -> type[Api]:
     Api.repos, Api.files = {}, {}
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
     return Api
 
 
-def test_a_folder_is_uploaded_without_foreign_files(tmp_path: Path, api: type[Api]) -> None:
+def test_a_folder_is_uploaded_without_foreign_files(tmp_path, api):
     beside = {"1_Pooling/config.json": {}, "modules.json": []}
     save_model(tmp_path / "model", own("ForMaskedLM"), extra_files=beside)
     (tmp_path / "model" / "notes.txt").write_text("private")
@@ -63,15 +61,13 @@ def test_a_folder_is_uploaded_without_foreign_files(tmp_path: Path, api: type[Ap
     }
 
 
-def test_a_model_in_memory_is_saved_and_uploaded(api: type[Api]) -> None:
+def test_a_model_in_memory_is_saved_and_uploaded(api):
     push_to_hub(own("ForMaskedLM"), "me/mine", card=Card("A title"))
     assert json.loads(api.files["config.json"])["architectures"] == ["BertForMaskedLM"]
     assert "# A title" in api.files["README.md"]
 
 
-def test_what_cannot_be_uploaded_is_one_error(
-    tmp_path: Path, api: type[Api], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_uploaded_is_one_error(tmp_path, api, monkeypatch):
     with pytest.raises(FolderError, match=r"is not a model folder: it has no config\.json"):
         push_to_hub(tmp_path, "me/mine")
 
@@ -79,7 +75,5 @@ def test_what_cannot_be_uploaded_is_one_error(
         raise OSError("403 Forbidden\nlong advice")
 
     monkeypatch.setattr(api, "create_repo", refuse)
-    with pytest.raises(
-        FolderError, match=r"me/mine: cannot be uploaded .*: 403 Forbidden\n  Check"
-    ):
+    with pytest.raises(FolderError, match=r"me/mine: cannot be uploaded .*: 403 Forbidden"):
         push_to_hub(own("ForMaskedLM"), "me/mine")

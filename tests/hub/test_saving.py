@@ -1,14 +1,11 @@
 """Our folders open in transformers whole, with equal outputs, and here again; what cannot be saved is said."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ from bothways.hub.hf_config import format_note
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.resolve import resolve_run
-from bothways.model.heads import Head, LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from child_processes import killed_in_save
@@ -42,9 +39,7 @@ from toy_training import exit_code
 @STEMS
 @NAMES
 @torch.no_grad()
-def test_ours_open_in_transformers_whole_with_equal_outputs(
-    stem: str, name: str, tmp_path: Path
-) -> None:
+def test_ours_open_in_transformers_whole_with_equal_outputs(stem, name, tmp_path):
     model = own(name, stem)
     save_model(tmp_path / "ours", model, labels=["a", "b", "c"] if "labels" in model.heads else [])
     theirs, report = getattr(transformers, stem + name).from_pretrained(
@@ -63,7 +58,7 @@ def test_ours_open_in_transformers_whole_with_equal_outputs(
 
 @STEMS
 @NAMES
-def test_ours_and_back_is_the_same(stem: str, name: str, tmp_path: Path) -> None:
+def test_ours_and_back_is_the_same(stem, name, tmp_path):
     model = own(name, stem)
     save_model(tmp_path / "ours", model, extra={"threshold": 0.25, "seeds": [1, 2]})
     assert not format_note(tmp_path / "ours")
@@ -77,7 +72,7 @@ def test_ours_and_back_is_the_same(stem: str, name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("problem", ["multi_label_classification", "regression", None])
-def test_what_the_label_head_is_for_is_kept(problem: Any, tmp_path: Path) -> None:
+def test_what_the_label_head_is_for_is_kept(problem, tmp_path):
     model = Model(own("Model").config, (PoolerHead(), LabelHead(1, dropout=0.3)))
     save_model(tmp_path / "ours", model, labels=["score"], problem=problem)
     loaded = load_model(tmp_path / "ours")
@@ -89,7 +84,7 @@ def test_what_the_label_head_is_for_is_kept(problem: Any, tmp_path: Path) -> Non
     assert theirs.dropout.p == 0.3
 
 
-def test_the_folder_holds_a_card_and_a_record(tmp_path: Path) -> None:
+def test_the_folder_holds_a_card_and_a_record(tmp_path):
     card = Card(
         "A | model\nof mine", "For what.", {"steps": 10, "text": "a | b\nc"}, {"accuracy": 0.87654}
     )
@@ -123,22 +118,20 @@ def tokenizer(tmp_path: Path, size: int = VOCAB) -> Tokenizer:
     return Tokenizer.load(tmp_path / "vocab.txt")
 
 
-def test_the_tokenizer_goes_with_the_model(tmp_path: Path) -> None:
+def test_the_tokenizer_goes_with_the_model(tmp_path):
     save_model(tmp_path / "ours", own("ForMaskedLM"), tokenizer(tmp_path))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
     assert theirs("w3 w9 unheard", return_token_type_ids=False)["input_ids"] == [2, 8, 14, 1, 3]
     # It is replaced whole: the tokenizer of before does not stay beside new weights.
     save_model(tmp_path / "ours", own("ForMaskedLM"))
     assert not list((tmp_path / "ours").glob("tokenizer*"))
-    with pytest.raises(
-        FolderError, match=r"the tokenizer has 61 ids, and the model's embedding 60 rows"
-    ):
+    with pytest.raises(FolderError, match="the tokenizer has 61 ids, and the model's embedding"):
         save_model(tmp_path / "other", own("ForMaskedLM"), tokenizer(tmp_path, VOCAB + 1))
     assert not (tmp_path / "other").exists()
 
 
 @torch.no_grad()
-def test_a_text_ends_where_it_did(tmp_path: Path) -> None:
+def test_a_text_ends_where_it_did(tmp_path):
     """The folder says which token ends one; without a tokenizer it is said again, with one it is the tokenizer's."""
     small = {"vocab_size": VOCAB, "n_embd": WIDTH, "n_layer": 1, "n_head": 2, "n_positions": 20}
     theirs = transformers.GPT2LMHeadModel(
@@ -170,7 +163,7 @@ def test_a_text_ends_where_it_did(tmp_path: Path) -> None:
     )
 
 
-def test_a_text_begins_and_ends_as_the_tokenizer_says(tmp_path: Path) -> None:
+def test_a_text_begins_and_ends_as_the_tokenizer_says(tmp_path):
     """BigBird's has names of their own for that, beside [CLS] and [SEP]."""
     names = ("<pad>", "</s>", "<s>", "<unk>", "[CLS]", "[SEP]", "[MASK]", "\u2581a")
     transformers.BigBirdTokenizer(vocab=[(name, 0.0) for name in names]).save_pretrained(
@@ -185,9 +178,7 @@ def test_a_text_begins_and_ends_as_the_tokenizer_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("heads", [(MaskedHead(), LabelHead(2)), (PairHead(), LabelHead(2))])
 @torch.no_grad()
-def test_heads_without_a_class_are_saved_in_our_own_format(
-    heads: tuple[Head, ...], tmp_path: Path
-) -> None:
+def test_heads_without_a_class_are_saved_in_our_own_format(heads, tmp_path):
     """BERT with heads that no class of transformers has together: our format, which says so."""
     torch.manual_seed(3)
     model = Model(own("Model").config, heads).eval()
@@ -203,7 +194,7 @@ def test_heads_without_a_class_are_saved_in_our_own_format(
     assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
 
 
-def test_outputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_outputs_that_do_not_fit_are_refused(tmp_path):
     config = own("Model").config
     with pytest.raises(FolderError, match="2 labels for 3 outputs: a, b"):
         save_model(tmp_path / "ours", own("ForSequenceClassification"), labels=["a", "b"])
@@ -216,7 +207,7 @@ def test_outputs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027])
-def test_all_files_have_the_mode_that_the_umask_asks_for(umask: int, tmp_path: Path) -> None:
+def test_all_files_have_the_mode_that_the_umask_asks_for(umask, tmp_path):
     before = os.umask(umask)
     try:
         save_model(tmp_path / "ours", own("Model"), tokenizer(tmp_path))
@@ -226,33 +217,27 @@ def test_all_files_have_the_mode_that_the_umask_asks_for(umask: int, tmp_path: P
     assert modes == {0o666 & ~umask}
 
 
-def test_nothing_but_a_model_is_ever_replaced(tmp_path: Path) -> None:
+def test_nothing_but_a_model_is_ever_replaced(tmp_path):
     (tmp_path / "ours").mkdir()
     save_model(tmp_path / "ours", own("Model"))
     save_model(tmp_path / "ours", own("ForMaskedLM"))
     assert "masked" in load_model(tmp_path / "ours").model.heads
     (tmp_path / "ours" / "thesis.tex").write_text("years of work")
-    with pytest.raises(
-        FolderError,
-        match=r"holds files of something other than a model, which would be lost: thesis\.tex",
-    ):
+    with pytest.raises(FolderError, match="holds files of something other than a model"):
         save_model(tmp_path / "ours", own("Model"))
     assert (tmp_path / "ours" / "thesis.tex").read_text() == "years of work"
     with pytest.raises(FolderError, match="is a file, not a folder"):
         save_model(tmp_path / "ours" / "thesis.tex", own("Model"))
 
 
-def test_no_room_leaves_the_older_model_whole(tmp_path: Path) -> None:
+def test_no_room_leaves_the_older_model_whole(tmp_path):
     """The limit on the size of a file stands for a full disk: writing fails in the middle of the weights."""
     save_model(tmp_path / "ours", own("Model"))
     before = {file.name: file.read_bytes() for file in (tmp_path / "ours").iterdir()}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (9000, limits[1]))
     try:
-        with pytest.raises(
-            ResourceError,
-            match=r"ours: cannot be written: .*\n  Free some space or choose another folder",
-        ):
+        with pytest.raises(ResourceError, match=r"ours: cannot be written: .*\n  Free some space"):
             save_model(tmp_path / "ours", own("ForMaskedLM"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -260,9 +245,7 @@ def test_no_room_leaves_the_older_model_whole(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["ours"]
 
 
-def test_an_interruption_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption_leaves_nothing_behind(tmp_path, monkeypatch):
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -272,7 +255,7 @@ def test_an_interruption_leaves_nothing_behind(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_an_earlier_crash_left_is_in_nobodys_way(tmp_path: Path) -> None:
+def test_what_an_earlier_crash_left_is_in_nobodys_way(tmp_path):
     for kind in ("new", "old"):
         shutil.copytree(
             folder_of(peer("Bert", "Model"), tmp_path / "x"), tmp_path / f".writing-{kind}-ours"
@@ -283,9 +266,7 @@ def test_what_an_earlier_crash_left_is_in_nobodys_way(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["ours"]
 
 
-def test_a_save_that_was_killed_between_its_renames_is_undone_when_the_model_is_opened(
-    tmp_path: Path,
-) -> None:
+def test_a_save_that_was_killed_between_its_renames_is_undone_when_the_model_is_opened(tmp_path):
     for place, name in ((tmp_path / "ours", "ours"), (tmp_path / "run" / "model", "run")):
         save_model(place, own("Model"))
         before = {file.name: file.read_bytes() for file in place.iterdir()}

@@ -1,7 +1,5 @@
 """Settings of config.json are as strict as tensors: used, known to be irrelevant, listed or refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from bothways.core.errors import FolderError
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
 from bothways.model.families.catalogue import FAMILIES
-from bothways.model.families.family import Family
 from drawn_settings import draw_settings
 from model_folders import change_settings, folder_of, peer
 
@@ -28,9 +25,7 @@ def written(folder: Path, settings: dict[str, Any]) -> Path:
 
 @families
 @pytest.mark.parametrize("seed", range(4))
-def test_every_setting_that_transformers_writes_is_known(
-    family: Family, seed: int, tmp_path: Path
-) -> None:
+def test_every_setting_that_transformers_writes_is_known(family, seed, tmp_path):
     config = transformers.CONFIG_MAPPING[family.model_type](
         **draw_settings(family.model_type, seed)
     )
@@ -51,9 +46,7 @@ def test_every_setting_that_transformers_writes_is_known(
         ("num_key_value_heads", 3),
     ],
 )
-def test_a_setting_that_changes_outputs_is_refused(
-    family: Family, key: str, value: object, tmp_path: Path
-) -> None:
+def test_a_setting_that_changes_outputs_is_refused(family, key, value, tmp_path):
     settings = draw_settings(family.model_type, 1) | {"model_type": family.model_type}
     with pytest.raises(FolderError, match=r"config\.json: .*") as caught:
         read_hf_config(written(tmp_path / "model", settings | {key: value}))
@@ -64,9 +57,7 @@ def test_a_setting_that_changes_outputs_is_refused(
             read_hf_config(written(tmp_path / "model", settings | {key: off}))
 
 
-def test_an_unknown_setting_is_in_the_load_report(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unknown_setting_is_in_the_load_report(tmp_path, caplog):
     folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
     assert load_model(folder).report.unknown_settings == {}
     change_settings(folder, use_cache=False)
@@ -79,7 +70,7 @@ def test_an_unknown_setting_is_in_the_load_report(
     assert caplog.messages == [f"{folder}: {line}"]
 
 
-def test_unused_layers_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_layers_are_a_warning(tmp_path, caplog):
     """A head that was not requested is none."""
     folder = folder_of(peer("Bert", "ForMaskedLM"), tmp_path / "theirs")
     load_model(folder, [])

@@ -1,11 +1,8 @@
 """TensorFlow's checkpoint format: what is written is read, and whatever is wrong with a file is said, never believed."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +53,7 @@ def read(file: Path) -> dict[str, Tensor]:
     return {name: bundle.read(name) for name in bundle.shapes}
 
 
-def test_what_tensorflow_wrote_is_read(tmp_path: Path) -> None:
+def test_what_tensorflow_wrote_is_read(tmp_path):
     found = read(place(tmp_path, base64.b64decode(REAL_INDEX), base64.b64decode(REAL_DATA)))
     wanted = {
         "b": torch.tensor([True, False]),
@@ -71,7 +68,7 @@ def test_what_tensorflow_wrote_is_read(tmp_path: Path) -> None:
         assert torch.equal(found[name], tensor)
 
 
-def test_a_checksum_of_the_tests_own_is_that_of_the_standard() -> None:
+def test_a_checksum_of_the_tests_own_is_that_of_the_standard():
     assert (
         masked_crc(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) % 2**32
     )  # RFC 3720, B.4
@@ -85,7 +82,7 @@ def test_a_checksum_of_the_tests_own_is_that_of_the_standard() -> None:
     )
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_all_that_is_written_is_read(tmp_path: Path, shapes: dict[str, list[int]]) -> None:
+def test_all_that_is_written_is_read(tmp_path, shapes):
     generator, kinds = (
         np.random.default_rng(len(shapes)),
         ("float32", "float64", "int32", "int64", "float16"),
@@ -116,9 +113,7 @@ def toy(folder: Path) -> Path:
     st.sampled_from([".index", ".data-00000-of-00001"]), st.integers(0, 10**6), st.integers(1, 255)
 )
 @QUICK
-def test_a_flipped_byte_is_refused_or_without_effect(
-    tmp_path: Path, which: str, at: int, change: int
-) -> None:
+def test_a_flipped_byte_is_refused_or_without_effect(tmp_path, which, at, change):
     file = toy(tmp_path)
     wanted = read(file)
     spoilt = tmp_path / f"m.ckpt{which}"
@@ -135,7 +130,7 @@ def test_a_flipped_byte_is_refused_or_without_effect(
 
 @given(st.sampled_from([".index", ".data-00000-of-00001"]), st.floats(0, 1, exclude_max=True))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_truncated_file_is_refused(tmp_path: Path, which: str, share: float) -> None:
+def test_a_truncated_file_is_refused(tmp_path, which, share):
     file = toy(tmp_path)
     spoilt = tmp_path / f"m.ckpt{which}"
     data = spoilt.read_bytes()
@@ -163,18 +158,14 @@ def only_refused(file: Path) -> None:
 
 @given(st.dictionaries(st.binary(max_size=6), MESSAGES, max_size=4), MESSAGES)
 @QUICK
-def test_entries_of_any_content_do_no_harm(
-    tmp_path: Path, entries: dict[bytes, bytes], first: bytes
-) -> None:
+def test_entries_of_any_content_do_no_harm(tmp_path, entries, first):
     only_refused(place(tmp_path, table({**entries, b"": header()})))
     only_refused(place(tmp_path, table({**entries, b"": first})))
 
 
 @given(st.binary(max_size=60), st.one_of(st.binary(max_size=30), st.just(None)))
 @QUICK
-def test_blocks_of_any_content_do_no_harm(
-    tmp_path: Path, block: bytes, index: bytes | None
-) -> None:
+def test_blocks_of_any_content_do_no_harm(tmp_path, block, index):
     made = Table()
     handle = made.raw_block(block)
     if index is None:
@@ -186,7 +177,7 @@ def test_blocks_of_any_content_do_no_harm(
 
 @given(st.binary(max_size=80))
 @QUICK
-def test_a_footer_of_any_content_does_no_harm(tmp_path: Path, footer: bytes) -> None:
+def test_a_footer_of_any_content_does_no_harm(tmp_path, footer):
     data = toy(tmp_path).read_bytes()[:-48]
     only_refused(place(tmp_path, data + footer.ljust(40, b"\0")[:40] + struct.pack("<Q", MAGIC)))
 
@@ -247,16 +238,14 @@ HUGE = varint(2**70 - 1)
         (lambda: rows((b"x", entry(1, shape_of(4), 1, 0, 16, 0))), "x is in data file 1 of 1"),
     ],
 )  # fmt: skip
-def test_an_index_that_cannot_be_is_refused(
-    make: Callable[[], bytes], message: str, tmp_path: Path
-) -> None:
+def test_an_index_that_cannot_be_is_refused(make, message, tmp_path):
     with pytest.raises(FolderError) as caught:
         open_bundle(place(tmp_path, make()))
     assert message in caught.value.what
     assert str(caught.value.where).endswith("a.ckpt.index")
 
 
-def test_a_field_that_is_not_known_is_passed_over(tmp_path: Path) -> None:
+def test_a_field_that_is_not_known_is_passed_over(tmp_path):
     more = field(20, 5) + field(21, b"abc") + varint(22 << 3 | 1) + bytes(8)
     assert read(place(tmp_path, rows((b"x", more + GOOD))))["x"].tolist() == [[0, 1], [2, 3]]
 
@@ -272,16 +261,14 @@ def test_a_field_that_is_not_known_is_passed_over(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_tensors_must_lie_in_their_file_side_by_side(
-    entries: list[bytes], message: str, tmp_path: Path
-) -> None:
+def test_tensors_must_lie_in_their_file_side_by_side(entries, message, tmp_path):
     index = rows(*((name.encode(), one) for name, one in zip("ab", entries, strict=False)))
     with pytest.raises(FolderError, match=message) as caught:
         open_bundle(place(tmp_path, index))
     assert str(caught.value.where).endswith("data-00000-of-00001")
 
 
-def test_a_tensor_is_read_only_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_tensor_is_read_only_when_it_is_asked_for(tmp_path):
     file = place(
         tmp_path,
         rows(
@@ -296,13 +283,11 @@ def test_a_tensor_is_read_only_when_it_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "a.ckpt.data-00000-of-00001").unlink()
     with pytest.raises(FolderError, match="cannot be read: No such file"):
         bundle.read("good")
-    with pytest.raises(
-        FolderError, match=r"needs a.ckpt.data-00000-of-00001, which is not in its folder"
-    ):
+    with pytest.raises(FolderError, match=r"needs a.ckpt.data-00000-of-00001"):
         open_bundle(file)
 
 
-def test_a_file_that_cannot_be_an_index_is_not_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_an_index_is_not_read(tmp_path):
     file = tmp_path / "a.ckpt.index"
     with pytest.raises(ResourceError, match="cannot be read: No such file"):
         open_bundle(file)

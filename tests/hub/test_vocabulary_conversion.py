@@ -1,7 +1,5 @@
 """`bothways convert --vocabulary`: rows against hand-computed ones, ties, and transformers' view of the folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -65,8 +63,8 @@ def logits(folder: Path, text: str) -> torch.Tensor:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("rows", [len(WORDS), 24])
 def test_added_words_are_means_of_their_pieces_and_other_text_is_unchanged(
-    tmp_path: Path, tied: bool, rows: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, tied, rows, capsys
+):
     old = folder_of(tmp_path / "old", tied=tied, rows=rows)
     words = words_in(tmp_path / "words.txt", "Anfield", "", "the", "ansnsn", "Anfield")
     app(
@@ -99,7 +97,7 @@ def test_added_words_are_means_of_their_pieces_and_other_text_is_unchanged(
     assert [ours.token(id) for id in ours.encode("the Anfields")] == ["the", "anfield", "##s"]
 
 
-def test_mistakes(tmp_path: Path) -> None:
+def test_mistakes(tmp_path):
     old = folder_of(tmp_path / "old")
     for words, error, message in (
         (["the"], TokenizerError, "the vocabulary already has every word: 'the'"),
@@ -125,7 +123,7 @@ CORPUS = [
 @pytest.mark.parametrize(
     "new", [WordPiece(75), ByteBPE(300), Unigram(45)], ids=lambda k: type(k).__name__
 )
-def test_replaced_rows_follow_the_text_of_the_tokens(old: object, new: object) -> None:
+def test_replaced_rows_follow_the_text_of_the_tokens(old, new):
     before = train_tokenizer(CORPUS * 5, old)
     after = train_tokenizer([*CORPUS * 3, "dogs and owls and barns sleep"] * 3, new)
     rows = plan_rows(before, after).rows
@@ -151,7 +149,7 @@ def test_replaced_rows_follow_the_text_of_the_tokens(old: object, new: object) -
     assert shared > 10
 
 
-def test_a_roberta_keeps_positions_when_its_padding_id_changes(tmp_path: Path) -> None:
+def test_a_roberta_keeps_positions_when_its_padding_id_changes(tmp_path):
     torch.manual_seed(2)
     bpe = train_tokenizer(CORPUS * 5, ByteBPE(290))
     config = EncoderConfig(
@@ -167,7 +165,7 @@ def test_a_roberta_keeps_positions_when_its_padding_id_changes(tmp_path: Path) -
     assert torch.equal(made.state_dict()[name][1:], model.state_dict()[name][2:])
 
 
-def test_electra_and_its_generator_stay_tied(tmp_path: Path) -> None:
+def test_electra_and_its_generator_stay_tied(tmp_path):
     torch.manual_seed(2)
     tokenizer = train_tokenizer(CORPUS * 5, WordPiece(60))
     config = EncoderConfig(tokenizer.size, 16, 1, 2, 24)

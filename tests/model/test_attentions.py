@@ -1,7 +1,5 @@
 """Attention probabilities, against the kernels' outputs; `test_model_output.py` compares them with transformers."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -11,7 +9,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.layout import Layout
 from bothways.model.attention.dispatch import attend
 from bothways.model.attention.mask import AttentionView
-from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 from bothways.model.attention.probabilities import attention_probabilities
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Encoder, recorded_attentions
@@ -23,7 +21,7 @@ LENGTHS = [9, 3, 40, 1]
 @pytest.mark.parametrize(
     "pattern", [Full(), Causal(), Window(3), Window(3, global_attention=True)], ids=repr
 )
-def test_probabilities_times_values_are_the_output(pattern: Pattern) -> None:
+def test_probabilities_times_values_are_the_output(pattern):
     torch.manual_seed(0)
     layout = Layout.of(LENGTHS)
     qkv, other = torch.randn(2, layout.tokens, 3, 2, 4)
@@ -46,7 +44,7 @@ def test_probabilities_times_values_are_the_output(pattern: Pattern) -> None:
 @pytest.mark.parametrize(
     "name", [name for name, c in SHAPES.items() if isinstance(c, EncoderConfig)]
 )
-def test_every_family_has_attentions(name: str) -> None:
+def test_every_family_has_attentions(name):
     config = SHAPES[name]
     assert isinstance(config, EncoderConfig)
     encoder, batch = Encoder(config).eval(), batch_for(config)

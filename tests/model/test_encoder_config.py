@@ -1,7 +1,5 @@
 """A configuration that cannot be is refused by name, with both values of a conflict."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -65,7 +63,7 @@ def test_an_output_layer_of_its_own_predicts_from_any_width():
     assert own(torch.ones(3, 768), torch.ones(50, 4)).shape == (3, 50)
 
 
-def test_patterns_and_bases_go_round_and_equal_encoders_have_one_canonical_form() -> None:
+def test_patterns_and_bases_go_round_and_equal_encoders_have_one_canonical_form():
     config = EncoderConfig(
         50, depth=5, patterns=(Full(), Window(2)), position=Rotary(9, (7.0, 3.0, 3.0))
     )

@@ -1,9 +1,5 @@
 """Heads of whole sequences on causal encoders."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -36,7 +32,7 @@ def texts(count: int, seed: int) -> tuple[Batch, Tensor]:
 
 
 @pytest.mark.parametrize("own", [None, Own()], ids=["pooler", "own"])
-def test_a_causal_encoder_learns_from_its_last_token(own: Own | None) -> None:
+def test_a_causal_encoder_learns_from_its_last_token(own):
     """Its first token, [CLS], has seen nothing: read there, all texts would look alike."""
     torch.manual_seed(0)
     readout = Readout() if own is None else Readout(labels=own)
@@ -57,7 +53,7 @@ def test_a_causal_encoder_learns_from_its_last_token(own: Own | None) -> None:
     assert right > 0.95
 
 
-def test_gpt_2_classifies_by_the_last_token_as_in_transformers(tmp_path: Path) -> None:
+def test_gpt_2_classifies_by_the_last_token_as_in_transformers(tmp_path):
     torch.manual_seed(0)
     theirs = GPT2ForSequenceClassification(
         GPT2Config(

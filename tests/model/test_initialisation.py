@@ -1,7 +1,5 @@
 """Weights start as Google's do: a normal cut off at two σ, biases 0, LayerNorms at 1 and 0; and dropout's draws."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -30,14 +28,12 @@ def started(**settings: object) -> Model:
         intermediate_size=100,
         initial_range=SIGMA,
         **settings,
-    )  # type: ignore[arg-type]
+    )
     return Model(config, HEADS)
 
 
 @pytest.mark.parametrize("settings", [{}, {"order": PreNorm()}], ids=["post", "pre"])
-def test_matrices_follow_the_cut_normal_and_the_rest_is_constant(
-    settings: dict[str, object],
-) -> None:
+def test_matrices_follow_the_cut_normal_and_the_rest_is_constant(settings):
     model = started(**settings)
     norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
     assert len(norms) == 2 * 2 + 1 + 1
@@ -52,7 +48,7 @@ def test_matrices_follow_the_cut_normal_and_the_rest_is_constant(
             assert stats.kstest(values, stats.truncnorm(-2, 2).cdf).pvalue > 1e-4, name
 
 
-def test_two_models_start_differently_and_a_seed_starts_equal_ones() -> None:
+def test_two_models_start_differently_and_a_seed_starts_equal_ones():
     first, second = started().state_dict(), started().state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
     other = Model(started().config, HEADS).state_dict()
@@ -61,7 +57,7 @@ def test_two_models_start_differently_and_a_seed_starts_equal_ones() -> None:
     )
 
 
-def test_heads_are_where_they_were_asked_for() -> None:
+def test_heads_are_where_they_were_asked_for():
     assert set(started().heads) == {"masked", "pooler", "pair", "labels"}
     assert set(Model(started().config, [PoolerHead()]).heads) == {"pooler"}
     config = EncoderConfig(
@@ -76,7 +72,7 @@ def test_heads_are_where_they_were_asked_for() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_dropout_keeps_the_expectation_and_drops_the_rate(rate: float) -> None:
+def test_dropout_keeps_the_expectation_and_drops_the_rate(rate):
     torch.manual_seed(0)
     count = 400_001  # no multiple of four, the numbers of a draw
     kept = dropout(torch.ones(count), rate)
@@ -87,9 +83,7 @@ def test_dropout_keeps_the_expectation_and_drops_the_rate(rate: float) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 1 - 2**-16])
-def test_of_all_draws_that_there_can_be_exactly_the_rate_is_dropped(
-    rate: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_all_draws_that_there_can_be_exactly_the_rate_is_dropped(rate, monkeypatch):
     class Each:
         def __init__(self, seed: int) -> None:
             pass
@@ -105,27 +99,27 @@ def test_of_all_draws_that_there_can_be_exactly_the_rate_is_dropped(
     )
 
 
-def test_neighbouring_draws_are_independent() -> None:
+def test_neighbouring_draws_are_independent():
     kept = (keep_mask(torch.empty(800_000), 0.5, 1) > 0).view(-1, 4).long()
     patterns = (kept * torch.tensor([8, 4, 2, 1])).sum(1).bincount(minlength=16)
     assert stats.chisquare(patterns.numpy()).pvalue > 1e-4
 
 
-def test_dropout_does_nothing_in_evaluation_or_at_rate_0() -> None:
+def test_dropout_does_nothing_in_evaluation_or_at_rate_0():
     x = torch.randn(7, 3)
     assert Dropout(0.5).eval()(x) is x
     assert dropout(x, 0.0) is x
     assert not torch.equal(Dropout(0.5)(x), x)
 
 
-def test_the_gradient_of_dropout_is_its_mask() -> None:
+def test_the_gradient_of_dropout_is_its_mask():
     x = torch.randn(50, 3, requires_grad=True)
     y = Dropout(0.3)(x)
     y.sum().backward()
     torch.testing.assert_close(x.grad * x.detach(), y.detach())
 
 
-def test_weights_that_will_be_loaded_are_not_drawn() -> None:
+def test_weights_that_will_be_loaded_are_not_drawn():
     """In a process of its own: what asks torch for its compiler, which takes seconds to import, is seen only the first time."""
     # Releases of torch without this module, such as 2.7, import the compiler for meta tensors.
     pytest.importorskip("torch.nn.attention.varlen")

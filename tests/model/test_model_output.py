@@ -1,7 +1,5 @@
 """What a model returns when it is called: as the classes of transformers, forward and backward."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar, Literal
 
@@ -41,9 +39,7 @@ def both(order: str, name: str, *heads: Head, **settings: object) -> tuple[nn.Mo
 
 @pytest.mark.parametrize("order", ["post", "pre"])
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
-def test_vectors_attentions_and_gradients_are_those_of_transformers(
-    order: str, training: bool
-) -> None:
+def test_vectors_attentions_and_gradients_are_those_of_transformers(order, training):
     theirs, model, text = both(order, "Model", PoolerHead())
     theirs.train(training)
     model.train(training)  # without dropout
@@ -85,7 +81,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_are_those_of_transformers(name: str) -> None:
+def test_logits_are_those_of_transformers(name):
     head, kind, field = CASES[name]
     settings = {} if kind in ("pair", "masked", "span") else {"num_labels": 3}
     theirs, model, text = both("post", name, head, **settings)
@@ -100,7 +96,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_head_that_is_read_alone_has_the_outputs_of_a_call(name: str) -> None:
+def test_a_head_that_is_read_alone_has_the_outputs_of_a_call(name):
     config, batch = SHAPES[name], batch_for(SHAPES[name])
     pooled = isinstance(config, EncoderConfig)
     heads = [LabelHead(3), TagHead(2), *([SpanHead(), ChoiceHead(), PairHead()] if pooled else [])]
@@ -129,14 +125,14 @@ class MaxPooler(Pooler):
 class MaxHead(TagHead):
     """A row for each sequence, of which it reads all tokens: a head says which it reads."""
 
-    kind: Literal["max"] = "max"  # type: ignore[assignment]
+    kind: Literal["max"] = "max"
     of_sequences: ClassVar[bool] = True
 
     def build(self, config: EncoderConfig) -> nn.Module:
         return MaxPooler(config)
 
 
-def test_a_head_of_sequences_that_is_read_alone_may_read_all_tokens() -> None:
+def test_a_head_of_sequences_that_is_read_alone_may_read_all_tokens():
     config = draw_config(5, "post")
     head, text = MaxHead(1), draw_input(config, [7, 4, 11])
     assert not head.reads_one_token(config)
@@ -147,7 +143,7 @@ def test_a_head_of_sequences_that_is_read_alone_may_read_all_tokens() -> None:
         torch.testing.assert_close(model.read("max", text.batch), output.logits["max"], **CLOSE)
 
 
-def test_a_prepared_model_has_attentions_and_a_longformer_gradients_through_them() -> None:
+def test_a_prepared_model_has_attentions_and_a_longformer_gradients_through_them():
     config = SHAPES["bert-base-chinese"]
     model = Model(config, [PoolerHead()]).eval()
     batch = batch_for(config)
@@ -167,15 +163,13 @@ def test_a_prepared_model_has_attentions_and_a_longformer_gradients_through_them
     assert model.encoder.blocks[-1].attention.global_qkv.weight.grad.abs().max() > 0
 
 
-def test_what_a_model_cannot_compute_is_one_message() -> None:
+def test_what_a_model_cannot_compute_is_one_message():
     config = draw_config(5, "post")
     model, text = Model(config, [TagHead(3), RelationHead(3)]), draw_input(config, [3])
     assert list(model(text.batch).logits) == ["tags"]
     with pytest.raises(ConfigError, match=r"heads: .* no head 'masked'; it has tags, relation"):
         model(text.batch, heads=["masked"])
-    with pytest.raises(
-        ConfigError, match=r"'relation' is not one of the library\n.*model\.heads\["
-    ):
+    with pytest.raises(ConfigError, match="'relation' is not one of the library"):
         model(text.batch, heads=["relation"])
     with pytest.raises(ConfigError, match=r"not a str\n.*model\.tokenizer\.batch\(texts\)"):
         model._check("a text")  # types are checked earlier in tests

@@ -1,7 +1,5 @@
 """Our encoder and heads against transformers' BERT and MegatronBERT: random shapes, every parameter random, mixed lengths."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -76,9 +74,7 @@ def assert_near(found: Tensor, wanted: Tensor, floor: float = 1.0) -> None:
 
 
 @pytest.mark.parametrize(("order", "name", "seed"), in_turn(CASES, range(4)))
-def test_evaluation_equals_transformers_with_dropout_configured(
-    order: str, name: str, seed: int
-) -> None:
+def test_evaluation_equals_transformers_with_dropout_configured(order, name, seed):
     config = draw_config(seed, order, dropout=0.3, attention_dropout=0.2)
     mine, theirs = pair_of_models(config, name, seed)
     text = draw_input(config, LENGTHS, seed)
@@ -90,9 +86,7 @@ def test_evaluation_equals_transformers_with_dropout_configured(
 
 
 @pytest.mark.parametrize(("order", "name", "seed"), in_turn(CASES, range(10, 13)))
-def test_training_without_dropout_equals_transformers_forward_and_gradients(
-    order: str, name: str, seed: int
-) -> None:
+def test_training_without_dropout_equals_transformers_forward_and_gradients(order, name, seed):
     config = draw_config(seed, order)
     mine, theirs = pair_of_models(config, name, seed)
     text = draw_input(config, LENGTHS, seed)
@@ -123,7 +117,7 @@ def compare_gradients(mine: Model, theirs: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])
-def test_pretraining_losses_equal_transformers(order: str) -> None:
+def test_pretraining_losses_equal_transformers(order):
     config = draw_config(5, order)
     mine, theirs = pair_of_models(config, "ForPreTraining", 5)
     text = draw_input(config, LENGTHS)
@@ -148,7 +142,7 @@ def test_pretraining_losses_equal_transformers(order: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])
-def test_every_layer_equals_transformers(order: str) -> None:
+def test_every_layer_equals_transformers(order):
     config = draw_config(6, order)
     mine, theirs = pair_of_models(config, "Model", 6)
     text = draw_input(config, LENGTHS)
@@ -166,8 +160,8 @@ def test_every_layer_equals_transformers(order: str) -> None:
 @pytest.mark.parametrize("order", ["post", "pre"])
 @pytest.mark.parametrize(("dropout", "attention_dropout"), [(0.3, 0.0), (0.0, 0.4), (0.2, 0.2)])
 def test_training_with_dropout_equals_transformers_in_distribution(
-    order: str, dropout: float, attention_dropout: float
-) -> None:
+    order, dropout, attention_dropout
+):
     """One sequence many times over in a batch, each copy with draws of its own: first and second moments of every output.
 
     The second moment tells where dropout acts: on attention scores, or on the values, it would be another one.
@@ -191,7 +185,7 @@ def test_training_with_dropout_equals_transformers_in_distribution(
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])
-def test_a_sequence_packed_with_others_equals_it_alone(order: str) -> None:
+def test_a_sequence_packed_with_others_equals_it_alone(order):
     config = draw_config(7, order)
     mine, _ = pair_of_models(config, "Model", 7)
     text = draw_input(config, LENGTHS)
@@ -205,7 +199,7 @@ def test_a_sequence_packed_with_others_equals_it_alone(order: str) -> None:
             torch.testing.assert_close(found, mine.encoder(alone.batch).last, rtol=0, atol=1e-6)
 
 
-def test_evaluating_twice_gives_equal_outputs() -> None:
+def test_evaluating_twice_gives_equal_outputs():
     config = draw_config(8, "post", dropout=0.5, attention_dropout=0.5)
     mine, _ = pair_of_models(config, "ForPreTraining", 8)
     text = draw_input(config, LENGTHS)

@@ -1,7 +1,5 @@
 """Fixed positions against the formula of Vaswani et al. 2017, section 3.5, in float64; learned ones with an offset."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -22,7 +20,7 @@ from bothways.model.positions import Learned, Sinusoidal
 
 @pytest.mark.parametrize("width", [6, 7])
 @pytest.mark.parametrize("interleaved", [True, False])
-def test_sines_and_cosines(width: int, interleaved: bool) -> None:
+def test_sines_and_cosines(width, interleaved):
     found = sinusoids(torch.arange(9), width, interleaved)
     pairs = (width + 1) // 2
     for place in range(9):
@@ -34,13 +32,13 @@ def test_sines_and_cosines(width: int, interleaved: bool) -> None:
         assert found[place].tolist() == pytest.approx(row[:width], abs=1e-6)
 
 
-def test_rows_before_the_first_position_are_passed_over() -> None:
+def test_rows_before_the_first_position_are_passed_over():
     module = build_positions(Learned(5, offset=2), 3)
     assert module.weight.shape == (7, 3)
     assert torch.equal(module(torch.tensor([0, 4])), module.weight[[2, 6]])
 
 
-def test_fixed_positions_are_no_parameters() -> None:
+def test_fixed_positions_are_no_parameters():
     config = EncoderConfig(11, 8, 1, 2, 8, position=Sinusoidal(9))
     model = Model(config, ())
     assert parameter_table(config).total == sum(
@@ -50,18 +48,14 @@ def test_fixed_positions_are_no_parameters() -> None:
 
 
 @pytest.mark.parametrize("position", [Learned, Sinusoidal])
-def test_no_position_at_all_is_refused(position: type) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^encoder\.position\.max_positions: must be at least 1, not 0"
-    ):
+def test_no_position_at_all_is_refused(position):
+    with pytest.raises(ConfigError, match=r"^encoder\.position\.max_positions:"):
         position(0)
-    with pytest.raises(
-        ConfigError, match=r"^encoder\.position\.offset: must be at least 0, not -1"
-    ):
+    with pytest.raises(ConfigError, match=r"^encoder\.position\.offset: must be at least 0"):
         Learned(4, offset=-1)
 
 
-def test_the_first_transformer_is_torchs() -> None:
+def test_the_first_transformer_is_torchs():
     """The preset's encoder against torch's TransformerEncoder, with embeddings scaled and waves added by hand."""
     torch.manual_seed(3)
     config = replace(

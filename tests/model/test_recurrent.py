@@ -1,7 +1,5 @@
 """The packed BiLSTM against torch's, one sequence at a time; the choices of layers."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import numpy as np
@@ -20,7 +18,7 @@ from bothways.model.lstm import BiLSTM, by_time
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(0, 10**6))
-def test_each_sequence_is_read_as_if_alone(lengths: list[int], seed: int) -> None:
+def test_each_sequence_is_read_as_if_alone(lengths, seed):
     torch.manual_seed(seed)
     ours = BiLSTM(5, 3, layers=2)
     x = torch.randn(sum(lengths), 5, requires_grad=True)
@@ -34,9 +32,7 @@ def test_each_sequence_is_read_as_if_alone(lengths: list[int], seed: int) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_reads_in_the_precision_of_the_weights(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_reads_in_the_precision_of_the_weights(dtype, monkeypatch):
     """Autocast would give cuDNN's LSTMs fp16, whatever it was asked for."""
     seen = []
 
@@ -52,7 +48,7 @@ def test_a_gpu_reads_in_the_precision_of_the_weights(
     assert seen == [(False, torch.float32)]
 
 
-def test_the_cell_is_the_textbooks() -> None:
+def test_the_cell_is_the_textbooks():
     ours = BiLSTM(4, 3, layers=1).double()
     x = torch.randn(6, 4, dtype=torch.float64)
     weights = {name: value.detach().numpy() for name, value in ours.lstm.named_parameters()}
@@ -73,7 +69,7 @@ def test_the_cell_is_the_textbooks() -> None:
     np.testing.assert_allclose(ours(x, Layout.of([6])).detach().numpy(), expected, rtol=1e-10)
 
 
-def test_dropout_is_between_layers_and_only_in_training() -> None:
+def test_dropout_is_between_layers_and_only_in_training():
     layout, x = Layout.of([3, 2]), torch.randn(5, 4)
     lstm = BiLSTM(4, 3, layers=2, dropout=0.5)
     lstm.train()
@@ -85,13 +81,13 @@ def test_dropout_is_between_layers_and_only_in_training() -> None:
     assert lstm.width == lstm(x, layout).shape[1] == 6
 
 
-def test_time_steps_hold_longer_sequences_first() -> None:
+def test_time_steps_hold_longer_sequences_first():
     order, sizes = by_time(Layout.of([1, 3, 2]))
     assert order.tolist() == [1, 4, 0, 2, 5, 3]
     assert sizes.tolist() == [3, 2, 1]
 
 
-def test_choices_are_those_of_table_7() -> None:
+def test_choices_are_those_of_table_7():
     chosen = {choice: chosen_layers(choice, 12) for choice in get_args(LayerChoice)}
     assert chosen == {
         "embeddings": (0,),
@@ -106,13 +102,13 @@ def test_choices_are_those_of_table_7() -> None:
 @pytest.mark.parametrize(
     ("choice", "depth"), [("concat_last_four", 3), ("weighted_last_four", 3), ("second_to_last", 1)]
 )
-def test_a_shallow_encoder_has_no_four_last_layers(choice: LayerChoice, depth: int) -> None:
+def test_a_shallow_encoder_has_no_four_last_layers(choice, depth):
     with pytest.raises(ConfigError, match=f"needs more blocks than the encoder's {depth}"):
         chosen_layers(choice, depth)
     assert len(chosen_layers(choice, depth + 1)) in {1, 4}
 
 
-def test_weighted_sum_begins_as_the_mean_and_learns() -> None:
+def test_weighted_sum_begins_as_the_mean_and_learns():
     x = torch.randn(7, 4, 3)
     mix = build_mix("weighted_last_four", 4)
     assert isinstance(mix, LayerSum)
@@ -131,7 +127,7 @@ def test_weighted_sum_begins_as_the_mean_and_learns() -> None:
     )
 
 
-def test_concatenation_keeps_the_layers_apart() -> None:
+def test_concatenation_keeps_the_layers_apart():
     mix = build_mix("concat_last_four", 4)
     assert isinstance(mix, LayerConcat)
     x = torch.randn(7, 4, 3)

@@ -1,11 +1,8 @@
 """Layers that share attention or the feed-forward layer alone: sizes, outputs, gradients, folders."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -34,7 +31,7 @@ def batch() -> Batch:
 @pytest.mark.parametrize(
     ("embedding", "published"), [(128, (12, 64, 38, 89)), (None, (31, 83, 57, 108))]
 )
-def test_sizes_are_those_of_the_paper(embedding: int | None, published: tuple[int, ...]) -> None:
+def test_sizes_are_those_of_the_paper(embedding, published):
     """Table 4, in millions, within the rounding of counts with and without the pooler."""
     shared = (Sharing(), Sharing(parts="attention"), Sharing(parts="mlp"), None)
     for sharing, millions in zip(shared, published, strict=True):
@@ -47,7 +44,7 @@ def test_sizes_are_those_of_the_paper(embedding: int | None, published: tuple[in
     ("name", "millions"),
     [("base", 11.7), ("large", 17.7), ("xlarge", 58.7), ("xxlarge", 222.6)],
 )
-def test_presets_are_as_large_as_transformers_makes_them(name: str, millions: float) -> None:
+def test_presets_are_as_large_as_transformers_makes_them(name, millions):
     """The paper's table 1 has 12, 18, 60 and 235."""
     config = albert.PRESETS[f"albert-{name}-v2"]()
     total = parameter_table(config, (PoolerHead(),)).total
@@ -61,8 +58,8 @@ def test_presets_are_as_large_as_transformers_makes_them(name: str, millions: fl
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_shared_part_computes_as_equal_parts_do_and_gets_the_sum_of_their_gradients(
-    parts: str, groups: int
-) -> None:
+    parts, groups
+):
     torch.manual_seed(1)
     shared = Model(replace(TINY, sharing=Sharing(groups, parts=parts)), (MaskedHead(),)).double()
     own = Model(TINY, (MaskedHead(),)).double()
@@ -93,9 +90,7 @@ def test_a_shared_part_computes_as_equal_parts_do_and_gets_the_sum_of_their_grad
 
 
 @pytest.mark.parametrize("parts", PARTS)
-def test_folders_are_our_own_and_copies_and_prepared_models_share_alike(
-    tmp_path: Path, parts: str
-) -> None:
+def test_folders_are_our_own_and_copies_and_prepared_models_share_alike(tmp_path, parts):
     torch.manual_seed(2)
     model = Model(replace(TINY, sharing=Sharing(parts=parts)), (MaskedHead(),)).eval()
     architecture = save_model(tmp_path / "model", model)
@@ -113,6 +108,6 @@ def test_folders_are_our_own_and_copies_and_prepared_models_share_alike(
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_layer_of_several_blocks_shares_all_or_nothing() -> None:
+def test_a_layer_of_several_blocks_shares_all_or_nothing():
     with pytest.raises(ConfigError, match="must be 1 where layers share attention alone, not 2"):
         Sharing(layers_per_group=2, parts="attention")

@@ -1,7 +1,5 @@
 """Encoders, forward and backward, and BERT's losses wait for no device: they go through on one without values to wait for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -34,7 +32,7 @@ def batch_of() -> Batch:
 @pytest.mark.parametrize(
     "name", [name for name, config in SHAPES.items() if isinstance(config, EncoderConfig)]
 )
-def test_an_encoder_of_any_family(name: str) -> None:
+def test_an_encoder_of_any_family(name):
     config = SHAPES[name]
     model = Model(config, (token_head(config),)).to(META).train()
     x = model.encoder(batch_of().to(META)).last
@@ -44,7 +42,7 @@ def test_an_encoder_of_any_family(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["no dropout", "window", "modernbert-large"])
-def test_an_encoder_that_reads_packed_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_that_reads_packed_sequences(name, monkeypatch):
     pytest.importorskip("torch.nn.attention.varlen")  # of newer releases of torch
     monkeypatch.setattr(kernels, "choose", lambda _: Packed())
     config = replace(SHAPES[name], dropout=Dropouts(0.0, 0.0))
@@ -53,7 +51,7 @@ def test_an_encoder_that_reads_packed_sequences(name: str, monkeypatch: pytest.M
     assert encoder.embedding.token.weight.grad is not None
 
 
-def test_berts_pretraining() -> None:
+def test_berts_pretraining():
     model = Model(SHAPES["bert-base-chinese"], (MaskedHead(), PoolerHead(), PairHead())).to(META)
     training_module, batch = (
         MaskedLMModule(model).train(),

@@ -1,10 +1,5 @@
 """Left-to-right language modelling: the loss against its formula, and a GPT from pre-training to fine-tuning."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +9,6 @@ from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import FolderError
 from bothways.core.sequence import Sequence
-from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal
@@ -32,7 +26,7 @@ FAST = [
 ]  # fmt: skip
 
 
-def test_loss_is_the_cross_entropy_of_the_next_tokens() -> None:
+def test_loss_is_the_cross_entropy_of_the_next_tokens():
     torch.manual_seed(2)
     config = EncoderConfig(20, 8, 2, 2, 8, patterns=(Causal(),), dropout=Dropouts(0.0, 0.0))
     vocabulary = Vocabulary(20, np.zeros(20, dtype=bool), 3)
@@ -54,7 +48,7 @@ def test_loss_is_the_cross_entropy_of_the_next_tokens() -> None:
     torch.testing.assert_close(losses["next"].total, expected)
 
 
-def test_gpt_is_pre_trained_from_left_to_right(corpus: Corpus, tmp_path: Path) -> None:
+def test_gpt_is_pre_trained_from_left_to_right(corpus, tmp_path):
     from transformers import GPT2LMHeadModel
 
     shape = [
@@ -89,7 +83,7 @@ def test_gpt_is_pre_trained_from_left_to_right(corpus: Corpus, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("recipe", [modern, paper])
-def test_recipes_give_a_language_model_running_text(recipe: Any) -> None:
+def test_recipes_give_a_language_model_running_text(recipe):
     settings = recipe(preset("gpt2"))
     assert settings.objective.segments.kind == "full_sentences"
     assert settings.objective.models(settings.encoder)["model"].heads == (NextTokenHead(),)

@@ -1,7 +1,5 @@
 """Distillation: each loss by its formula in float64, its gradient, the frozen teacher, and runs to folders."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -108,7 +106,7 @@ def dense_projections(model: Model, batch: Batch, layer: int) -> list[tuple[Tens
     return [part.chunk(3, 1) for part in qkv]
 
 
-def test_soft_targets_are_kl_div_of_torch() -> None:
+def test_soft_targets_are_kl_div_of_torch():
     training_module = build_training_module((SoftTargets(1.0, 2.0),), shape(), shape(depth=4))
     batch = batch_of()
     z, t = (
@@ -130,7 +128,7 @@ def test_soft_targets_are_kl_div_of_torch() -> None:
     assert means(masked, batch)["soft"] == pytest.approx(4 * expected.item(), rel=1e-12)
 
 
-def test_the_gradient_of_soft_targets_is_that_of_the_formula() -> None:
+def test_the_gradient_of_soft_targets_is_that_of_the_formula():
     draw = torch.Generator().manual_seed(1)
     z, t = torch.randn(2, 6, 50, generator=draw, dtype=torch.float64)
     z.requires_grad_()
@@ -141,9 +139,7 @@ def test_the_gradient_of_soft_targets_is_that_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 1000])
-def test_logits_in_parts_give_the_gradients_of_the_whole(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_in_parts_give_the_gradients_of_the_whole(rows, monkeypatch):
     monkeypatch.setattr(distilling, "LOGIT_ROWS", rows)
     training_module = build_training_module((SoftTargets(1.0, 2.0),), shape(), shape(depth=4))
     batch = batch_of()
@@ -163,7 +159,7 @@ def test_logits_in_parts_give_the_gradients_of_the_whole(
 
 
 @pytest.mark.parametrize("widths", [(32, 32), (16, 48)])
-def test_relations_are_those_of_dense_matrices(widths: tuple[int, int]) -> None:
+def test_relations_are_those_of_dense_matrices(widths):
     """MiniLMv2, section 3: of a student and a teacher of other widths and numbers of heads."""
     student, teacher = (
         shape(width=widths[0]),
@@ -185,7 +181,7 @@ def test_relations_are_those_of_dense_matrices(widths: tuple[int, int]) -> None:
     assert means(training_module, batch) == pytest.approx(expected, rel=1e-9)
 
 
-def test_relations_have_the_gradient_of_autograd() -> None:
+def test_relations_have_the_gradient_of_autograd():
     """Padded rectangles, weights and several parts, against one sequence at a time."""
     draw, lengths = torch.Generator().manual_seed(4), [5, 9, 8, 2]
     a, t = (torch.randn(24, 3, d, generator=draw, dtype=torch.float64) for d in (4, 6))
@@ -204,7 +200,7 @@ def test_relations_have_the_gradient_of_autograd() -> None:
     assert torch.allclose(found, slope, atol=1e-12)
 
 
-def test_the_cosine_and_masked_tokens_are_those_of_torch() -> None:
+def test_the_cosine_and_masked_tokens_are_those_of_torch():
     training_module = build_training_module(
         (CosineStates(), MaskedTokens()), shape(), shape(depth=4)
     )
@@ -218,7 +214,7 @@ def test_the_cosine_and_masked_tokens_are_those_of_torch() -> None:
     assert means(training_module, batch) == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_student_that_equals_its_teacher_has_nothing_to_learn() -> None:
+def test_a_student_that_equals_its_teacher_has_nothing_to_learn():
     same = tuple(loss for loss in EVERY if not isinstance(loss, MaskedTokens | Relations))
     training_module = build_training_module((*same, Relations(1.0, 8)), shape(), shape())
     training_module.model.load_state_dict(training_module.teacher.state_dict())
@@ -231,7 +227,7 @@ def test_a_student_that_equals_its_teacher_has_nothing_to_learn() -> None:
     assert max(slopes) < 1e-9
 
 
-def test_splits_of_a_step_do_not_change_its_gradient() -> None:
+def test_splits_of_a_step_do_not_change_its_gradient():
     training_module = build_training_module(EVERY, shape(), shape(depth=4))
     all_of_them = sequences((9, 4, 14, 8))
 
@@ -258,7 +254,7 @@ def test_splits_of_a_step_do_not_change_its_gradient() -> None:
     }  # fmt: skip
 
 
-def test_the_teacher_stays_as_it_is() -> None:
+def test_the_teacher_stays_as_it_is():
     training_module = build_training_module(
         EVERY, shape(), shape(depth=4, dropout=Dropouts(0.5, 0.5))
     ).train()
@@ -277,7 +273,7 @@ def test_the_teacher_stays_as_it_is() -> None:
     assert not any(name.startswith("teacher") for name, _ in training_module.trained_parameters())
 
 
-def test_blocks_that_are_computed_again_give_the_same_gradients() -> None:
+def test_blocks_that_are_computed_again_give_the_same_gradients():
     training_module = build_training_module(EVERY, shape(depth=4), shape(depth=4)).train()
     batch = batch_of()
 
@@ -291,14 +287,14 @@ def test_blocks_that_are_computed_again_give_the_same_gradients() -> None:
     assert all(torch.equal(*two) for two in zip(once, gradient(), strict=True))
 
 
-def test_layers_are_spread_as_distilbert_s() -> None:
+def test_layers_are_spread_as_distilbert_s():
     assert spread_layers(6, 12) == (1, 3, 5, 8, 10, 12)
     assert spread_layers(1, 12) == (1,)
     assert spread_layers(4, 4) == (1, 2, 3, 4)
 
 
 @torch.no_grad()
-def test_a_student_starts_from_layers_and_loses_no_segment() -> None:
+def test_a_student_starts_from_layers_and_loses_no_segment():
     torch.manual_seed(1)
     teacher = Model(shape(depth=4, initial_range=0.5), (MaskedHead(),)).eval()
     student = with_layers(teacher, shape(segments=0, initial_range=0.5), (1, 4)).eval()
@@ -324,12 +320,12 @@ def test_a_student_starts_from_layers_and_loses_no_segment() -> None:
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def teacher(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("teacher") / "teacher", num_hidden_layers=4)
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+def corpus(tmp_path_factory) -> Corpus:
     folder = tmp_path_factory.mktemp("distilled")
     documents = (
         Document(". ".join(example.text for example in make_examples(6, number)) + ".", str(number))
@@ -355,9 +351,7 @@ def settings_of(
     ("recipe", "name"),
     [("distilbert", "BertForMaskedLM"), ("minilm", "BertModel")],
 )
-def test_a_run_saves_a_student_that_transformers_opens(
-    recipe: str, name: str, teacher: Path, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_run_saves_a_student_that_transformers_opens(recipe, name, teacher, corpus, tmp_path):
     import transformers
 
     settings = settings_of(teacher, corpus, recipe)
@@ -381,9 +375,7 @@ def test_a_run_saves_a_student_that_transformers_opens(
     assert losses == expected
 
 
-def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(
-    teacher: Path, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(teacher, corpus, tmp_path):
     from safetensors.torch import load_file
 
     settings = settings_of(teacher, corpus, "distilbert", "training.keep.last=9")
@@ -409,7 +401,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(
         pretrain(taught_by(other), corpus, tmp_path / "run", resume=True)
 
 
-def test_the_teacher_is_read_no_deeper_than_the_losses_need(teacher: Path) -> None:
+def test_the_teacher_is_read_no_deeper_than_the_losses_need(teacher):
     def depth(*losses: DistilLoss) -> int:
         objective = Distillation(str(teacher), losses)
         return objective.models(shape())["teacher"].encoder.depth
@@ -419,7 +411,7 @@ def test_the_teacher_is_read_no_deeper_than_the_losses_need(teacher: Path) -> No
     assert depth(Relations(heads=8, teacher_layer=2), SoftTargets()) == 4
 
 
-def test_mistakes_are_one_message(teacher: Path, corpus: Corpus, tmp_path: Path) -> None:
+def test_mistakes_are_one_message(teacher, corpus, tmp_path):
     def refused(match: str, losses: tuple[DistilLoss, ...], **changes: object) -> None:
         with pytest.raises(ConfigError, match=match):
             Distillation(str(teacher), losses).models(shape(**{"heads": 2, **changes}))
@@ -453,7 +445,7 @@ def test_mistakes_are_one_message(teacher: Path, corpus: Corpus, tmp_path: Path)
         settings_of(tmp_path / "bare", corpus, "distilbert")
 
 
-def test_recipes_are_the_settings_of_the_papers(teacher: Path) -> None:
+def test_recipes_are_the_settings_of_the_papers(teacher):
     student = shape(heads=2)
     settings = distilbert(student, str(teacher))
     assert settings.objective.losses == (
@@ -467,7 +459,7 @@ def test_recipes_are_the_settings_of_the_papers(teacher: Path) -> None:
     assert relations == Relations(1.0, 32, None)  # the most that divide both widths, up to 48
 
 
-def test_every_pair_of_losses_is_one_objective(teacher: Path) -> None:
+def test_every_pair_of_losses_is_one_objective(teacher):
     """Losses mix: each has its own weight in the batch, whatever the others make it read."""
     batch = batch_of()
     alone = {

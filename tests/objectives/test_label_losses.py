@@ -1,7 +1,5 @@
 """Losses of weighed classes, choices, scores, several labels and spans against torch's, in double precision."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -33,9 +31,7 @@ SEEDS = st.integers(0, 999)
     smoothing=st.sampled_from([0.0, 0.1, 0.7]),
     seed=SEEDS,
 )
-def test_weighed_and_smoothed_cross_entropy_is_torchs(
-    rows: int, classes: int, smoothing: float, seed: int
-) -> None:
+def test_weighed_and_smoothed_cross_entropy_is_torchs(rows, classes, smoothing, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, classes, dtype=torch.float64, generator=generator) * 5
     labels = torch.randint(classes, (rows,), generator=generator)
@@ -53,7 +49,7 @@ def test_weighed_and_smoothed_cross_entropy_is_torchs(
     assert int(hits) == int((logits.argmax(1) == labels).sum())
 
 
-def test_equal_weights_without_smoothing_are_the_plain_loss() -> None:
+def test_equal_weights_without_smoothing_are_the_plain_loss():
     torch.manual_seed(0)
     logits, labels = torch.randn(9, 4), torch.tensor([0, 1, 2, 3, IGNORED, 0, 1, IGNORED, 2])
     plain, weighed = (
@@ -69,7 +65,7 @@ def test_equal_weights_without_smoothing_are_the_plain_loss() -> None:
 
 
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=SEEDS)
-def test_choices_are_a_softmax_over_each_question(counts: list[int], seed: int) -> None:
+def test_choices_are_a_softmax_over_each_question(counts, seed):
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(sum(counts), dtype=torch.float64, generator=generator) * 8
     labels = torch.tensor([int(torch.randint(count, (), generator=generator)) for count in counts])
@@ -92,7 +88,7 @@ def test_choices_are_a_softmax_over_each_question(counts: list[int], seed: int) 
 
 
 @given(rows=st.integers(1, 20), seed=SEEDS)
-def test_squared_error_is_torchs(rows: int, seed: int) -> None:
+def test_squared_error_is_torchs(rows, seed):
     generator = torch.Generator().manual_seed(seed)
     outputs, scores = torch.randn(2, rows, dtype=torch.float64, generator=generator) * 3
     scores[torch.rand(rows, generator=generator) < 0.3] = torch.nan
@@ -112,9 +108,7 @@ def test_squared_error_is_torchs(rows: int, seed: int) -> None:
     scale=st.sampled_from([1.0, 200.0]),
     seed=SEEDS,
 )
-def test_binary_cross_entropy_is_the_formula(
-    rows: int, labels: int, scale: float, seed: int
-) -> None:
+def test_binary_cross_entropy_is_the_formula(rows, labels, scale, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, labels, dtype=torch.float64, generator=generator) * scale
     truth = torch.randint(2, (rows, labels), generator=generator).double()
@@ -132,7 +126,7 @@ def test_binary_cross_entropy_is_the_formula(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_sums_are_in_single_precision_or_finer(dtype: torch.dtype) -> None:
+def test_sums_are_in_single_precision_or_finer(dtype):
     assert squared_error(torch.ones(3, dtype=dtype), torch.ones(3)).total.dtype == torch.float32
     assert (
         binary_cross_entropy(torch.ones(3, 2, dtype=dtype), torch.ones(3, 2)).total.dtype
@@ -142,9 +136,7 @@ def test_sums_are_in_single_precision_or_finer(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [0, 1, 50])
-def test_the_z_loss_is_its_formula_and_its_gradient_2_log_z_softmax(
-    rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_z_loss_is_its_formula_and_its_gradient_2_log_z_softmax(rows, dtype, monkeypatch):
     """In chunks of 16 rows; in the sum with a cross-entropy, times a coefficient."""
     monkeypatch.setattr(losses, "TUNING", dataclasses.replace(TUNING, loss_chunk_elements_cpu=320))
     torch.manual_seed(0)
@@ -158,10 +150,9 @@ def test_the_z_loss_is_its_formula_and_its_gradient_2_log_z_softmax(
         {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-5}
     )
     torch.testing.assert_close(loss.total.double(), log_z.square().sum(), **near)
-    (1e-4 * loss.total).backward()  # type: ignore[no-untyped-call]
+    (1e-4 * loss.total).backward()
     expected = 2e-4 * log_z[:, None] * exact.softmax(1)
     near = {"rtol": 1e-2, "atol": 1e-6} if dtype == torch.bfloat16 else near
-    assert logits.grad is not None
     torch.testing.assert_close(logits.grad.double(), expected, **near)
     with torch.no_grad():
         assert torch.equal(z_loss(logits).total, loss.total)
@@ -173,9 +164,7 @@ def test_the_z_loss_is_its_formula_and_its_gradient_2_log_z_softmax(
     learned=st.floats(0, 1),
     seed=st.integers(0, 999),
 )
-def test_a_span_is_two_softmaxes_over_its_sequence(
-    lengths: list[int], scale: float, learned: float, seed: int
-) -> None:
+def test_a_span_is_two_softmaxes_over_its_sequence(lengths, scale, learned, seed):
     generator = torch.Generator().manual_seed(seed)
     layout = Layout.of(lengths)
     scores = torch.randn(layout.tokens, 2, dtype=torch.float64, generator=generator) * scale
@@ -192,13 +181,13 @@ def test_a_span_is_two_softmaxes_over_its_sequence(
         wanted = wanted + counts * loss
         hits += int(counts) * int(bool((part.argmax(0) == place).all()))
     torch.testing.assert_close(found.total, wanted)
-    assert int(found.hits) == hits  # type: ignore[arg-type]
+    assert int(found.hits) == hits
     found.total.backward()
     wanted.backward()
     torch.testing.assert_close(mine.grad, reference.grad)
 
 
-def test_spans_in_half_precision_are_summed_in_single() -> None:
+def test_spans_in_half_precision_are_summed_in_single():
     scores = torch.randn(6, 2, dtype=torch.bfloat16)
     targets = SpanTargets(torch.tensor([1, 4]), torch.tensor([2, 5]), torch.ones(2))
     found = span_loss(scores, Layout.of([3, 3]), targets).total

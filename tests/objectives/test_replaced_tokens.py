@@ -1,11 +1,8 @@
 """Replaced token detection: its losses by transformers, its gradients, its draws, and a run from start to folders."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,7 +106,7 @@ def padded(batch: Batch, values: Tensor, fill: int) -> Tensor:
 
 
 @pytest.mark.parametrize("embedding", [16, None])
-def test_both_losses_are_those_of_transformers(embedding: int | None, tmp_path: Path) -> None:
+def test_both_losses_are_those_of_transformers(embedding, tmp_path):
     from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
     training_module = build_training_module(shape_of(embedding=embedding))
@@ -149,7 +146,7 @@ def test_both_losses_are_those_of_transformers(embedding: int | None, tmp_path: 
     }
 
 
-def test_the_first_losses_are_those_of_chance() -> None:
+def test_the_first_losses_are_those_of_chance():
     torch.manual_seed(0)
     models = {role: Model(*spec) for role, spec in ReplacedTokens().models(shape_of()).items()}
     training_module = ReplacedTokens().training_module(models, vocabulary()).eval()
@@ -160,7 +157,7 @@ def test_the_first_losses_are_those_of_chance() -> None:
     assert training_module.coefficients == {"replaced": 50.0}
 
 
-def test_shared_parameters_count_once(training_module: ReplacedTokensModule) -> None:
+def test_shared_parameters_count_once(training_module):
     ours, theirs = (
         model.encoder.embedding for model in (training_module.model, training_module.generator)
     )
@@ -172,7 +169,7 @@ def test_shared_parameters_count_once(training_module: ReplacedTokensModule) -> 
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_draws_have_the_probabilities_of_the_softmax(temperature: float) -> None:
+def test_draws_have_the_probabilities_of_the_softmax(temperature):
     logits = torch.randn(20, generator=torch.Generator().manual_seed(1)) * 2
     count = 200_000
     draws = torch.from_numpy(np.random.default_rng(0).random(count))
@@ -182,7 +179,7 @@ def test_draws_have_the_probabilities_of_the_softmax(temperature: float) -> None
     assert chi < 43.8  # 99.9 % at 19 degrees of freedom
 
 
-def test_draws_at_their_ends_and_at_low_temperatures() -> None:
+def test_draws_at_their_ends_and_at_low_temperatures():
     logits = torch.tensor([[-torch.inf, 1.0, 3.0, 2.0, -torch.inf]]).expand(3, -1)
     draws = torch.tensor([0.0, 0.5, 1 - 2**-53], dtype=torch.float64)
     assert sample_tokens(logits, draws, 1.0).tolist() == [1, 2, 3]
@@ -191,9 +188,7 @@ def test_draws_at_their_ends_and_at_low_temperatures() -> None:
     assert sample_tokens(logits[:0], draws[:0], 1.0).tolist() == []
 
 
-def test_a_draw_that_equals_the_original_counts_as_original(
-    training_module: ReplacedTokensModule, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draw_that_equals_the_original_counts_as_original(training_module, monkeypatch):
     batch = pack(draw_sequences())
     monkeypatch.setattr(
         "bothways.objectives.replaced_tokens.sample_tokens",
@@ -204,7 +199,7 @@ def test_a_draw_that_equals_the_original_counts_as_original(
     assert losses["replaced"].counts["replaced"] == 0
 
 
-def test_an_update_does_not_depend_on_microbatches(training_module: ReplacedTokensModule) -> None:
+def test_an_update_does_not_depend_on_microbatches(training_module):
     training_module.double()
     sequences = draw_sequences()
     whole = pack(sequences)
@@ -227,7 +222,7 @@ def test_an_update_does_not_depend_on_microbatches(training_module: ReplacedToke
     assert training_module.weights(pack([void])) == {"masked": 0.0, "replaced": 0.0}
 
 
-def test_metrics_are_those_of_the_replaced_tokens(training_module: ReplacedTokensModule) -> None:
+def test_metrics_are_those_of_the_replaced_tokens(training_module):
     batches = (pack(draw_sequences(3)), pack(draw_sequences(5)[3:]))
     step = LoadedStep(batches, Cursor(), 0, 5, 0.0)
     seen: list[Tensor] = []
@@ -260,9 +255,7 @@ def test_metrics_are_those_of_the_replaced_tokens(training_module: ReplacedToken
     ("name", "size", "width", "heads"),
     [("small", 1 / 4, 64, 1), ("base", 1 / 3, 256, 4), ("large", 1 / 4, 256, 4)],
 )
-def test_generators_have_the_sizes_of_the_paper(
-    name: str, size: float, width: int, heads: int
-) -> None:
+def test_generators_have_the_sizes_of_the_paper(name, size, width, heads):
     discriminator = preset(f"electra-{name}-discriminator")
     generator = generator_of(discriminator, Narrower(size))
     assert (generator.width, generator.heads, generator.intermediate_size) == (
@@ -280,7 +273,7 @@ def test_generators_have_the_sizes_of_the_paper(
 @pytest.mark.parametrize(
     ("name", "depth"), [("xsmall", 6), ("small", 3), ("base", 6), ("large", 12)]
 )
-def test_generators_of_deberta_have_half_the_layers(name: str, depth: int) -> None:
+def test_generators_of_deberta_have_half_the_layers(name, depth):
     discriminator = preset(f"deberta-v3-{name}")
     generator = generator_of(discriminator, Shallower())
     assert generator == dataclasses.replace(discriminator, depth=depth)
@@ -293,19 +286,19 @@ def test_generators_of_deberta_have_half_the_layers(name: str, depth: int) -> No
         ({"replaced": math.nan}, "above 0"),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
+def test_bad_settings_are_refused(settings, message):
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         ReplacedTokens(**settings)
 
 
 @pytest.mark.parametrize("cls", [Narrower, Shallower])
 @pytest.mark.parametrize("share", [2.0, 0.0])
-def test_a_generator_is_not_larger(cls: type, share: float) -> None:
+def test_a_generator_is_not_larger(cls, share):
     with pytest.raises(ConfigError, match=r"(?s)above 0 and at most 1.*larger than the discrim"):
         cls(share)
 
 
-def test_encoders_without_a_place_for_it_are_refused(corpus: Corpus) -> None:
+def test_encoders_without_a_place_for_it_are_refused(corpus):
     with pytest.raises(ConfigError, match="does not fit this encoder"):
         ReplacedTokens().models(preset("gpt2"))
     bert = dataclasses.replace(config_of(corpus, 1), encoder=small(corpus, "bert-tiny"))
@@ -328,7 +321,7 @@ def config_of(corpus: Corpus, steps: int) -> PretrainConfig:
     )  # fmt: skip
 
 
-def test_a_run_saves_both_networks_and_resumes(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_saves_both_networks_and_resumes(corpus, tmp_path):
     from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
     whole = pretrain(config_of(corpus, 4), corpus, tmp_path / "run")
@@ -367,7 +360,7 @@ def test_a_run_saves_both_networks_and_resumes(corpus: Corpus, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_the_discriminator_learns_more_than_the_share_of_replaced_tokens(corpus: Corpus) -> None:
+def test_the_discriminator_learns_more_than_the_share_of_replaced_tokens(corpus):
     config = config_of(corpus, 250)
     config = dataclasses.replace(
         config,

@@ -1,10 +1,7 @@
 """Sentence order prediction: its pairs, its loss against transformers, and a run from start to folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document
 from bothways.data.segments import PairPlan
-from bothways.data.sentence_pairs import NextSentence, PairSegments, SentenceOrder
+from bothways.data.sentence_pairs import NextSentence, SentenceOrder
 from bothways.hub.model_folder import load_model
 from bothways.model.families.catalogue import preset
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
@@ -39,7 +36,7 @@ def plans(corpus: Corpus, segments: SentenceOrder) -> list[PairPlan]:
     return [plan for plan, _ in itertools.takewhile(lambda item: item[1].epoch == 0, stream)]
 
 
-def test_half_of_the_pairs_are_swapped_and_the_label_says_which(corpus: Corpus) -> None:
+def test_half_of_the_pairs_are_swapped_and_the_label_says_which(corpus):
     pairs = plans(corpus, SentenceOrder(512, short=0.0))
     labels = np.array([pair.label for pair in pairs])
     assert abs(labels.mean() - 0.5) < 3 * 0.5 / np.sqrt(len(labels))
@@ -48,7 +45,7 @@ def test_half_of_the_pairs_are_swapped_and_the_label_says_which(corpus: Corpus) 
         assert (pair.a == pair.b_stop) == (pair.label == 1), "swapped: A begins where B ends"
 
 
-def test_every_token_is_read_once(corpus: Corpus) -> None:
+def test_every_token_is_read_once(corpus):
     pairs = plans(corpus, SentenceOrder(512, short=0.0))
     read = np.zeros(len(corpus.tokens), dtype=int)
     for pair in pairs:
@@ -58,14 +55,14 @@ def test_every_token_is_read_once(corpus: Corpus) -> None:
     assert read.mean() > 0.98, "the last pair is not among them"
 
 
-def test_long_pairs_are_cut_to_the_length(corpus: Corpus) -> None:
+def test_long_pairs_are_cut_to_the_length(corpus):
     pairs = plans(corpus, SentenceOrder(12, short=0.5))
     assert max(pair.length for pair in pairs) == 12
     assert min(min(pair.a_stop - pair.a, pair.b_stop - pair.b) for pair in pairs) >= 1
 
 
 @pytest.fixture
-def lone(corpus: Corpus, tmp_path: Path) -> Corpus:
+def lone(corpus, tmp_path) -> Corpus:
     """Documents of one sentence."""
     words = ["cat", "dog", "owl", "fox"]
     texts = [
@@ -76,7 +73,7 @@ def lone(corpus: Corpus, tmp_path: Path) -> Corpus:
     return build_corpus(documents, corpus.tokenizer, tmp_path / "lone", workers=1)
 
 
-def test_a_sentence_alone_is_split_dropped_or_paired(lone: Corpus) -> None:
+def test_a_sentence_alone_is_split_dropped_or_paired(lone):
     split = plans(lone, SentenceOrder(64, 0.0, "split"))
     assert all(pair.b == pair.a_stop or pair.a == pair.b_stop for pair in split)
     random = plans(lone, SentenceOrder(64, 0.0, "random"))
@@ -94,7 +91,7 @@ def test_a_sentence_alone_is_split_dropped_or_paired(lone: Corpus) -> None:
     "segments",
     [SentenceOrder(12), SentenceOrder(24, single="drop"), NextSentence(12), NextSentence(20)],
 )
-def test_the_tokens_that_are_cut_off_are_counted(corpus: Corpus, segments: PairSegments) -> None:
+def test_the_tokens_that_are_cut_off_are_counted(corpus, segments):
     """Against the plans of an epoch, pair by pair; the text of random segments is read elsewhere."""
     source = CorpusSource(corpus, corpus.tokenizer.template, segments, np.arange(len(corpus)), 5)
     read: set[int] = set()
@@ -110,7 +107,7 @@ def test_the_tokens_that_are_cut_off_are_counted(corpus: Corpus, segments: PairS
     assert expected > 0.05
 
 
-def test_a_run_opens_in_transformers_with_the_same_loss(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_opens_in_transformers_with_the_same_loss(corpus, tmp_path):
     from transformers import AlbertForPreTraining
 
     shape = dataclasses.replace(

@@ -1,9 +1,6 @@
 """The span boundary objective: its targets, its loss by the formula in float64, and a run from start to folder."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,7 +39,7 @@ def sequence_of(*ids: int) -> Sequence:
     return Sequence(np.array(ids, np.int32), np.zeros(len(ids), np.int8))
 
 
-def test_targets_by_hand() -> None:
+def test_targets_by_hand():
     chosen = Chosen(np.array([2, 3, 6]), np.array([0, 0, 1]))
     targets = _boundaries(sequence_of(0, 10, 11, 12, 13, 14, 15, 1), chosen)
     assert targets.left.tolist() == [1, 1, 5]
@@ -51,7 +48,7 @@ def test_targets_by_hand() -> None:
     assert targets.ids.tolist() == [11, 12, 15]
 
 
-def test_spans_at_an_end_and_places_far_inside_have_no_target() -> None:
+def test_spans_at_an_end_and_places_far_inside_have_no_target():
     """Without [CLS] and [SEP], as a tokenizer may be, a span can touch the ends."""
     text = sequence_of(*range(5, 45))
     assert len(_boundaries(text, Chosen(np.array([0, 1]), np.array([0, 0]))).ids) == 0
@@ -88,7 +85,7 @@ def draw_batch(count: int = 5):
     return [objective.prepare(text, vocabulary(), rng(n, "test")) for n, text in enumerate(texts)]
 
 
-def test_the_loss_is_the_formula(training_module: SpanBoundaryModule) -> None:
+def test_the_loss_is_the_formula(training_module):
     """h = LN(gelu(W [x_left; x_right; p] + b)), y = LN(gelu(W' h + b')), softmax(E y + c), as loops in float64."""
     sequences = draw_batch()
     batch = pack(sequences)
@@ -129,7 +126,7 @@ def test_the_loss_is_the_formula(training_module: SpanBoundaryModule) -> None:
     assert losses["boundary"].total.item() == pytest.approx(total, rel=1e-12)
 
 
-def test_without_weights_the_loss_is_that_of_the_bias(training_module: SpanBoundaryModule) -> None:
+def test_without_weights_the_loss_is_that_of_the_bias(training_module):
     with torch.no_grad():
         training_module.boundary.second_norm.weight.zero_()
         training_module.boundary.second_norm.bias.zero_()
@@ -143,9 +140,7 @@ def test_without_weights_the_loss_is_that_of_the_bias(training_module: SpanBound
     )
 
 
-def test_its_gradient_reaches_the_borders_alone(
-    training_module: SpanBoundaryModule, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_gradient_reaches_the_borders_alone(training_module, monkeypatch):
     batch = pack(draw_batch())
     encode, kept = training_module.model.encoder.forward, []
 
@@ -177,9 +172,7 @@ def config_of(corpus: Corpus, steps: int) -> PretrainConfig:
     )  # fmt: skip
 
 
-def test_a_run_opens_in_transformers_and_its_boundary_network_resumes(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_run_opens_in_transformers_and_its_boundary_network_resumes(corpus, tmp_path):
     from transformers import BertForMaskedLM
 
     whole = pretrain(config_of(corpus, 4), corpus, tmp_path / "run")
@@ -207,6 +200,6 @@ def test_a_run_opens_in_transformers_and_its_boundary_network_resumes(
         assert torch.equal(tensor, resumed.training_module.state_dict()[name]), name
 
 
-def test_other_encoders_are_refused() -> None:
+def test_other_encoders_are_refused():
     with pytest.raises(ConfigError, match="does not fit this encoder"):
         MaskedLMSpanBoundary().models(preset("gpt2"))

@@ -1,7 +1,5 @@
 """The names in the description of the architecture exist."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -14,7 +12,6 @@ from types import FrameType
 import pytest
 
 import bothways
-from bothways.data.corpus import Corpus
 from toy_bulk import make_classifier
 
 SOURCE = Path(bothways.__file__).parent
@@ -37,7 +34,7 @@ def names_in(body: list[ast.stmt]) -> dict[str, ast.stmt]:
 
 
 @pytest.mark.parametrize(("file", "name"), HOPS)
-def test_a_hop_is_defined_in_its_file(file: str, name: str) -> None:
+def test_a_hop_is_defined_in_its_file(file, name):
     body = ast.parse((SOURCE / file).read_text("utf8")).body
     for part in name.split("."):
         node = names_in(body).get(part)
@@ -45,7 +42,7 @@ def test_a_hop_is_defined_in_its_file(file: str, name: str) -> None:
         body = getattr(node, "body", [])
 
 
-def test_every_hop_is_used() -> None:
+def test_every_hop_is_used():
     """Each name is somewhere else, too: what nothing calls is no step of a walk."""
     hops = {(file, name.rpartition(".")[2]) for file, name in HOPS}
     word = re.compile(rf"\b(?:{'|'.join(sorted({name for _, name in hops}))})\b")
@@ -56,7 +53,7 @@ def test_every_hop_is_used() -> None:
     assert unused == set()
 
 
-def test_the_picture_names_every_package() -> None:
+def test_the_picture_names_every_package():
     packages = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
     picture = PAGE.split("```")[1]
     rows = re.findall(r"^ ((?:\w+/ +)+)", picture, re.MULTILINE)
@@ -65,7 +62,7 @@ def test_the_picture_names_every_package() -> None:
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
-def test_files_that_are_named_exist(page: str) -> None:
+def test_files_that_are_named_exist(page):
     text = (ROOT / page).read_text("utf8")
     for name in set(re.findall(r"`([\w/]+/[\w./]*\w+\.py)", text.replace("NAME/", ""))):
         assert (SOURCE / name).exists() or (ROOT / name).exists(), name
@@ -94,7 +91,7 @@ def entered_files(work: Callable[[], object], end: tuple[str, str]) -> set[str]:
     return entered
 
 
-def test_pretraining_enters_as_many_files_as_the_page_says(corpus: Corpus) -> None:
+def test_pretraining_enters_as_many_files_as_the_page_says(corpus):
     path = PAGE.split("## From a line of text to a loss")[1].split("Next to this path")[0]
     walk = set(re.findall(r"`([\w/]+\.py):", path))
     assert f"by the {len(walk)} files" in path
@@ -108,17 +105,15 @@ def test_pretraining_enters_as_many_files_as_the_page_says(corpus: Corpus) -> No
     train()  # so that nothing is imported below
     entered = entered_files(train, ("objectives/masked_lm.py", "forward"))
     stated = re.search(r"enters up\s+to (\d+) files", path)
-    assert stated is not None
     # Not the number itself: processors differ in their kernels.
     assert int(stated[1]) - 10 <= len(entered) <= int(stated[1]), sorted(entered)
     training = set(re.findall(r"`([\w/]+\.py):", path[path.index("\n4. ") :]))
     assert training - entered == {"core/loss.py"}  # a value, whose constructor is generated
 
 
-def test_a_prediction_enters_as_many_files_as_the_page_says(tmp_path: Path) -> None:
+def test_a_prediction_enters_as_many_files_as_the_page_says(tmp_path):
     predictor = bothways.load(make_classifier(tmp_path))
     predictor("a good film")  # so that nothing is imported below
     entered = entered_files(lambda: predictor("a good film"), ("", ""))
     stated = re.search(r"prediction of a text\s+enters up to (\d+) files", PAGE)
-    assert stated is not None
     assert int(stated[1]) - 10 <= len(entered) <= int(stated[1]), sorted(entered)

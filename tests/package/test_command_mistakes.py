@@ -1,7 +1,5 @@
 """Mistakes of a command line: one form, names that are near, and options under names of other libraries."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest
@@ -38,14 +36,14 @@ def mistake(line: str) -> tuple[str | None, str]:
         ("corpus bild", None, ["did you mean build?"]),
     ],
 )
-def test_a_mistake_says_where_and_what(line: str, where: str | None, named: list[str]) -> None:
+def test_a_mistake_says_where_and_what(line, where, named):
     place, message = mistake(line)
     assert place == where
     assert [word for word in named if word not in message] == []
 
 
 @pytest.mark.parametrize("option", ["--freeze", "--quiet", "--gradient-clipping"])
-def test_nothing_is_suggested_that_only_looks_alike(option: str) -> None:
+def test_nothing_is_suggested_that_only_looks_alike(option):
     assert "did you mean" not in mistake(f"finetune m d.tsv {option} 3")[1]
 
 
@@ -62,13 +60,11 @@ def test_nothing_is_suggested_that_only_looks_alike(option: str) -> None:
         ("finetune m d.tsv --learning-rate", "finetune m d.tsv --learning-rate"),
     ],
 )  # fmt: skip
-def test_options_of_other_libraries_are_ours(line: str, renamed: str) -> None:
+def test_options_of_other_libraries_are_ours(line, renamed):
     assert rename_options(cli.app, shlex.split(line)) == shlex.split(renamed)
 
 
-def test_the_command_prints_the_message(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_message(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["bothways", "predict", "m", "--topp", "3"])
     with pytest.raises(SystemExit) as ended:
         cli.main()

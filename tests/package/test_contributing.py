@@ -1,7 +1,5 @@
 """The code in CONTRIBUTING.md runs, and does what the text around it says."""
 
-from __future__ import annotations
-
 import re
 import sys
 import textwrap
@@ -33,7 +31,7 @@ def run(word: str) -> dict[str, Any]:
     return names
 
 
-def test_the_family_names_every_tensor_and_reads_its_settings() -> None:
+def test_the_family_names_every_tensor_and_reads_its_settings():
     family = run("MY_BERT")["MY_BERT"]
     config = family.config_rules.read({"hidden_size": 24, "num_attention_heads": 2}, "here")
     assert config.width == 24
@@ -43,9 +41,7 @@ def test_the_family_names_every_tensor_and_reads_its_settings() -> None:
     assert "my_bert.encoder.layer.0.attention.self.query.weight" in names
 
 
-def test_the_route_answers_refuses_and_is_described(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_route_answers_refuses_and_is_described(tmp_path, monkeypatch):
     make_folder(tmp_path / "bert")
     predictor = bothways.load(tmp_path / "bert", task="embed")
     monkeypatch.setitem(ROUTES, "/norms", run("NORMS")["NORMS"])
@@ -59,9 +55,7 @@ def test_the_route_answers_refuses_and_is_described(
         assert "/norms" in httpx.get(f"{url}/openapi.json").json()["paths"]
 
 
-def test_the_command_counts_with_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_counts_with_progress(tmp_path, monkeypatch, capsys):
     package = types.ModuleType("my_package")
     vars(package).update(run("def count_lines"))
     monkeypatch.setitem(sys.modules, "my_package", package)

@@ -1,7 +1,5 @@
 """The documents against the code: Python examples, command lines, links, and that both languages show the same."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import functools
@@ -73,11 +71,11 @@ def named(node: ast.expr, names: dict[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return names.get(node.id)
     owner = named(node.value, names) if isinstance(node, ast.Attribute) else None
-    return getattr(owner, node.attr) if inspect.ismodule(owner) or inspect.isclass(owner) else None  # type: ignore[attr-defined]
+    return getattr(owner, node.attr) if inspect.ismodule(owner) or inspect.isclass(owner) else None
 
 
 @every_page
-def test_python_examples_import_what_there_is_and_call_it_rightly(page: Path) -> None:
+def test_python_examples_import_what_there_is_and_call_it_rightly(page):
     tree = ast.parse(
         "\n".join(text for language, text in fences(ROOT / page) if language == "python")
     )
@@ -108,7 +106,7 @@ PLACEHOLDERS = {
 
 
 @every_page
-def test_each_python_example_imports_what_it_uses(page: Path) -> None:
+def test_each_python_example_imports_what_it_uses(page):
     for text in (text for language, text in fences(ROOT / page) if language == "python"):
         nodes = list(ast.walk(ast.parse(text)))
         known = {
@@ -132,7 +130,7 @@ def test_each_python_example_imports_what_it_uses(page: Path) -> None:
 
 
 @every_page
-def test_no_python_example_writes_into_a_folder_of_the_command_lines(page: Path) -> None:
+def test_no_python_example_writes_into_a_folder_of_the_command_lines(page):
     words = [shlex.split(command) for command in commands(ROOT / page)]
     made = {line[line.index("--out") + 1].rstrip("/") for line in words if "--out" in line}
     for text in (text for language, text in fences(ROOT / page) if language == "python"):
@@ -158,12 +156,12 @@ def mistake_in(command: str) -> str:
 
 
 @every_page
-def test_command_lines_are_understood(page: Path) -> None:
+def test_command_lines_are_understood(page):
     assert [mistake for line in commands(ROOT / page) if (mistake := mistake_in(line))] == []
 
 
 @every_page
-def test_limits_of_the_server_in_examples_are_accepted(page: Path) -> None:
+def test_limits_of_the_server_in_examples_are_accepted(page):
     lines = [shlex.split(command) for command in commands(ROOT / page)]
     given = [words[words.index("--limit") + 1] for words in lines if "--limit" in words]
     text = "".join(text for language, text in fences(ROOT / page) if language == "python")
@@ -172,7 +170,7 @@ def test_limits_of_the_server_in_examples_are_accepted(page: Path) -> None:
 
 
 @every_page
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text("utf8"))
     missing = [target for target in targets if not (ROOT / page).parent.joinpath(target).exists()]
     assert not missing
@@ -193,7 +191,7 @@ def defined(dotted: str) -> bool:
 
 
 @every_page
-def test_names_and_files_of_the_code_exist(page: Path) -> None:
+def test_names_and_files_of_the_code_exist(page):
     if page.name in {"CHANGELOG.md", "log.md"} or page.parent.name == "decisions":
         return  # records of their time
     text = (ROOT / page).read_text("utf8")
@@ -219,7 +217,7 @@ def other_blocks(page: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: path.name)
-def test_both_languages_show_the_same_examples(english: Path, chinese: Path) -> None:
+def test_both_languages_show_the_same_examples(english, chinese):
     assert list(commands(english)) == list(commands(chinese))
     both = [
         [ast.dump(ast.parse(text)) for language, text in fences(page) if language == "python"]
@@ -236,11 +234,11 @@ def named_in_sentences(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: path.name)
-def test_both_languages_name_the_same_commands(english: Path, chinese: Path) -> None:
+def test_both_languages_name_the_same_commands(english, chinese):
     assert named_in_sentences(english) == named_in_sentences(chinese)
 
 
-def test_every_page_of_the_guide_is_in_both_languages_and_has_examples() -> None:
+def test_every_page_of_the_guide_is_in_both_languages_and_has_examples():
     english = {page.relative_to(GUIDE) for page in GUIDE.rglob("*.md")} - {
         page.relative_to(GUIDE) for page in CHINESE
     }
@@ -249,7 +247,7 @@ def test_every_page_of_the_guide_is_in_both_languages_and_has_examples() -> None
     assert sum(language == "python" for page in PAGES for language, _ in fences(ROOT / page)) > 30
 
 
-def test_decisions_are_numbered_and_in_the_index() -> None:
+def test_decisions_are_numbered_and_in_the_index():
     folder = ROOT / "docs" / "decisions"
     files = sorted(folder.glob("[0-9]*.md"))
     titles = [file.read_text("utf8").splitlines()[0].removeprefix("# ") for file in files]
@@ -260,7 +258,7 @@ def test_decisions_are_numbered_and_in_the_index() -> None:
     assert index.count("\n- ") == len(files)
 
 
-def test_experiments_are_in_the_index_of_the_log() -> None:
+def test_experiments_are_in_the_index_of_the_log():
     head, *entries = (ROOT / "docs" / "log.md").read_text("utf8").split("\n## ")
     titles = [entry.splitlines()[0].split(" · ", 1)[1] for entry in entries]
     assert [title for title in titles if head.count(f"[{title}](#") != 1] == []
@@ -274,7 +272,7 @@ class Settings(yaml.SafeLoader):
 Settings.add_multi_constructor("tag:yaml.org,2002:python/", lambda *given: None)
 
 
-def test_every_page_of_the_guide_is_in_the_navigation_of_the_site() -> None:
+def test_every_page_of_the_guide_is_in_the_navigation_of_the_site():
     nav = yaml.load((ROOT / "mkdocs.yml").read_text("utf8"), Settings)["nav"]
     named = list(docs_site.places(nav))
     assert len(set(named)) == len(named)
@@ -293,7 +291,7 @@ def test_every_page_of_the_guide_is_in_the_navigation_of_the_site() -> None:
 @pytest.mark.parametrize(
     ("readme", "guide"), [("README.md", GUIDE), ("README.zh.md", GUIDE / "zh")]
 )
-def test_the_readme_links_every_page_of_the_guide(readme: str, guide: Path) -> None:
+def test_the_readme_links_every_page_of_the_guide(readme, guide):
     text = (ROOT / readme).read_text("utf8")
     pages = [str(page.relative_to(ROOT)) for page in guide.glob("*.md")]
     missing = [page for page in pages if f"]({page})" not in text]
@@ -301,7 +299,7 @@ def test_the_readme_links_every_page_of_the_guide(readme: str, guide: Path) -> N
 
 
 @pytest.mark.parametrize("guide", [GUIDE, GUIDE / "zh"], ids=["english", "chinese"])
-def test_the_guide_has_every_objective_and_every_task_that_is_trained(guide: Path) -> None:
+def test_the_guide_has_every_objective_and_every_task_that_is_trained(guide):
     pretrain, finetune = (
         (guide / f"{page}.md").read_text("utf8") for page in ("pretrain", "finetune")
     )
@@ -313,7 +311,7 @@ def test_the_guide_has_every_objective_and_every_task_that_is_trained(guide: Pat
     assert missing == set(), "add a row to the tasks in finetune.md, or a page"
 
 
-def test_every_public_name_and_command_is_in_the_reference() -> None:
+def test_every_public_name_and_command_is_in_the_reference():
     pages = docs_site.reference()
     assert (
         re.findall(r"^::: bothways\.(\w+)$", pages["reference/index.md"], re.MULTILINE)
@@ -326,7 +324,7 @@ def test_every_public_name_and_command_is_in_the_reference() -> None:
         assert subject
 
 
-def test_lists_are_indented_for_the_site() -> None:
+def test_lists_are_indented_for_the_site():
     text = "Text:\n1. one\n   - inner\n\n   | a |\n   |---|\n2. two\n   lines\n\n```\n- code\n```\n"
     assert docs_site.indented(text) == (
         "Text:\n\n1. one\n    - inner\n\n    | a |\n    |---|\n\n2. two\n    lines\n\n```\n- code\n```\n"
@@ -334,7 +332,7 @@ def test_lists_are_indented_for_the_site() -> None:
 
 
 @every_page
-def test_no_line_of_a_sentence_looks_like_an_item_of_a_list(page: Path) -> None:
+def test_no_line_of_a_sentence_looks_like_an_item_of_a_list(page):
     text, other = (ROOT / page).read_text("utf8"), set[int]()  # items, and lines of code
     for token in docs_site.COMMON_MARK.parse(text):
         if token.map and token.type in {"list_item_open", "fence", "code_block", "html_block"}:
@@ -348,7 +346,7 @@ def test_no_line_of_a_sentence_looks_like_an_item_of_a_list(page: Path) -> None:
     ] == []
 
 
-def test_links_of_the_site() -> None:
+def test_links_of_the_site():
     def linked(link: str, page: str) -> str:
         return docs_site.linked(f"[text]({link})", page).removeprefix("[text](").removesuffix(")")
 

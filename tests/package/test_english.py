@@ -1,7 +1,5 @@
 """The language of the code base: terms of the field, references, unique class names."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict
@@ -75,7 +73,7 @@ def modules() -> list[Module]:
     return [read_module(path) for path in sorted(SOURCE.rglob("*.py"))]
 
 
-def test_docstrings_messages_and_guide_use_the_terms_of_the_field(modules: list[Module]) -> None:
+def test_docstrings_messages_and_guide_use_the_terms_of_the_field(modules):
     texts = [(f"{module.path}:{line}", text) for module in modules for line, text in module.texts]
     texts += [(page.name, page.read_text("utf8")) for page in PAGES]
     wrong = [
@@ -87,7 +85,7 @@ def test_docstrings_messages_and_guide_use_the_terms_of_the_field(modules: list[
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_public_class_name_has_one_meaning(modules: list[Module]) -> None:
+def test_a_public_class_name_has_one_meaning(modules):
     places = defaultdict(list)
     for module in modules:
         for name in module.classes:
@@ -97,7 +95,7 @@ def test_a_public_class_name_has_one_meaning(modules: list[Module]) -> None:
     assert double == {}
 
 
-def test_a_package_has_at_most_25_files() -> None:
+def test_a_package_has_at_most_25_files():
     folders = defaultdict(set)
     for path in SOURCE.rglob("*.py"):
         folders[path.parent].add(path.name)
@@ -116,7 +114,7 @@ def references(modules: list[Module]) -> Iterator[tuple[str, str]]:
             yield from ((f"{module.path}:{line}", name) for name in DOTTED.findall(text))
 
 
-def test_references_in_docstrings_exist(modules: list[Module]) -> None:
+def test_references_in_docstrings_exist(modules):
     names = {
         ".".join(module.path.with_suffix("").parts).removesuffix(".__init__"): module.names
         for module in modules

@@ -1,7 +1,5 @@
 """The scripts in `examples/` run as they are."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 
@@ -20,12 +18,7 @@ LABELS = {
 
 
 @pytest.mark.parametrize("script", sorted(EXAMPLES.glob("0*.py")), ids=lambda path: path.name)
-def test_an_example_runs(
-    script: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_example_runs(script, tmp_path, monkeypatch, capsys):
     """In this process, which has imported torch."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(EXAMPLES)
@@ -36,6 +29,6 @@ def test_an_example_runs(
         assert f"{text} {label}" in printed
 
 
-def test_every_example_is_listed() -> None:
+def test_every_example_is_listed():
     page = (EXAMPLES / "README.md").read_text("utf8")
     assert all(f"`{script.name}`" in page for script in EXAMPLES.glob("0*.py"))

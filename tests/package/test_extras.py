@@ -1,11 +1,8 @@
 """Optional packages: fine-tuning, prediction and embedding work without them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 from toy_folder import make_examples, make_folder, write_tsv
 
@@ -36,7 +33,7 @@ print(json.dumps(results))
 """Runs command lines where none of the optional packages can be imported, all in one process."""
 
 
-def test_fine_tuning_and_prediction_without_optional_packages(tmp_path: Path) -> None:
+def test_fine_tuning_and_prediction_without_optional_packages(tmp_path):
     model, tuned = make_folder(tmp_path / "bert"), tmp_path / "tuned"
     train = write_tsv(tmp_path / "train.tsv", make_examples(32, 0))
     dev = write_tsv(tmp_path / "dev.tsv", make_examples(16, 1))

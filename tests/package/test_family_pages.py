@@ -1,7 +1,5 @@
 """The guide's pages about families against the presets: the lines of configuration, the sizes, and that none is left out."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path
@@ -50,7 +48,7 @@ def exact_sizes(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(GUIDE)))
-def test_a_page_says_what_the_presets_are(page: Path) -> None:
+def test_a_page_says_what_the_presets_are(page):
     said = blocks(page)
     assert said
     for name, lines in said.items():
@@ -60,19 +58,19 @@ def test_a_page_says_what_the_presets_are(page: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_lines_make_the_preset_of_bert(name: str, tmp_path: Path) -> None:
+def test_the_lines_make_the_preset_of_bert(name, tmp_path):
     base, wanted = preset("bert-base"), preset(name)
     (tmp_path / "lines.toml").write_text("\n".join(config_difference(wanted, base)))
     assert load(EncoderConfig, base=base, file=tmp_path / "lines.toml") == wanted
 
 
-def test_the_pages_are_the_same_in_both_languages() -> None:
+def test_the_pages_are_the_same_in_both_languages():
     assert [page.name for page in ENGLISH] == [page.name for page in CHINESE]
     for english, chinese in zip([*ENGLISH, OVERVIEWS[0]], [*CHINESE, OVERVIEWS[1]], strict=True):
         assert (blocks(english), sizes(english)) == (blocks(chinese), sizes(chinese))
 
 
-def test_no_preset_and_no_family_is_left_out() -> None:
+def test_no_preset_and_no_family_is_left_out():
     listed = [name for page in ENGLISH for name in sizes(page)]
     assert sorted(listed) == sorted(PRESETS)
     texts = "".join(page.read_text("utf8") for page in ENGLISH)
@@ -80,6 +78,6 @@ def test_no_preset_and_no_family_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("overview", OVERVIEWS, ids=["english", "chinese"])
-def test_the_overview_links_every_page(overview: Path) -> None:
+def test_the_overview_links_every_page(overview):
     linked = re.findall(r"\]\(families/(\S+?\.md)\)", overview.read_text("utf8"))
     assert sorted(linked) == [page.name for page in ENGLISH], f"link every page in {overview.name}"

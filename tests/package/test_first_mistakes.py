@@ -1,7 +1,5 @@
 """The mistakes of a first attempt, and settings beyond all limits: each is one error that names its place."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from toy_folder import make_examples, make_folder, write_tsv
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """A pre-trained model, a classifier, and data."""
     folder = tmp_path_factory.mktemp("first")
     loaded = load_model(make_folder(folder / "bert", dropout=0.0))
@@ -67,9 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sweep bert train.tsv --dev train.tsv --grid training.until='2", "grid"),
     ],
 )
-def test_a_mistake_is_one_message(
-    line: str, where: str | None, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_is_one_message(line, where, place, monkeypatch):
     monkeypatch.chdir(place)
     words = shlex.split(line, posix="'2" not in line)
     with pytest.raises(BothwaysError) as caught:
@@ -77,9 +73,7 @@ def test_a_mistake_is_one_message(
     assert caught.value.where == where or str(caught.value.where) == where
 
 
-def test_a_text_that_is_too_long_is_answered_with_a_warning(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_that_is_too_long_is_answered_with_a_warning(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     app(["predict", "classifier", "long.txt", "--device", "cpu"], result_action="return_value")
     captured = capsys.readouterr()

@@ -4,8 +4,6 @@ The folder where it runs has files and models of the names on the pages, small o
 take hours is made short by `SHORTER`, and what cannot run here is in `ELSEWHERE` with its reason.
 """
 
-from __future__ import annotations
-
 import glob
 import gzip
 import itertools
@@ -194,7 +192,7 @@ def write_tables(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(tmp_path_factory) -> Path:
     """A folder with the files and models that the pages name."""
     folder = tmp_path_factory.mktemp("guide")
     make_folder(folder / "bert")
@@ -240,7 +238,7 @@ def run_line(line: str, folder: Path, name: str, *, terminal: bool) -> Run:
     return Run(done.status, done.output.replace(str(out).encode(), b"OUT"), done.messages)
 
 
-def test_each_line_runs_here_or_elsewhere() -> None:
+def test_each_line_runs_here_or_elsewhere():
     unused = {
         pattern for pattern in ELSEWHERE if not any(re.search(pattern, line) for line in LINES)
     }
@@ -251,9 +249,7 @@ def test_each_line_runs_here_or_elsewhere() -> None:
 @pytest.mark.parametrize(
     "line", [line for line in LINES if not any(re.search(pattern, line) for pattern in ELSEWHERE)]
 )
-def test_a_line_of_the_guide_runs_as_it_is(
-    line: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_of_the_guide_runs_as_it_is(line, world, tmp_path, monkeypatch):
     """Numbers may be times, and are not compared."""
     monkeypatch.chdir(world)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -1,7 +1,5 @@
 """Settings and places that no run can have: one message each, or a run that works."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +19,7 @@ ROWS += [{"text": f"a {word} play", "label": "neg"} for word in BAD]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("settings")
     make_folder(folder / "bert", dropout=0.0)
     lines = "".join(f"{row['text']}\t{row['label']}\n" for row in ROWS)
@@ -29,16 +27,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_seeds_have_62_bits_in_python_too(place: Path) -> None:
+def test_seeds_have_62_bits_in_python_too(place):
     with pytest.raises(ConfigError, match=r"^seed: must be from"):
         bothways.finetune(place / "bert", ROWS, seed=10**19)
     with pytest.raises(ConfigError, match=r"^seed: must be from"):
         FeatureConfig(model="bert", train="a.conll", dev="b.conll", seed=10**19)
 
 
-def test_a_folder_that_nobody_may_change_is_one_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_nobody_may_change_is_one_message(tmp_path, monkeypatch):
     """As after `chattr +i`: the folder exists, and no file can be created in it."""
 
     def refused(*_: object, **__: object) -> None:
@@ -52,7 +48,7 @@ def test_a_folder_that_nobody_may_change_is_one_message(
         pass
 
 
-def test_a_perplexity_beyond_all_numbers_is_finite() -> None:
+def test_a_perplexity_beyond_all_numbers_is_finite():
     assert perplexity(1e4) == perplexity(700.0) < float("inf")
     assert LikelihoodPrediction(("ape",), (-1e5,)).to_json()["pseudo_perplexity"] > 1e300
 
@@ -68,9 +64,7 @@ def test_a_perplexity_beyond_all_numbers_is_finite() -> None:
         ("--no-option 2>/dev/full", 2),
     ],
 )
-def test_closed_streams_end_no_command_with_a_traceback(
-    redirection: str, status: int, place: Path
-) -> None:
+def test_closed_streams_end_no_command_with_a_traceback(redirection, status, place):
     words = "describe bert" if "<" not in redirection or ">" in redirection else "predict bert"
     done = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m bothways {words} {redirection}"],

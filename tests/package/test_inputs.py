@@ -1,7 +1,5 @@
 """What `bothways predict` reads: texts on the command line, the keyboard, globs, pipes, and homes of nobody."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -22,7 +20,7 @@ from toy_folder import make_folder
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """A classifier that was trained on the column "review", and two files."""
     folder = tmp_path_factory.mktemp("inputs")
     loaded = load_model(make_folder(folder / "bert", dropout=0.0))
@@ -41,9 +39,7 @@ def predict(*words: str) -> None:
 
 
 @pytest.fixture
-def lines(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[str, str]:
+def lines(place, monkeypatch, capsys) -> tuple[str, str]:
     """The predictions of both files."""
     monkeypatch.chdir(place)
     predict("new 1.txt")
@@ -52,9 +48,7 @@ def lines(
     return first, second
 
 
-def test_a_text_is_predicted_and_said_to_be_one(
-    lines: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_text_is_predicted_and_said_to_be_one(lines, capsys):
     predict("a good film")
     printed = capsys.readouterr()
     assert printed.out == lines[0] + "\n"
@@ -81,17 +75,13 @@ def test_a_text_is_predicted_and_said_to_be_one(
         ("x" * 5000 + " y", True),
     ],
 )
-def test_what_is_a_text(
-    word: str, is_text: bool, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_a_text(word, is_text, place, monkeypatch):
     monkeypatch.chdir(place)
     assert argument_text((word,)) == (word if is_text else None)
     assert argument_text((word, word)) is None
 
 
-def test_a_glob_in_quotes_stands_for_its_files(
-    lines: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_glob_in_quotes_stands_for_its_files(lines, tmp_path, capsys):
     predict("new ?.txt", "--out", str(tmp_path / "out"), "--format", "jsonl")
     parts = sorted((tmp_path / "out").rglob("*.jsonl"))
     assert [json.loads(part.read_text())["label"] for part in parts] == [
@@ -106,9 +96,7 @@ def test_a_glob_in_quotes_stands_for_its_files(
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/fd"), reason="no open files by name here")
-def test_a_pipe_by_name_is_read_like_standard_input(
-    lines: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_by_name_is_read_like_standard_input(lines, capsys):
     """As `predict MODEL <(command)`, where the column of the training has another name than "text"."""
     source, target = os.pipe()
     os.write(target, b"a good film\n")
@@ -120,9 +108,7 @@ def test_a_pipe_by_name_is_read_like_standard_input(
     assert capsys.readouterr().out == lines[0] + "\n"
 
 
-def test_the_keyboard_is_announced(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_keyboard_is_announced(monkeypatch, capsys):
     for terminal in (False, True):
         typed = io.BytesIO(b"a film\n")
         monkeypatch.setattr(typed, "isatty", lambda terminal=terminal: terminal, raising=False)
@@ -131,9 +117,7 @@ def test_the_keyboard_is_announced(
         assert ("Ctrl-D" in capsys.readouterr().err) == terminal
 
 
-def test_a_home_of_nobody_is_a_name_like_others(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_of_nobody_is_a_name_like_others(place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     name = "~nobody-has-this-name/x"
     assert local_path(name) == Path(name)
@@ -158,9 +142,9 @@ def test_a_home_of_nobody_is_a_name_like_others(
     ["evaluate none new.tsv", "finetune bert none.tsv --out OUT", "embed bert none.txt --out OUT"],
 )
 def test_nothing_is_said_of_kernels_before_an_error(
-    line: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    line, place, tmp_path, monkeypatch,
+    capsys
+):  # fmt: skip
     monkeypatch.chdir(place)
     words = line.replace("OUT", str(tmp_path / "out")).split()
     with pytest.raises(BothwaysError):
@@ -168,9 +152,7 @@ def test_nothing_is_said_of_kernels_before_an_error(
     assert "kernels" not in capsys.readouterr().err
 
 
-def test_a_name_that_no_system_allows_is_one_message(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_no_system_allows_is_one_message(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     for words in (
         ["predict", "classifier", "new 1.txt", "--out", "x" * 5000],
@@ -187,9 +169,7 @@ def test_a_name_that_no_system_allows_is_one_message(
         assert len(message[0]) < 400
 
 
-def test_a_model_folder_whose_name_is_not_utf8_is_refused_for_that(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_folder_whose_name_is_not_utf8_is_refused_for_that(place, tmp_path, monkeypatch):
     name = os.fsdecode(b"m\xe9l")
     monkeypatch.chdir(tmp_path)
     try:

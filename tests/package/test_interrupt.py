@@ -1,7 +1,5 @@
 """Signals where no job catches them: one word and the status that shells know, no traceback."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator
@@ -22,9 +20,7 @@ def as_at_the_start() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_ctrl_c_ends_with_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_ends_with_130(monkeypatch, capsys):
     def interrupted(*words: object) -> None:
         raise KeyboardInterrupt
 
@@ -36,9 +32,7 @@ def test_ctrl_c_ends_with_130(
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_ctrl_c_while_a_package_written_in_c_is_imported_is_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_while_a_package_written_in_c_is_imported_is_no_traceback(monkeypatch, capsys):
     def interrupted(*words: object) -> None:
         raise ImportError("initialization failed") from KeyboardInterrupt()
 
@@ -52,9 +46,7 @@ def test_ctrl_c_while_a_package_written_in_c_is_imported_is_no_traceback(
 
 @pytest.mark.usefixtures("as_at_the_start")
 @pytest.mark.parametrize("number", ENDING)
-def test_other_signals_end_as_ctrl_c_does(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_signals_end_as_ctrl_c_does(number, monkeypatch, capsys):
     """So that a job says how to continue; the default is to end without a word."""
 
     def ended(*words: object) -> None:
@@ -72,9 +64,7 @@ def test_other_signals_end_as_ctrl_c_does(
 
 @pytest.mark.usefixtures("as_at_the_start")
 @pytest.mark.parametrize("rank", [False, True])
-def test_what_is_ignored_stays_so_and_a_rank_has_no_handler(
-    rank: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_ignored_stays_so_and_a_rank_has_no_handler(rank, monkeypatch, capsys):
     if rank:
         monkeypatch.setenv("RANK", "1")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

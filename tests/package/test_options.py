@@ -1,9 +1,6 @@
 """The command line offers every task, by any of its names."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,7 @@ from bothways.core.errors import ConfigError
 from bothways.tasks.catalogue import ALL_TASKS, TASKS, trainable_task
 
 
-def test_the_help_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_names_every_task(capsys):
     for command in ("finetune", "sweep"):
         app([command, "--help"], result_action="return_value")
         shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
@@ -22,13 +19,13 @@ def test_the_help_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f" {name}," in (predict.__doc__ or "") for name in ALL_TASKS.keys() - TASKS.keys())
 
 
-def test_a_task_is_known_by_its_usual_names(tmp_path: Path) -> None:
+def test_a_task_is_known_by_its_usual_names(tmp_path):
     assert trainable_task("NER").name == "tag"
     with pytest.raises(ConfigError, match=r"'clasify' is not a task; .* did you mean 'classify'"):
         app(["finetune", "m", "d.tsv", "--task", "clasify"], result_action="return_value")
 
 
-def test_a_task_without_training_is_one_message(tmp_path: Path) -> None:
+def test_a_task_without_training_is_one_message(tmp_path):
     name = "fill-mask"
     message = rf"task: '{name}' needs no fine-tuning.*\n.*load\(MODEL, task=\"fill\""
     with pytest.raises(ConfigError, match=message):
@@ -39,7 +36,7 @@ def test_a_task_without_training_is_one_message(tmp_path: Path) -> None:
         bothways.finetune("m", "d.tsv", task=name, out=tmp_path / "run")
 
 
-def test_the_help_of_a_command_is_its_docstring(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_a_command_is_its_docstring(capsys):
     app(["serve", "--help"], result_action="return_value")
     shown = " ".join(capsys.readouterr().out.split())
     assert "--empty-limit" not in shown
@@ -47,9 +44,7 @@ def test_the_help_of_a_command_is_its_docstring(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("group", ["", "corpus"])
-def test_the_list_of_commands_has_a_line_about_each(
-    group: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_of_commands_has_a_line_about_each(group, capsys):
     words = [*group.split(), "--help"]
     import_for_help(words)
     app(words, result_action="return_value")

@@ -1,7 +1,5 @@
 """What the package promises as a whole: its names, its layers, its weight at start-up."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
@@ -63,7 +61,7 @@ def imports(file: Path) -> set[str]:
     return found - {""}
 
 
-def test_every_way_to_import_is_seen(tmp_path: Path) -> None:
+def test_every_way_to_import_is_seen(tmp_path):
     file = tmp_path / "module.py"
     for line in (
         "import bothways.text.template",
@@ -80,7 +78,7 @@ def test_every_way_to_import_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layer", range(len(LAYERS)))
-def test_dependencies_point_one_way(layer: int) -> None:
+def test_dependencies_point_one_way(layer):
     allowed = set().union(*LAYERS[: layer + 1])
     for package in LAYERS[layer]:
         folder = SOURCE / package.replace(".", "/")
@@ -91,7 +89,7 @@ def test_dependencies_point_one_way(layer: int) -> None:
             assert not wrong, f"{file.relative_to(SOURCE)} imports {wrong}"
 
 
-def test_no_package_is_left_out_of_the_layers() -> None:
+def test_no_package_is_left_out_of_the_layers():
     packages = {path.name for path in SOURCE.iterdir() if path.is_dir()}
     assert packages - {"__pycache__"} == {name for name in PACKAGES if "." not in name}
     assert all((SOURCE / name.replace(".", "/") / "__init__.py").exists() for name in PACKAGES)
@@ -115,7 +113,7 @@ def shape_annotations(source: str) -> list[ast.Subscript]:
     ]
 
 
-def test_shape_annotations_are_of_classes() -> None:
+def test_shape_annotations_are_of_classes():
     """`NDArray` is a type alias since numpy 2.5, which jaxtyping refuses when it is evaluated."""
     annotations = {
         f"{file.relative_to(SOURCE)}:{node.lineno}": ast.unparse(node)
@@ -127,7 +125,7 @@ def test_shape_annotations_are_of_classes() -> None:
     assert not {name: text for name, text in annotations.items() if "NDArray" in text}
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_there():
     for name in bothways.__all__:
         assert getattr(bothways, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'Bert'"):
@@ -140,7 +138,7 @@ def processor_time() -> float:
     return times.children_user + times.children_system
 
 
-def test_import_and_help_are_light() -> None:
+def test_import_and_help_are_light():
     heavy = {"torch", "datasets", "transformers", "matplotlib"}
     code = f"import sys, bothways, bothways.cli.main; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -172,9 +170,7 @@ def test_import_and_help_are_light() -> None:
     )
 
 
-def test_every_command_shows_its_help(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_shows_its_help(monkeypatch, capsys):
     for line in (
         "pretrain", "corpus build", "tokenizer train", "finetune", "predict", "describe", "bench"
     ):  # fmt: skip
@@ -187,9 +183,7 @@ def test_every_command_shows_its_help(
 @pytest.mark.parametrize(
     ("unbuffered", "words"), [("", ["describe", "bert-tiny"]), ("1", ["--help"])]
 )
-def test_a_full_disk_that_the_output_goes_to_is_one_message(
-    unbuffered: str, words: list[str]
-) -> None:
+def test_a_full_disk_that_the_output_goes_to_is_one_message(unbuffered, words):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "bothways", *words],
@@ -204,7 +198,7 @@ def test_a_full_disk_that_the_output_goes_to_is_one_message(
     assert done.returncode == 2
 
 
-def test_a_mistake_is_one_message_and_status_2() -> None:
+def test_a_mistake_is_one_message_and_status_2():
     words = [sys.executable, "-m", "bothways", "corpus", "inspect", "no-such-folder"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -212,6 +206,6 @@ def test_a_mistake_is_one_message_and_status_2() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_test_modules_have_one_name_each() -> None:
+def test_test_modules_have_one_name_each():
     names = sorted(file.name for file in Path(__file__).parents[1].rglob("test_*.py"))
     assert len(names) == len({*names})

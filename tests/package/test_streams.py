@@ -1,7 +1,5 @@
 """The command line with closed streams, other encodings and widths that terminals never have."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -22,9 +20,7 @@ from bothways.cli import mistakes
         (["--help"], {"PYTHONIOENCODING": "latin-1", "COLUMNS": "1"}, "quickstart"),
     ],
 )
-def test_output_is_written_in_any_encoding_and_width(
-    words: list[str], environment: dict[str, str], shown: str
-) -> None:
+def test_output_is_written_in_any_encoding_and_width(words, environment, shown):
     done = subprocess.run(
         [sys.executable, "-m", "bothways", *words],
         env={**os.environ, **environment},
@@ -36,7 +32,7 @@ def test_output_is_written_in_any_encoding_and_width(
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])
-def test_a_closed_stream_is_replaced(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stream_is_replaced(stream, monkeypatch):
     monkeypatch.setattr(sys, stream, None)
     monkeypatch.setattr(cli, "app", lambda words, **_: print("result"))
     monkeypatch.setattr(mistakes, "rename_options", lambda _, words: words)
@@ -46,9 +42,7 @@ def test_a_closed_stream_is_replaced(stream: str, monkeypatch: pytest.MonkeyPatc
     replaced.close()
 
 
-def test_characters_that_the_encoding_lacks_stay_valid_json(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_characters_that_the_encoding_lacks_stay_valid_json(monkeypatch):
     written = io.BytesIO()
     text = 'é × 中 😀 "quoted"'
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))

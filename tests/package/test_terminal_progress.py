@@ -1,7 +1,5 @@
 """Progress on standard error: a bar on a terminal, else a line now and then."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -19,11 +17,11 @@ from bothways.core.terminal import write_stderr
 
 
 def text_of(console: Console) -> str:
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+    return console.file.getvalue()
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def clock(monkeypatch) -> SimpleNamespace:
     found = SimpleNamespace(now=0.0)
     monkeypatch.setattr(shown.time, "monotonic", lambda: found.now)
     return found
@@ -33,9 +31,7 @@ def console_of(clock: SimpleNamespace, **options: Any) -> Console:
     return Console(file=io.StringIO(), get_time=lambda: clock.now, **options)
 
 
-def test_a_terminal_shows_the_stage_and_the_time_left_and_forgets_them(
-    clock: SimpleNamespace,
-) -> None:
+def test_a_terminal_shows_the_stage_and_the_time_left_and_forgets_them(clock):
     console = console_of(clock, force_terminal=True, width=100)
     with terminal_progress(console) as progress:
         progress.stage("reading", 10)
@@ -50,7 +46,7 @@ def test_a_terminal_shows_the_stage_and_the_time_left_and_forgets_them(
     assert text_of(console).endswith("\x1b[2K")  # the line is erased
 
 
-def test_a_stage_of_unknown_length_shows_how_much_is_done(clock: SimpleNamespace) -> None:
+def test_a_stage_of_unknown_length_shows_how_much_is_done(clock):
     console = console_of(clock, force_terminal=True, width=100)
     with terminal_progress(console) as progress:
         progress.stage("counting", 2)
@@ -65,7 +61,7 @@ def test_a_stage_of_unknown_length_shows_how_much_is_done(clock: SimpleNamespace
 @pytest.mark.parametrize(
     "options", [{"quiet": True, "force_terminal": True}, {"force_terminal": False}]
 )
-def test_elsewhere_a_stage_shows_nothing(clock: SimpleNamespace, options: Any) -> None:
+def test_elsewhere_a_stage_shows_nothing(clock, options):
     console = console_of(clock, **options)
     with terminal_progress(console) as progress:
         progress.stage("reading")
@@ -73,7 +69,7 @@ def test_elsewhere_a_stage_shows_nothing(clock: SimpleNamespace, options: Any) -
     assert text_of(console) == ""
 
 
-def test_elsewhere_notes_are_a_line_now_and_then(clock: SimpleNamespace) -> None:
+def test_elsewhere_notes_are_a_line_now_and_then(clock):
     console = console_of(clock, width=200)
     with terminal_progress(console) as progress:
         progress.stage("training", 1.0)
@@ -92,9 +88,7 @@ def test_elsewhere_notes_are_a_line_now_and_then(clock: SimpleNamespace) -> None
 
 
 @pytest.mark.parametrize("width", [120, 80, 60])
-def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(
-    clock: SimpleNamespace, width: int
-) -> None:
+def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(clock, width):
     console = console_of(clock, width=width, force_terminal=True)
     with terminal_progress(console) as progress:
         progress.stage("training", 1.0)
@@ -108,7 +102,7 @@ def test_a_narrow_terminal_keeps_the_bar_and_the_time_left(
     assert len(re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", last)) <= width
 
 
-def test_a_part_has_its_name_before_its_stages_and_messages(clock: SimpleNamespace) -> None:
+def test_a_part_has_its_name_before_its_stages_and_messages(clock):
     console = console_of(clock, force_terminal=True, width=100)
     with terminal_progress(console) as progress:
         part = Part(progress, "seed-3")
@@ -120,7 +114,7 @@ def test_a_part_has_its_name_before_its_stages_and_messages(clock: SimpleNamespa
 
 
 @pytest.mark.parametrize("gone", ["reader", "terminal", "stream"])
-def test_progress_without_a_reader_ends_no_run(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_without_a_reader_ends_no_run(gone, monkeypatch):
     if gone == "stream":
         monkeypatch.setattr(sys, "stderr", None)
     else:

@@ -1,7 +1,5 @@
 """The tutorial: its commands run as they are on the page, in its order, with less text, steps and layers."""
 
-from __future__ import annotations
-
 import glob
 import io
 import json
@@ -95,7 +93,7 @@ def run(line: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def printed(tmp_path_factory) -> Iterator[dict[str, str]]:
     """What each command of the page prints, except for those that need the server."""
     folder = tmp_path_factory.mktemp("tutorial")
     write_data(folder)
@@ -107,12 +105,12 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield {line: run(smaller(line)) for line in kept}
 
 
-def test_each_part_that_the_test_replaces_is_on_the_page() -> None:
+def test_each_part_that_the_test_replaces_is_on_the_page():
     text = PAGE.read_text("utf8")
     assert {old: text.count(old) for old in SMALLER} == dict.fromkeys(SMALLER, 1)
 
 
-def test_commands_up_to_the_export(printed: dict[str, str]) -> None:
+def test_commands_up_to_the_export(printed):
     def of(start: str) -> str:
         [text] = [text for line, text in printed.items() if line.startswith(start)]
         return text
@@ -153,7 +151,7 @@ def served(command: str) -> Iterator[None]:
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
-def test_the_server_and_its_clients(printed: dict[str, str]) -> None:
+def test_the_server_and_its_clients(printed):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = str(found.getsockname()[1])

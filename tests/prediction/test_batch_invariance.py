@@ -1,10 +1,7 @@
 """Batch-invariant models: a sequence has the same output alone and in any company, to the bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,13 +13,13 @@ from bothways.core.layout import Layout
 from bothways.model.attention.patterns import Causal, Full
 from bothways.model.config import Readout
 from bothways.model.families.catalogue import preset
-from bothways.model.heads import Head, MaskedHead, NextTokenHead
+from bothways.model.heads import MaskedHead, NextTokenHead
 from bothways.model.kernels import library
 from bothways.model.kernels.library import Feature
 from bothways.model.model import Model
 from bothways.prediction.engine import predict_sequences
 from bothways.prediction.predictor import Predictor, read_input
-from bothways.prediction.prepared_model import PredictPrecision, PreparedModel, prepare_model
+from bothways.prediction.prepared_model import PreparedModel, prepare_model
 from toy_folder import make_folder
 from toy_predictors import TASKS, predictor
 
@@ -30,7 +27,7 @@ OVER_THE_VOCABULARY = {"fill", "likelihood"}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("place") / "bert", max_position_embeddings=600)
 
 
@@ -48,9 +45,7 @@ def outputs_differ(ready: Predictor, inputs: list[object]) -> list[bool]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("name", sorted(TASKS.keys() - OVER_THE_VOCABULARY))
 @pytest.mark.usefixtures("processor")
-def test_outputs_are_the_same_bits_in_any_company(
-    folder: Path, name: str, precision: PredictPrecision
-) -> None:
+def test_outputs_are_the_same_bits_in_any_company(folder, name, precision):
     if precision == "bf16" and not library.multiplies("bf16"):
         pytest.skip("no products in bf16 here")
     ready = predictor(folder, name, precision, batch_invariant=True)
@@ -62,9 +57,7 @@ def test_outputs_are_the_same_bits_in_any_company(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("head", [MaskedHead(), NextTokenHead()], ids=["masked", "causal"])
 @pytest.mark.usefixtures("processor")
-def test_a_head_with_a_matrix_of_its_own_is_computed(
-    head: Head, precision: Literal["fp32", "bf16"]
-) -> None:
+def test_a_head_with_a_matrix_of_its_own_is_computed(head, precision):
     """A folder with "tie_word_embeddings": false."""
     if precision == "bf16" and not library.multiplies("bf16"):
         pytest.skip("no products in bf16 here")
@@ -89,7 +82,7 @@ def test_a_head_with_a_matrix_of_its_own_is_computed(
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 @pytest.mark.usefixtures("processor")
-def test_narrow_embeddings_are_projected_alike_in_any_company(precision: PredictPrecision) -> None:
+def test_narrow_embeddings_are_projected_alike_in_any_company(precision):
     """As ELECTRA's small sizes have them."""
     if precision == "bf16" and not library.multiplies("bf16"):
         pytest.skip("no products in bf16 here")
@@ -110,7 +103,7 @@ def test_narrow_embeddings_are_projected_alike_in_any_company(precision: Predict
 
 
 @pytest.mark.usefixtures("processor")
-def test_a_long_text_does_not_change_the_kernel_of_the_others(folder: Path) -> None:
+def test_a_long_text_does_not_change_the_kernel_of_the_others(folder):
     """Above 512 tokens attention in fp32 is torch's, for all sequences of a batch."""
     ready = predictor(folder, "embed", batch_invariant=True, length=600)
     inputs = [*TASKS["embed"][1][:6], " ".join(["film"] * 590)]
@@ -118,20 +111,20 @@ def test_a_long_text_does_not_change_the_kernel_of_the_others(folder: Path) -> N
 
 
 @pytest.mark.skipif(Feature.AMX not in library.available(), reason="no AMX here")
-def test_without_it_a_short_text_alone_is_computed_otherwise(folder: Path) -> None:
+def test_without_it_a_short_text_alone_is_computed_otherwise(folder):
     """Else the tests above could not fail."""
     ready = predictor(folder, "embed")
-    assert not ready.task_model.model.batch_invariant  # type: ignore[union-attr]
+    assert not ready.task_model.model.batch_invariant
     assert any(outputs_differ(ready, TASKS["embed"][1]))
 
 
-def test_heads_that_the_kernel_does_not_take_are_promised_nothing() -> None:
+def test_heads_that_the_kernel_does_not_take_are_promised_nothing():
     """TinyBERT's have 26 features: its attention is torch's, which depends on the batch."""
     shape = replace(preset("bert-tiny"), width=52)
     assert not prepare_model(Model(shape, ()), batch_invariant=True).batch_invariant
 
 
-def test_without_the_kernels_it_is_not_promised(folder: Path) -> None:
+def test_without_the_kernels_it_is_not_promised(folder):
     with library.limit(Feature(0)):
         ready = predictor(folder, "embed", batch_invariant=True)
-    assert not ready.task_model.model.batch_invariant  # type: ignore[union-attr]
+    assert not ready.task_model.model.batch_invariant

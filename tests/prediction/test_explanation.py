@@ -1,7 +1,5 @@
 """Explanations: words left out, and attentions as those of transformers."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any
@@ -68,12 +66,12 @@ def opened(task: str, place: Path) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("explained")
 
 
 @pytest.mark.parametrize("text", [TEXT, "Hello"])
-def test_attentions_and_rollout_are_those_of_transformers(text: str, place: Path) -> None:
+def test_attentions_and_rollout_are_those_of_transformers(text, place):
     predict = opened("classify", place / "classify")
     (encoded,) = predict.task_model.encode([predict.task_model.task.from_texts((text, SECOND))])
     (sequence,) = encoded.sequences
@@ -98,7 +96,7 @@ def test_attentions_and_rollout_are_those_of_transformers(text: str, place: Path
     np.testing.assert_allclose(rollout(found).sum(1), 1, atol=1e-9)
 
 
-def test_words_are_slices_of_the_text_and_can_be_left_out(place: Path) -> None:
+def test_words_are_slices_of_the_text_and_can_be_left_out(place):
     predict = opened("classify", place / "classify")
     tokenizer = predict.task_model.tokenizer
     text = " play  the 😀中 unable, world\u200b"
@@ -123,7 +121,7 @@ def test_words_are_slices_of_the_text_and_can_be_left_out(place: Path) -> None:
     assert (last.text, last.text_b) == (text, "the naïve")
 
 
-def test_words_of_tags_keep_their_numbers(place: Path) -> None:
+def test_words_of_tags_keep_their_numbers(place):
     predict = opened("tag", place / "tag")
     labels = predict.task_model.labels
     example = predict.task_model.task.from_texts(("the play you hello",))
@@ -142,7 +140,7 @@ def test_words_of_tags_keep_their_numbers(place: Path) -> None:
     assert value_of(predict(example), target, labels) == predict(example).probabilities[2, 1]
 
 
-def test_what_cannot_be_explained_says_why(tmp_path: Path, place: Path) -> None:
+def test_what_cannot_be_explained_says_why(tmp_path, place):
     predict = opened("classify", place / "classify")
     example = predict.task_model.task.from_texts((TEXT,))
     with pytest.raises(DataError, match="'other' is not one of the model's"):
@@ -162,7 +160,7 @@ def test_what_cannot_be_explained_says_why(tmp_path: Path, place: Path) -> None:
     assert predict.unprepared() is before
 
 
-def test_effects_are_falls_of_the_probability(place: Path) -> None:
+def test_effects_are_falls_of_the_probability(place):
     predict = opened("classify", place / "classify")
     example = predict.task_model.task.from_texts(("play the world",))
     effects = leave_one_out(predict, example, ExplainedOutput("yes"))

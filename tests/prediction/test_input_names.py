@@ -1,7 +1,5 @@
 """`model_input_names`: segments where a folder's tokenizer lists them, one for all where it does not, as in transformers."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +54,7 @@ def assert_as_transformers(folder: Path, task: Any, example: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "electra", "albert", "big_bird"])
-def test_pairs_are_read_as_transformers_reads_them(family: str, tmp_path: Path) -> None:
+def test_pairs_are_read_as_transformers_reads_them(family, tmp_path):
     """Logits with and without segments are others, so that the comparison sees them."""
     flat = folder_of(family, tmp_path / "flat", "input_ids", "attention_mask")
     apart = folder_of(family, tmp_path / "apart", "input_ids", "token_type_ids", "attention_mask")
@@ -65,12 +63,12 @@ def test_pairs_are_read_as_transformers_reads_them(family: str, tmp_path: Path) 
     assert np.abs(theirs(flat, PAIR) - theirs(apart, PAIR)).max() > 1e-3
 
 
-def test_questions_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+def test_questions_are_read_as_transformers_reads_them(tmp_path):
     folder = folder_of("bert", tmp_path / "flat", "input_ids", "attention_mask", head=SpanHead())
     assert_as_transformers(folder, "answer", question(3))
 
 
-def test_without_the_setting_segments_are_told_apart(tmp_path: Path) -> None:
+def test_without_the_setting_segments_are_told_apart(tmp_path):
     folder = folder_of("bert", tmp_path / "unsaid")
     assert segments(Tokenizer.load(folder)) == (0, 1)
     assert_as_transformers(folder, "classify", PAIR)
@@ -79,9 +77,7 @@ def test_without_the_setting_segments_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names", [("input_ids", "attention_mask"), ("input_ids", "token_type_ids", "attention_mask")]
 )
-def test_what_is_fine_tuned_from_a_folder_reads_pairs_as_it_was_trained(
-    names: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_what_is_fine_tuned_from_a_folder_reads_pairs_as_it_was_trained(names, tmp_path):
     folder = folder_of("bert", tmp_path / "start", *names)
     loaded, tokenizer = load_model(folder), Tokenizer.load(folder)
     assert segments(tokenizer) == (0, int("token_type_ids" in names))
@@ -101,13 +97,13 @@ def test_what_is_fine_tuned_from_a_folder_reads_pairs_as_it_was_trained(
     )
 
 
-def test_a_tokenizer_that_is_written_again_lists_the_same(tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_written_again_lists_the_same(tmp_path):
     folder = folder_of("bert", tmp_path / "flat", "input_ids", "attention_mask")
     Tokenizer.load(folder).save(tmp_path / "again")
     assert segments(Tokenizer.load(tmp_path / "again")) == (0, 0)
 
 
-def test_a_corpus_tells_segments_apart_whoever_its_tokenizer_is_from(tmp_path: Path) -> None:
+def test_a_corpus_tells_segments_apart_whoever_its_tokenizer_is_from(tmp_path):
     """The model that is trained on it says whether it takes them."""
     folder = folder_of("bert", tmp_path / "flat", "input_ids", "attention_mask")
     documents = [Document("ape bee cat. dog elk.", "made here")]

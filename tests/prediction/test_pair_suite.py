@@ -1,7 +1,5 @@
 """Suites of minimal pairs: every pair as transformers in float64 scores it, counted by phenomenon and its columns."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json
@@ -61,12 +59,12 @@ def masked_likelihood(theirs: object, words: list[list[int]]) -> float:
 @torch.no_grad()
 def causal_likelihood(theirs: object, words: list[list[int]]) -> float:
     ids = [2, *(id for word in words for id in word), 3]
-    logs = theirs(torch.tensor([ids])).logits[0].log_softmax(-1).numpy()  # type: ignore[operator]
+    logs = theirs(torch.tensor([ids])).logits[0].log_softmax(-1).numpy()
     return float(sum(logs[at][id] for at, id in enumerate(ids[1:])))
 
 
 @pytest.fixture(scope="module", params=["masked", "causal"])
-def scored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple:
+def scored(request, tmp_path_factory) -> tuple:
     """A model folder, its reference, and the likelihood by the reference."""
     import transformers
 
@@ -88,7 +86,7 @@ def scored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder / "model", tokenizer, theirs.eval(), causal_likelihood
 
 
-def test_every_pair_is_scored_as_by_transformers(scored: tuple, tmp_path: Path) -> None:
+def test_every_pair_is_scored_as_by_transformers(scored, tmp_path):
     folder, tokenizer, theirs, likelihood = scored
     suite = write_suite(tmp_path / "suite")
     right = {
@@ -115,9 +113,7 @@ def test_every_pair_is_scored_as_by_transformers(scored: tuple, tmp_path: Path) 
     assert values["pairs"] == 16
 
 
-def test_the_command_prints_phenomena_and_the_overall_accuracy(
-    scored: tuple, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_phenomena_and_the_overall_accuracy(scored, tmp_path, capsys):
     folder, *_ = scored
     write_suite(tmp_path / "suite")
 
@@ -149,13 +145,13 @@ def test_the_command_prints_phenomena_and_the_overall_accuracy(
         (["variant=original", "--text", "body"], "^text: does nothing with minimal pairs"),
     ],
 )
-def test_what_a_suite_does_not_use_is_refused(scored: tuple, more: list[str], message: str) -> None:
+def test_what_a_suite_does_not_use_is_refused(scored, more, message):
     words = ["evaluate", str(scored[0]), *more, "--blimp", "suite"]
     with pytest.raises(ConfigError, match=message):
         app(words, result_action="return_value")
 
 
-def test_wrong_suites_are_refused(scored: tuple, tmp_path: Path) -> None:
+def test_wrong_suites_are_refused(scored, tmp_path):
     predictor = Predictor(open_pairs(scored[0], device="cpu"))
     with pytest.raises(DataError, match="is not a folder"):
         evaluate_suite(predictor, tmp_path / "none")

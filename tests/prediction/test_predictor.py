@@ -1,7 +1,5 @@
 """Predictors: what they can be called with, and that threads can share one."""
 
-from __future__ import annotations
-
 import copy
 import io
 import itertools
@@ -38,7 +36,7 @@ PRECISIONS += ["int8"] if has_int8(CPU) else []
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("place") / "bert")
 
 
@@ -49,9 +47,7 @@ def plain(prediction: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "precision"), in_turn([(name,) for name in TASKS], PRECISIONS, [*TASKS])
 )
-def test_concurrent_predictions_equal_sequential_ones(
-    folder: Path, name: str, precision: PredictPrecision
-) -> None:
+def test_concurrent_predictions_equal_sequential_ones(folder, name, precision):
     ready, inputs = predictor(folder, name, precision), TASKS[name][1][::6]
     assert ready.precision == precision
     calls = [inputs[at : at + 1 + at % 5] for at in range(len(inputs))] * 2
@@ -61,7 +57,7 @@ def test_concurrent_predictions_equal_sequential_ones(
     assert found == wanted
 
 
-def test_one_input_gives_one_prediction_and_several_give_a_list(folder: Path) -> None:
+def test_one_input_gives_one_prediction_and_several_give_a_list(folder):
     classify = predictor(folder, "classify")
     one = classify(TEXTS[0])
     assert one.label in {"neg", "pos"}
@@ -74,7 +70,7 @@ def test_one_input_gives_one_prediction_and_several_give_a_list(folder: Path) ->
     assert pair != one
 
 
-def test_a_pickled_predictor_opens_its_folder_again(folder: Path) -> None:
+def test_a_pickled_predictor_opens_its_folder_again(folder):
     embed = open_task(folder, "embed", device="cpu", precision="fp32", settings={"pooling": "cls"})
     again = pickle.loads(pickle.dumps(embed))
     np.testing.assert_array_equal(again.encode(TEXTS), embed.encode(TEXTS))
@@ -83,9 +79,7 @@ def test_a_pickled_predictor_opens_its_folder_again(folder: Path) -> None:
         pickle.dumps(Predictor(embed.task_model))
 
 
-def test_a_forked_process_with_threads_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_process_with_threads_is_refused(folder, monkeypatch):
     """OpenMP would wait for threads that are in the other process only."""
     classify = predictor(folder, "classify")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
@@ -97,7 +91,7 @@ def test_a_forked_process_with_threads_is_refused(
         classify(TEXTS[:2])
 
 
-def test_tables_are_read_by_row(folder: Path) -> None:
+def test_tables_are_read_by_row(folder):
     """Iterating over a DataFrame would predict the names of its columns."""
     import pandas
     import pyarrow
@@ -127,7 +121,7 @@ def test_tables_are_read_by_row(folder: Path) -> None:
         classify(b"text")
 
 
-def test_rows_are_read_by_their_columns(folder: Path) -> None:
+def test_rows_are_read_by_their_columns(folder):
     text, other = TEXTS[:2]
     classify = predictor(folder, "classify")
     assert classify({"sentence": text, "label": "neg"}) == classify(text)
@@ -141,7 +135,7 @@ def test_rows_are_read_by_their_columns(folder: Path) -> None:
     assert choose(row) == choose(ChoiceExample(text, (other, text)))
 
 
-def test_streams_are_lazy(folder: Path) -> None:
+def test_streams_are_lazy(folder):
     from bothways.prediction.engine import PredictConfig
 
     taken = []
@@ -151,7 +145,7 @@ def test_streams_are_lazy(folder: Path) -> None:
     assert taken == [0, 1, 2, 3]
 
 
-def test_encode_gives_an_array(folder: Path) -> None:
+def test_encode_gives_an_array(folder):
     embed = predictor(folder, "embed")
     vectors = embed.encode(TEXTS)
     assert vectors.shape == (len(TEXTS), 32)
@@ -161,12 +155,10 @@ def test_encode_gives_an_array(folder: Path) -> None:
         predictor(folder, "classify").encode(TEXTS)
 
 
-def test_inputs_of_another_shape_are_one_message(folder: Path) -> None:
+def test_inputs_of_another_shape_are_one_message(folder):
     with pytest.raises(DataError, match="input 2: is of type int: it must be a text"):
         predictor(folder, "classify")(["a", 5])
-    with pytest.raises(
-        DataError, match=r"input 1: is one text, and the task 'answer' needs a tuple"
-    ):
+    with pytest.raises(DataError, match="input 1: is one text, and the task 'answer' needs"):
         predictor(folder, "answer")("who?")
     with pytest.raises(DataError, match="input 1: is 2 texts, and the task 'tag' needs one text"):
         predictor(folder, "tag")(("a", "b"))
@@ -176,14 +168,12 @@ def broken(place: Path, folder: Path) -> Path:
     """A classifier whose finite weights give infinite logits."""
     loaded = load_model(folder)
     model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
-    model.heads["labels"].dense.weight.data[0] = 3e38  # type: ignore[union-attr]
+    model.heads["labels"].dense.weight.data[0] = 3e38
     save_model(place, model, make_tokenizer(place), labels=("neg", "pos"))
     return place
 
 
-def test_outputs_that_are_not_finite_are_an_error(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outputs_that_are_not_finite_are_an_error(folder, tmp_path, capsys):
     place = broken(tmp_path / "model", folder)
     with pytest.raises(DivergedError, match=r"input 1: the model's output is not finite"):
         open_task(place, device="cpu")("the film was good")
@@ -197,8 +187,8 @@ def test_outputs_that_are_not_finite_are_an_error(
 
 
 def test_bf16_without_its_instructions_is_refused_everywhere_and_auto_takes_fp32(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    folder, monkeypatch, capsys
+):
     monkeypatch.setattr("bothways.core.runtime.devices.has_bf16", lambda device: False)
     words = ["predict", str(folder), "-", "--task", "fill", "--device", "cpu", "--precision"]
     scored = ["evaluate", str(folder), "x.txt", "--task", "likelihood", "--device", "cpu"]
@@ -218,9 +208,7 @@ def test_bf16_without_its_instructions_is_refused_everywhere_and_auto_takes_fp32
     assert "note: predicted in fp32" in capsys.readouterr().err
 
 
-def test_predict_prints_the_most_probable_labels(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_prints_the_most_probable_labels(folder, tmp_path, capsys):
     loaded = load_model(folder)
     model = Model(loaded.model.config, (PoolerHead(), LabelHead(3)), loaded.model.encoder)
     save_model(tmp_path / "m", model, loaded.tokenizer(), labels=("a", "b", "c"))
@@ -233,8 +221,8 @@ def test_predict_prints_the_most_probable_labels(
 
 
 def test_settings_follow_the_model_where_texts_come_from_standard_input(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    folder, monkeypatch, capsys
+):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the [MASK] was good\n")))
     words = ["predict", str(folder), "--task", "fill", "top=3", "--device", "cpu"]
     app(words, result_action="return_value")

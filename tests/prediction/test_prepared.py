@@ -1,9 +1,6 @@
 """Models prepared for predictions say what they said; packed weights against the layers that they were made of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ from torch import nn
 
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
-from bothways.core.runtime.devices import Precision, has_int8, packs_weights
+from bothways.core.runtime.devices import has_int8, packs_weights
 from bothways.core.sequence import Sequence
 from bothways.model.attention.patterns import Window
 from bothways.model.block import Block
@@ -55,7 +52,7 @@ def made(precision: str) -> str:
 
 
 def config(**changes: object) -> EncoderConfig:
-    return EncoderConfig(50, 32, 2, 2, 64, position=Learned(24), initial_range=0.2, **changes)  # type: ignore[arg-type]
+    return EncoderConfig(50, 32, 2, 2, 64, position=Learned(24), initial_range=0.2, **changes)
 
 
 def layers(model: nn.Module) -> dict[str, list[str]]:
@@ -71,7 +68,7 @@ def layers(model: nn.Module) -> dict[str, list[str]]:
 @packs
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=bf16)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_packed_weights_give_the_product(dtype: torch.dtype, bias: bool) -> None:
+def test_packed_weights_give_the_product(dtype, bias):
     torch.manual_seed(1)
     linear = nn.Linear(37, 23, bias=bias)
     packed = OneDNNLinear(linear, dtype)
@@ -87,7 +84,7 @@ def test_packed_weights_give_the_product(dtype: torch.dtype, bias: bool) -> None
 
 
 @packs
-def test_gradients_are_refused() -> None:
+def test_gradients_are_refused():
     layer, x = (
         prepared.layer_packer(CPU, torch.float32)(nn.Linear(8, 3)),
         torch.ones(2, 8, requires_grad=True),
@@ -99,13 +96,13 @@ def test_gradients_are_refused() -> None:
 
 
 @BOTH
-def test_saving_is_refused(precision: Precision | Literal["int8"]) -> None:
+def test_saving_is_refused(precision):
     with pytest.raises(ConfigError, match="exist in memory only"):
         prepare_model(Model(config(), ()), precision).state_dict()
 
 
 @BOTH
-def test_the_model_stays_and_all_else_is_shared(precision: Precision | Literal["int8"]) -> None:
+def test_the_model_stays_and_all_else_is_shared(precision):
     model = Model(config(), (MaskedHead(), LabelHead(3))).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     result = prepare_model(model, precision)
@@ -122,12 +119,12 @@ def test_the_model_stays_and_all_else_is_shared(precision: Precision | Literal["
 
 
 @BOTH
-def test_what_is_no_plain_linear_is_left(precision: Precision | Literal["int8"]) -> None:
+def test_what_is_no_plain_linear_is_left(precision):
     class Other(torch.nn.Linear):
         """A layer that may compute anything."""
 
     model = Model(config(mlp=Gated()), ())
-    for parent in list(model.encoder.blocks[1].modules()):  # type: ignore[union-attr]
+    for parent in list(model.encoder.blocks[1].modules()):
         for name, child in parent.named_children():
             if type(child) is torch.nn.Linear:
                 setattr(parent, name, Other(child.in_features, child.out_features))
@@ -145,9 +142,7 @@ FAMILIES = (
 
 @BOTH
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_preset_in_small_says_the_same(
-    name: str, precision: Precision | Literal["int8"]
-) -> None:
+def test_every_preset_in_small_says_the_same(name, precision):
     """Of tokens, and of what the masked head reads, which disentangled attention makes with queries of its own."""
     base = preset(name)
     assert isinstance(base, EncoderConfig)
@@ -196,20 +191,15 @@ def test_every_preset_in_small_says_the_same(
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_the_tables_say_what_is_one_kernel(
-    changes: dict[str, object],
-    layers_joined: bool,
-    rest_joined: bool,
-    precision: Literal["fp32", "bf16", "int8"],
-) -> None:
-    result = prepare_model(Model(replace(config(), **changes), ()), precision)  # type: ignore[arg-type]
+def test_the_tables_say_what_is_one_kernel(changes, layers_joined, rest_joined, precision):
+    result = prepare_model(Model(replace(config(), **changes), ()), precision)
     own = native.multiplies(precision)
     assert (result.encoder.layers is not None) is (layers_joined and own)
     for block in (m for m in result.modules() if isinstance(m, prepared.PreparedBlock)):
         assert (block.fused is not None) is (rest_joined and own)
 
 
-def test_many_tokens_go_through_prepared_layers_where_kernels_are_faster_for_any_number() -> None:
+def test_many_tokens_go_through_prepared_layers_where_kernels_are_faster_for_any_number():
     model = Model(config(), ())
     gains = Feature.AMX in native.kernel_features()
     assert prepared.gains_at_bulk(model) is gains
@@ -221,13 +211,13 @@ def test_many_tokens_go_through_prepared_layers_where_kernels_are_faster_for_any
             assert prepare_model(model, "bf16").splits_batches is native.multiplies("bf16")
 
 
-def test_int8_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_is_refused_where_there_is_none(monkeypatch):
     monkeypatch.setattr(prepared.devices, "has_int8", lambda device: False)
     with pytest.raises(ConfigError, match="int8 needs instructions"):
         prepare_model(Model(config(), ()), "int8")
 
 
-def test_layers_stay_where_nothing_can_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_stay_where_nothing_can_be_packed(monkeypatch):
     monkeypatch.setattr(prepared.devices, "packs_weights", lambda device: False)
     model = Model(config(), ())
     kept = dict(model.named_parameters())

@@ -1,7 +1,5 @@
 """`bothways.sklearn.Classifier` is an estimator of scikit-learn."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 
@@ -25,7 +23,7 @@ LABELS = [example.label for example in EXAMPLES]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+def folder(tmp_path_factory) -> str:
     return str(make_folder(tmp_path_factory.mktemp("estimator") / "bert", dropout=0.0))
 
 
@@ -41,16 +39,16 @@ def make(folder: str, **settings: Any) -> Classifier:
         "check_parameters_default_constructible",
     ],
 )  # fmt: skip
-def test_checks_of_scikit_learn_without_arrays_of_numbers_pass(check: str) -> None:
+def test_checks_of_scikit_learn_without_arrays_of_numbers_pass(check):
     getattr(estimator_checks, check)("Classifier", Classifier())
 
 
-def test_checks_with_arrays_of_numbers_are_left_out_by_the_tags() -> None:
+def test_checks_with_arrays_of_numbers_are_left_out_by_the_tags():
     with pytest.warns(SkipTestWarning, match="requires input"):
         estimator_checks.check_estimator(Classifier())
 
 
-def test_search_pipelines_clones_and_scores(folder: str) -> None:
+def test_search_pipelines_clones_and_scores(folder):
     search = GridSearchCV(make(folder), {"lr": [1e-4, 1e-3]}, cv=2, error_score="raise")
     search.fit(TEXTS, LABELS)
     assert set(search.predict(TEXTS)) <= {*LABELS}
@@ -61,7 +59,7 @@ def test_search_pipelines_clones_and_scores(folder: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [str, int, bool])
-def test_labels_keep_their_type_and_a_pickle_its_predictions(kind: Any, folder: str) -> None:
+def test_labels_keep_their_type_and_a_pickle_its_predictions(kind, folder):
     first = LABELS[0]
     labels = LABELS if kind is str else [kind(label == first) for label in LABELS]
     classifier = make(folder).fit(pandas.DataFrame({"message": TEXTS}), labels)
@@ -74,7 +72,7 @@ def test_labels_keep_their_type_and_a_pickle_its_predictions(kind: Any, folder: 
     assert again.predict_proba(TEXTS) == pytest.approx(rows, abs=1e-5)
 
 
-def test_pairs_are_two_columns(folder: str) -> None:
+def test_pairs_are_two_columns(folder):
     frame = pandas.DataFrame({"a": TEXTS, "b": TEXTS[::-1]})
     classifier = make(folder).fit(frame, LABELS)
     assert classifier.predict([*zip(TEXTS, TEXTS[::-1], strict=True)]).tolist() == (
@@ -82,7 +80,7 @@ def test_pairs_are_two_columns(folder: str) -> None:
     )
 
 
-def test_mistakes_are_those_of_scikit_learn_and_of_finetune(folder: str) -> None:
+def test_mistakes_are_those_of_scikit_learn_and_of_finetune(folder):
     with pytest.raises(NotFittedError):
         make(folder).predict(TEXTS)
     with pytest.raises(ValueError, match="inconsistent numbers"):

@@ -1,7 +1,5 @@
 """Predictors have the words of scikit-learn and sentence-transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,16 @@ TEXTS = ["a good film", "a bad play", "the film was good"]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("words") / "bert")
 
 
 @pytest.fixture(scope="module")
-def embed(folder: Path) -> Any:
+def embed(folder) -> Any:
     return bothways.load(folder, "embed")
 
 
-def test_a_classifier_has_arrays_of_labels_and_probabilities(folder: Path) -> None:
+def test_a_classifier_has_arrays_of_labels_and_probabilities(folder):
     classify = predictor(folder, "classify")
     found = classify(TEXTS)
     for inputs in (TEXTS, np.array(TEXTS), pandas.Series(TEXTS), pandas.DataFrame({"text": TEXTS})):
@@ -45,7 +43,7 @@ def test_a_classifier_has_arrays_of_labels_and_probabilities(folder: Path) -> No
     assert classify.evaluate(pandas.Series(TEXTS), pandas.Series(labels))["accuracy"] == 1.0
 
 
-def test_answers_that_do_not_fit_are_refused(folder: Path) -> None:
+def test_answers_that_do_not_fit_are_refused(folder):
     classify = predictor(folder, "classify")
     with pytest.raises(DataError) as short:
         classify.score(TEXTS, [classify.classes_[0]])
@@ -54,7 +52,7 @@ def test_answers_that_do_not_fit_are_refused(folder: Path) -> None:
         classify.evaluate(TEXTS, ["no such label"] * 3)
 
 
-def test_other_tasks_have_the_words_that_fit(folder: Path, embed: Any) -> None:
+def test_other_tasks_have_the_words_that_fit(folder, embed):
     regress = predictor(folder, "regress")
     numbers = regress.predict(TEXTS)
     assert numbers.dtype == np.float64
@@ -75,7 +73,7 @@ def test_other_tasks_have_the_words_that_fit(folder: Path, embed: Any) -> None:
     assert not hasattr(regress, "classes_")
 
 
-def test_encode_takes_the_arguments_of_sentence_transformers(embed: Any) -> None:
+def test_encode_takes_the_arguments_of_sentence_transformers(embed):
     plain = embed.encode(TEXTS)
     unit = embed.encode(TEXTS, normalize_embeddings=True, batch_size=2)
     assert np.linalg.norm(unit, axis=1) == pytest.approx(np.ones(3))
@@ -89,7 +87,7 @@ def test_encode_takes_the_arguments_of_sentence_transformers(embed: Any) -> None
         embed.encode(TEXTS, normalise=True)
 
 
-def test_similarity_is_the_function_of_the_folder(embed: Any, folder: Path) -> None:
+def test_similarity_is_the_function_of_the_folder(embed, folder):
     other = bothways.load(folder, "embed")
     a, b = embed.encode(TEXTS[:1]), embed.encode(TEXTS)
     for name, expected in {
@@ -103,7 +101,7 @@ def test_similarity_is_the_function_of_the_folder(embed: Any, folder: Path) -> N
         assert other.similarity(TEXTS[0], TEXTS) == pytest.approx(expected, abs=1e-5)
 
 
-def test_models_are_opened_with_settings_of_other_libraries(folder: Path) -> None:
+def test_models_are_opened_with_settings_of_other_libraries(folder):
     embed = bothways.load(folder, "embed", max_seq_length=8, truncate_dim=4)
     assert embed.task_model.length == 8
     assert embed.encode(TEXTS).shape == (3, 4)
@@ -111,7 +109,7 @@ def test_models_are_opened_with_settings_of_other_libraries(folder: Path) -> Non
         bothways.load(folder, "embed", components=4, truncate_dim=4)
 
 
-def test_a_pair_is_refused_where_the_model_reads_one_text(folder: Path, tmp_path: Path) -> None:
+def test_a_pair_is_refused_where_the_model_reads_one_text(folder, tmp_path):
     rows = [{"text": text, "label": label} for text, label in zip(TEXTS, "aba", strict=True)]
     settings: Any = {"epochs": 1, "device": "cpu", "progress": False}
     pandas.DataFrame(rows).to_csv(tmp_path / "one.csv", index=False)
@@ -127,7 +125,7 @@ def test_a_pair_is_refused_where_the_model_reads_one_text(folder: Path, tmp_path
     assert compare((TEXTS[0], "it ends")).label in {"a", "b"}
 
 
-def test_a_predictor_is_shown_in_one_line(embed: Any, folder: Path) -> None:
+def test_a_predictor_is_shown_in_one_line(embed, folder):
     shown = repr(predictor(folder, "classify"))
     assert shown.startswith("Predictor(task='classify', labels=[")
     assert "precision='fp32', device='cpu'" in shown
@@ -136,55 +134,51 @@ def test_a_predictor_is_shown_in_one_line(embed: Any, folder: Path) -> None:
         _ = embed.other
 
 
-def test_a_text_instead_of_a_precision_is_told_what_to_type(folder: Path) -> None:
+def test_a_text_instead_of_a_precision_is_told_what_to_type(folder):
     rows = [{"text": text, "label": label} for text, label in zip(TEXTS, "aba", strict=True)]
     result = bothways.finetune(folder, rows, epochs=1, device="cpu", progress=False)
     with pytest.raises(ConfigError, match=r"result\.predictor\(\)\(inputs\)"):
-        result.predictor(TEXTS[0])  # type: ignore[arg-type]
+        result.predictor(TEXTS[0])
 
 
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("to", lambda folder, out: bothways.export_model(folder, out, to="graph")),  # type: ignore[arg-type]
-        ("to", lambda folder, out: bothways.export_model(folder, out, to=["onnx", "both"])),  # type: ignore[list-item]
+        ("to", lambda folder, out: bothways.export_model(folder, out, to="graph")),
+        ("to", lambda folder, out: bothways.export_model(folder, out, to=["onnx", "both"])),
         ("to", lambda folder, out: bothways.export_model(folder, out, to=[])),
-        ("runtime", lambda folder, out: bothways.load(folder, runtime="tensorrt")),  # type: ignore[arg-type]
-        ("precision", lambda folder, out: bothways.load(folder, precision="fp8")),  # type: ignore[arg-type]
+        ("runtime", lambda folder, out: bothways.load(folder, runtime="tensorrt")),
+        ("precision", lambda folder, out: bothways.load(folder, precision="fp8")),
         (
             "boundary",
             lambda folder, out: bothways.build_corpus(["t"], folder, out, boundary="page"),
-        ),  # type: ignore[arg-type]
+        ),
         ("kind", lambda folder, out: bothways.train_tokenizer("t", kind="words")),
         ("recipe", lambda folder, out: bothways.finetune(folder, [], recipe="old")),
         ("task", lambda folder, out: bothways.load(folder, "fly")),
     ],
 )
-def test_names_outside_a_closed_set_are_refused(
-    name: str, call: Any, folder: Path, tmp_path: Path
-) -> None:
+def test_names_outside_a_closed_set_are_refused(name, call, folder, tmp_path):
     with pytest.raises(BothwaysError) as refused:
         call(folder, tmp_path / "out")
     assert refused.value.where == name
     assert not (tmp_path / "out").exists()
 
 
-def test_dir_lists_public_names() -> None:
+def test_dir_lists_public_names():
     assert dir(bothways) == sorted(bothways.__all__)
     with pytest.raises(AttributeError, match="SentenceTransformer"):
-        _ = bothways.SentenceTransformer  # type: ignore[attr-defined]
+        _ = bothways.SentenceTransformer
 
 
-def test_models_and_tokenizers_are_shown_in_one_line(folder: Path) -> None:
+def test_models_and_tokenizers_are_shown_in_one_line(folder):
     model = bothways.load_model(folder)
     assert repr(model).startswith("PretrainedModel(layers=2, width=32, parameters=")
     assert repr(model.tokenizer).startswith("Tokenizer(WordPiece, size=")
     assert "\n" not in repr(model)
 
 
-def test_an_upload_without_a_network_is_one_message(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upload_without_a_network_is_one_message(folder, monkeypatch):
     httpx = pytest.importorskip("httpx")
 
     def refuse(*_: object, **__: object) -> None:
@@ -196,7 +190,7 @@ def test_an_upload_without_a_network_is_one_message(
     assert refused.value.where == "me/my-model"
 
 
-def test_vectors_have_the_same_bits_in_any_company(folder: Path, embed: Any) -> None:
+def test_vectors_have_the_same_bits_in_any_company(folder, embed):
     """As those of `bothways embed`."""
     command = bothways.load(folder, "embed", batch_invariant=True)
     assert embed.task_model.model.batch_invariant == command.task_model.model.batch_invariant

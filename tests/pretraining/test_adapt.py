@@ -1,7 +1,5 @@
 """`bothways adapt`: perplexities before and after, replay, a new head, ELECTRA, resume, and the words to add."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os
@@ -38,7 +36,7 @@ FAST = {
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def texts(tmp_path_factory) -> dict[str, str]:
     """Text of a domain, in which every word but some is split, and general text."""
     rng, place = np.random.default_rng(3), tmp_path_factory.mktemp("texts")
     domain = [document(rng).replace("cat", "cats").replace("barn", "hills") for _ in range(60)]
@@ -58,14 +56,12 @@ def folder_of(
             preset("electra-small"), vocab=tokenizer.size, width=32, depth=1, heads=2,
             intermediate_size=64, embedding=16,
         )  # fmt: skip
-    save_model(place, Model(config, heads), tokenizer)  # type: ignore[arg-type]
+    save_model(place, Model(config, heads), tokenizer)
     return place
 
 
 @pytest.mark.usefixtures("pages")
-def test_the_domain_is_learned_and_measured_before_and_after(
-    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_domain_is_learned_and_measured_before_and_after(tmp_path, tokenizer, texts, capsys):
     model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
     words = ["adapt", str(model), texts["domain"], "--replay", texts["general"]]
     words += ["--out", str(tmp_path / "run"), "--until", "8 steps", "--length", "32"]
@@ -90,9 +86,7 @@ def test_the_domain_is_learned_and_measured_before_and_after(
 
 
 @pytest.mark.usefixtures("pages")
-def test_a_sentence_encoder_gets_a_head_while_its_encoder_is_frozen(
-    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
-) -> None:
+def test_a_sentence_encoder_gets_a_head_while_its_encoder_is_frozen(tmp_path, tokenizer, texts):
     model = folder_of(tmp_path / "model", tokenizer, PoolerHead())
     done = bothways.adapt(
         model, texts["domain"], tmp_path / "run", until="10 steps", length=32, **FAST
@@ -107,7 +101,7 @@ def test_a_sentence_encoder_gets_a_head_while_its_encoder_is_frozen(
     assert head.heads["masked"].bias.abs().sum() > 0
 
 
-def test_a_head_that_has_learnt_nothing_is_reported() -> None:
+def test_a_head_that_has_learnt_nothing_is_reported():
     before = {"domain": {"loss/masked": 7.2, "unigram/loss/masked": math.log(800)}}
     assert "than token frequencies (perplexity 800)" in head_note(before)
     better = {"domain": {"loss/masked": 6.5, "unigram/loss/masked": math.log(800)}}
@@ -115,9 +109,7 @@ def test_a_head_that_has_learnt_nothing_is_reported() -> None:
     assert head_note({"domain": {"loss/masked": 6.5}}) == NEW_HEAD, "from an earlier version"
 
 
-def test_electra_needs_its_generator(
-    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
-) -> None:
+def test_electra_needs_its_generator(tmp_path, tokenizer, texts):
     model = folder_of(tmp_path / "run/model", tokenizer, ReplacedHead(), electra=True)
     with pytest.raises(ConfigError, match="the generator that replaces them is not next to it"):
         bothways.adapt(model, texts["domain"], tmp_path / "no", until="2 steps")
@@ -130,9 +122,7 @@ def test_electra_needs_its_generator(
     assert done.before["domain"]["perplexity"] != done.after["domain"]["perplexity"]
 
 
-def test_an_interrupted_adaptation_resumes_to_equal_weights(
-    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
-) -> None:
+def test_an_interrupted_adaptation_resumes_to_equal_weights(tmp_path, tokenizer, texts):
     model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
     given = {"until": "12 steps", "length": 32, "replay": texts["general"], **FAST}
     whole = bothways.adapt(model, texts["domain"], tmp_path / "whole", **given)
@@ -148,7 +138,7 @@ def test_an_interrupted_adaptation_resumes_to_equal_weights(
     assert done.after == whole.after
 
 
-def test_mistakes(tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]) -> None:
+def test_mistakes(tmp_path, tokenizer, texts):
     model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
     with pytest.raises(ConfigError, match="replay_share"):
         bothways.adapt(model, texts["domain"], tmp_path / "no", replay_share=1.0)
@@ -167,7 +157,7 @@ def test_mistakes(tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]) -
     assert list((tmp_path / "empty").iterdir()) == []
 
 
-def test_words_are_worth_adding_only_where_they_save_tokens(tokenizer: Tokenizer) -> None:
+def test_words_are_worth_adding_only_where_they_save_tokens(tokenizer):
     often = vocabulary_fit(tokenizer, ["the cats sleeps"] * 50)
     assert [(word.word, word.count) for word in often.words] == [("cats", 50)]
     assert often.saved == pytest.approx(50 / 200)
@@ -213,9 +203,7 @@ def adapt_on_a_rank(rank: int, world: int, port: int, place: Path, given: dict[s
 
 
 @pytest.mark.slow
-def test_two_ranks_adapt_as_one_does_and_save_when_interrupted(
-    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
-) -> None:
+def test_two_ranks_adapt_as_one_does_and_save_when_interrupted(tmp_path, tokenizer, texts):
     """With a new head: two trainings, and measures before, between and after them."""
     model = folder_of(tmp_path / "model", tokenizer, PoolerHead())
     given = {"model": model, "texts": texts["domain"], "until": "6 steps", "length": 32, **FAST}
@@ -234,9 +222,9 @@ def test_two_ranks_adapt_as_one_does_and_save_when_interrupted(
 
 
 def test_ctrl_c_names_the_command_that_resumes(
-    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    tmp_path, tokenizer, texts, monkeypatch,
+    capsys
+):  # fmt: skip
     """In the training of a new head, too, whose checkpoints are in a folder of its own."""
     monkeypatch.setattr(Interruption, "asked", True)
     for head, saved in ((PoolerHead(), "run-pooler/head"), (MaskedHead(), "run-masked")):
@@ -254,9 +242,7 @@ def test_ctrl_c_names_the_command_that_resumes(
 
 
 @pytest.mark.slow
-def test_long_inputs_are_learned_at_4096_tokens(
-    tmp_path: Path, tokenizer: Tokenizer, texts: dict[str, str]
-) -> None:
+def test_long_inputs_are_learned_at_4096_tokens(tmp_path, tokenizer, texts):
     """The documented path: a Longformer and a BigBird on joined documents."""
     torch.manual_seed(0)
     for name, kind in (("longformer", "longformer-base-4096"), ("bigbird", "bigbird-roberta-base")):

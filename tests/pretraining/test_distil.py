@@ -1,7 +1,5 @@
 """`bothways distil` and `bothways.distil`: a corpus pre-trains a student, labelled data fine-tunes one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """A folder with a teacher, its corpus, a student, a fine-tuned teacher and labelled data."""
     folder = tmp_path_factory.mktemp("distil")
     make_folder(folder / "teacher", num_hidden_layers=4)
@@ -39,9 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
 QUICK = ("--until", "2 steps", "batch.n=8", "training.schedule.warmup=0.5")
 
 
-def test_a_corpus_pre_trains_half_of_the_teacher(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corpus_pre_trains_half_of_the_teacher(place, monkeypatch, capsys):
     run(monkeypatch, place, "teacher", "corpus", "--out", "half", *QUICK)
     assert "held-out/loss/soft" in capsys.readouterr().out
     config = json.loads((place / "half" / "model" / "config.json").read_text("utf8"))
@@ -59,9 +55,7 @@ def test_a_corpus_pre_trains_half_of_the_teacher(
     assert 'start = "half/model"' in (place / "again" / "config.toml").read_text("utf8")
 
 
-def test_labelled_data_fine_tunes_a_student_for_the_task_of_the_teacher(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labelled_data_fine_tunes_a_student_for_the_task_of_the_teacher(place, monkeypatch, capsys):
     run(
         monkeypatch, place, "tuned", "train.tsv", "--dev", "dev.tsv", "--student", "student",
         "--out", "taught", "--epochs", "1", "teacher.weight=0.7",
@@ -82,7 +76,7 @@ def test_labelled_data_fine_tunes_a_student_for_the_task_of_the_teacher(
     assert done.task_model.labels == ("neg", "pos")
 
 
-def test_mistakes_are_one_message(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_one_message(place, monkeypatch):
     for words, match in (
         (("tuned", "train.tsv"), "labelled data needs a pre-trained student"),
         (("tuned", "train.tsv", "--student", "student", "--recipe", "minilm"), "is for a corpus"),

@@ -1,7 +1,5 @@
 """A run goes on with other numbers of ranks and other plans: the same data, the same weights."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools
@@ -157,7 +155,7 @@ def merged(folder: Path, stages: tuple[Stage, ...]) -> Read:
 
 
 @pytest.fixture(scope="module")
-def teacher(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> str:
+def teacher(corpus, tmp_path_factory) -> str:
     torch.manual_seed(3)
     shape = config_of(corpus, ReplacedTokens(generator=Narrower(0.5)), None).encoder
     folder = tmp_path_factory.mktemp("teacher") / "model"
@@ -166,9 +164,7 @@ def teacher(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("kind", ["teacher", pytest.param("two networks", marks=pytest.mark.slow)])
-def test_a_run_by_changing_ranks_does_what_one_rank_does(
-    corpus: Corpus, tmp_path: Path, kind: str, teacher: str
-) -> None:
+def test_a_run_by_changing_ranks_does_what_one_rank_does(corpus, tmp_path, kind, teacher):
     """Sharded within a machine, replicated, sharded over all, alone; in float64."""
     folder, stages = tmp_path / "run", STAGES[kind]
     for number, (world, _, _) in enumerate(stages):

@@ -1,7 +1,5 @@
 """One step of a run, done again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +9,7 @@ import pytest
 from bothways.cli import main as cli
 from bothways.core.errors import CheckpointError, ConfigError
 from bothways.data.batching import ExampleBudget
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import build_corpus
 from bothways.data.documents import Document
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
@@ -24,7 +22,7 @@ from bothways.training.schedules import Linear
 
 
 @pytest.fixture(scope="module")
-def settings(corpus: Corpus) -> PretrainConfig:
+def settings(corpus) -> PretrainConfig:
     encoder = EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.0, 0.0))
     training = Training(
         Steps(6), AdamW(lr=3e-3), Linear(0.1), "fp32", save=Steps(2), report=Steps(1), ema=0.9
@@ -41,16 +39,14 @@ def settings(corpus: Corpus) -> PretrainConfig:
 
 
 @pytest.fixture(scope="module")
-def run(corpus: Corpus, settings: PretrainConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(corpus, settings, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("inspected") / "run"
     pretrain(settings, corpus, folder)
     return folder
 
 
 @pytest.mark.parametrize(("step", "began"), [(1, 0), (4, 0), (6, 4)])
-def test_a_step_is_done_again_from_the_checkpoint_before_it(
-    corpus: Corpus, run: Path, tmp_path: Path, step: int, began: int
-) -> None:
+def test_a_step_is_done_again_from_the_checkpoint_before_it(corpus, run, tmp_path, step, began):
     """The mean over its sequences is the loss in the record of the run."""
     folder = tmp_path / "copy"
     shutil.copytree(run, folder)  # keeps step-4 and step-6
@@ -66,7 +62,7 @@ def test_a_step_is_done_again_from_the_checkpoint_before_it(
     assert pair == pytest.approx(record["loss/pair"], rel=1e-5)
 
 
-def test_what_cannot_be_inspected_is_refused(corpus: Corpus, run: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_inspected_is_refused(corpus, run, tmp_path):
     with pytest.raises(ConfigError, match=r"the run ends with step 6: there is no step 7"):
         inspect_step(run, 7, corpus)
     with pytest.raises(ConfigError, match=r"step: must be at least 1, not 0"):
@@ -79,9 +75,7 @@ def test_what_cannot_be_inspected_is_refused(corpus: Corpus, run: Path, tmp_path
         inspect_step(run, 6, other)
 
 
-def test_the_command_prints_a_table(
-    corpus: Corpus, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_a_table(corpus, run, capsys):
     words = ["inspect-step", str(run), "6", str(corpus.folder), "--device", "cpu"]
     cli.app([*words, "--json"], result_action="return_value")
     assert json.loads(capsys.readouterr().out)["began"] == 4

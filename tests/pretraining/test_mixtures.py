@@ -1,9 +1,6 @@
 """Pre-training from several corpora: one tokenizer, losses by corpus, a forecast, exact resume."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ import torch
 import bothways
 from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
-from bothways.data.batching import BatchSize, ExampleBudget, TokenBudget, TokenRamp
+from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
 from bothways.data.mixture import ByWeight, Corpora, Smoothed
@@ -30,9 +27,7 @@ from toy_animals import WORDS, document
 
 
 @pytest.fixture(scope="module")
-def corpora(
-    corpus: Corpus, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Corpus]:
+def corpora(corpus, tokenizer, tmp_path_factory) -> dict[str, Corpus]:
     """A large and a small corpus."""
     rng = np.random.default_rng(8)
     documents = [Document(document(rng).replace("in", "near"), f"{n}") for n in range(15)]
@@ -56,13 +51,11 @@ def settings(corpus: Corpus, steps: int = 12, **changes: object) -> PretrainConf
         evaluation_tokens=1000,
         mixture=ByWeight({"large": 0.9, "small": 0.1}),
     )
-    return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(config, **changes)
 
 
 @pytest.mark.usefixtures("pages")
-def test_losses_are_named_by_corpus_and_the_total_is_weighted(
-    corpora: dict[str, Corpus], tmp_path: Path
-) -> None:
+def test_losses_are_named_by_corpus_and_the_total_is_weighted(corpora, tmp_path):
     config = settings(corpora["large"])
     done = pretrain(config, corpora, tmp_path / "run")
     for kind in ("loss", "accuracy"):
@@ -84,9 +77,7 @@ def test_losses_are_named_by_corpus_and_the_total_is_weighted(
     assert "large corpus" in card
 
 
-def test_an_interrupted_mixture_resumes_to_equal_weights(
-    corpora: dict[str, Corpus], tmp_path: Path
-) -> None:
+def test_an_interrupted_mixture_resumes_to_equal_weights(corpora, tmp_path):
     config = settings(corpora["large"])
     whole = pretrain(config, corpora, tmp_path / "whole").model.state_dict()
     half = dataclasses.replace(config.training, until=Steps(12))
@@ -110,7 +101,7 @@ def test_an_interrupted_mixture_resumes_to_equal_weights(
         pretrain(other, corpora, tmp_path / "cut", resume=True)
 
 
-def test_mistakes_are_named(corpora: dict[str, Corpus], tmp_path: Path, corpus: Corpus) -> None:
+def test_mistakes_are_named(corpora, tmp_path, corpus):
     with pytest.raises(ConfigError, match="mixture: there is one corpus"):
         bothways.pretrain(corpora["large"], "bert-tiny", mixture={"alpha": 0.3})
     with pytest.raises(ConfigError, match="mixture: there is one corpus"):
@@ -125,9 +116,7 @@ def test_mistakes_are_named(corpora: dict[str, Corpus], tmp_path: Path, corpus: 
         Corpora.of({"large": corpus, "foreign": foreign}, None)
 
 
-def test_a_run_that_never_reads_a_corpus_is_refused_with_its_forecast(
-    corpora: dict[str, Corpus],
-) -> None:
+def test_a_run_that_never_reads_a_corpus_is_refused_with_its_forecast(corpora):
     rare = ByWeight({"large": 0.999, "small": 0.001})
     cpu = torch.device("cpu")
     for until in (Steps(12), Tokens(4000), Epochs(0.5)):
@@ -158,9 +147,7 @@ def test_a_run_that_never_reads_a_corpus_is_refused_with_its_forecast(
     ],
     ids=str,
 )
-def test_the_forecast_counts_the_sequences_of_every_phase(
-    corpora: dict[str, Corpus], batch: BatchSize, sequences: str
-) -> None:
+def test_the_forecast_counts_the_sequences_of_every_phase(corpora, batch, sequences):
     config = settings(corpora["large"], mixture=ByWeight({"large": 0.5, "small": 0.5}))
     config = dataclasses.replace(
         config, phases=(PretrainPhase(32, 0.5), PretrainPhase(256, 0.5)), batch=batch,
@@ -171,7 +158,7 @@ def test_the_forecast_counts_the_sequences_of_every_phase(
     assert any("small: " in str(note) and sequences in str(note) for note in notes)
 
 
-def test_frequencies_for_masking_are_those_of_the_mixture(corpora: dict[str, Corpus]) -> None:
+def test_frequencies_for_masking_are_those_of_the_mixture(corpora):
     one = Corpora.of(corpora["large"], None)
     assert (one.token_counts == corpora["large"].token_counts).all()
     mixed = Corpora.of(corpora, ByWeight({"large": 1, "small": 1}))
@@ -180,9 +167,7 @@ def test_frequencies_for_masking_are_those_of_the_mixture(corpora: dict[str, Cor
     assert np.allclose(found, np.mean(shares, axis=0), atol=1e-3)
 
 
-def test_the_command_and_the_function_take_several_corpora(
-    corpora: dict[str, Corpus], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_and_the_function_take_several_corpora(corpora, tmp_path, capsys):
     folders = [str(corpus.folder) for corpus in corpora.values()]
     words = ["--model", "bert-tiny", "training.until=2 steps", "encoder.depth=1"]
     words += ["encoder.width=32", "encoder.heads=2", "encoder.intermediate_size=64"]

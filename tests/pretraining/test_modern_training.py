@@ -1,11 +1,8 @@
 """Optimizers of whole matrices, average, z-loss, ramps and WSD in runs from a corpus to a folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +19,6 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM
-from bothways.objectives.objective import Objective
 from bothways.pretraining.build import build_models, fit_to_corpus, loader_of, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import modern
@@ -49,7 +45,7 @@ def settings(corpus: Corpus, optimizer: OptimizerConfig, **changes: object) -> P
         TokenRamp(200, 1200, 16_000),
         held_out=0.1,
         evaluation_tokens=1500,
-        **changes,  # type: ignore[arg-type]
+        **changes,
     )  # fmt: skip
 
 
@@ -59,9 +55,7 @@ def settings(corpus: Corpus, optimizer: OptimizerConfig, **changes: object) -> P
     [*(pytest.param(each, marks=pytest.mark.slow) for each in OPTIMIZERS[:-1]), OPTIMIZERS[-1]],
     ids=lambda config: config.kind,
 )
-def test_a_run_learns_and_resumes_to_equal_weights(
-    optimizer: OptimizerConfig, precision: str, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_run_learns_and_resumes_to_equal_weights(optimizer, precision, corpus, tmp_path):
     config = settings(corpus, optimizer)
     exact = dataclasses.replace(config.training, precision=precision)
     config = dataclasses.replace(config, training=exact)
@@ -87,9 +81,7 @@ def test_a_run_learns_and_resumes_to_equal_weights(
     assert all(torch.equal(tensor, ours[name]) for name, tensor in saved[0].items())
 
 
-def test_the_average_is_saved_and_the_log_shows_growing_updates(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_the_average_is_saved_and_the_log_shows_growing_updates(corpus, tmp_path):
     config = settings(corpus, Muon())
     done = pretrain(config, corpus, tmp_path / "run")
     averaged = load_model(tmp_path / "run" / "model").model.state_dict()
@@ -111,16 +103,14 @@ def test_the_average_is_saved_and_the_log_shows_growing_updates(
 
 
 @pytest.mark.parametrize("objective", [MaskedLM(z_loss=0.5), CausalLM(z_loss=0.5)])
-def test_the_z_loss_is_a_loss_of_its_own_over_all_predictions(
-    objective: Objective, corpus: Corpus
-) -> None:
+def test_the_z_loss_is_a_loss_of_its_own_over_all_predictions(objective, corpus):
     encoder = preset("bert-tiny" if isinstance(objective, MaskedLM) else "gpt2")
     encoder = dataclasses.replace(fit_to_corpus(encoder, corpus.tokenizer), depth=1)
     config = dataclasses.replace(modern(encoder), objective=objective)
     training_module = objective.training_module(
         build_models(config, corpus), vocabulary_of(corpus, objective)
     ).eval()
-    plain = dataclasses.replace(objective, z_loss=0.0)  # type: ignore[type-var]
+    plain = dataclasses.replace(objective, z_loss=0.0)
     without = plain.training_module(
         training_module.saved(), vocabulary_of(corpus, objective)
     ).eval()
@@ -141,13 +131,13 @@ def test_the_z_loss_is_a_loss_of_its_own_over_all_predictions(
 
 @pytest.mark.parametrize("kind", [MaskedLM, CausalLM])
 @pytest.mark.parametrize("coefficient", [-1e-4, float("nan")])
-def test_a_z_loss_that_is_subtracted_is_refused(kind: type[MaskedLM], coefficient: float) -> None:
+def test_a_z_loss_that_is_subtracted_is_refused(kind, coefficient):
     with pytest.raises(ConfigError, match="must be at least 0") as caught:
         kind(z_loss=coefficient)
     assert caught.value.where == "objective.z_loss"
 
 
-def test_settings_are_read_from_words_and_files(corpus: Corpus, tmp_path: Path) -> None:
+def test_settings_are_read_from_words_and_files(corpus, tmp_path):
     words = [
         "training.optimizer=muon", "training.optimizer.others.lr=1e-3", "training.ema=0.99",
         "training.schedule.kind=wsd", "training.schedule.shape=sqrt", "objective=masked_lm",
@@ -162,5 +152,5 @@ def test_settings_are_read_from_words_and_files(corpus: Corpus, tmp_path: Path) 
     assert configs.load(PretrainConfig, file=tmp_path / "c.toml") == config
 
 
-def test_a_module_without_declared_matrices_has_none() -> None:
+def test_a_module_without_declared_matrices_has_none():
     assert TrainingModule().matrices() == {}

@@ -1,11 +1,8 @@
 """An objective that is defined outside the package is trained, saved and resumed."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -148,9 +145,7 @@ def config_for(
     )
 
 
-def test_it_is_trained_saved_and_resumed(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_trained_saved_and_resumed(corpus, tmp_path, monkeypatch):
     whole = pretrain(config_for(corpus, 6), corpus, tmp_path / "whole")
     assert whole.metrics["held-out/loss/shuffled"] > 0
     assert whole.metrics["majority/accuracy/shuffled"] >= 0.5
@@ -176,19 +171,19 @@ def test_it_is_trained_saved_and_resumed(
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
-def test_classes_of_tokens_are_compared_with_the_most_frequent_class(corpus: Corpus) -> None:
+def test_classes_of_tokens_are_compared_with_the_most_frequent_class(corpus):
     metrics = pretrain(config_for(corpus, 1, TokenClasses()), corpus, None).metrics
     assert "unigram/loss/class" not in metrics, "a class is no token of the vocabulary"
     assert 1 / 3 < metrics["majority/accuracy/class"] < 1
     assert 0 < metrics["majority/loss/class"] < np.log(3)
 
 
-def test_heads_that_no_class_of_transformers_has_are_noted(corpus: Corpus) -> None:
+def test_heads_that_no_class_of_transformers_has_are_noted(corpus):
     found = preflight(config_for(corpus, 1, TwoHeads()), corpus, None, torch.device("cpu"))
     said = [finding.what for finding in found if finding.severity == "note"]
     assert any("has no class with the heads masked, tags: only bothways" in what for what in said)
 
 
-def test_heads_of_another_family_are_refused_and_the_family_is_named(corpus: Corpus) -> None:
+def test_heads_of_another_family_are_refused_and_the_family_is_named(corpus):
     with pytest.raises(BothwaysError, match=r"(?s)no bert class with the heads replaced.*electra"):
         preflight(config_for(corpus, 1, OtherFamily()), corpus, None, torch.device("cpu"))

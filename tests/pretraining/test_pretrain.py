@@ -1,7 +1,5 @@
 """Pre-training from a corpus to a model folder: learns, opens in transformers, resumes, and is the same on two ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -78,7 +76,7 @@ def settings(corpus: Corpus, steps: int = 60, **changes: object) -> PretrainConf
         held_out=0.1,
         evaluation_tokens=2000,
     )
-    return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(config, **changes)
 
 
 def words_for(corpus: Corpus, out: Path, *more: str, model: str = "bert-tiny") -> list[str]:
@@ -106,9 +104,7 @@ def weights(run: Path, role: str = "model") -> dict[str, torch.Tensor]:
     return load_file(run / role / "model.safetensors")
 
 
-def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(corpus, tmp_path):
     from transformers import AutoTokenizer, BertForPreTraining
 
     config = settings(corpus, 100)
@@ -153,9 +149,7 @@ def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(
     assert torch.allclose(pair, wanted.seq_relationship_logits, atol=1e-5)
 
 
-def test_the_phases_share_the_run_and_the_second_reads_longer_sequences(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_the_phases_share_the_run_and_the_second_reads_longer_sequences(corpus, tmp_path):
     config = settings(
         corpus, 10, phases=(PretrainPhase(16, 0.6), PretrainPhase(64, 0.4)), batch=ExampleBudget(8)
     )
@@ -169,7 +163,7 @@ def test_the_phases_share_the_run_and_the_second_reads_longer_sequences(
     assert lines[-1]["step"] == 10
 
 
-def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> None:
+def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus):
     config = settings(corpus, evaluation_tokens=100)
     training_module = config.objective.training_module(
         build_models(config, corpus), vocabulary_of(corpus, config.objective)
@@ -192,9 +186,7 @@ def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus: Corpus) -> No
     assert heard.stages == [("evaluating", steps, list(range(steps + 1)))]
 
 
-def test_full_sentences_train_a_masked_model_alone_and_it_can_be_gone_on_from(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_full_sentences_train_a_masked_model_alone_and_it_can_be_gone_on_from(corpus, tmp_path):
     config = settings(corpus, 8, objective=MaskedLM())
     done = pretrain(config, corpus, tmp_path / "first")
     assert set(done.model.heads) == {"masked"}
@@ -205,9 +197,7 @@ def test_full_sentences_train_a_masked_model_alone_and_it_can_be_gone_on_from(
     assert set(first) == set(again.model.state_dict())
 
 
-def test_a_model_to_go_on_from_has_the_vocabulary_of_the_corpus(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_model_to_go_on_from_has_the_vocabulary_of_the_corpus(corpus, tmp_path):
     config = settings(corpus)
     *first, one, other = WORDS
     (tmp_path / "vocab.txt").write_text("\n".join([*first, other, one]) + "\n", encoding="utf8")
@@ -226,9 +216,7 @@ def test_a_model_to_go_on_from_has_the_vocabulary_of_the_corpus(
         pretrain(dataclasses.replace(config, start=str(tmp_path / "model")), other)
 
 
-def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(corpus, tmp_path):
     bare = Model(settings(corpus).encoder, (LabelHead(2),))
     save_model(tmp_path / "model", bare, corpus.tokenizer)
     with pytest.raises(FolderError, match=r"fresh=\['masked', 'pair'\]"):
@@ -242,9 +230,7 @@ def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(
     )
 
 
-def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(corpus, tmp_path):
     encoder = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64)
     save_model(tmp_path / "model", Model(encoder, (MaskedHead(), PairHead())), corpus.tokenizer)
     words = words_for(
@@ -284,9 +270,7 @@ def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(
         ),
     ],
 )
-def test_two_ranks_come_to_the_weights_of_one(
-    model: str, settings: list[str], corpus: Corpus, tmp_path: Path
-) -> None:
+def test_two_ranks_come_to_the_weights_of_one(model, settings, corpus, tmp_path):
     more = ["training.until=12 steps", *settings]
     for world, name in ((1, "one"), (2, "two")):
         on_ranks(world, run_rank, words_for(corpus, tmp_path / name, *more, model=model))
@@ -298,8 +282,8 @@ def test_two_ranks_come_to_the_weights_of_one(
 
 
 def test_ctrl_c_saves_and_the_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+    corpus, tmp_path
+):
     more = [
         "training.until=90 steps",
         "training.report=1 steps",
@@ -325,12 +309,7 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_with_the_weights_of_an_uninterrup
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
-def test_a_run_in_the_folder_is_never_overwritten(
-    corpus: Corpus,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_in_the_folder_is_never_overwritten(corpus, tmp_path, monkeypatch, capsys):
     words = words_for(corpus, tmp_path / "run", "training.until=2 steps")
     app(words, result_action="return_value")
     monkeypatch.setattr(sys, "argv", ["bothways", *words])
@@ -342,7 +321,7 @@ def test_a_run_in_the_folder_is_never_overwritten(
     assert "Traceback" not in errors
 
 
-def test_the_paper_recipe_is_the_papers() -> None:
+def test_the_paper_recipe_is_the_papers():
     config = paper(EncoderConfig(30522))
     training, masking = config.training, config.objective.masking
     assert training.optimizer == BertAdam(1e-4, (0.9, 0.999), 1e-6, 0.01)
@@ -355,14 +334,14 @@ def test_the_paper_recipe_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize("run", [Steps(10), Tokens(1000), Epochs(2.0), Hours(4.0)])
-def test_a_phase_ends_at_its_share_of_the_run(run: Steps | Tokens | Epochs | Hours) -> None:
+def test_a_phase_ends_at_its_share_of_the_run(run):
     half = run.part(0.5)
     assert type(half) is type(run)
     assert half.count == run.count / 2
     assert RunState(steps=5, tokens=500, epochs=1.0, seconds=7200.0).share(half) == 1
 
 
-def test_mistakes_are_named(corpus: Corpus, tmp_path: Path) -> None:
+def test_mistakes_are_named(corpus, tmp_path):
     with pytest.raises(BothwaysError, match=r"tokenizer: .*has ids up to"):
         pretrain(settings(corpus, encoder=EncoderConfig(6, 32, 2, 2, 64)), corpus, tmp_path / "run")
     with pytest.raises(ConfigError, match=r"phases: the shares add up to 0\.5"):
@@ -379,14 +358,10 @@ def test_mistakes_are_named(corpus: Corpus, tmp_path: Path) -> None:
         pretrain(settings(corpus), lone, tmp_path / "run")
 
 
-def test_a_metric_that_is_never_evaluated_is_named_before_the_first_step(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_metric_that_is_never_evaluated_is_named_before_the_first_step(corpus, tmp_path):
     config = settings(corpus, 2)
     keep = Keep(best=Best("held-out/loss", "lowest"))
-    with pytest.raises(
-        ConfigError, match="'held-out/loss' is not evaluated: there are held-out/loss/masked, "
-    ):
+    with pytest.raises(ConfigError, match="'held-out/loss' is not evaluated:"):
         pretrain(
             dataclasses.replace(config, training=dataclasses.replace(config.training, keep=keep)),
             corpus,
@@ -395,9 +370,7 @@ def test_a_metric_that_is_never_evaluated_is_named_before_the_first_step(
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_names_of_metrics_cost_nothing_where_none_is_looked_for(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_metrics_cost_nothing_where_none_is_looked_for(corpus, monkeypatch):
     class StepDone(Exception):
         pass
 
@@ -412,7 +385,7 @@ def test_names_of_metrics_cost_nothing_where_none_is_looked_for(
         pretrain(settings(corpus, 2), corpus, on_event=stop)
 
 
-def test_the_state_of_torch_is_left_as_it_was(corpus: Corpus) -> None:
+def test_the_state_of_torch_is_left_as_it_was(corpus):
     """New weights have the caller's default type, in which a run can be proved to more digits."""
     before = torch.get_rng_state()
     torch.set_default_dtype(torch.float64)
@@ -425,9 +398,7 @@ def test_the_state_of_torch_is_left_as_it_was(corpus: Corpus) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_settings_are_noted_by_a_resumed_run_that_has_no_checkpoint_yet(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_settings_are_noted_by_a_resumed_run_that_has_no_checkpoint_yet(corpus, tmp_path):
     with run_folder(tmp_path / "run", resume=False):
         pass
     pretrain(settings(corpus, 1), corpus, tmp_path / "run", resume=True)
@@ -437,9 +408,7 @@ def test_settings_are_noted_by_a_resumed_run_that_has_no_checkpoint_yet(
     assert (tmp_path / "run" / "config.toml").read_text() == noted
 
 
-def test_a_finished_run_is_extended_and_reported_in_another_way(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_finished_run_is_extended_and_reported_in_another_way(corpus, tmp_path):
     pretrain(settings(corpus, 2), corpus, tmp_path / "run")
     longer = settings(corpus, 4, microbatch_tokens=2048)
     training = dataclasses.replace(longer.training, report=Steps(1), save=Steps(1))
@@ -449,9 +418,7 @@ def test_a_finished_run_is_extended_and_reported_in_another_way(
     assert "4 steps" in (tmp_path / "run" / "config.toml").read_text()
 
 
-def test_a_run_in_memory_learns_the_same_and_writes_nothing(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_memory_learns_the_same_and_writes_nothing(corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     whole, events = pretrain(settings(corpus, 3), corpus, tmp_path / "run"), []
     done = pretrain(settings(corpus, 3), corpus, on_event=events.append)
@@ -460,7 +427,7 @@ def test_a_run_in_memory_learns_the_same_and_writes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_dropout_can_be_set_where_a_model_gives_the_encoder(corpus: Corpus, tmp_path: Path) -> None:
+def test_dropout_can_be_set_where_a_model_gives_the_encoder(corpus, tmp_path):
     encoder = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64)
     save_model(tmp_path / "model", Model(encoder, (MaskedHead(), PairHead())), corpus.tokenizer)
     words = ["--start", str(tmp_path / "model"), "training.until=1 steps", "phases.0.length=32"]
@@ -475,7 +442,7 @@ def test_dropout_can_be_set_where_a_model_gives_the_encoder(corpus: Corpus, tmp_
         app([*more, *shape, "--out", str(tmp_path / "kept")], result_action="return_value")
 
 
-def test_the_preflight_says_which_sentences_will_be_cut(corpus: Corpus) -> None:
+def test_the_preflight_says_which_sentences_will_be_cut(corpus):
     heard = Heard()
     pretrain(settings(corpus, 1, phases=(PretrainPhase(8),)), corpus, progress=heard)
     assert "longer than 5 tokens and will be cut" in heard.text
@@ -488,9 +455,7 @@ def test_the_preflight_says_which_sentences_will_be_cut(corpus: Corpus) -> None:
         assert any(cut in text for text in found), found
 
 
-def test_the_preflight_warns_of_documents_without_a_next_sentence(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_the_preflight_warns_of_documents_without_a_next_sentence(corpus, tmp_path):
     lines = [Document("The cat sleeps.", "made:0")] * 2 + [
         Document("The dog eats. The cat sleeps.", "made:2")
     ]
@@ -517,7 +482,7 @@ def findings_of(corpus: Corpus, check: str, **changes: object) -> list[Finding]:
     return [finding for finding in found if finding.check == check]
 
 
-def test_the_preflight_says_how_much_is_unknown(corpus: Corpus, tmp_path: Path) -> None:
+def test_the_preflight_says_how_much_is_unknown(corpus, tmp_path):
     [note] = findings_of(corpus, "unknown")
     assert str(note) == "0.00% of the tokens are unknown to the vocabulary"
     assert note.severity == "note"
@@ -532,9 +497,7 @@ def test_the_preflight_says_how_much_is_unknown(corpus: Corpus, tmp_path: Path) 
     assert warning.what.startswith(f"{share:.1%} of the tokens")
 
 
-def test_the_preflight_says_where_whole_words_are_not_masked_as_asked(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_the_preflight_says_where_whole_words_are_not_masked_as_asked(corpus, tmp_path):
     words = MaskedLM(masking=Masking(unit=WholeWords()))
     [same] = findings_of(corpus, "masking", objective=words)
     assert "every word of this corpus is one token" in str(same)
@@ -554,7 +517,7 @@ def test_the_preflight_says_where_whole_words_are_not_masked_as_asked(
     assert not findings_of(made("The cats eat the dogs. " * 9, "short"), "masking", objective=words)
 
 
-def test_a_warm_up_that_is_longer_than_the_run_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_warm_up_that_is_longer_than_the_run_is_refused(corpus, tmp_path):
     line = ["pretrain", str(corpus.folder), "--out", str(tmp_path / "run"), *SMALL]
     steps = ["training.until=100 steps", "training.schedule.warmup=10000 steps"]
     with pytest.raises(ConfigError) as caught:
@@ -564,18 +527,14 @@ def test_a_warm_up_that_is_longer_than_the_run_is_refused(corpus: Corpus, tmp_pa
 
 
 @pytest.mark.parametrize("setting", ["training.until=auto", "training.optimizer.lr=auto"])
-def test_what_fine_tuning_chooses_is_given_in_pre_training(
-    corpus: Corpus, tmp_path: Path, setting: str
-) -> None:
+def test_what_fine_tuning_chooses_is_given_in_pre_training(corpus, tmp_path, setting):
     line = ["pretrain", str(corpus.folder), "--out", str(tmp_path / "run"), *SMALL, setting]
     with pytest.raises(ConfigError, match="is chosen by fine-tuning alone") as caught:
         app(line, result_action="return_value")
     assert caught.value.where == setting.partition("=")[0]
 
 
-def test_a_run_that_went_on_from_a_model_names_it_first_when_it_is_left_out(
-    corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_run_that_went_on_from_a_model_names_it_first_when_it_is_left_out(corpus, tmp_path):
     first = settings(corpus, 2)
     pretrain(first, corpus, tmp_path / "first")
     start = str(tmp_path / "first" / "model")
@@ -587,14 +546,14 @@ def test_a_run_that_went_on_from_a_model_names_it_first_when_it_is_left_out(
         pretrain(other, corpus, tmp_path / "run", resume=True)
 
 
-def test_resume_starts_a_run_where_there_is_none(corpus: Corpus, tmp_path: Path) -> None:
+def test_resume_starts_a_run_where_there_is_none(corpus, tmp_path):
     done = pretrain(settings(corpus, 2), corpus, tmp_path / "run", resume=True)
     assert done.progress.steps == 2
     assert done.folder == tmp_path / "run" / "model"
 
 
 @pytest.mark.usefixtures("pages")
-def test_a_page_shows_the_course_of_a_run(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_page_shows_the_course_of_a_run(corpus, tmp_path):
     config = settings(corpus, 20)
     training = dataclasses.replace(config.training, report=Steps(2), evaluate=Steps(10))
     done = pretrain(dataclasses.replace(config, training=training), corpus, tmp_path / "run")
@@ -611,7 +570,7 @@ def test_a_page_shows_the_course_of_a_run(corpus: Corpus, tmp_path: Path) -> Non
     assert loss.baselines == {"unigram baseline": done.metrics["unigram/loss/masked"]}
 
 
-def test_a_phase_may_have_segments_of_its_own(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_phase_may_have_segments_of_its_own(corpus, tmp_path):
     config = settings(
         corpus,
         8,
@@ -628,9 +587,7 @@ def test_a_phase_may_have_segments_of_its_own(corpus: Corpus, tmp_path: Path) ->
     assert done.progress.steps == 8
 
 
-def test_a_model_is_evaluated_on_a_corpus(
-    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_is_evaluated_on_a_corpus(corpus, tmp_path, capsys):
     pretrain(settings(corpus, 30), corpus, tmp_path / "run")
     words = ["evaluate", str(tmp_path / "run" / "model"), str(corpus.folder), "--length", "32"]
     app([*words, "--json"], result_action="return_value")

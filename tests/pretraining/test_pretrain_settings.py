@@ -1,8 +1,5 @@
 """The settings of a pre-training run, as users first write them."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +9,6 @@ from bothways.cli.main import app
 from bothways.core.config import reader as configs
 from bothways.core.config.tree import flatten
 from bothways.core.errors import ConfigError
-from bothways.data.corpus import Corpus
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.pretraining.config import PretrainConfig, load_pretraining
@@ -23,7 +19,7 @@ from bothways.training.shorthands import TRAINING_NAMES
 BASE = modern(preset("bert-tiny"))
 
 
-def test_common_names_are_settings() -> None:
+def test_common_names_are_settings():
     read = load_pretraining(BASE, ["lr=3e-4", "epochs=4", "warmup=0.2"])
     assert (
         read.training.optimizer
@@ -51,14 +47,12 @@ def test_common_names_are_settings() -> None:
         ("fresh=masked", r"fresh: names masked, and without start all heads begin at random"),
     ],
 )
-def test_a_name_that_is_none_is_told_the_setting(given: str, message: str) -> None:
+def test_a_name_that_is_none_is_told_the_setting(given, message):
     with pytest.raises(ConfigError, match=message):
         load_pretraining(BASE, [given])
 
 
-def test_the_recipe_follows_the_budget_in_python_too(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recipe_follows_the_budget_in_python_too(corpus, monkeypatch):
     seen: list[PretrainConfig] = []
     monkeypatch.setattr("bothways.pretraining.run.pretrain", lambda run, *_, **__: seen.append(run))
     for until, recipe in (("5 minutes", None), ("2 hours", None), ("5 minutes", "modern")):
@@ -67,7 +61,7 @@ def test_the_recipe_follows_the_budget_in_python_too(
     assert [flatten(configs.to_dict(run))["training.optimizer.lr"] for run in seen] == [2e-3] * 3
 
 
-def test_a_shape_next_to_a_model_to_start_from_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_shape_next_to_a_model_to_start_from_is_refused(corpus, tmp_path):
     """The shape of the model was taken, without a word about the other one."""
     shape = EncoderConfig(vocab=5, width=32, depth=1, heads=2, intermediate_size=64)
     for model in ("bert-mini", shape):

@@ -1,13 +1,10 @@
 """The recipes of BERT's descendants: their values, and the classes of what they save."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
 import re
 import typing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,7 +63,7 @@ SMALL = [
 
 
 @pytest.fixture(scope="module")
-def byte_corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+def byte_corpus(tmp_path_factory) -> Corpus:
     rng = np.random.default_rng(7)
     texts = [document(rng) for _ in range(80)]
     tokenizer = train_tokenizer(texts, ByteBPE(320))
@@ -74,7 +71,7 @@ def byte_corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return build_corpus(documents, tokenizer, tmp_path_factory.mktemp("made") / "c", workers=1)
 
 
-def test_modern_begins_with_short_sequences_and_small_updates_from_random_weights_alone() -> None:
+def test_modern_begins_with_short_sequences_and_small_updates_from_random_weights_alone():
     encoder = preset("bert-mini")
     made = settings_of("modern", encoder)
     assert [(phase.length, phase.share) for phase in made.phases] == [
@@ -97,7 +94,7 @@ def test_modern_begins_with_short_sequences_and_small_updates_from_random_weight
     assert paper == dataclasses.replace(RECIPES["paper"](dropped), encoder=dropped, start="folder")
 
 
-def test_roberta_is_the_papers_base() -> None:
+def test_roberta_is_the_papers_base():
     made = roberta(preset("roberta-base"))
     assert (made.objective, made.batch, made.data_copies) == (MaskedLM(), ExampleBudget(8192), None)
     assert [phase.length for phase in made.phases] == [512]
@@ -107,7 +104,7 @@ def test_roberta_is_the_papers_base() -> None:
     assert made.encoder == preset("roberta-base")
 
 
-def test_albert_is_the_public_codes() -> None:
+def test_albert_is_the_public_codes():
     made = albert(preset("albert-base-v2"))
     masking = Masking(0.15, unit=NGrams(3), replacements=AnyToken())
     assert made.objective == MaskedLMSentenceOrder(masking=masking)
@@ -120,7 +117,7 @@ def test_albert_is_the_public_codes() -> None:
     assert (dropped.dropout.hidden, dropped.dropout.attention) == (0, 0)
 
 
-def test_spanbert_is_the_papers() -> None:
+def test_spanbert_is_the_papers():
     """Section 4.2: 256 × 512 tokens, in sequences that end with their document; section 3.1."""
     made = spanbert(preset("bert-large"))
     assert isinstance(made.objective, MaskedLMSpanBoundary)
@@ -136,7 +133,7 @@ def test_spanbert_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize("size", ["deberta-base", "deberta-large"])
-def test_deberta_is_the_papers(size: str) -> None:
+def test_deberta_is_the_papers(size):
     """Table 8."""
     made = deberta(preset(size))
     assert made.encoder == preset(size)
@@ -148,7 +145,7 @@ def test_deberta_is_the_papers(size: str) -> None:
     assert made.training.schedule == Linear(0.01)
 
 
-def test_electra_is_the_small_size_of_the_paper_and_the_code() -> None:
+def test_electra_is_the_small_size_of_the_paper_and_the_code():
     """Appendix A; google-research/electra, configure_pretraining.py."""
     made = electra(preset("electra-small"))
     assert isinstance(made.objective, ReplacedTokens)
@@ -161,7 +158,7 @@ def test_electra_is_the_small_size_of_the_paper_and_the_code() -> None:
 
 
 @pytest.mark.parametrize("recipe", [roberta, albert, spanbert])
-def test_a_small_encoder_reads_all_its_positions(recipe) -> None:  # type: ignore[no-untyped-def]
+def test_a_small_encoder_reads_all_its_positions(recipe):
     encoder = EncoderConfig(100, 32, 1, 2, 64, position=Learned(40))
     assert [phase.length for phase in recipe(encoder).phases] == [40]
 
@@ -178,14 +175,8 @@ def test_a_small_encoder_reads_all_its_positions(recipe) -> None:  # type: ignor
     ],
 )
 def test_what_a_recipe_saves_opens_in_transformers(
-    byte_corpus: Corpus,
-    corpus: Corpus,
-    tmp_path: Path,
-    recipe: str,
-    model: str,
-    name: str,
-    words: list[str],
-) -> None:
+    byte_corpus, corpus, tmp_path, recipe, model, name, words
+):
     text = byte_corpus if recipe == "roberta" else corpus
     options = ["--model", model, "--recipe", recipe, "--device", "cpu", "--out", str(tmp_path)]
     app(["pretrain", str(text.folder), *SMALL, *words, *options], result_action="return_value")
@@ -195,7 +186,7 @@ def test_what_a_recipe_saves_opens_in_transformers(
     assert not any(info.values()), info
 
 
-def test_a_recipe_for_other_models_says_which_recipes_fit() -> None:
+def test_a_recipe_for_other_models_says_which_recipes_fit():
     """To set an objective, as its own message advises, does not help."""
     name = "gpt2"
     for recipe, make in RECIPES.items():
@@ -211,7 +202,7 @@ def test_a_recipe_for_other_models_says_which_recipes_fit() -> None:
     [("paper", 10_000), ("electra", 10_000), ("roberta", 24_000), ("albert", 3125),
      ("spanbert", 10_000), ("deberta", 10_000), ("deberta_v3", 10_000)],
 )  # fmt: skip
-def test_of_its_own_length_a_recipe_has_the_papers_warm_up(recipe: str, updates: int) -> None:
+def test_of_its_own_length_a_recipe_has_the_papers_warm_up(recipe, updates):
     model = "deberta-v3-small" if recipe == "deberta_v3" else "bert-mini"
     training = settings_of(recipe, preset(model)).training
     rate = rate_factor(training.schedule, training.end)
@@ -250,7 +241,7 @@ def suggested(error: BothwaysError, recipe: str, model: str) -> tuple[str, str, 
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_each_recipe_starts_with_each_length(corpus: Corpus, recipe: str) -> None:
+def test_each_recipe_starts_with_each_length(corpus, recipe):
     model = "deberta-v3-small" if recipe == "deberta_v3" else "bert-mini"
     for until in BUDGETS:
         settings = start(corpus, recipe, model, until=until)
@@ -260,12 +251,11 @@ def test_each_recipe_starts_with_each_length(corpus: Corpus, recipe: str) -> Non
         with pytest.raises(ConfigError) as caught:
             start(corpus, recipe, model, f"training.schedule.warmup={unit}", until=until)
         line = re.search(r"training\.schedule\.warmup=[0-9]+\.[0-9]+", str(caught.value.fix))
-        assert line is not None
         start(corpus, recipe, model, line[0], until=until)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_each_combination_starts_or_names_the_line_that_does(corpus: Corpus, recipe: str) -> None:
+def test_each_combination_starts_or_names_the_line_that_does(corpus, recipe):
     for model, objective in itertools.product(SHAPES, (None, *KINDS)):
         words = [] if objective is None else [f"objective={objective}"]
         refused: BothwaysError | None = None
@@ -282,20 +272,18 @@ def test_each_combination_starts_or_names_the_line_that_does(corpus: Corpus, rec
             start(corpus, other, shape, *(words if shape != model else []), *settings)
 
 
-def test_the_shape_of_another_family_is_built_or_named(corpus: Corpus) -> None:
+def test_the_shape_of_another_family_is_built_or_named(corpus):
     for recipe, words in (("electra", []), ("modern", ["objective=replaced_tokens"])):
         family = family_for(start(corpus, recipe, "bert-small", *words).encoder)
-        assert family is not None
         assert family.model_type == "electra"
     family = family_for(start(corpus, "electra", "bert-small", "objective=masked_lm_nsp").encoder)
-    assert family is not None
     assert family.model_type == "bert"
     with pytest.raises(ConfigError) as caught:
         start(corpus, "deberta_v3", "bert-small")
     assert 'model="deberta-v3-small"' in str(caught.value.fix)
 
 
-def test_another_objective_keeps_the_recipes_masks_and_notes_tell_the_rest() -> None:
+def test_another_objective_keeps_the_recipes_masks_and_notes_tell_the_rest():
     encoder = preset("bert-mini")
 
     def chosen(*words: str) -> tuple[PretrainConfig, list[str]]:

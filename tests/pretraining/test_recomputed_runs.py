@@ -1,15 +1,11 @@
 """`training.recompute` reaches the encoder in every kind of run, and its weights are bit for bit those without it."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
 
 from bothways.data.batching import ExampleBudget
-from bothways.data.corpus import Corpus
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
 from bothways.finetuning.prepare import prepare_run
@@ -29,7 +25,7 @@ DROPOUT = Dropouts(0.2, 0.2)
 
 
 @pytest.fixture
-def recomputed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def recomputed(monkeypatch) -> list[object]:
     """The blocks that were checkpointed."""
     noted: list[object] = []
     usual = module.checkpoint
@@ -42,7 +38,7 @@ def recomputed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return noted
 
 
-def test_pre_training(corpus: Corpus, tmp_path: Path, recomputed: list[object]) -> None:
+def test_pre_training(corpus, tmp_path, recomputed):
     found = []
     for recompute in (False, True):
         training = Training(
@@ -64,7 +60,7 @@ def test_pre_training(corpus: Corpus, tmp_path: Path, recomputed: list[object]) 
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
-def test_fine_tuning_in_memory(tmp_path: Path, recomputed: list[object]) -> None:
+def test_fine_tuning_in_memory(tmp_path, recomputed):
     tokenizer, found = make_tokenizer(tmp_path), []
     data = label(ClassificationTask(), tokenizer, make_examples(32, 0), make_examples(8, 1), 16)
     for recompute in (False, True):
@@ -82,7 +78,7 @@ def test_fine_tuning_in_memory(tmp_path: Path, recomputed: list[object]) -> None
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_fine_tuning_from_files(recompute: bool, tmp_path: Path) -> None:
+def test_fine_tuning_from_files(recompute, tmp_path):
     rows = [f"{'x' if number % 2 else 'y'}\tape yak" for number in range(16)]
     (tmp_path / "train.tsv").write_text("\n".join(["label\ttext", *rows]) + "\n", encoding="utf8")
     training = dataclasses.replace(finetune_adam(), recompute=recompute)

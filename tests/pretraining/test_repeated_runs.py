@@ -1,7 +1,5 @@
 """A repeat of a run is equal to the bit, whatever its length is measured in; ranks that differ."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -54,7 +52,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_pages(monkeypatch) -> None:
     monkeypatch.setattr(pretraining_run, "installed", lambda *packages: False)
     monkeypatch.setattr(checkpoint.errors, "installed", lambda *packages: False)
 
@@ -123,13 +121,7 @@ def assert_repeats(folder: Path, corpus: Corpus, work: Path) -> None:
     ],
     ids=lambda each: each.kind,
 )
-def test_a_run_repeats_to_the_bit(
-    corpus: Corpus,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    until: Duration,
-    objective: Objective,
-) -> None:
+def test_a_run_repeats_to_the_bit(corpus, tmp_path, monkeypatch, until, objective):
     with monkeypatch.context() as patch:
         ticking(patch)
         pretrain(settings_for(corpus, until, objective), corpus, tmp_path / "run", device="cpu")
@@ -137,9 +129,7 @@ def test_a_run_repeats_to_the_bit(
     assert_repeats(tmp_path / "run", corpus, tmp_path / "copy")
 
 
-def test_a_run_that_was_stopped_and_made_longer_repeats_to_the_bit(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_stopped_and_made_longer_repeats_to_the_bit(corpus, tmp_path, monkeypatch):
     """The rates of its first session are those of the shorter run."""
     folder = tmp_path / "run"
 
@@ -164,7 +154,7 @@ def test_a_run_that_was_stopped_and_made_longer_repeats_to_the_bit(
     assert_repeats(folder, corpus, tmp_path / "copy")
 
 
-def test_a_run_that_its_target_ended_repeats_to_the_bit(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_that_its_target_ended_repeats_to_the_bit(corpus, tmp_path):
     settings = settings_for(corpus, Hours(10))
     training = dataclasses.replace(
         settings.training, target=Target("held-out/loss/masked", 9.0), schedule=Linear(0.0)
@@ -175,12 +165,12 @@ def test_a_run_that_its_target_ended_repeats_to_the_bit(corpus: Corpus, tmp_path
 
 
 @pytest.fixture
-def short_run(corpus: Corpus, tmp_path: Path) -> Path:
+def short_run(corpus, tmp_path) -> Path:
     pretrain(settings_for(corpus, Steps(3)), corpus, tmp_path / "run", device="cpu")
     return tmp_path / "run"
 
 
-def test_a_run_without_its_record_is_refused(short_run: Path) -> None:
+def test_a_run_without_its_record_is_refused(short_run):
     record = short_run / STEPS
     content = record.read_bytes()
     record.unlink()
@@ -197,23 +187,18 @@ def test_a_run_without_its_record_is_refused(short_run: Path) -> None:
     assert ended.value.where == "step"
 
 
-def test_another_result_than_the_recorded_one_is_reported(
-    short_run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_result_than_the_recorded_one_is_reported(short_run, capsys):
     metrics = short_run / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     changed = [{**row, "gradient_norm": 7.5} if row["step"] == 2 else row for row in rows]
     metrics.write_text("".join(f"{json.dumps(row)}\n" for row in changed))
     found = inspect_step(short_run, 3)
-    assert found.difference is not None
     assert (found.difference.step, found.difference.recorded) == (2, 7.5)
     cli.app(["inspect-step", str(short_run), "3"], result_action="return_value")
     assert "at step 2" in capsys.readouterr().out
 
 
-def test_a_corpus_that_was_moved_is_asked_for(
-    corpus: Corpus, short_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_corpus_that_was_moved_is_asked_for(corpus, short_run, tmp_path, capsys):
     data = json.loads((short_run / "data.json").read_text())
     assert data["corpora"] == {"": str(corpus.folder)}
     data["corpora"][""] = str(tmp_path / "gone")
@@ -248,7 +233,7 @@ def trained_on_two(rank: int, world: int, port: int, corpora: list[Path], folder
     pretrain(settings, same, folder / "run", device="cpu")
 
 
-def test_ranks_that_differ_stop_and_ranks_that_agree_repeat(corpus: Corpus, tmp_path: Path) -> None:
+def test_ranks_that_differ_stop_and_ranks_that_agree_repeat(corpus, tmp_path):
     documents = [Document("the dog sleeps. " * 3, f"other:{number}") for number in range(40)]
     other = build_corpus(documents, corpus.tokenizer, tmp_path / "other", workers=1)
     make_folder(tmp_path / "bert")

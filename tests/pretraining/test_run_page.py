@@ -1,18 +1,12 @@
 """Records of a run as its pages read them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from bothways.core.errors import CheckpointError
 from bothways.pretraining.run_page import read_records
 
 
-def test_last_record_that_was_cut_is_skipped_with_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_last_record_that_was_cut_is_skipped_with_a_note(tmp_path, capsys):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1}\n{"step": 2, "lo')
     assert read_records(file) == [{"step": 1}]

@@ -1,7 +1,5 @@
 """`bothways evaluate MODEL CORPUS`: each model is scored by what its heads have learned."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -55,9 +53,7 @@ def scored(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, float]:
     return found
 
 
-def test_a_model_of_sentence_order_is_scored_on_the_order(
-    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_of_sentence_order_is_scored_on_the_order(corpus, tmp_path, capsys):
     """More than half of the pairs of next sentence prediction are random; half of these are swapped."""
     trained(corpus, MaskedLMSentenceOrder(), tmp_path / "run")
     assert isinstance(scored_objective(str(tmp_path / "run")), MaskedLMSentenceOrder)
@@ -68,16 +64,12 @@ def test_a_model_of_sentence_order_is_scored_on_the_order(
 @pytest.mark.parametrize(
     ("name", "kind"), [("albert-base", "masked_lm_sop"), ("bert-tiny", "masked_lm_nsp")]
 )
-def test_without_a_record_the_family_says_what_pairs_are(
-    name: str, kind: str, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_without_a_record_the_family_says_what_pairs_are(name, kind, corpus, tmp_path):
     save_model(tmp_path / "model", Model(shape(corpus, name), HEADS), corpus.tokenizer)
     assert scored_objective(str(tmp_path / "model")).kind == kind
 
 
-def test_a_discriminator_is_scored_with_the_generator_of_its_run(
-    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_discriminator_is_scored_with_the_generator_of_its_run(corpus, tmp_path, capsys):
     trained(corpus, ReplacedTokens(masking=Masking()), tmp_path / "run", "electra-small")
     found = scored(capsys, str(tmp_path / "run"), str(corpus.folder))
     assert {"f1/replaced", "entropy/replaced", "loss/masked"} <= found.keys()
@@ -86,7 +78,7 @@ def test_a_discriminator_is_scored_with_the_generator_of_its_run(
         scored_objective(str(tmp_path / "alone"))
 
 
-def test_a_model_without_a_head_for_tokens_is_one_message(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_model_without_a_head_for_tokens_is_one_message(corpus, tmp_path):
     save_model(tmp_path / "bare", Model(shape(corpus), ()), corpus.tokenizer)
     with pytest.raises(FolderError, match="has no head that predicts tokens"):
         scored_objective(str(tmp_path / "bare"))
@@ -96,9 +88,7 @@ def test_a_model_without_a_head_for_tokens_is_one_message(corpus: Corpus, tmp_pa
     "words",
     [["--report", "page.html"], ["--precision", "int8"], ["--task", "tag"], ["variant=word_l2r"]],
 )
-def test_options_that_do_nothing_with_a_corpus_are_refused(
-    words: list[str], corpus: Corpus, tmp_path: Path
-) -> None:
+def test_options_that_do_nothing_with_a_corpus_are_refused(words, corpus, tmp_path):
     command = ["evaluate", str(tmp_path / "model"), str(corpus.folder), *words]
     with pytest.raises(BothwaysError, match="does nothing with a corpus"):
         app(command, result_action="return_value")

@@ -1,7 +1,5 @@
 """Runs of a generator and a discriminator: killed and resumed, in other microbatches."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal
@@ -64,9 +62,7 @@ def killed_at(
 
 
 @KINDS
-def test_killed_and_resumed_both_networks_end_with_the_same_weights(
-    kind: tuple[str, ReplacedTokens], corpus: Corpus, tmp_path: Path
-) -> None:
+def test_killed_and_resumed_both_networks_end_with_the_same_weights(kind, corpus, tmp_path):
     config = config_of(corpus, kind, 7)
     arguments = (corpus.folder, kind, 7, tmp_path / "cut", 6)
     process = processes().Process(target=killed_at, args=arguments)
@@ -93,7 +89,7 @@ def losses_of(config: PretrainConfig, corpus: Corpus, folder: Path) -> dict[str,
     return {name: [each[name] for each in records if name in each] for name in names}
 
 
-def test_losses_do_not_depend_on_microbatches(corpus: Corpus, tmp_path: Path) -> None:
+def test_losses_do_not_depend_on_microbatches(corpus, tmp_path):
     kind = (ELECTRA[0], dataclasses.replace(ELECTRA[1], sharing="disentangled"))
     config = config_of(corpus, kind, 14, dropout=0.0)
     parts = dataclasses.replace(config, microbatch_tokens=120)

@@ -4,9 +4,6 @@ No answer is an error of the server, every status, header and answer is one that
 describes, and requests that it excludes are refused.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +43,7 @@ def answers_are_strict(whole: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.filterwarnings("default")
-def test_requests_drawn_from_the_document(tmp_path: Path) -> None:
+def test_requests_drawn_from_the_document(tmp_path):
     folder = make_folder(tmp_path / "bert")
     limits = Limits(request_tokens=2000, queue_tokens=4000)
     application = app(

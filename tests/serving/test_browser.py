@@ -81,7 +81,7 @@ def hostile(folder: Path, kind: str) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def application(folder: Path) -> App:
+def application(folder) -> App:
     predictors = {name: predictor(folder, name) for name in NAMES}
     predictors |= {f"hostile-{kind}": hostile(folder, kind) for kind in ("classify", "tag")}
     return application_of(predictors, playground=True)
@@ -101,7 +101,7 @@ Open = Callable[..., "Page"]
 
 
 @pytest.fixture
-def show(browser: Browser, url: str) -> Iterator[Open]:
+def show(browser, url) -> Iterator[Open]:
     """Open the page with a state; at the end nothing has left the host, and nothing has failed."""
     contexts, faults, requests = [], [], []
 
@@ -141,7 +141,7 @@ def settled(page: Page) -> Page:
 # ---- tasks ----
 
 
-def test_classify(show: Open, application: App) -> None:
+def test_classify(show, application):
     page = settled(show(model="classify", text=TEXT))
     found = application.models.named("classify").predictor(TEXT)
     expect(page.locator(".headline")).to_have_text(found.label)
@@ -167,13 +167,13 @@ def test_classify(show: Open, application: App) -> None:
         ("rerank", ".ranking li", 3),
     ],
 )
-def test_each_task_has_its_picture(show: Open, model: str, place: str, count: int) -> None:
+def test_each_task_has_its_picture(show, model, place, count):
     page = settled(show(model=model, **FIELDS[model]))
     expect(page.locator(f".panel {place}")).to_have_count(count)
     expect(page.locator(".status")).to_contain_text("ms in the model")
 
 
-def test_tags_are_spans_with_their_type(show: Open, application: App) -> None:
+def test_tags_are_spans_with_their_type(show, application):
     text = "😀 a good film 中 was bad and it ends"
     page = settled(show(model="tag", text=text))
     entities = application.models.named("tag").predictor(text).entities
@@ -184,7 +184,7 @@ def test_tags_are_spans_with_their_type(show: Open, application: App) -> None:
     assert page.locator(".panel .text").inner_text().startswith("😀 a") or entities[0].start == 0
 
 
-def test_answers_are_marked_in_their_context(show: Open, application: App) -> None:
+def test_answers_are_marked_in_their_context(show, application):
     fields = {"second": "was", "text": "😀😀 the play ends 中 with a good film in rain"}
     page = settled(show(model="answer", **fields))
     found = application.models.named("answer").predictor((fields["second"], fields["text"]))
@@ -192,7 +192,7 @@ def test_answers_are_marked_in_their_context(show: Open, application: App) -> No
     assert page.locator(".panel .text").inner_text() == fields["text"]
 
 
-def test_a_click_hides_a_word_and_another_brings_it_back(show: Open) -> None:
+def test_a_click_hides_a_word_and_another_brings_it_back(show):
     page = settled(show(model="fill", text="a good film was bad"))
     expect(page.locator(".empty")).to_contain_text("Click a word")
     page.get_by_role("button", name="film", exact=True).click()
@@ -207,7 +207,7 @@ def test_a_click_hides_a_word_and_another_brings_it_back(show: Open) -> None:
     expect(page.locator("textarea")).not_to_have_value("a good film [MASK] bad")
 
 
-def test_answers_follow_the_last_keystroke(show: Open) -> None:
+def test_answers_follow_the_last_keystroke(show):
     page = settled(show(model="classify"))
     expect(page.locator(".empty")).to_be_visible()
     page.locator("textarea").press_sequentially("a bad film", delay=5)
@@ -219,7 +219,7 @@ def test_answers_follow_the_last_keystroke(show: Open) -> None:
     expect(page.locator(".bar")).to_have_count(2)
 
 
-def test_the_address_holds_the_state(show: Open) -> None:
+def test_the_address_holds_the_state(show):
     page = settled(show(model="classify", text=TEXT, tab="why", lang="zh", theme="dark"))
     expect(page.locator(".effect")).to_have_count(5)
     page.reload()
@@ -237,7 +237,7 @@ def test_the_address_holds_the_state(show: Open) -> None:
 
 
 @pytest.mark.parametrize("model", ["classify", "label", "tag", "regress"])
-def test_words_with_effects(show: Open, model: str) -> None:
+def test_words_with_effects(show, model):
     page = settled(show(model=model, tab="why", method="leave_one_out", **FIELDS[model]))
     words = " ".join(FIELDS[model][name] for name in ("text", "second") if name in FIELDS[model])
     expect(page.locator(".effect")).to_have_count(len(words.split()))
@@ -245,7 +245,7 @@ def test_words_with_effects(show: Open, model: str) -> None:
     expect(page.locator(".caveat")).to_be_visible()
 
 
-def test_the_explained_label_can_be_chosen(show: Open) -> None:
+def test_the_explained_label_can_be_chosen(show):
     page = settled(show(model="classify", tab="why", text=TEXT))
     expect(page.locator(".effect")).to_have_count(5)
     first = page.locator(".effect small").all_inner_texts()
@@ -259,7 +259,7 @@ def test_the_explained_label_can_be_chosen(show: Open) -> None:
     assert f"label={other}" in page.url
 
 
-def test_attention_by_mouse_and_keyboard(show: Open) -> None:
+def test_attention_by_mouse_and_keyboard(show):
     page = settled(show(model="embed", tab="why", method="attention", **FIELDS["embed"]))
     left = page.locator(".left li")
     expect(left).to_have_count(4)
@@ -277,7 +277,7 @@ def test_attention_by_mouse_and_keyboard(show: Open) -> None:
     assert "layer=1" in page.url
 
 
-def test_tokens_show_what_is_cut(show: Open) -> None:
+def test_tokens_show_what_is_cut(show):
     page = settled(show(model="classify", tab="tokens", text=" ".join(["film"] * 40)))
     expect(page.locator(".token")).to_have_count(42)
     expect(page.locator(".is-cut")).to_have_count(10)
@@ -285,7 +285,7 @@ def test_tokens_show_what_is_cut(show: Open) -> None:
     expect(page.locator(".warning")).to_contain_text("10 are cut off")
 
 
-def test_snippets_run(show: Open) -> None:
+def test_snippets_run(show):
     text = 'it\'s "quoted" \\ $HOME `x` 😀\u202e\nend'
     page = settled(show(model="classify", tab="code", text=text))
     curl, python, answer = page.locator("pre").all_inner_texts()
@@ -304,7 +304,7 @@ def test_snippets_run(show: Open) -> None:
 
 @pytest.mark.parametrize("tab", ["result", "why", "tokens", "code"])
 @pytest.mark.parametrize("kind", ["classify", "tag"])
-def test_labels_texts_and_errors_are_only_text(show: Open, kind: str, tab: str) -> None:
+def test_labels_texts_and_errors_are_only_text(show, kind, tab):
     text = "a film <img src=x onerror=window.pwned=1> <script>window.pwned=1</script> \u202e good"
     state = {"lang": "<b>", "label": HOSTILE[1], "word": "<i>", "method": "<u>", "layer": "<s>"}
     page = settled(show(model=f"hostile-{kind}", text=text, tab=tab, **state))
@@ -315,7 +315,7 @@ def test_labels_texts_and_errors_are_only_text(show: Open, kind: str, tab: str) 
         assert {*page.locator(".bar-name").all_text_contents()} == {*HOSTILE}
 
 
-def test_an_error_of_the_server_is_only_text(show: Open) -> None:
+def test_an_error_of_the_server_is_only_text(show):
     page = show(faulty=True, model="classify", text=TEXT)
     settled(page)
     message = "<img src=x onerror=window.pwned=1>"
@@ -330,7 +330,7 @@ def test_an_error_of_the_server_is_only_text(show: Open) -> None:
     expect(page.locator(".bar")).to_have_count(2)
 
 
-def test_the_policy_blocks_inline_scripts(show: Open) -> None:
+def test_the_policy_blocks_inline_scripts(show):
     page = settled(show(faulty=True, model="classify", text=TEXT))
     page.evaluate(
         "() => { const s = document.createElement('script'); s.textContent = 'window.pwned = 1'; document.body.append(s);"
@@ -341,7 +341,7 @@ def test_the_policy_blocks_inline_scripts(show: Open) -> None:
 
 
 @pytest.mark.parametrize("model", ["classify", "tag", "fill", "likelihood"])
-def test_a_hundred_thousand_characters(show: Open, model: str) -> None:
+def test_a_hundred_thousand_characters(show, model):
     page = settled(show(faulty=True, model=model))
     text = "a 😀 film " * 10_000 + ("[MASK]" if model == "fill" else "")
     assert len(text) >= 80_000
@@ -356,7 +356,7 @@ def test_a_hundred_thousand_characters(show: Open, model: str) -> None:
     expect(page.locator(".panel .error")).to_have_count(0)
 
 
-def test_a_server_that_has_stopped(show: Open, browser: Browser, url: str) -> None:
+def test_a_server_that_has_stopped(show, browser, url):
     page = settled(show(faulty=True, model="classify", text=TEXT))
     page.context.set_offline(True)
     page.locator("textarea").fill("a film")
@@ -366,7 +366,7 @@ def test_a_server_that_has_stopped(show: Open, browser: Browser, url: str) -> No
     expect(page.locator(".bar")).to_have_count(2)
 
 
-def test_a_key_is_asked_for_and_kept_in_memory(show: Open, tmp_path: Path) -> None:
+def test_a_key_is_asked_for_and_kept_in_memory(show, tmp_path):
     folder = make_folder(tmp_path / "bert")
     one = application_of(predictor(folder, "classify"), keys=["sesame"], playground=True)
     with running(one) as url:
@@ -406,7 +406,7 @@ def serious(page: Page) -> list[str]:
 @pytest.mark.skipif(not AXE, reason="axe-core is missing: make browser takes it from npm")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("lang", ["en", "zh"])
-def test_nothing_serious_for_axe(show: Open, scheme: str, lang: str) -> None:
+def test_nothing_serious_for_axe(show, scheme, lang):
     states = [{"model": name, **FIELDS[name]} for name in NAMES]
     states += [{"model": "classify", "text": TEXT, "tab": tab} for tab in ("why", "tokens", "code")]
     states += [{"model": "embed", "tab": "why", "method": "attention", **FIELDS["embed"]}]
@@ -421,7 +421,7 @@ def test_nothing_serious_for_axe(show: Open, scheme: str, lang: str) -> None:
     assert not {state: found for state, found in faults.items() if found}
 
 
-def test_by_keyboard_alone(show: Open) -> None:
+def test_by_keyboard_alone(show):
     page = settled(show(model="classify", text=TEXT))
     page.keyboard.press("Tab")
     expect(page.locator(":focus")).to_have_text("Skip to the result")
@@ -437,7 +437,7 @@ def test_by_keyboard_alone(show: Open) -> None:
 
 
 @pytest.mark.parametrize("width", [320, 390])
-def test_a_phone_does_not_scroll_sideways(show: Open, width: int) -> None:
+def test_a_phone_does_not_scroll_sideways(show, width):
     page = settled(show(width=width))
     states = [
         {"model": name, "tab": tab, **FIELDS[name]} for name in NAMES for tab in ("result", "why")

@@ -1,12 +1,9 @@
 """The clients that people have, each against a running server."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import cohere
@@ -26,12 +23,12 @@ NAMES = {"label": "multilabel"}
 
 
 @pytest.fixture(scope="module")
-def predictors(folder: Path) -> dict[str, Predictor]:
+def predictors(folder) -> dict[str, Predictor]:
     return {NAMES.get(n, n): predictor(folder, n, batch_invariant=True) for n in TASKS}
 
 
 @pytest.fixture(scope="module")
-def url(predictors: dict[str, Predictor]) -> Iterator[str]:
+def url(predictors) -> Iterator[str]:
     with running(app(predictors)) as url:
         yield url
         close_session()
@@ -48,9 +45,7 @@ def line(prediction: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(TASKS.keys() - {"embed", "choice", "rerank"}))
-def test_the_own_shape_is_a_line_of_predict(
-    url: str, predictors: dict[str, Predictor], name: str
-) -> None:
+def test_the_own_shape_is_a_line_of_predict(url, predictors, name):
     kind = NAMES.get(name, name)
     inputs = TASKS[name][1][:5]
     expected = [line(predictors[kind](item)) for item in inputs]
@@ -64,14 +59,14 @@ def test_the_own_shape_is_a_line_of_predict(
     assert refused["error"]["code"] == "wrong_task"
 
 
-def test_rows_with_columns(url: str, predictors: dict[str, Predictor]) -> None:
+def test_rows_with_columns(url, predictors):
     row = {"context": TEXTS[0], "endings": [TEXTS[1], TEXTS[2]]}
     assert post(f"{url}/choice", {"inputs": row}) == line(predictors["choice"](row))
     question = {"question": TEXTS[0], "context": TEXTS[1]}
     assert post(f"{url}/answer", {"inputs": [question]}) == [line(predictors["answer"](question))]
 
 
-def test_openai(url: str, predictors: dict[str, Predictor]) -> None:
+def test_openai(url, predictors):
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         check_openai(client, predictors)
 
@@ -80,7 +75,7 @@ def check_openai(client: openai.OpenAI, predictors: dict[str, Predictor]) -> Non
     vectors = predictors["embed"].encode(TEXTS[:3])
     unit = vectors / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     for encoding in ({}, {"encoding_format": "float"}, {"encoding_format": "base64"}):
-        found = client.embeddings.create(model="embed", input=TEXTS[:3], **encoding)  # type: ignore[call-overload]
+        found = client.embeddings.create(model="embed", input=TEXTS[:3], **encoding)
         given = [item.embedding for item in found.data]
         if encoding.get("encoding_format") == "base64":
             given = [np.frombuffer(base64.b64decode(each), "<f4") for each in given]
@@ -112,7 +107,7 @@ def check_openai(client: openai.OpenAI, predictors: dict[str, Predictor]) -> Non
 
 # Python 3.14 deprecates a function that the client calls.
 @pytest.mark.filterwarnings("ignore:'asyncio.iscoroutinefunction':DeprecationWarning")
-def test_cohere(url: str, predictors: dict[str, Predictor]) -> None:
+def test_cohere(url, predictors):
     with httpx.Client() as transport:
         client = cohere.ClientV2("none", base_url=url, httpx_client=transport)
         asked = {"query": TEXTS[0], "documents": TEXTS[1:6], "top_n": 3}
@@ -122,7 +117,7 @@ def test_cohere(url: str, predictors: dict[str, Predictor]) -> None:
     assert [item.relevance_score for item in found] == [ranked.score for ranked in ranking]
 
 
-def test_jina_and_tei_rerank(url: str, predictors: dict[str, Predictor]) -> None:
+def test_jina_and_tei_rerank(url, predictors):
     body = {"query": TEXTS[0], "documents": [TEXTS[1], {"text": TEXTS[2]}]}
     found = post(f"{url}/v1/rerank", {**body, "return_documents": True})
     best = found["results"][0]
@@ -142,7 +137,7 @@ def test_jina_and_tei_rerank(url: str, predictors: dict[str, Predictor]) -> None
     assert pair == {"label": "relevance", "score": alone.score}
 
 
-def test_hugging_face(url: str, predictors: dict[str, Predictor]) -> None:
+def test_hugging_face(url, predictors):
     def client(name: str) -> InferenceClient:
         return InferenceClient(model=f"{url}/models/{name}")
 
@@ -189,7 +184,7 @@ def test_hugging_face(url: str, predictors: dict[str, Predictor]) -> None:
     assert np.array_equal(asked[0], predictors["embed"].encode(TEXTS[0], prompt_name="ask"))
 
 
-def test_tei(url: str, predictors: dict[str, Predictor]) -> None:
+def test_tei(url, predictors):
     vectors = predictors["embed"].encode(TEXTS[:2])
     plain = post(f"{url}/embed", {"inputs": TEXTS[:2], "normalize": False})
     assert np.array_equal(np.float32(plain), vectors)
@@ -229,12 +224,12 @@ def test_tei(url: str, predictors: dict[str, Predictor]) -> None:
     ]
 
 
-def test_an_app_without_a_model_is_refused() -> None:
+def test_an_app_without_a_model_is_refused():
     with pytest.raises(ConfigError, match="there is no model to serve"):
         App({})
 
 
-def test_metrics_count_what_was_answered(url: str) -> None:
+def test_metrics_count_what_was_answered(url):
     def texts() -> float:
         text = httpx.get(f"{url}/metrics").text
         rows = [row for row in text.splitlines() if 'bothways_texts_total{model="embed"}' in row]

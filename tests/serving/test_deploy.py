@@ -1,7 +1,5 @@
 """The files in `deploy`: what they name exists in the server, and they are as safe as they say."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -38,7 +36,7 @@ def exposed() -> set[str]:
     return {re.split(r"[{ ]", row)[0] for row in rows if not row.startswith("#")}
 
 
-def test_every_metric_that_is_named_exists() -> None:
+def test_every_metric_that_is_named_exists():
     names = exposed()
     files = ["grafana/dashboard.json", "prometheus/alerts.yml", "kubernetes.yaml"]
     for file in files:
@@ -51,7 +49,7 @@ def test_every_metric_that_is_named_exists() -> None:
     assert counted - shown == {"bothways_batch_sequences"}  # all others are on the dashboard
 
 
-def test_the_labels_that_are_named_exist() -> None:
+def test_the_labels_that_are_named_exist():
     rows = Metrics(1)
     rows.request("/classify", "films", 200, 0.1)
     text = rows.text().decode()
@@ -63,7 +61,7 @@ def test_the_labels_that_are_named_exist() -> None:
         assert all(f'{label}="' in text for label in labels), labels
 
 
-def test_the_dashboard_is_one_that_grafana_reads() -> None:
+def test_the_dashboard_is_one_that_grafana_reads():
     dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text("utf8"))
     places = [panel["gridPos"] for panel in dashboard["panels"]]
     for n, a in enumerate(places):
@@ -79,7 +77,7 @@ def test_the_dashboard_is_one_that_grafana_reads() -> None:
             assert target["expr"].count("(") == target["expr"].count(")")
 
 
-def test_requests_that_are_counted_leave_out_probes_and_nothing_else() -> None:
+def test_requests_that_are_counted_leave_out_probes_and_nothing_else():
     for file in ("grafana/dashboard.json", "prometheus/alerts.yml"):
         source = (DEPLOY / file).read_text("utf8").replace('\\"', '"')
         left_out = set(re.findall(r'route!~"([^"]*)"', source))
@@ -91,7 +89,7 @@ def test_requests_that_are_counted_leave_out_probes_and_nothing_else() -> None:
             assert not re.fullmatch(pattern, path), path
 
 
-def test_refused_requests_are_divided_by_all_requests() -> None:
+def test_refused_requests_are_divided_by_all_requests():
     """A request that is refused unread has no model, and a probe that fails is no request."""
     rules = load("prometheus/alerts.yml")[0]["groups"][0]["rules"]
     (alert,) = (rule["expr"] for rule in rules if rule.get("alert") == "BothwaysRefuses")
@@ -105,7 +103,7 @@ def test_refused_requests_are_divided_by_all_requests() -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
-def test_prometheus_takes_the_files_and_fires_the_alerts() -> None:
+def test_prometheus_takes_the_files_and_fires_the_alerts():
     metrics = Metrics(100)
     metrics.request("/classify", "films", 200, 0.1)
     metrics.loaded("films", 1)
@@ -122,7 +120,7 @@ def test_prometheus_takes_the_files_and_fires_the_alerts() -> None:
         assert done.returncode == 0, (words, done.stdout, done.stderr)
 
 
-def test_every_alert_has_a_case() -> None:
+def test_every_alert_has_a_case():
     rules = load("prometheus/alerts.yml")[0]["groups"][0]["rules"]
     cases = [
         each
@@ -140,7 +138,7 @@ def grouping(operand: str) -> str | None:
     return found and (found[1] or "")
 
 
-def test_both_sides_of_a_division_have_the_same_labels() -> None:
+def test_both_sides_of_a_division_have_the_same_labels():
     dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text("utf8"))
     rules = load("prometheus/alerts.yml")[0]["groups"][0]["rules"]
     panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
@@ -152,7 +150,7 @@ def test_both_sides_of_a_division_have_the_same_labels() -> None:
         assert grouping(left) == grouping(right), (left, right)
 
 
-def test_a_counter_is_there_before_it_counts() -> None:
+def test_a_counter_is_there_before_it_counts():
     metrics = Metrics(100)
     metrics.loaded("films", 1)
     rows = metrics.text().decode().splitlines()
@@ -165,7 +163,7 @@ def check_words(words: list[str]) -> dict[str, str]:
     return dict(bound.arguments)
 
 
-def test_the_commands_of_containers_are_those_of_the_server() -> None:
+def test_the_commands_of_containers_are_those_of_the_server():
     (compose,) = load("compose.yaml")
     deployment = next(each for each in load("kubernetes.yaml") if each["kind"] == "Deployment")
     pod = deployment["spec"]["template"]["spec"]
@@ -195,7 +193,7 @@ def unit() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
-def test_the_service_starts_the_server_and_waits_for_its_end(tmp_path: Path) -> None:
+def test_the_service_starts_the_server_and_waits_for_its_end(tmp_path):
     program, command, *words = unit()["ExecStart"].replace("%i", "8080").split()
     assert command == "serve"
     delay = float(check_words(words)["drain_delay"])
@@ -210,7 +208,7 @@ def test_the_service_starts_the_server_and_waits_for_its_end(tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_a_proxy_passes_what_the_server_says(tmp_path: Path) -> None:
+def test_a_proxy_passes_what_the_server_says(tmp_path):
     source = (DEPLOY / "nginx.conf").read_text("utf8")
     size, seconds = re.findall(r"client_max_body_size (\d+)m;|proxy_read_timeout (\d+)s;", source)
     assert int(size[0]) << 20 > DEFAULT_LIMITS.body_bytes
@@ -235,7 +233,7 @@ def test_a_proxy_passes_what_the_server_says(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_containers_are_not_privileged() -> None:
+def test_containers_are_not_privileged():
     image = (DEPLOY / "Dockerfile").read_text("utf8")
     last = image.rpartition("\nFROM ")[2]
     assert "\nUSER 10001" in last
@@ -258,7 +256,7 @@ def test_containers_are_not_privileged() -> None:
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
 
 
-def test_files_that_are_mounted_and_copied_exist() -> None:
+def test_files_that_are_mounted_and_copied_exist():
     (compose,) = load("compose.yaml")
     mounted = [v.split(":")[0] for s in compose["services"].values() for v in s.get("volumes", ())]
     for place in (place for place in mounted if place.startswith("./")):
@@ -277,7 +275,7 @@ TRAIN_JOB = {"activeDeadlineSeconds", "initializer", "managedBy", "runtimePatche
 TRAIN_JOB |= {"runtimeRef", "suspend", "trainer"}
 
 
-def test_a_train_job_has_fields_that_kubeflow_has_and_mounts_its_volumes() -> None:
+def test_a_train_job_has_fields_that_kubeflow_has_and_mounts_its_volumes():
     (job,) = load("training/kubernetes-trainjob.yaml")
     assert set(job["spec"]) <= TRAIN_JOB
     (patch,) = job["spec"]["runtimePatches"]

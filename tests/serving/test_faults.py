@@ -1,14 +1,11 @@
 """What clients do wrong, by mistake or on purpose: each is one error of the catalogue, and the server goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -41,7 +38,7 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def application(folder: Path) -> App:
+def application(folder) -> App:
     tasks = "classify embed answer tag fill likelihood choice regress rerank"
     return app({name: predictor(folder, name) for name in tasks.split()}, limits=LIMITS)
 
@@ -66,14 +63,14 @@ def code(response: httpx.Response) -> tuple[int, str]:
         b"\xef\xbb\xbf{}",
     ],
 )
-def test_bodies_that_are_not_json(url: str, body: bytes) -> None:
+def test_bodies_that_are_not_json(url, body):
     status, name = code(httpx.post(f"{url}/classify", content=body, headers=JSON))
     assert status in (400, 422)
     assert name in ("invalid_json", "invalid")
 
 
 @pytest.mark.parametrize("body", [[], "a", 1])
-def test_bodies_that_are_no_object(url: str, body: Any) -> None:
+def test_bodies_that_are_no_object(url, body):
     assert code(httpx.post(f"{url}/classify", json=body)) == (400, "bad_request")
 
 
@@ -114,7 +111,7 @@ def test_bodies_that_are_no_object(url: str, body: Any) -> None:
         ("/", {"inputs": "a"}),
     ],
 )
-def test_fields_of_the_wrong_kind(url: str, path: str, body: Any) -> None:
+def test_fields_of_the_wrong_kind(url, path, body):
     assert code(httpx.post(f"{url}{path}", json=body)) == (422, "invalid")
 
 
@@ -136,26 +133,26 @@ def test_fields_of_the_wrong_kind(url: str, path: str, body: Any) -> None:
         ("/info", {}, (405, "method_not_allowed")),
     ],
 )
-def test_limits_and_names(url: str, path: str, body: Any, expected: tuple[int, str]) -> None:
+def test_limits_and_names(url, path, body, expected):
     response = httpx.post(f"{url}{path}", json=body)
     assert code(response) == expected
     if expected[0] == 405:
         assert response.headers["allow"] == "GET"
 
 
-def test_a_task_that_no_model_has_is_named_with_those_there_are(url: str) -> None:
+def test_a_task_that_no_model_has_is_named_with_those_there_are(url):
     response = httpx.post(f"{url}/prefer", json={"inputs": ["a", "b"]})
     assert code(response) == (422, "wrong_task")
     message = response.json()["error"]["message"]
     assert message.startswith("no model is for prefer: 'classify' is for classify, 'embed' is for")
 
 
-def test_long_texts_are_cut_and_counted(url: str) -> None:
+def test_long_texts_are_cut_and_counted(url):
     response = httpx.post(f"{url}/classify", json={"inputs": ["film " * 100, "film"]})
     assert (response.status_code, response.headers["x-truncated"]) == (200, "1")
 
 
-def test_media_types_methods_and_heads(url: str) -> None:
+def test_media_types_methods_and_heads(url):
     for headers in ({"content-type": "text/plain"}, JSON | {"content-encoding": "gzip"}):
         response = httpx.post(f"{url}/classify", content=b'{"inputs": "a"}', headers=headers)
         assert code(response) == (415, "unsupported_media_type")
@@ -170,7 +167,7 @@ def test_media_types_methods_and_heads(url: str) -> None:
     assert (head.status_code, head.content) == (200, b"")
 
 
-def test_request_ids_are_echoed_only_if_they_are_plain(url: str) -> None:
+def test_request_ids_are_echoed_only_if_they_are_plain(url):
     assert (
         httpx.get(f"{url}/live", headers={"x-request-id": "a-1"}).headers["x-request-id"] == "a-1"
     )
@@ -194,7 +191,7 @@ def exchange(url: str, *parts: bytes, pause: float = 0.0, patience: float = 5.0)
     return received
 
 
-def test_large_bodies_are_refused_before_they_are_read(url: str) -> None:
+def test_large_bodies_are_refused_before_they_are_read(url):
     head = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
     announced = exchange(url, head + b"content-length: 30000\r\n\r\n")
     assert b" 413 " in announced.splitlines()[0]
@@ -206,7 +203,7 @@ def test_large_bodies_are_refused_before_they_are_read(url: str) -> None:
     assert exchange(url, waits).startswith(b"HTTP/1.1 413 ")
 
 
-def test_a_client_that_sends_too_much_sees_why(url: str) -> None:
+def test_a_client_that_sends_too_much_sees_why(url):
     """Its connection is not reset while it sends, before it reads the answer."""
     head = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
     announced = head + b"content-length: 8000000\r\n\r\n"
@@ -220,7 +217,7 @@ def test_a_client_that_sends_too_much_sees_why(url: str) -> None:
         assert b"body_too_large" in answer
 
 
-def test_slow_clients_have_a_deadline(url: str) -> None:
+def test_slow_clients_have_a_deadline(url):
     slow_head = exchange(url, b"POST /classify HTTP/1.1\r\nhost: a\r\n", patience=3)
     assert b" 408 " in slow_head.splitlines()[0]
     assert b"head_seconds" in slow_head
@@ -244,14 +241,14 @@ def test_slow_clients_have_a_deadline(url: str) -> None:
         b"\r\n" * 2000,
     ],
 )
-def test_bytes_that_are_no_http(url: str, raw: bytes) -> None:
+def test_bytes_that_are_no_http(url, raw):
     received = exchange(url, raw)
     status = received.split(b" ", 2)[1] if received else b""
     assert status in (b"", b"400", b"408")
     assert httpx.get(f"{url}/ready").status_code == 200
 
 
-def test_http_1_0_pipelining_and_expect(url: str) -> None:
+def test_http_1_0_pipelining_and_expect(url):
     assert b" 200 " in exchange(url, b"GET /live HTTP/1.0\r\n\r\n").splitlines()[0]
     both = b"GET /live HTTP/1.1\r\nhost: a\r\n\r\nGET /ready HTTP/1.0\r\n\r\n"
     assert exchange(url, both).count(b'"status"') == 2
@@ -310,7 +307,7 @@ VALUES = some.recursive(
 
 
 @given(some.sampled_from(sorted(ROUTES)), some.dictionaries(FIELDS, VALUES, max_size=6))
-def test_no_object_is_an_internal_error(application: App, path: str, body: dict[str, Any]) -> None:
+def test_no_object_is_an_internal_error(application, path, body):
     """Requests are read to the point where they would be queued: no model is needed."""
 
     def read() -> None:
@@ -322,7 +319,7 @@ def test_no_object_is_an_internal_error(application: App, path: str, body: dict[
 
 
 @given(some.binary(max_size=40))
-def test_no_bytes_are_an_internal_error(application: App, body: bytes) -> None:
+def test_no_bytes_are_an_internal_error(application, body):
     async def receive() -> Any:
         return {"type": "http.request", "body": body}
 
@@ -330,7 +327,7 @@ def test_no_bytes_are_an_internal_error(application: App, body: bytes) -> None:
     assert status_of(lambda: json_object(asyncio.run(read()), body)) < 500
 
 
-def test_keys_and_hosts(application: App) -> None:
+def test_keys_and_hosts(application):
     guarded = app(
         {"embed": application.models.named("embed").predictor},
         keys=("one", "zwei-ü"),
@@ -359,7 +356,7 @@ def test_keys_and_hosts(application: App) -> None:
         assert code(rebound) == (403, "forbidden_host")
 
 
-def test_connections_have_a_limit(application: App) -> None:
+def test_connections_have_a_limit(application):
     few = app({"embed": application.models.named("embed").predictor}, limits=Limits(connections=2))
     with running(few) as url:
         host, port = url.removeprefix("http://").split(":")
@@ -378,7 +375,7 @@ def test_connections_have_a_limit(application: App) -> None:
         assert (draining.status_code, draining.headers["retry-after"]) == (503, "1")
 
 
-def test_limits_say_what_is_wrong() -> None:
+def test_limits_say_what_is_wrong():
     with pytest.raises(ConfigError, match=r"limits\.texts: must be above 0, not 0"):
         Limits(texts=0)
     with pytest.raises(ConfigError, match="do not fit in a queue of 10"):
@@ -389,7 +386,7 @@ def command(*words: str) -> None:
     cli(["serve", *words], result_action="return_value")
 
 
-def test_mistakes_of_the_command(tmp_path: Path) -> None:
+def test_mistakes_of_the_command(tmp_path):
     folder = make_folder(tmp_path / "bert")
     cases = {
         (): "there is no model to serve",
@@ -413,7 +410,7 @@ def test_mistakes_of_the_command(tmp_path: Path) -> None:
             command(str(folder), "--port", port)
 
 
-def test_models_are_called_by_their_folder_or_their_name(tmp_path: Path) -> None:
+def test_models_are_called_by_their_folder_or_their_name(tmp_path):
     (tmp_path / "a=b").mkdir()
     assert named_models(("x=runs/sst", "owner/mini", "runs/ner/")) == {
         "x": ("runs/sst", None),
@@ -424,7 +421,7 @@ def test_models_are_called_by_their_folder_or_their_name(tmp_path: Path) -> None
         named_models((str(tmp_path / "a=b"),))
 
 
-def test_a_model_may_have_a_task_of_its_own(tmp_path: Path) -> None:
+def test_a_model_may_have_a_task_of_its_own(tmp_path):
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert:rerank").mkdir()
     bert = str(tmp_path / "bert")

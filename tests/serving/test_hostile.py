@@ -1,7 +1,5 @@
 """Hostile bytes, texts, clients and moments: the server answers, refuses or closes, and goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -12,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,12 +28,12 @@ from toy_predictors import predictor
 
 
 @pytest.fixture(scope="module")
-def predictors(folder: Path) -> dict[str, Predictor]:
+def predictors(folder) -> dict[str, Predictor]:
     return {name: predictor(folder, name) for name in ("classify", "embed")}
 
 
 @pytest.fixture(scope="module")
-def application(predictors: dict[str, Predictor]) -> App:
+def application(predictors) -> App:
     return app(predictors)
 
 
@@ -63,9 +60,7 @@ EDITS = some.tuples(some.integers(0, len(WHOLE)), some.integers(0, 8), some.bina
     some.sampled_from([WHOLE, CHUNKED, b"GET /live HTTP/1.1\r\n\r\n", WHOLE + WHOLE]),
     some.lists(EDITS, max_size=3),
 )
-def test_damaged_requests_on_a_socket(
-    application: App, url: str, raw: bytes, edits: list[tuple[int, int, bytes]]
-) -> None:
+def test_damaged_requests_on_a_socket(application, url, raw, edits):
     for start, size, new in edits:
         raw = raw[:start] + new + raw[start + size :]
     with socket.create_connection(place(url), timeout=10) as connection:
@@ -94,7 +89,7 @@ def test_damaged_requests_on_a_socket(
     ],
     ids=range(8),
 )
-def test_hostile_texts_are_answered(url: str, text: str) -> None:
+def test_hostile_texts_are_answered(url, text):
     start = time.process_time()
     response = httpx.post(f"{url}/classify", json={"inputs": text}, timeout=60)
     assert response.status_code == 200, response.text[:300]
@@ -113,7 +108,7 @@ def test_hostile_texts_are_answered(url: str, text: str) -> None:
         (b'{"inputs": {"text": {"text": "a"}}}', 422),
     ],
 )
-def test_hostile_json(url: str, body: bytes, expected: int) -> None:
+def test_hostile_json(url, body, expected):
     headers = {"content-type": "application/json"}
     response = httpx.post(f"{url}/classify", content=body, headers=headers)
     assert response.status_code in (expected, 400), response.text[:300]
@@ -133,15 +128,13 @@ def test_hostile_json(url: str, body: bytes, expected: int) -> None:
         "/v2/models/%2e%2e/infer",
     ],
 )
-def test_names_in_paths_are_only_keys(url: str, path: str) -> None:
+def test_names_in_paths_are_only_keys(url, path):
     response = httpx.post(url + path, json={"inputs": "a"})
     assert response.status_code == 404
     assert len(response.content) < 1000
 
 
-def test_a_tokenizer_that_fails_fails_its_request_alone(
-    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tokenizer_that_fails_fails_its_request_alone(url, monkeypatch, caplog):
     whole = ServedModel.encode
 
     def fails(model: ServedModel, examples: Any) -> Any:
@@ -158,7 +151,7 @@ def test_a_tokenizer_that_fails_fails_its_request_alone(
     assert "secret of the tokenizer" in caplog.text
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_body(application: App, url: str) -> None:
+def test_a_client_that_leaves_in_the_middle_of_a_body(application, url):
     with socket.create_connection(place(url)) as connection:
         connection.sendall(WHOLE[:-5])
     until = time.monotonic() + 5
@@ -167,7 +160,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_body(application: App, url: str
     assert "499" in statuses(application)
 
 
-def test_idle_connections_do_not_hold_up_others(url: str) -> None:
+def test_idle_connections_do_not_hold_up_others(url):
     held = [socket.create_connection(place(url)) for _ in range(300)]
     try:
         start = time.process_time()
@@ -179,14 +172,14 @@ def test_idle_connections_do_not_hold_up_others(url: str) -> None:
             connection.close()
 
 
-def test_a_log_that_cannot_be_written_stops_nothing(url: str) -> None:
+def test_a_log_that_cannot_be_written_stops_nothing(url):
     class Full:
         def write(self, text: str) -> None:
             raise OSError(28, "No space left on device")
 
         flush = write
 
-    handler = logging.StreamHandler(Full())  # type: ignore[type-var]
+    handler = logging.StreamHandler(Full())
     handler.setFormatter(_JsonLines())
     requests_log.addHandler(handler)
     requests_log.setLevel(logging.INFO)
@@ -197,7 +190,7 @@ def test_a_log_that_cannot_be_written_stops_nothing(url: str) -> None:
         requests_log.setLevel(logging.NOTSET)
 
 
-def test_ipv6() -> None:
+def test_ipv6():
     if not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     try:
@@ -226,9 +219,7 @@ def served(application: App, **options: int) -> Iterator[tuple[str, Server, thre
 
 
 @pytest.mark.parametrize("count", [40, 1000])  # answers of 15 kB, and of 370 kB
-def test_a_client_that_does_not_read_loses_its_connection(
-    predictors: dict[str, Predictor], count: int
-) -> None:
+def test_a_client_that_does_not_read_loses_its_connection(predictors, count):
     application = app(predictors, limits=Limits(deadline_seconds=2.0))
     with served(application, SO_SNDBUF=4096) as (url, server, _):
         body = json.dumps({"inputs": ["a good film"] * count}).encode()
@@ -247,9 +238,7 @@ def test_a_client_that_does_not_read_loses_its_connection(
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_signals_under_load(
-    predictors: dict[str, Predictor], monkeypatch: pytest.MonkeyPatch, signals: int
-) -> None:
+def test_signals_under_load(predictors, monkeypatch, signals):
     gate = threading.Semaphore(1)  # for the text at the start
     batches: list[int] = []
 

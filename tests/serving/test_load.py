@@ -1,7 +1,5 @@
 """Many requests at a time: answers, order, refusals, deadlines, clients that leave, the end."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -15,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -41,12 +38,12 @@ KINDS = ("classify", "tag", "answer", "embed", "fill")
 
 
 @pytest.fixture(scope="module")
-def predictors(folder: Path) -> dict[str, Predictor]:
+def predictors(folder) -> dict[str, Predictor]:
     return {name: predictor(folder, name, batch_invariant=True) for name in KINDS}
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
+def gate(monkeypatch) -> Iterator[threading.Semaphore]:
     """Released once for each batch that may be computed."""
     free = threading.Semaphore(0)
 
@@ -76,9 +73,7 @@ def until_busy(application: App) -> None:
 
 
 @pytest.mark.skipif(not library.multiplies("fp32"), reason="no kernels: equal to rounding only")
-def test_answers_under_load_are_those_of_the_predictor_to_the_bit(
-    predictors: dict[str, Predictor],
-) -> None:
+def test_answers_under_load_are_those_of_the_predictor_to_the_bit(predictors):
     draw = random.Random(3)
     calls = []
     for _ in range(150):
@@ -120,11 +115,7 @@ def in_thread(call: Any) -> threading.Thread:
     return thread
 
 
-def test_a_full_queue_refuses_at_once_and_recovers(
-    predictors: dict[str, Predictor],
-    gate: threading.Semaphore,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_full_queue_refuses_at_once_and_recovers(predictors, gate, caplog):
     caplog.set_level(logging.INFO, "bothways.serving.requests")
     gate.release()  # for the text at the start
     limits = Limits(queue_tokens=100, request_tokens=100, batch_tokens=16)
@@ -156,9 +147,7 @@ def test_a_full_queue_refuses_at_once_and_recovers(
         assert ask().status_code == 200
 
 
-def test_requests_without_room_are_refused_unread(
-    predictors: dict[str, Predictor], gate: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_without_room_are_refused_unread(predictors, gate, monkeypatch):
     """Until the queue is shorter, what is no shorter than a refused request is refused, too."""
     gate.release()
     bodies = []
@@ -221,8 +210,8 @@ def test_requests_without_room_are_refused_unread(
 
 
 def test_a_refusal_is_forgotten_when_the_queue_becomes_shorter_meanwhile(
-    predictors: dict[str, Predictor], gate: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    predictors, gate, monkeypatch
+):
     """Remembered for an empty queue, it would refuse every request from then on."""
     gate.release()
     limits = Limits(queue_tokens=100, request_tokens=100, batch_tokens=100)
@@ -253,9 +242,7 @@ def test_a_refusal_is_forgotten_when_the_queue_becomes_shorter_meanwhile(
         assert ask() == 200
 
 
-def test_one_text_overtakes_a_request_with_many(
-    predictors: dict[str, Predictor], gate: threading.Semaphore
-) -> None:
+def test_one_text_overtakes_a_request_with_many(predictors, gate):
     gate.release()
     application = app(predictors["classify"], limits=Limits(batch_tokens=16))
     order: list[str] = []
@@ -276,9 +263,7 @@ def test_one_text_overtakes_a_request_with_many(
         many.join()
 
 
-def test_deadlines_and_clients_that_leave_free_the_queue(
-    predictors: dict[str, Predictor], gate: threading.Semaphore
-) -> None:
+def test_deadlines_and_clients_that_leave_free_the_queue(predictors, gate):
     gate.release()
     application = app(predictors["classify"], limits=Limits(batch_tokens=4))
     with running(application) as url:
@@ -305,9 +290,7 @@ def test_deadlines_and_clients_that_leave_free_the_queue(
         assert wrong.status_code == 400
 
 
-def test_a_text_that_fails_is_alone_in_failing(
-    predictors: dict[str, Predictor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_fails_is_alone_in_failing(predictors, monkeypatch):
     bad = predictors["classify"].task_model.tokenizer.encode("awful")[0]
 
     def sometimes(task: Any, sequences: Any, *rest: Any) -> Any:
@@ -328,18 +311,16 @@ def test_a_text_that_fails_is_alone_in_failing(
         assert answers == {text: 500 if "awful" in text else 200 for text in texts}
 
 
-def test_weights_that_are_not_numbers_are_named(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_weights_that_are_not_numbers_are_named(folder, caplog):
     broken = predictor(folder, "classify")
     with running(app(broken)) as url:
-        broken.task_model.model.heads["labels"].dense.bias.data.fill_(float("nan"))  # type: ignore[union-attr]
+        broken.task_model.model.heads["labels"].dense.bias.data.fill_(float("nan"))
         answer = httpx.post(f"{url}/classify", json={"inputs": "good"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
     assert ["not finite" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_a_model_that_computes_no_numbers_is_not_served(folder: Path, tmp_path: Path) -> None:
+def test_a_model_that_computes_no_numbers_is_not_served(folder, tmp_path):
     loaded = load_model(folder)
     model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
     for name, parameter in model.heads.named_parameters():
@@ -349,9 +330,7 @@ def test_a_model_that_computes_no_numbers_is_not_served(folder: Path, tmp_path: 
         cli(["serve", str(tmp_path / "films"), "--port", "0"], result_action="return_value")
 
 
-def test_a_signal_ends_the_command_after_the_requests_under_way(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_signal_ends_the_command_after_the_requests_under_way(folder, tmp_path):
     task = predictor(folder, "classify").task_model
     place = tmp_path / "films"
     loaded = load_model(folder)
@@ -362,7 +341,6 @@ def test_a_signal_ends_the_command_after_the_requests_under_way(
     with subprocess.Popen(
         [*words, "--drain-delay", "0.5"], stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
-        assert process.stderr is not None
         banner = process.stderr.readline()
         assert banner.startswith("serving films (classify) on http://127.0.0.1:")
         url = banner.split(" on ")[1].split(",")[0]

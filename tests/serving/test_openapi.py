@@ -1,8 +1,5 @@
 """The OpenAPI document: what it says of requests is what the server reads. See drawn_requests.py."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,12 +13,12 @@ from toy_predictors import TASKS, predictor
 
 
 @pytest.fixture(scope="module")
-def application(folder: Path) -> App:
+def application(folder) -> App:
     limits = Limits(request_tokens=2000, queue_tokens=4000)
     return app({name: predictor(folder, name) for name in TASKS}, limits=limits, playground=True)
 
 
-def test_every_route_is_in_the_document(application: App, url: str) -> None:
+def test_every_route_is_in_the_document(application, url):
     assert {f"/{kind}" for kind in PREDICTIONS} <= ROUTES.keys(), "add new tasks to PREDICTIONS"
     routes = ROUTES.keys() | {"/tokenize", "/explain"}
     shown = httpx.get(f"{url}/openapi.json").json()["paths"]
@@ -34,7 +31,7 @@ def test_every_route_is_in_the_document(application: App, url: str) -> None:
     assert posts == wanted, f"add a new task to TASKS of toy_predictors.py: {wanted - posts}"
 
 
-def test_routes_without_a_model_are_left_out(application: App) -> None:
+def test_routes_without_a_model_are_left_out(application):
     alone = app(application.models.named("embed").predictor, keys=("a",))
     shown = document(alone.models, alone.limits, guarded=True)
     assert "/v1/embeddings" in shown["paths"]
@@ -56,7 +53,7 @@ def unnamed(value: Any, schema: dict[str, Any], schemas: dict[str, Any]) -> set[
     return (value.keys() - known.keys()).union(*below)
 
 
-def test_every_field_of_what_needs_no_model_is_named(url: str) -> None:
+def test_every_field_of_what_needs_no_model_is_named(url):
     whole = httpx.get(f"{url}/openapi.json").json()
     for path, entry in whole["paths"].items():
         described = entry.get("get", {"responses": {}})["responses"].get("200", {"content": {}})
@@ -67,7 +64,7 @@ def test_every_field_of_what_needs_no_model_is_named(url: str) -> None:
                 assert not unnamed(answer.json(), content["schema"], schemas), path
 
 
-def test_every_example_is_answered(url: str) -> None:
+def test_every_example_is_answered(url):
     for path, entry in httpx.get(f"{url}/openapi.json").json()["paths"].items():
         if "post" not in entry:
             continue
@@ -99,7 +96,7 @@ def types_of(schema: dict[str, Any]) -> set[str]:
     return {types} if isinstance(types, str) else set(types)
 
 
-def test_fields_of_other_types_are_refused(url: str) -> None:
+def test_fields_of_other_types_are_refused(url):
     count = 0
     with httpx.Client(base_url=url) as client:
         for path, entry in client.get("/openapi.json").json()["paths"].items():

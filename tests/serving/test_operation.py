@@ -1,7 +1,5 @@
 """A server in operation: its log, its signals, spans, and the digest of a folder."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -29,7 +27,7 @@ from toy_folder import make_folder
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("place") / "bert")
 
 
@@ -56,9 +54,7 @@ def until(condition: Any, seconds: float = 90.0) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_server_that_has_ended_leaves_the_loggers_as_they_were(
-    number: int, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_has_ended_leaves_the_loggers_as_they_were(number, base, tmp_path, capsys):
     names = ("bothways.serving", "uvicorn.error", requests_log.name)
     loggers = [logging.getLogger(name) for name in names]
 
@@ -86,7 +82,7 @@ def test_a_server_that_has_ended_leaves_the_loggers_as_they_were(
     assert capsys.readouterr().err == ""
 
 
-def test_the_digest_is_of_what_predictions_depend_on(base: Path, tmp_path: Path) -> None:
+def test_the_digest_is_of_what_predictions_depend_on(base, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(base, folder)
     digest = digest_of_model(str(folder), whole=True)
@@ -100,13 +96,13 @@ def test_the_digest_is_of_what_predictions_depend_on(base: Path, tmp_path: Path)
         digest = digest_of_model(str(folder), whole=True)
 
 
-def test_a_server_needs_a_thread(base: Path) -> None:
+def test_a_server_needs_a_thread(base):
     with pytest.raises(BothwaysError, match="threads"):
         cli(["serve", str(base), "--port", "0", "--threads", "0"], result_action="return_value")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_log_on_a_full_disk_is_told_on_the_output(base: Path, tmp_path: Path) -> None:
+def test_a_log_on_a_full_disk_is_told_on_the_output(base, tmp_path):
     folder = write(tmp_path / "films", base, 1)
     call = [sys.executable, "-m", "bothways", "serve", str(folder), "--port", "0"]
     with Path("/dev/full").open("w") as full:

@@ -1,12 +1,9 @@
 """The playground over HTTP: its files, their headers, and explanations. `test_browser` looks at the page itself."""
 
-from __future__ import annotations
-
 import importlib.resources
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -35,14 +32,14 @@ FORBIDDEN = (
 
 
 @pytest.fixture(scope="module")
-def application(folder: Path) -> App:
+def application(folder) -> App:
     limits = Limits(request_tokens=4000, queue_tokens=4000)
     predictors = {name: predictor(folder, name, batch_invariant=True) for name in NAMES}
     return application_of(predictors, limits=limits, keys=["sesame"], playground=True)
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> Iterator[httpx.Client]:
+def client(url) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, headers={"authorization": "Bearer sesame"}) as client:
         yield client
 
@@ -62,7 +59,7 @@ def refused(client: httpx.Client, **body: Any) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("path", pages())
-def test_files_need_no_key_and_have_strict_headers(url: str, path: str) -> None:
+def test_files_need_no_key_and_have_strict_headers(url, path):
     response = httpx.get(url + path)
     assert response.status_code == 200
     kinds = {"js": "text/javascript", "css": "text/css"}
@@ -105,26 +102,26 @@ def test_files_need_no_key_and_have_strict_headers(url: str, path: str) -> None:
         "/models/classify/play",
     ],
 )
-def test_there_are_no_other_files(client: httpx.Client, path: str) -> None:
+def test_there_are_no_other_files(client, path):
     response = client.get(path)
     assert response.status_code == 404
     assert "import" not in response.text
 
 
-def test_a_slash_at_the_end_leads_to_the_page(url: str) -> None:
+def test_a_slash_at_the_end_leads_to_the_page(url):
     response = httpx.get(f"{url}/play/")
     assert response.status_code == 308
     assert response.headers["location"] == "../play"
     assert httpx.get(f"{url}/play/", follow_redirects=True).text == httpx.get(f"{url}/play").text
 
 
-def test_what_the_page_asks_for_needs_the_key(url: str) -> None:
+def test_what_the_page_asks_for_needs_the_key(url):
     assert httpx.get(f"{url}/info").status_code == 401
     body = {"model": "classify", "method": "attention", "inputs": TEXT}
     assert httpx.post(f"{url}/explain", json=body).status_code == 401
 
 
-def test_without_the_playground_there_is_no_page_and_no_explanation(folder: Path) -> None:
+def test_without_the_playground_there_is_no_page_and_no_explanation(folder):
     with running(application_of(predictor(folder, "classify"))) as url:
         assert httpx.get(f"{url}/play").status_code == 404
         assert httpx.get(f"{url}/play/main.js").status_code == 404
@@ -132,14 +129,14 @@ def test_without_the_playground_there_is_no_page_and_no_explanation(folder: Path
         assert httpx.post(f"{url}/explain", json=body).status_code == 404
 
 
-def test_every_file_is_served_and_small() -> None:
+def test_every_file_is_served_and_small():
     kinds = [item.name.partition(".")[2] for item in PAGE.iterdir()]
     assert (kinds.count("html"), kinds.count("css"), kinds.count("js")) == (1, 1, len(SCRIPTS))
     assert len(kinds) == len(pages()) == 2 + len(SCRIPTS)
     assert sum(len(page.body) for page in pages().values()) < 100_000
 
 
-def test_the_page_runs_nothing_inline_and_loads_nothing_from_elsewhere() -> None:
+def test_the_page_runs_nothing_inline_and_loads_nothing_from_elsewhere():
     html = (PAGE / "index.html").read_text(encoding="utf8")
     assert re.findall(r"<script[^>]*>", html) == ['<script type="module" src="play/main.js">']
     assert not re.search(r"\son\w+=|\sstyle=|<style|javascript:", html)
@@ -155,7 +152,7 @@ def test_the_page_runs_nothing_inline_and_loads_nothing_from_elsewhere() -> None
     assert "@import" not in style
 
 
-def test_both_languages_say_the_same_things() -> None:
+def test_both_languages_say_the_same_things():
     words = (PAGE / "words.js").read_text(encoding="utf8")
     tables = []
     for name in ("EN", "ZH"):
@@ -175,9 +172,7 @@ def test_both_languages_say_the_same_things() -> None:
 # ---- explanations ----
 
 
-def test_words_left_out_are_predictions_without_them(
-    client: httpx.Client, application: App
-) -> None:
+def test_words_left_out_are_predictions_without_them(client, application):
     predict = application.models.named("classify").predictor
     found = explain(client, model="classify", method="leave_one_out", inputs=TEXT, label="neg")
     whole = predict(TEXT).probabilities["neg"]
@@ -200,7 +195,7 @@ def test_words_left_out_are_predictions_without_them(
         ({"model": "embed", "inputs": ["a film", "was bad"]}, 4),
     ],
 )
-def test_words_left_out_of_every_task(client: httpx.Client, body: Any, count: int) -> None:
+def test_words_left_out_of_every_task(client, body, count):
     found = explain(client, method="leave_one_out", **body)
     assert len(found["words"]) == count
     effects = [word["effect"] for word in found["words"]]
@@ -208,7 +203,7 @@ def test_words_left_out_of_every_task(client: httpx.Client, body: Any, count: in
     assert any(effects)
 
 
-def test_attention_of_a_layer(client: httpx.Client) -> None:
+def test_attention_of_a_layer(client):
     found = explain(client, model="embed", method="attention", inputs=TEXT, layer=1)
     count = len(found["tokens"])
     assert [token["text"] for token in found["tokens"]] == ["[CLS]", *TEXT.split(), "[SEP]"]
@@ -241,7 +236,7 @@ def test_attention_of_a_layer(client: httpx.Client) -> None:
         ({"method": "leave_one_out", "inputs": "a " * 500, "label": "neg"}, "too_many_tokens"),
     ],
 )
-def test_what_cannot_be_explained_is_refused(client: httpx.Client, body: Any, code: str) -> None:
+def test_what_cannot_be_explained_is_refused(client, body, code):
     status, found = refused(client, model="classify", **body)
     assert found == code
     assert status in (413, 422)
@@ -256,14 +251,12 @@ def test_what_cannot_be_explained_is_refused(client: httpx.Client, body: Any, co
         ("embed", "leave_one_out", "a film"),
     ],
 )
-def test_methods_that_a_task_does_not_have(
-    client: httpx.Client, model: str, method: str, inputs: Any
-) -> None:
+def test_methods_that_a_task_does_not_have(client, model, method, inputs):
     code = "wrong_task" if model == "choice" else "invalid"
     assert refused(client, model=model, method=method, inputs=inputs) == (422, code)
 
 
-def test_explanations_without_a_model_folder_are_refused(folder: Path) -> None:
+def test_explanations_without_a_model_folder_are_refused(folder):
     from bothways.prediction.predictor import Predictor
 
     alone = Predictor(predictor(folder, "classify").task_model)
@@ -272,7 +265,7 @@ def test_explanations_without_a_model_folder_are_refused(folder: Path) -> None:
         assert explain(one, method="leave_one_out", inputs=TEXT, label="neg")["words"]
 
 
-def test_info_has_what_the_page_needs(client: httpx.Client) -> None:
+def test_info_has_what_the_page_needs(client):
     models = {model["name"]: model for model in client.get("/info").json()["models"]}
     assert models["fill"]["mask"] == "[MASK]"
     assert models["classify"]["specials"] == {"single": 2, "pair": 3}
@@ -281,9 +274,7 @@ def test_info_has_what_the_page_needs(client: httpx.Client) -> None:
     assert (models["tag"]["long_texts"], models["embed"]["long_texts"]) == ("windows", "truncate")
 
 
-def test_the_command_prints_the_address(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_the_address(folder, monkeypatch, capsys):
     import webbrowser
 
     served: list[Any] = []

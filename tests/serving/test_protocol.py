@@ -1,7 +1,5 @@
 """HTTP at its edges, by bytes on a socket, and by the clients of other languages, where these are installed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket
@@ -23,12 +21,12 @@ LONG = json.dumps({"inputs": [TEXTS[0] * 20] * 300})
 
 
 @pytest.fixture(scope="module")
-def application(folder: Path) -> App:
+def application(folder) -> App:
     return app(predictor(folder, "classify", batch_invariant=True))
 
 
 @pytest.fixture(scope="module")
-def answer(url: str) -> bytes:
+def answer(url) -> bytes:
     return httpx.post(f"{url}/classify", content=BODY.encode(), headers=JSON).content
 
 
@@ -70,9 +68,7 @@ UPGRADES = [
 
 @pytest.mark.parametrize("lines", UPGRADES)
 @pytest.mark.parametrize("pieces", [1, 2, 3])
-def test_offers_of_other_protocols_keep_the_body(
-    lines: tuple[str, ...], pieces: int, url: str, answer: bytes
-) -> None:
+def test_offers_of_other_protocols_keep_the_body(lines, pieces, url, answer):
     whole = head(*lines) + BODY.encode()
     border = whole.index(b"\r\n\r\n") + 4
     parts = {1: [whole], 2: [whole[:border], whole[border:]]}.get(
@@ -85,7 +81,7 @@ def test_offers_of_other_protocols_keep_the_body(
     assert exchange(url, in_chunks).endswith(answer)
 
 
-def test_an_offer_is_declined_for_each_request_of_a_connection(url: str, answer: bytes) -> None:
+def test_an_offer_is_declined_for_each_request_of_a_connection(url, answer):
     offer = head("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AA")
     last = head("connection: close") + BODY.encode()
     received = exchange(url, offer + BODY.encode(), last, pause=0.2)
@@ -95,7 +91,7 @@ def test_an_offer_is_declined_for_each_request_of_a_connection(url: str, answer:
     assert b" 405 " in exchange(url, b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n").splitlines()[0]
 
 
-def test_bodies_in_chunks_with_patience_and_uncompressed(url: str, answer: bytes) -> None:
+def test_bodies_in_chunks_with_patience_and_uncompressed(url, answer):
     body, close = BODY.encode(), "connection: close"
     in_chunks = head(close, "transfer-encoding: chunked", length=None)
     assert exchange(url, in_chunks, chunked(body, 7)).endswith(answer)
@@ -112,7 +108,7 @@ def test_bodies_in_chunks_with_patience_and_uncompressed(url: str, answer: bytes
     assert exchange(url, long).count(b'"label"') == 300
 
 
-def test_compressed_bodies_and_other_charsets_are_refused(url: str) -> None:
+def test_compressed_bodies_and_other_charsets_are_refused(url):
     for headers, allowed in (
         ({**JSON, "content-encoding": "gzip"}, "identity"),
         ({"content-type": "application/json; charset=latin-1"}, None),
@@ -125,7 +121,7 @@ def test_compressed_bodies_and_other_charsets_are_refused(url: str) -> None:
     assert httpx.post(f"{url}/classify", content=BODY.encode(), headers=utf8).status_code == 200
 
 
-def test_a_client_that_sends_no_more_gets_its_answers(url: str, answer: bytes) -> None:
+def test_a_client_that_sends_no_more_gets_its_answers(url, answer):
     body = BODY.encode()
     assert exchange(url, head(), body, close=True).endswith(answer)
     assert exchange(url, head(version="1.0"), body, close=True).endswith(answer)
@@ -134,7 +130,7 @@ def test_a_client_that_sends_no_more_gets_its_answers(url: str, answer: bytes) -
     assert exchange(url, head(), body[:-5], close=True) == b""
 
 
-def test_a_client_that_has_left_is_not_computed_for(application: App, url: str) -> None:
+def test_a_client_that_has_left_is_not_computed_for(application, url):
     host, port = url.removeprefix("http://").split(":")
     computing = application.batcher
     texts = json.dumps({"inputs": [f"{TEXTS[0]} {n}" for n in range(2000)]}).encode()
@@ -153,12 +149,12 @@ def test_a_client_that_has_left_is_not_computed_for(application: App, url: str) 
     assert 'status="499"' in text
 
 
-def test_several_hosts_are_refused(url: str) -> None:
+def test_several_hosts_are_refused(url):
     received = exchange(url, head("host: example.com", "connection: close") + BODY.encode())
     assert received.startswith(b"HTTP/1.1 400 ")
 
 
-def test_pipelined_requests_are_answered_in_order(url: str, answer: bytes) -> None:
+def test_pipelined_requests_are_answered_in_order(url, answer):
     get = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
     last = head("connection: close") + BODY.encode()
     received = exchange(url, head() + BODY.encode() + get + last)
@@ -189,7 +185,7 @@ CURL = [
 
 
 @pytest.mark.parametrize("options", CURL, ids=lambda options: " ".join(options) or "usual")
-def test_curl(options: list[str], url: str, answer: bytes) -> None:
+def test_curl(options, url, answer):
     sent = ["-d", "@-", "-H", "content-type: application/json", f"{url}/classify"]
     assert lines_of(["curl", "-s", "-m", "20", *options, *sent], input=BODY.encode()) == [answer]
     with_long = lines_of(["curl", "-s", "-m", "60", *options, *sent], input=LONG.encode())
@@ -206,9 +202,7 @@ def test_curl(options: list[str], url: str, answer: bytes) -> None:
     ],
     ids=["java", "go", "node"],
 )
-def test_clients_of_other_languages(
-    command: list[Any], count: int, url: str, answer: bytes
-) -> None:
+def test_clients_of_other_languages(command, count, url, answer):
     lines = lines_of([*command, f"{url}/classify", BODY])
     assert len(lines) >= count
     assert set(lines) == {b"200 " + answer}

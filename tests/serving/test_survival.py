@@ -1,12 +1,9 @@
 """Whatever a request does to the model's thread, the other requests are answered, and the probes tell the truth."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -47,17 +44,17 @@ class Panic(BaseException):
 
 
 @pytest.fixture(scope="module")
-def predictors(folder: Path) -> dict[str, Predictor]:
+def predictors(folder) -> dict[str, Predictor]:
     return {name: predictor(folder, name) for name in TASKS}
 
 
 @pytest.fixture
-def application(predictors: dict[str, Predictor]) -> App:
+def application(predictors) -> App:
     return app(predictors)
 
 
 @pytest.fixture
-def url(application: App) -> Iterator[str]:
+def url(application) -> Iterator[str]:
     with running(application) as url:
         yield url
 
@@ -70,7 +67,7 @@ def live(url: str) -> int:
     return httpx.get(f"{url}/live").status_code
 
 
-def test_inputs_that_encode_to_nothing_are_answered_or_refused(url: str) -> None:
+def test_inputs_that_encode_to_nothing_are_answered_or_refused(url):
     with httpx.Client(base_url=url, timeout=20) as client:
         for name in TASKS:
             route = {"label": "multilabel"}.get(name, name)
@@ -82,7 +79,7 @@ def test_inputs_that_encode_to_nothing_are_answered_or_refused(url: str) -> None
     assert classify(url).status_code == 200
 
 
-def test_a_query_without_documents_has_an_answer(url: str) -> None:
+def test_a_query_without_documents_has_an_answer(url):
     response = httpx.post(f"{url}/models/rerank", json={"query": "a", "documents": []})
     assert response.status_code == 422
     assert response.json()["error"]["code"] == "empty"
@@ -90,12 +87,8 @@ def test_a_query_without_documents_has_an_answer(url: str) -> None:
 
 @pytest.mark.parametrize("kind", [Panic, SystemExit, MemoryError])
 def test_an_exception_of_the_model_is_delivered_to_its_request(
-    kind: type[BaseException],
-    application: App,
-    url: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    kind, application, url, monkeypatch, caplog
+):
     def fail(batch: Any) -> Any:
         raise kind("broken")
 
@@ -112,9 +105,7 @@ def test_an_exception_of_the_model_is_delivered_to_its_request(
     assert application.batcher.queued_tokens == 0
 
 
-def test_a_fault_of_the_queue_costs_one_request(
-    application: App, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_the_queue_costs_one_request(application, url, monkeypatch):
     take, calls = Batcher._take, []
 
     def fail_once(self: Batcher) -> Any:
@@ -131,9 +122,7 @@ def test_a_fault_of_the_queue_costs_one_request(
     assert application.batcher.queued_tokens == 0
 
 
-def test_a_tokenizer_that_panics_fails_its_request_alone(
-    application: App, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_that_panics_fails_its_request_alone(application, url, monkeypatch):
     def fail(*_: Any) -> Any:
         raise Panic
 
@@ -145,9 +134,7 @@ def test_a_tokenizer_that_panics_fails_its_request_alone(
         assert classify(url).status_code == 200
 
 
-def test_liveness_fails_while_a_batch_is_stuck(
-    application: App, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_liveness_fails_while_a_batch_is_stuck(application, url, monkeypatch):
     computing, go_on = threading.Event(), threading.Event()
     task_model = application.models.named("classify").task_model
     outputs = task_model.outputs
@@ -170,9 +157,7 @@ def test_liveness_fails_while_a_batch_is_stuck(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_server_whose_model_thread_has_ended_says_so_and_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_whose_model_thread_has_ended_says_so_and_ends(tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "bert")
     application = app(predictor(folder, "classify"))
     deployment = Deployment({"default": NamedModel(str(folder))})

@@ -1,7 +1,5 @@
 """What questions can have wrong, each in one finding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from bothways.core.finding import Finding
@@ -22,12 +20,12 @@ def check(
     return definition.check(train, dev)
 
 
-def test_nothing_is_said_of_good_data() -> None:
+def test_nothing_is_said_of_good_data():
     assert check([GOOD], [OTHER]) == []
     assert check([GOOD], []) == []
 
 
-def test_rows_that_cannot_be_used() -> None:
+def test_rows_that_cannot_be_used():
     train = [
         GOOD,
         replace(GOOD, where="t.json:again"),
@@ -43,7 +41,7 @@ def test_rows_that_cannot_be_used() -> None:
     ]
 
 
-def test_answers_that_are_not_where_they_should_be() -> None:
+def test_answers_that_are_not_where_they_should_be():
     away = replace(GOOD, id="b", where="t.json:b", answers=(("dog", 4), ("cat", 4)))
     moved = replace(GOOD, id="c", where="t.json:c", answers=(("cat", 5),))
     anywhere = replace(GOOD, id="d", answers=((" cat ", 3), ("dog", 1)))
@@ -69,7 +67,7 @@ def test_answers_that_are_not_where_they_should_be() -> None:
     )
 
 
-def test_where_no_answer_stands_in_its_context_there_is_nothing_to_learn() -> None:
+def test_where_no_answer_stands_in_its_context_there_is_nothing_to_learn():
     away = replace(GOOD, id="b", where="t.json:b", answers=(("dog", 4),))
     (refused,) = check([away], [])
     assert (refused.severity, refused.fix) == (
@@ -87,7 +85,7 @@ def test_where_no_answer_stands_in_its_context_there_is_nothing_to_learn() -> No
     assert check([GOOD], [several]) == []
 
 
-def test_questions_without_an_answer() -> None:
+def test_questions_without_an_answer():
     other = replace(NONE, question="Who barked?")
     (note,) = check([GOOD, NONE], [OTHER, other])
     assert note == Finding(
@@ -112,14 +110,14 @@ def test_questions_without_an_answer() -> None:
     )
 
 
-def test_where_no_question_has_an_answer_there_is_nothing_to_learn() -> None:
+def test_where_no_question_has_an_answer_there_is_nothing_to_learn():
     findings = check([NONE], [OTHER])
     assert [finding.what for finding in findings if finding.severity == "error"] == [
         "no training question has an answer"
     ]
 
 
-def test_questions_that_training_and_dev_data_share() -> None:
+def test_questions_that_training_and_dev_data_share():
     (finding,) = check([GOOD], [replace(GOOD, id="z", where="d.json:z"), OTHER])
     assert (finding.check, finding.severity) == ("overlap", "warning")
     assert finding.what == "1 of 2 dev questions is also in the training data: d.json:z"

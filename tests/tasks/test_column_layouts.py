@@ -1,7 +1,5 @@
 """Odd files of columns: which column is the word and which the tag, and what is no word."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -167,9 +165,7 @@ CONLL_2009 = """1 Anna anna anna NNP NN _ _ 2 2 SBJ SBJ Y anna.01 _ A0
         ),
     ],
 )  # fmt: skip
-def test_layout_of_an_odd_file(
-    tmp_path: Path, text: str, asked: TagColumns, sentences: list[tuple[str, str]]
-) -> None:
+def test_layout_of_an_odd_file(tmp_path, text, asked, sentences):
     if not sentences:
         with pytest.raises(DataError, match=r"a\.conll:"):
             print(read(tmp_path / "a.conll", text, asked))
@@ -190,9 +186,7 @@ def test_layout_of_an_odd_file(
         pytest.param("1\tanna\tB-PER\n2\tsings\tO\n", TagColumns("2", "2"), ":1", id="tag as word"),
     ],
 )
-def test_files_that_are_refused_with_their_line(
-    tmp_path: Path, text: str, asked: TagColumns, where: str
-) -> None:
+def test_files_that_are_refused_with_their_line(tmp_path, text, asked, where):
     file = tmp_path / "a.conll"
     if not where and asked.label == "1":  # brackets that nest are no spans: plain tags
         assert read(file, text, asked)[0] == [("anna berg sings", "(PER* (LOC) *)")]
@@ -202,7 +196,7 @@ def test_files_that_are_refused_with_their_line(
     assert str(error.value.where) == f"{file}{where}"
 
 
-def test_unused_columns_are_named(tmp_path: Path) -> None:
+def test_unused_columns_are_named(tmp_path):
     (tmp_path / "a.conll").write_text("Anna NNP I-NP B-PER\nsings VBZ I-VP O\n")
     assert open_tagged(
         TaggingTask(NONE), str(tmp_path / "a.conll"), NONE, labelled=True
@@ -217,7 +211,7 @@ def test_unused_columns_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_notes_name_the_columns(tmp_path: Path) -> None:
+def test_notes_name_the_columns(tmp_path):
     file = tmp_path / "a.conll"
     assert read(file, "-DOCSTART- O\n\nanna NNP I-NP B-PER\nis VB I-VP O\n")[1] == ""
     _, note = read(file, CONLL_U.format("name=B-PER", "name=O", "name=B-LOC"))
@@ -229,7 +223,7 @@ def test_notes_name_the_columns(tmp_path: Path) -> None:
     assert '"label": "3"' in render(note)
 
 
-def test_columns_are_found_again_without_being_saved(tmp_path: Path) -> None:
+def test_columns_are_found_again_without_being_saved(tmp_path):
     file = tmp_path / "a.conllu"
     file.write_text(CONLL_U.format("_", "_", "_"), encoding="utf8")
     asked = open_tagged(
@@ -245,7 +239,7 @@ def test_columns_are_found_again_without_being_saved(tmp_path: Path) -> None:
     assert next(other.examples)[1].tags == ("B-PER", "O")
 
 
-def test_words_to_predict_have_the_same_layout(tmp_path: Path) -> None:
+def test_words_to_predict_have_the_same_layout(tmp_path):
     file = tmp_path / "a.conll"
     file.write_text("# http://a.org/x y\n1\tanna\tO\n2\tsings\tO\n\n1\t#\tO\n", encoding="utf8")
     examples = open_tagged(TaggingTask(NONE), str(file), NONE, labelled=False).examples

@@ -1,12 +1,9 @@
 """Filling masks: probabilities are transformers', joint fillings are products of its conditionals, texts keep their form."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,12 +22,12 @@ MASK = VOCABULARY.index("[MASK]")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+def made(tmp_path_factory) -> tuple:
     return make_masked(tmp_path_factory.mktemp("masked"))
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_tokens_and_probabilities_are_those_of_transformers(made: tuple, training: bool) -> None:
+def test_tokens_and_probabilities_are_those_of_transformers(made, training):
     """Also in training mode: predictions are without dropout, and the mode stays. By its model, and by its pipeline."""
     import transformers
 
@@ -75,7 +72,7 @@ def test_tokens_and_probabilities_are_those_of_transformers(made: tuple, trainin
             )
 
 
-def test_a_single_mask_is_filled_jointly_as_alone(made: tuple) -> None:
+def test_a_single_mask_is_filled_jointly_as_alone(made):
     model, tokenizer, _ = made
     ((_, prediction),) = predict(
         MaskFillingTask().bind(model, tokenizer, (), 24), [TextExample("ape [MASK] cat")]
@@ -90,7 +87,7 @@ def test_a_single_mask_is_filled_jointly_as_alone(made: tuple) -> None:
     )
 
 
-def test_two_masks_together_are_the_best_of_all_pairs(made: tuple) -> None:
+def test_two_masks_together_are_the_best_of_all_pairs(made):
     """With a beam as wide as the vocabulary nothing is lost, so all pairs can be tried."""
     model, tokenizer, theirs = made
     width = len(VOCABULARY)
@@ -120,7 +117,7 @@ def with_a_gap(tokenizer: Tokenizer) -> Tokenizer:
 
 
 @pytest.mark.parametrize("gap", [False, True])
-def test_a_row_without_a_token_is_never_chosen(gap: bool, tmp_path: Path) -> None:
+def test_a_row_without_a_token_is_never_chosen(gap, tmp_path):
     """It keeps its share of the probability, as in transformers, whose pipeline gives it as a token of no text."""
     import transformers
 
@@ -155,13 +152,11 @@ def test_a_row_without_a_token_is_never_chosen(gap: bool, tmp_path: Path) -> Non
     np.testing.assert_allclose(
         [math.log(f.probability) for f in double.fillings], [pairs[p] for p in best], atol=1e-4
     )
-    with pytest.raises(
-        ConfigError, match=r"^top: must be at most the 16 tokens of the vocabulary, not 17"
-    ):
+    with pytest.raises(ConfigError, match=r"^top: must be at most the 16 tokens"):
         MaskFillingTask(top=17).bind(model, tokenizer, (), 24)
 
 
-def test_fillings_of_many_masks_are_products_of_conditionals(made: tuple) -> None:
+def test_fillings_of_many_masks_are_products_of_conditionals(made):
     model, tokenizer, theirs = made
     draw = random.Random()
     examples = [TextExample(make_masked_text(draw, 6, masks)) for masks in (3, 4, 2)]
@@ -182,7 +177,7 @@ def test_fillings_of_many_masks_are_products_of_conditionals(made: tuple) -> Non
             assert log == pytest.approx(total, abs=1e-4)
 
 
-def test_the_text_stays_as_it_was_typed(made: tuple) -> None:
+def test_the_text_stays_as_it_was_typed(made):
     """Only masks are replaced: case and white space stay, and a piece of a word joins the word before it."""
     model, tokenizer, _ = made
     task = MaskFillingTask(top=len(VOCABULARY)).bind(model, tokenizer, (), 24)
@@ -199,7 +194,7 @@ def test_the_text_stays_as_it_was_typed(made: tuple) -> None:
         assert filling.text == f"{a}{b} Elk"
 
 
-def test_a_long_text_is_cut_to_a_window_around_its_masks(made: tuple) -> None:
+def test_a_long_text_is_cut_to_a_window_around_its_masks(made):
     model, tokenizer, _ = made
     task = MaskFillingTask().bind(model, tokenizer, (), 12)
     words = [VOCABULARY[5 + at % 10] for at in range(60)]
@@ -215,20 +210,18 @@ def test_a_long_text_is_cut_to_a_window_around_its_masks(made: tuple) -> None:
         assert (made_of.tokens, made_of.cut) == (60, 50)
         ids = made_of.sequences[0].ids.tolist()
         assert ids == [2, *(VOCABULARY.index(word) for word in masked[slice(*window)]), 3]
-        index = made_of.sequences[0].targets["masked"].index  # type: ignore[attr-defined]
+        index = made_of.sequences[0].targets["masked"].index
         assert [ids[at] for at in index] == [MASK] * len({first, last})
     (whole,) = task.encode([TextExample("ape [MASK]")])
     assert whole.cut == 0
 
 
-def test_what_cannot_be_filled_is_refused(made: tuple) -> None:
+def test_what_cannot_be_filled_is_refused(made):
     model, tokenizer, _ = made
     task = MaskFillingTask().bind(model, tokenizer, (), 12)
     with pytest.raises(DataError, match=r"^t\.txt:3: the text has no \[MASK\]\n  Write \[MASK\]"):
         task.encode([TextExample("ape [MASK]"), TextExample("ape", where="t.txt:3")])
-    with pytest.raises(
-        DataError, match=r"^t\.txt:4: its masks span 11 tokens, and the model reads 10 at once"
-    ):
+    with pytest.raises(DataError, match=r"^t\.txt:4: its masks span 11 tokens"):
         task.encode([TextExample("[MASK] " + "ape " * 9 + "[MASK]", where="t.txt:4")])
     with pytest.raises(DataError, match=r"fillings cannot be scored\n  .*task=\"likelihood\""):
         evaluate_task(task, [TextExample("ape [MASK]")])
@@ -238,7 +231,7 @@ def test_what_cannot_be_filled_is_refused(made: tuple) -> None:
         MaskFillingTask(top=17).bind(model, tokenizer, (), 12)
 
 
-def test_the_head_computes_at_masks_alone(made: tuple) -> None:
+def test_the_head_computes_at_masks_alone(made):
     model, tokenizer, _ = made
     rows = []
     handle = model.heads["masked"].register_forward_hook(

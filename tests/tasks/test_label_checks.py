@@ -1,11 +1,8 @@
 """Preflight of several labels and of choices: every finding is reached by data that deserves it, and by none that does not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -36,14 +33,14 @@ def check(found: Sequence[Finding], expected: tuple[str, str], message: str) -> 
     )
 
 
-def test_good_data_gets_a_note_and_no_complaint() -> None:
+def test_good_data_gets_a_note_and_no_complaint():
     (note,) = MultilabelTask().check(fair_texts(40), fair_texts(8, 40))
     assert note.what == "a training example has 1.00 of 2 labels on average; 10 have none"
     (note,) = ChoiceTask().check(fair_questions(30), fair_questions(6, 30))
     assert note.what == "always answering 0 would be right for 33.3% of the training data"
 
 
-def test_many_balanced_classes_are_not_rare() -> None:
+def test_many_balanced_classes_are_not_rare():
     texts = [TextExample(f"text {n}", None, f"c{n % 200}", f"a:{n}") for n in range(1000)]
     found = ClassificationTask().check(texts, [])
     assert [finding.severity for finding in found] == ["note"]
@@ -94,13 +91,11 @@ def test_many_balanced_classes_are_not_rare() -> None:
         ),
     ],
 )
-def test_flaws_of_several_labels_are_found(
-    train: Any, dev: Any, expected: tuple[str, str], message: str
-) -> None:
+def test_flaws_of_several_labels_are_found(train, dev, expected, message):
     check(MultilabelTask().check([*fair_texts(40), *train], dev), expected, message)
 
 
-def test_no_label_and_a_label_of_all_are_told() -> None:
+def test_no_label_and_a_label_of_all_are_told():
     for dev in (
         [],
         [MultilabelExample("u", None, ("x",))],
@@ -169,13 +164,11 @@ def test_no_label_and_a_label_of_all_are_told() -> None:
         ),
     ],
 )
-def test_flaws_of_choices_are_found(
-    train: Any, dev: Any, expected: tuple[str, str], message: str
-) -> None:
+def test_flaws_of_choices_are_found(train, dev, expected, message):
     check(ChoiceTask().check([*fair_questions(30), *train], dev), expected, message)
 
 
-def test_an_answer_that_always_stands_in_one_place_is_told() -> None:
+def test_an_answer_that_always_stands_in_one_place_is_told():
     same = [ChoiceExample(f"t{n}", ("a", "b"), 0) for n in range(4)]
     check(
         ChoiceTask().check(same, []),
@@ -187,7 +180,7 @@ def test_an_answer_that_always_stands_in_one_place_is_told() -> None:
     }
 
 
-def test_choices_that_differ_in_context_or_endings_are_no_overlap() -> None:
+def test_choices_that_differ_in_context_or_endings_are_no_overlap():
     train = fair_questions(9)
     dev = [replace(train[0], endings=("new", "newer")), replace(train[1], context="another")]
     assert "overlap" not in {finding.check for finding in ChoiceTask().check(train, dev)}

@@ -1,9 +1,6 @@
 """Marks for rows without a label: one rule for files, rows in memory and data sets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +30,7 @@ from bothways.tasks.text_task import TextColumns, TextExample
         ("0 1 2", ""),
     ],
 )
-def test_marks_depend_on_the_other_labels(labels: str, marks: str) -> None:
+def test_marks_depend_on_the_other_labels(labels, marks):
     assert unlabelled_marks(labels.split()) == {*marks.split()}
 
 
@@ -46,7 +43,7 @@ def findings_of(labels: Sequence[str | None]) -> list[str]:
     return [finding.what for finding in found if finding.severity != "note"]
 
 
-def test_a_marked_row_is_refused_like_an_empty_one() -> None:
+def test_a_marked_row_is_refused_like_an_empty_one():
     (marked,) = findings_of(["-", "a", "b"] + ["a", "b"] * 20)
     (empty,) = findings_of([None, "a", "b"] + ["a", "b"] * 20)
     assert "1 example has no label" in marked
@@ -55,12 +52,12 @@ def test_a_marked_row_is_refused_like_an_empty_one() -> None:
     assert empty.endswith(": row 0")
 
 
-def test_minus_one_beside_0_and_1_is_a_class_and_named() -> None:
+def test_minus_one_beside_0_and_1_is_a_class_and_named():
     (warning,) = findings_of(["-1", "0", "1"] * 5)
     assert "-1" in warning
 
 
-def test_test_data_without_labels_has_none() -> None:
+def test_test_data_without_labels_has_none():
     (error,) = findings_of(["-1"] * 5)
     assert "no example has a label" in error
 
@@ -68,7 +65,7 @@ def test_test_data_without_labels_has_none() -> None:
 JIGSAW = TextColumns("comment_text", None, "toxic,obscene,threat")
 
 
-def test_a_column_for_each_label_is_read_in_files_and_rows(tmp_path: Path) -> None:
+def test_a_column_for_each_label_is_read_in_files_and_rows(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text(
         "id,comment_text,toxic,obscene,threat\n1,one,1,0,1.0\n2,two,0,0,0\n3,three,-1,-1,-1\n"
@@ -86,7 +83,7 @@ def test_a_column_for_each_label_is_read_in_files_and_rows(tmp_path: Path) -> No
     assert any("obscene" in what and "left out" in what for what in absent)
 
 
-def test_wrong_columns_of_labels_are_named(tmp_path: Path) -> None:
+def test_wrong_columns_of_labels_are_named(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("comment_text,toxic,obscene\none,1,0\ntwo,0.5,0\n")
     asked = TextColumns("comment_text", None, "toxic,treat")
@@ -105,12 +102,12 @@ def test_wrong_columns_of_labels_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "pair", ["pos \u200bpos", "caf\u00e9 cafe\u0301", "1 01", "1 1.0", "Yes yes"]
 )
-def test_labels_that_look_alike_are_named(pair: str) -> None:
+def test_labels_that_look_alike_are_named(pair):
     (warning,) = findings_of(pair.split(" ") * 5)
     assert "learned as different ones" in warning
 
 
-def test_errors_of_a_spreadsheet_are_named() -> None:
+def test_errors_of_a_spreadsheet_are_named():
     examples = [
         TextExample(text, label=text[-1]) for text in ("#NAME?", "a ?", "b ?", "c !", "d !")
     ]

@@ -1,7 +1,5 @@
 """Texts that are longer than the model: truncated, read at both ends, or read in windows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 from bothways.core.errors import ConfigError
 from bothways.finetuning.data import label
 from bothways.prediction.engine import predict
-from bothways.tasks.base import Task
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
 from bothways.tasks.regression.task import RegressionTask
@@ -34,7 +31,7 @@ def words_of(fit: Fit, folder: Path, a: str, b: str | None = None) -> tuple[list
     return [" ".join(VOCABULARY[id] for id in part.ids) for part in parts], cut
 
 
-def test_a_long_text_is_read_by_its_beginning_its_ends_or_whole(tmp_path: Path) -> None:
+def test_a_long_text_is_read_by_its_beginning_its_ends_or_whole(tmp_path):
     assert words_of(Fit(8), tmp_path, LONG) == (["[CLS] ape bee cat dog elk fox [SEP]"], 4)
     ends = ["[CLS] ape fox gnu hen ibis jay [SEP]"]
     assert words_of(Fit(8, "head_tail"), tmp_path, LONG) == (ends, 4)
@@ -46,11 +43,11 @@ def test_a_long_text_is_read_by_its_beginning_its_ends_or_whole(tmp_path: Path) 
     assert words_of(Fit(8, "windows"), tmp_path, LONG) == (every, 0)
     assert len(words_of(Fit(8, "windows", stride=1), tmp_path, LONG)[0]) == 5
     for long_texts in ("truncate", "head_tail", "windows"):
-        short = words_of(Fit(12, long_texts), tmp_path, LONG)  # type: ignore[arg-type]
+        short = words_of(Fit(12, long_texts), tmp_path, LONG)
         assert short == ([f"[CLS] {LONG} [SEP]"], 0)
 
 
-def test_windows_move_over_the_longer_of_two_texts(tmp_path: Path) -> None:
+def test_windows_move_over_the_longer_of_two_texts(tmp_path):
     fit = Fit(9, "windows", stride=4)
     parts, cut = words_of(fit, tmp_path, "ape bee", LONG)
     assert parts[0] == "[CLS] ape bee [SEP] ape bee cat dog [SEP]"
@@ -74,7 +71,7 @@ def test_windows_move_over_the_longer_of_two_texts(tmp_path: Path) -> None:
     ],
     ids=lambda task: f"{task.name}-{getattr(task, 'pooling', '')}",
 )
-def test_the_prediction_for_a_text_is_that_of_all_its_windows(tmp_path: Path, task: Task) -> None:  # type: ignore[type-arg]
+def test_the_prediction_for_a_text_is_that_of_all_its_windows(tmp_path, task):
     toy = make_task(tmp_path, ("x",))
     toy.model.eval()
     task_model = task.bind(toy.model, toy.tokenizer, ("x",), 8)
@@ -106,7 +103,7 @@ def test_the_prediction_for_a_text_is_that_of_all_its_windows(tmp_path: Path, ta
     ],
     ids=lambda task: f"{task.name}-{getattr(task, 'smoothing', '')}",
 )
-def test_a_long_text_weighs_as_much_in_training_as_a_short_one(tmp_path: Path, task: Task) -> None:  # type: ignore[type-arg]
+def test_a_long_text_weighs_as_much_in_training_as_a_short_one(tmp_path, task):
     labels = ("score",) if isinstance(task, RegressionTask) else ("0", "1")
     toy = make_task(tmp_path, labels, dropout=0.0)
     task_model = task.bind(toy.model, toy.tokenizer, labels, 8)
@@ -114,7 +111,7 @@ def test_a_long_text_weighs_as_much_in_training_as_a_short_one(tmp_path: Path, t
     kind, answer = (MultilabelExample, ("1",)) if multilabel else (TextExample, "1")
     texts = ["ape bee", LONG, "ape bee cat dog elk fox", "dog elk fox gnu hen ibis"]
     texts.append("elk fox gnu hen ibis jay")
-    inputs = task_model.encode([kind(text, None, answer) for text in texts])  # type: ignore[arg-type]
+    inputs = task_model.encode([kind(text, None, answer) for text in texts])
     assert [len(item.sequences) for item in inputs] == [1, 3, 1, 1, 1]
     losses = [task_model(batch_of([item]))["label"].total.item() for item in inputs]
     weights = [task_model.weights(batch_of([item]))["label"] for item in inputs]
@@ -123,7 +120,7 @@ def test_a_long_text_weighs_as_much_in_training_as_a_short_one(tmp_path: Path, t
     check_sum(task_model, list(inputs))
 
 
-def test_two_texts_of_several_windows_have_a_vector_each(tmp_path: Path) -> None:
+def test_two_texts_of_several_windows_have_a_vector_each(tmp_path):
     toy = make_task(tmp_path)
     task = SentenceEmbeddingTask(long_texts="windows")
     task_model = task.bind(toy.model.eval(), toy.tokenizer, (), 8)
@@ -135,7 +132,7 @@ def test_two_texts_of_several_windows_have_a_vector_each(tmp_path: Path) -> None
         np.testing.assert_allclose(vector, single.vectors[0], atol=1e-5)
 
 
-def test_a_window_of_nothing_is_refused() -> None:
+def test_a_window_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="stride"):
         ClassificationTask(stride=0)
 
@@ -147,7 +144,7 @@ def texts_of_length(*lengths: int) -> list[TextExample]:
     ]
 
 
-def test_the_length_is_chosen_from_the_data(tmp_path: Path) -> None:
+def test_the_length_is_chosen_from_the_data(tmp_path):
     """Texts that fit keep the usual length; else nearly all texts are read whole, if the model can."""
     tokenizer = make_tokenizer(tmp_path)
     short, long = texts_of_length(*range(3, 23)), texts_of_length(*range(150, 190, 2), 151)
@@ -162,7 +159,7 @@ def test_the_length_is_chosen_from_the_data(tmp_path: Path) -> None:
     assert chosen(long, 20) == 20
 
 
-def test_the_length_that_is_needed_is_that_of_nearly_all_texts(tmp_path: Path) -> None:
+def test_the_length_that_is_needed_is_that_of_nearly_all_texts(tmp_path):
     tokenizer = make_tokenizer(tmp_path)
     examples = texts_of_length(*[30] * 18, 60, 500)
     inputs = ClassificationTask().encode(examples, tokenizer, ("x", "y"), 16)
@@ -170,7 +167,7 @@ def test_the_length_that_is_needed_is_that_of_nearly_all_texts(tmp_path: Path) -
     assert needed_length(inputs, 1.0) == 512
 
 
-def test_the_advice_on_truncation_can_be_followed(tmp_path: Path) -> None:
+def test_the_advice_on_truncation_can_be_followed(tmp_path):
     tokenizer, long = make_tokenizer(tmp_path), texts_of_length(*range(150, 190, 2), 151)
 
     def advice(length: int, positions: int) -> str:

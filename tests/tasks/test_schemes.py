@@ -1,7 +1,5 @@
 """Schemes of tags: one rule for the entities of all, conversion, detection, and what breaks them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,19 +40,19 @@ TAGS = st.lists(
 
 
 @pytest.mark.parametrize("tags", [*WELL_KNOWN.values(), BILOU], ids=[*WELL_KNOWN, "bilou"])
-def test_the_same_entities_in_every_scheme(tags: list[str]) -> None:
+def test_the_same_entities_in_every_scheme(tags):
     assert chunks(tags) == ENTITIES
     for scheme, expected in WELL_KNOWN.items():
         assert respell(tags, scheme) == tuple(expected)
 
 
 @pytest.mark.parametrize("scheme", WELL_KNOWN)
-def test_schemes_are_found(scheme: Spelling) -> None:
+def test_schemes_are_found(scheme):
     assert find_scheme([["O", "O"], WELL_KNOWN[scheme]]) == scheme
     assert flaws(WELL_KNOWN[scheme], scheme) == []
 
 
-def test_of_schemes_that_both_fit_iob2_is_taken_and_other_tags_are_plain() -> None:
+def test_of_schemes_that_both_fit_iob2_is_taken_and_other_tags_are_plain():
     assert find_scheme([["O"], []]) == "iob2"
     assert find_scheme([BILOU]) == "bioes"
     assert find_scheme([["I-X", "B-X"], ["B-X"]]) == "iob2"  # each is broken once
@@ -72,7 +70,7 @@ def test_of_schemes_that_both_fit_iob2_is_taken_and_other_tags_are_plain() -> No
     assert chunks(["NN", "I-X"]) == [Chunk("X", 1, 2)]
 
 
-def test_bare_tags_are_of_a_type_without_a_name() -> None:
+def test_bare_tags_are_of_a_type_without_a_name():
     assert respell(["I", "I", "O", "S"], "iob2") == ("B-_", "I-_", "O", "B-_")
     assert tag_part("O") == ("O", "")
     assert tag_part("M-a-b") == ("I", "a-b")
@@ -96,11 +94,11 @@ def test_bare_tags_are_of_a_type_without_a_name() -> None:
         (["B-X", "I-X", "I-X", "E-X", "B-Y", "E-Y"], "bioes", []),
     ],
 )
-def test_broken_sequences(tags: list[str], scheme: Spelling, places: list[int]) -> None:
+def test_broken_sequences(tags, scheme, places):
     assert flaws(tags, scheme) == places
 
 
-def test_tags_of_another_scheme() -> None:
+def test_tags_of_another_scheme():
     assert foreign_tags(["O", "B-X", "E-X", "S-X", "NN"], "iob2") == {"E-X", "S-X", "NN"}
     assert foreign_tags(["O", "B-X", "L-X", "U-X"], "bioes") == set()
 
@@ -123,7 +121,7 @@ def spelled(entities: list[tuple[int, int, str]], scheme: Scheme) -> list[str]:
 
 @settings(deadline=None)
 @given(PLACES)
-def test_well_formed_tags_mean_what_was_spelled(entities: list[tuple[int, int, str]]) -> None:
+def test_well_formed_tags_mean_what_was_spelled(entities):
     at, expected = 0, []
     for gap, length, kind in entities:
         expected.append(Chunk(kind, at + gap, at + gap + length))
@@ -138,7 +136,7 @@ def test_well_formed_tags_mean_what_was_spelled(entities: list[tuple[int, int, s
 
 @settings(deadline=None)
 @given(TAGS)
-def test_any_tags_become_sound_ones_of_any_scheme_with_the_same_entities(tags: list[str]) -> None:
+def test_any_tags_become_sound_ones_of_any_scheme_with_the_same_entities(tags):
     for scheme in ("iob1", "iob2", "bioes"):
         converted = respell(tags, scheme)
         assert chunks(converted) == chunks(tags)
@@ -165,7 +163,7 @@ def test_any_tags_become_sound_ones_of_any_scheme_with_the_same_entities(tags: l
         ("O S-X", "bioes"),
     ],
 )
-def test_the_scheme_of_labels(labels: str, scheme: Spelling) -> None:
+def test_the_scheme_of_labels(labels, scheme):
     assert scheme_of(labels.split()) == scheme
 
 
@@ -176,12 +174,12 @@ LETTERS = {"BILOU": BILOU, "BMES": [tag.replace("I-", "M-") for tag in WELL_KNOW
 @pytest.mark.parametrize(
     "expected", [*WELL_KNOWN.values(), *LETTERS.values()], ids=[*WELL_KNOWN, *LETTERS]
 )
-def test_entities_in_the_letters_of_labels(tags: list[str], expected: list[str]) -> None:
+def test_entities_in_the_letters_of_labels(tags, expected):
     labels = [*dict.fromkeys(expected)]
     assert as_labels(tags, labels) == tuple(expected)
 
 
-def test_entities_in_labels_that_are_bare_or_few() -> None:
+def test_entities_in_labels_that_are_bare_or_few():
     assert as_labels(["S", "I", "I"], ["O", "B", "I"]) == ("B", "B", "I")
     assert as_labels(["B-X", "B-X", "B-Z", "NN"], ["O", "I-X"]) == ("B-X", "B-X", "B-Z", "NN")
     assert as_labels(["B-X", "B-X", "B-Z"], ["O", "I-X"]) == (
@@ -193,7 +191,7 @@ def test_entities_in_labels_that_are_bare_or_few() -> None:
 
 @settings(deadline=None)
 @given(TAGS)
-def test_entities_are_those_of_seqeval(tags: list[str]) -> None:
+def test_entities_are_those_of_seqeval(tags):
     from seqeval.metrics.sequence_labeling import get_entities
 
     assert [(c.type, c.begin, c.end - 1) for c in chunks(tags)] == get_entities(tags)

@@ -1,7 +1,5 @@
 """Exact match, F1 and thresholds against the official formulas, written again from their description."""
 
-from __future__ import annotations
-
 import math
 import random
 import re
@@ -66,7 +64,7 @@ def official_f1(text: str, right: str) -> float:
         ("the_end", "theend"),
     ],
 )
-def test_normalised(text: str, expected: str) -> None:
+def test_normalised(text, expected):
     assert normalised(text) == expected
 
 
@@ -88,7 +86,7 @@ def test_normalised(text: str, expected: str) -> None:
         ("", ("the", "cat"), 0, 0),  # one that nothing is left of does not count beside others
     ],
 )
-def test_grades_of_words(text: str, answers: tuple[str, ...], exact: float, f1: float) -> None:
+def test_grades_of_words(text, answers, exact, f1):
     found = grade_answer(text, english(*answers))
     assert (found.exact, found.f1) == (exact, pytest.approx(f1))
 
@@ -100,7 +98,7 @@ WORDS = ["the", "a", "cat", "Cat!", "dog", "mat", "sat-on", "U.S.", "an", "42"]
     st.lists(st.sampled_from(WORDS), max_size=6),
     st.lists(st.lists(st.sampled_from(WORDS), max_size=6), max_size=3),
 )
-def test_grades_equal_the_official_formulas(found: list[str], rights: list[list[str]]) -> None:
+def test_grades_equal_the_official_formulas(found, rights):
     text, answers = " ".join(found), [" ".join(right) for right in rights]
     golds = [answer for answer in answers if official_words(answer)] or [""]
     expected = Grade(
@@ -130,13 +128,13 @@ def test_grades_equal_the_official_formulas(found: list[str], rights: list[list[
         ("，", ("。",), 1, 1),
     ],
 )
-def test_grades_of_characters(text: str, answers: tuple[str, ...], exact: float, f1: float) -> None:
+def test_grades_of_characters(text, answers, exact, f1):
     found = grade_answer(text, chinese(*answers))
     assert (found.exact, found.f1) == (exact, pytest.approx(f1))
 
 
 @given(st.text("山东省市京", max_size=7), st.text("山东省市京", max_size=7))
-def test_runs_are_the_longest(text: str, right: str) -> None:
+def test_runs_are_the_longest(text, right):
     pieces = {text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1)}
     run = max((len(piece) for piece in pieces if piece in right), default=0)
     expected = float(text == right) if not text or not right else 2 * run / (len(text) + len(right))
@@ -155,7 +153,7 @@ def test_runs_are_the_longest(text: str, right: str) -> None:
         ("", False),
     ],
 )
-def test_texts_without_spaces(context: str, expected: bool) -> None:
+def test_texts_without_spaces(context, expected):
     assert unspaced(context) is expected
 
 
@@ -181,7 +179,7 @@ def random_graded(
 
 
 @given(st.integers(1, 10), st.booleans(), st.integers(0, 9999))
-def test_the_best_threshold_is_the_best_of_all(count: int, ties: bool, seed: int) -> None:
+def test_the_best_threshold_is_the_best_of_all(count, ties, seed):
     graded, questions, bests, differences = random_graded(random.Random(seed), count, ties)
 
     def f1_at(threshold: float) -> float:
@@ -207,7 +205,7 @@ def test_the_best_threshold_is_the_best_of_all(count: int, ties: bool, seed: int
 
 
 @given(st.integers(1, 30), st.integers(0, 9999))
-def test_the_best_f1_is_that_of_the_official_search(count: int, seed: int) -> None:
+def test_the_best_f1_is_that_of_the_official_search(count, seed):
     """find_best_thresh of SQuAD 2.0: every question has a best answer that is not empty, and no two have one difference."""
     graded, questions, bests, differences = random_graded(random.Random(seed), count, ties=False)
     score = best = float(sum(question.impossible is True for question in questions))
@@ -221,7 +219,7 @@ def test_the_best_f1_is_that_of_the_official_search(count: int, seed: int) -> No
     ] == pytest.approx(best / count)
 
 
-def test_metrics_are_means_over_their_questions() -> None:
+def test_metrics_are_means_over_their_questions():
     graded, none = AnswerScores(), english(impossible=True)
     rows = [  # question, prediction, best answer, difference
         (english("black cat"), "black cat", "black cat", -4.0),
@@ -248,7 +246,7 @@ def test_metrics_are_means_over_their_questions() -> None:
     )
 
 
-def test_metrics_where_every_question_has_an_answer_and_where_none_has() -> None:
+def test_metrics_where_every_question_has_an_answer_and_where_none_has():
     graded, empty = AnswerScores(), AnswerScores()
     graded.add(english("cat"), "cat", "cat", 5.0)
     graded.add(english("cat"), "black cat", "black cat", -5.0)

@@ -1,7 +1,5 @@
 """Preflight of tagged sentences: each finding, by what it says and how grave it is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence as Many
 from pathlib import Path
 
@@ -34,7 +32,7 @@ def said(
     return found
 
 
-def test_sound_data_has_its_baseline_and_nothing_else() -> None:
+def test_sound_data_has_its_baseline_and_nothing_else():
     found = said(ENOUGH, made("d/B-X", name="dev"))
     assert found == {
         "error": [],
@@ -43,7 +41,7 @@ def test_sound_data_has_its_baseline_and_nothing_else() -> None:
     }
 
 
-def test_sentences_without_words_or_tags() -> None:
+def test_sentences_without_words_or_tags():
     found = said(
         [
             *ENOUGH,
@@ -63,7 +61,7 @@ def test_sentences_without_words_or_tags() -> None:
     )
 
 
-def test_the_scheme_is_said_and_its_breaches_are_counted_with_their_places() -> None:
+def test_the_scheme_is_said_and_its_breaches_are_counted_with_their_places():
     (note, _) = said(made(*["a/I-X b/O"] * 10))["note"]
     assert note == "labels: the tags of the training data are IOB1; they are read as IOB2"
     assert (
@@ -81,14 +79,14 @@ def test_the_scheme_is_said_and_its_breaches_are_counted_with_their_places() -> 
     )
 
 
-def test_tags_of_entities_among_plain_ones_are_told() -> None:
+def test_tags_of_entities_among_plain_ones_are_told():
     (warning,) = said(made("a/B-X b/O", "c/PER"))["warning"]
     assert "so all are read as tags of single words: train:2 ('PER')" in warning
     assert said(made("a/B-X b/O", "c/PER"), scheme="plain")["warning"] == []
     assert said(made("a/NN b/O", "c/VB"))["warning"] == []
 
 
-def test_there_must_be_something_to_learn() -> None:
+def test_there_must_be_something_to_learn():
     assert said(made("a/O b/O"))["error"] == [
         "labels: there is nothing to learn: the tags of the training data are 'O'. "
         "Name another column of tags, or give more data."
@@ -97,7 +95,7 @@ def test_there_must_be_something_to_learn() -> None:
     assert "are all absent. Name" in said([TagExample(("a",), None)])["error"][1]
 
 
-def test_dev_types_that_training_lacks_are_errors_and_the_reverse_a_warning() -> None:
+def test_dev_types_that_training_lacks_are_errors_and_the_reverse_a_warning():
     found = said(ENOUGH, made("d/B-Y", "e/B-X f/I-Z", name="dev"))
     (error,) = found["error"]
     assert error == (
@@ -112,7 +110,7 @@ def test_dev_types_that_training_lacks_are_errors_and_the_reverse_a_warning() ->
     assert "NN: dev:1" in error
 
 
-def test_rare_types_and_shared_sentences() -> None:
+def test_rare_types_and_shared_sentences():
     (warning,) = said([*ENOUGH, *made("d/B-Y")])["warning"]
     assert (
         warning == "balance: types with fewer than 10 training entities are hardly learned: Y (1)"
@@ -140,7 +138,7 @@ def tables(train: list[TagExample]) -> list[str]:
 
 
 @pytest.mark.parametrize("header", ["", "sentence\tlabel\n"])
-def test_texts_with_labels_are_no_words_with_tags(tmp_path: Path, header: str) -> None:
+def test_texts_with_labels_are_no_words_with_tags(tmp_path, header):
     train = of_file(
         tmp_path / "t.tsv",
         header + "a good film\t1\na book that is far too long to be shown whole\t0\nbad\t0\n" * 2,
@@ -155,14 +153,14 @@ def test_texts_with_labels_are_no_words_with_tags(tmp_path: Path, header: str) -
 
 
 @pytest.mark.parametrize("line", ["Anna/B-PER lives/O", "[Anna](PER) lives", "Anna|B-PER lives|O"])
-def test_words_with_their_tags_inside_are_refused(line: str, tmp_path: Path) -> None:
+def test_words_with_their_tags_inside_are_refused(line, tmp_path):
     """Two of them look like two columns."""
     error = said(of_file(tmp_path / "t.txt", f"{line}\n\n" * 4))["error"][0]
     assert "hold a word with its tag" in error
     assert f"{tmp_path}/t.txt:1 word 1 {line.split(maxsplit=1)[0]!r}" in error
 
 
-def test_labels_before_texts_are_no_words_with_tags(tmp_path: Path) -> None:
+def test_labels_before_texts_are_no_words_with_tags(tmp_path):
     (error,) = tables(of_file(tmp_path / "t.tsv", f"1\t{'very ' * 20}good film\n"))
     assert f"'1' with the tag '{('very ' * 8)[:40]}…'" in error
 
@@ -170,7 +168,7 @@ def test_labels_before_texts_are_no_words_with_tags(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "header", ["label\ttext_a", "Text\tPOS", "index\tsentence1\tsentence2\tlabel"]
 )
-def test_a_header_is_no_word(tmp_path: Path, header: str) -> None:
+def test_a_header_is_no_word(tmp_path, header):
     words = header.split()
     between = "\t_" * (len(words) - 2)
     rows = f"{words[0]}{between}\tB-X\nb{between}\tO\n"
@@ -198,11 +196,11 @@ def test_a_header_is_no_word(tmp_path: Path, header: str) -> None:
         (["a/a b/b c/c d/d e/e f/f g/g h/h i/i j/j"], "the words themselves"),
     ],
 )
-def test_what_looks_like_something_else_is_told(rows: list[str], said_of_it: str) -> None:
+def test_what_looks_like_something_else_is_told(rows, said_of_it):
     assert any(said_of_it in warning for warning in said(made(*rows))["warning"])
 
 
-def test_tags_that_hardly_recur_are_told() -> None:
+def test_tags_that_hardly_recur_are_told():
     assert tables(made(" ".join(f"w/{number // 2}" for number in range(100)))) == []
     (warning,) = tables(made(" ".join(f"w/{min(number, 50)}" for number in range(100))))
     assert warning.startswith(
@@ -220,5 +218,5 @@ def test_tags_that_hardly_recur_are_told() -> None:
         "word\tpos\nis\tpos\n",
     ],
 )
-def test_parts_of_speech_are_left_alone(tmp_path: Path, text: str) -> None:
+def test_parts_of_speech_are_left_alone(tmp_path, text):
     assert tables(of_file(tmp_path / "t.conll", text)) == []

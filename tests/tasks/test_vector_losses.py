@@ -1,7 +1,5 @@
 """Losses of sentence vectors: equal to sentence-transformers, to formulas in float64, and to pins."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +49,7 @@ def drawn(texts: int, seed: int) -> Tensor:
 
 def peer_of(make: Callable[..., Any], columns: list[Tensor], labels: Tensor | None) -> Tensor:
     loss = make(torch.nn.Identity())
-    return loss.compute_loss_from_embeddings(columns, labels)  # type: ignore[no-any-return]
+    return loss.compute_loss_from_embeddings(columns, labels)
 
 
 SCORES = torch.tensor([0.1, 0.9, 0.4, 0.4, 0.0, 0.7], dtype=torch.float64)
@@ -83,7 +81,7 @@ CASES: dict[str, tuple[VectorLoss, int, Callable[[Any], Any], Tensor | None]] = 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_and_gradients_equal_those_of_sentence_transformers(name: str) -> None:
+def test_losses_and_gradients_equal_those_of_sentence_transformers(name):
     loss, documents, make, scores = CASES[name]
     x = drawn(6 * (documents + 1), seed=len(name))
     texts = grouped(6, documents, scores)
@@ -97,14 +95,14 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers(name: str) ->
     torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_regression_is_the_mean_squared_error() -> None:
+def test_regression_is_the_mean_squared_error():
     x = drawn(12, 3)
     cosines = torch.cosine_similarity(x[::2], x[1::2])
     expected = (cosines - SCORES).square().sum()
     torch.testing.assert_close(CosineRegression()(x, grouped(6, 1, SCORES)), expected)
 
 
-def test_classes_are_the_formula_of_the_paper() -> None:
+def test_classes_are_the_formula_of_the_paper():
     x, classes = drawn(7, 4), [5, 5, 2, 2, 2, 9, 5]
     texts = TextTargets(torch.zeros(7).long(), torch.tensor(classes), torch.full((7,), torch.nan))
     z, expected = torch.nn.functional.normalize(x), 0.0
@@ -120,7 +118,7 @@ def test_classes_are_the_formula_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize(("cosines", "loss"), [((0.9, 0.1), 1.171101), ((0.1, 0.9), 0.371101)])
-def test_cosent_of_two_pairs(cosines: tuple[float, float], loss: float) -> None:
+def test_cosent_of_two_pairs(cosines, loss):
     first = torch.tensor([[1.0, 0.0]]).repeat(2, 1)
     second = torch.tensor([[c, (1 - c * c) ** 0.5] for c in cosines])
     x = torch.stack([first, second], 1).flatten(0, 1)
@@ -129,7 +127,7 @@ def test_cosent_of_two_pairs(cosines: tuple[float, float], loss: float) -> None:
 
 
 @pytest.mark.parametrize("directions", ["query", "both", "all"])
-def test_right_documents_of_a_query_are_no_negatives(directions: Any) -> None:
+def test_right_documents_of_a_query_are_no_negatives(directions):
     """Queries 0 and 2 are one text; documents 1 and 3 are one text."""
     x = drawn(8, 6)
     keys = torch.tensor([7, 20, 1, 21, 7, 22, 3, 21])
@@ -158,7 +156,7 @@ def test_right_documents_of_a_query_are_no_negatives(directions: Any) -> None:
     torch.testing.assert_close(total, expected)
 
 
-def test_candidates_within_the_margin_of_the_positive_are_dropped() -> None:
+def test_candidates_within_the_margin_of_the_positive_are_dropped():
     x, texts = drawn(10, 8), grouped(5, 1)
     z = torch.nn.functional.normalize(x)
     similarities = z[::2] @ z[1::2].T
@@ -182,9 +180,7 @@ class Given(torch.nn.Module):
 
 @pytest.mark.parametrize("margin", [None, 0.05])
 @pytest.mark.parametrize("documents", [1, 2])
-def test_a_guide_drops_what_it_ranks_above_the_positive(
-    margin: float | None, documents: int
-) -> None:
+def test_a_guide_drops_what_it_ranks_above_the_positive(margin, documents):
     size = 6 * (documents + 1)
     x, guide = drawn(size, 2), drawn(size, 3).detach()
     units = torch.nn.functional.normalize(guide)
@@ -209,13 +205,13 @@ def test_a_guide_drops_what_it_ranks_above_the_positive(
     torch.testing.assert_close(ours, theirs)
 
 
-def test_widths_have_weights() -> None:
+def test_widths_have_weights():
     x, texts, loss = drawn(12, 9), grouped(6, 1), InBatchSoftmax()
     expected = (3 * loss(x[:, :3], texts) + loss(x, texts)) / 4
     torch.testing.assert_close(at_widths(loss, x, texts, (3, WIDTH), (3.0, 1.0)), expected)
 
 
-def test_widths_are_a_mean_and_fillers_are_dropped() -> None:
+def test_widths_are_a_mean_and_fillers_are_dropped():
     x, texts = drawn(12, 9), grouped(6, 1)
     loss = InBatchSoftmax()
     expected = (loss(x[:, :3], texts) + loss(x, texts)) / 2
@@ -229,7 +225,7 @@ def test_widths_are_a_mean_and_fillers_are_dropped() -> None:
 
 @pytest.mark.parametrize("make", [InBatchSoftmax, CoSENT, AnglE, SupervisedContrastive, TeacherKL])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
-def test_temperatures_are_above_0(make: Any, value: float) -> None:
+def test_temperatures_are_above_0(make, value):
     with pytest.raises(ConfigError) as caught:
         make(temperature=value)
     assert caught.value.where == "temperature"

@@ -1,7 +1,5 @@
 """Smoothed targets and weighed classes: torch's mean over a step, however it is cut; balanced weights as scikit-learn's."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -29,9 +27,7 @@ def make_weighed(folder: Path, definition: ClassificationTask) -> TextClassifier
     "definition",
     [ClassificationTask(smoothing=0.1), ClassificationTask(smoothing=0.2, weighting=WEIGHTS)],
 )
-def test_losses_are_torchs_mean_however_the_batch_is_cut(
-    tmp_path: Path, definition: ClassificationTask
-) -> None:
+def test_losses_are_torchs_mean_however_the_batch_is_cut(tmp_path, definition):
     task = make_weighed(tmp_path, definition)
     examples = [*make_examples(11), TextExample("ape", None, None)]
     inputs = task.encode(examples)
@@ -51,7 +47,7 @@ def test_losses_are_torchs_mean_however_the_batch_is_cut(
     check_sum(task, inputs)
 
 
-def test_balanced_weights_are_scikit_learns() -> None:
+def test_balanced_weights_are_scikit_learns():
     examples = [
         *make_examples(50),
         *make_examples(30, labels=("y",), seed=2),
@@ -64,7 +60,7 @@ def test_balanced_weights_are_scikit_learns() -> None:
     assert balanced(examples) == pytest.approx(tuple(expected))
 
 
-def test_balanced_weights_are_counted_in_training_data() -> None:
+def test_balanced_weights_are_counted_in_training_data():
     train = [TextExample(text, label=label) for text, label in zip("abcd", "xxxy", strict=True)]
     task = ClassificationTask(weighting="balanced").adapted(train)
     assert task.weighting == pytest.approx((4 / 6, 2.0))
@@ -80,7 +76,7 @@ def test_balanced_weights_are_counted_in_training_data() -> None:
     )
 
 
-def test_the_baseline_knows_no_loss_that_is_smoothed_or_weighed() -> None:
+def test_the_baseline_knows_no_loss_that_is_smoothed_or_weighed():
     train = make_examples(30)
     plain = ClassificationTask().baseline(train)
     for definition in (ClassificationTask(smoothing=0.1), ClassificationTask(weighting=WEIGHTS)):
@@ -89,19 +85,14 @@ def test_the_baseline_knows_no_loss_that_is_smoothed_or_weighed() -> None:
         }
 
 
-def test_weights_that_cannot_be_are_refused(tmp_path: Path) -> None:
+def test_weights_that_cannot_be_are_refused(tmp_path):
     for smoothing in (-0.1, 1.0):
         with pytest.raises(ConfigError, match=rf"^smoothing: must be in \[0, 1\), not {smoothing}"):
             ClassificationTask(smoothing=smoothing)
     for weights in ((1.0, 0.0), (float("nan"), 1.0), (float("inf"),)):
         with pytest.raises(ConfigError, match=r"^weighting: must be numbers above 0, not "):
             ClassificationTask(weighting=weights)
-    with pytest.raises(
-        ConfigError, match=r"^task\.weighting: there are 2 for 3 labels \(x, y, z\)"
-    ):
+    with pytest.raises(ConfigError, match=r"^task\.weighting: there are 2 for 3 labels \(x, y"):
         make_weighed(tmp_path, ClassificationTask(weighting=(1.0, 1.0)))
-    with pytest.raises(
-        ConfigError,
-        match=r"^task\.weighting: balanced weights are counted .*\n  .*adapted\(examples\)",
-    ):
+    with pytest.raises(ConfigError, match=r"^task\.weighting: balanced weights are counted"):
         make_weighed(tmp_path, ClassificationTask(weighting="balanced"))

@@ -1,7 +1,5 @@
 """Tables with a word in each row, and words that are single characters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ def read(path: Path, text: str, task: TaggingTask, **options: Any) -> list[TagEx
     return list(task.read(str(path), **options).examples)
 
 
-def test_rows_of_words_are_joined_in_order(tmp_path: Path) -> None:
+def test_rows_of_words_are_joined_in_order(tmp_path):
     file = tmp_path / "a.csv"
     assert read(file, PLAIN, TaggingTask()) == [
         TagExample(("Anna", "sings"), ("B-PER", "O"), f"{file}:2"),
@@ -44,14 +42,14 @@ def test_rows_of_words_are_joined_in_order(tmp_path: Path) -> None:
             (("Anna", "sings"), ("B-per", "O")), (("in", "Oslo,"), ("O", "B-geo")),
         ]  # fmt: skip
     task = TaggingTask().read(str(file), TagColumns("Word", "POS")).task
-    assert task.columns == TagColumns("Word", "POS", sentence="Sentence #")  # type: ignore[attr-defined]
+    assert task.columns == TagColumns("Word", "POS", sentence="Sentence #")
     words = task.read(str(file), labelled=False).examples
     assert [e.words for e in words] == [("Anna", "sings"), ("in", "Oslo,")]
     words = TaggingTask().read(str(file), labelled=False).examples
     assert [e.words for e in words] == [("Anna", "sings"), ("in", "Oslo,")]
 
 
-def test_a_named_column_of_sentences(tmp_path: Path) -> None:
+def test_a_named_column_of_sentences(tmp_path):
     text = "tweet,word,tag\nx,Anna,B-PER\nx,sings,O\ny,Oslo,B-LOC\n"
     columns = TagColumns(sentence="tweet")
     examples = read(tmp_path / "a.csv", text, TaggingTask(), columns=columns)
@@ -63,7 +61,7 @@ def test_a_named_column_of_sentences(tmp_path: Path) -> None:
         TaggingTask().read(str(tmp_path / "a.csv"), TagColumns(sentence="page"))
 
 
-def test_texts_beside_a_number_stay_texts(tmp_path: Path) -> None:
+def test_texts_beside_a_number_stay_texts(tmp_path):
     text = "sentence_id,text\n1,Anna sings.\n1,In Oslo.\n"
     examples = list(
         TaggingTask().read(str(write(tmp_path / "a.csv", text)), labelled=False).examples
@@ -77,7 +75,7 @@ def write(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["pandas", "dicts", "dataset"])
-def test_rows_in_memory_are_read_as_files(kind: str, tmp_path: Path) -> None:
+def test_rows_in_memory_are_read_as_files(kind, tmp_path):
     import datasets
     import pandas
 
@@ -96,14 +94,14 @@ def test_rows_in_memory_are_read_as_files(kind: str, tmp_path: Path) -> None:
     assert [e.where for e in examples] == ["train row 1", "train row 3"]
 
 
-def test_an_absent_word_is_refused() -> None:
+def test_an_absent_word_is_refused():
     rows = [
         {"sentence_id": 1, "word": "a", "tag": "O"},
         {"sentence_id": 1, "word": None, "tag": "O"},
     ]
     table = (TableRow(row, f"row {number}") for number, row in enumerate(rows, 1))
     with pytest.raises(DataError, match="not a word") as error:
-        list(TaggingTask().read_rows(table, lambda row: row).examples)  # type: ignore[arg-type,return-value]
+        list(TaggingTask().read_rows(table, lambda row: row).examples)
     assert error.value.where == "row 2"
 
 
@@ -118,14 +116,14 @@ def test_an_absent_word_is_refused() -> None:
         ([], "auto"),
     ],
 )
-def test_single_characters_choose_the_splitter(words: list[str], splitter: str) -> None:
+def test_single_characters_choose_the_splitter(words, splitter):
     assert choose_splitter(words) == splitter
     example = TagExample(tuple(words), ("O",) * len(words))
     assert TaggingTask().adapted([example]).splitter == splitter
     assert TaggingTask(splitter="rules").adapted([example]).splitter == "rules"
 
 
-def test_the_settings_of_a_run_keep_the_columns() -> None:
+def test_the_settings_of_a_run_keep_the_columns():
     task = TaggingTask(columns=TagColumns("word", "tag", sentence="tweet"))
     config = FinetuneConfig(model="m", train="a.csv", task=task)
-    assert config.task.columns.sentence == "tweet"  # type: ignore[union-attr]
+    assert config.task.columns.sentence == "tweet"

@@ -1,7 +1,5 @@
 """Words of running text: slices of it, cut as BERT's basic tokenisation cuts."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re
@@ -42,13 +40,13 @@ MIXED = st.text(
         ("", []),
     ],
 )
-def test_words(text: str, words: list[str]) -> None:
+def test_words(text, words):
     assert _words(text) == words
 
 
 @settings(deadline=None)
 @given(MIXED)
-def test_words_are_slices_in_order_and_nothing_but_white_space_is_between(text: str) -> None:
+def test_words_are_slices_in_order_and_nothing_but_white_space_is_between(text):
     spans, at = split_words(text, "punctuation"), 0
     for begin, end in spans:
         assert begin < end
@@ -86,7 +84,7 @@ def _classed_differently() -> frozenset[str]:
     return frozenset(c for c in named if _words(f"a{c}a") != _words_of_bert(f"a{c}a"))
 
 
-def test_every_character_is_classed_as_berts_tokenizer_does_but_for_newer_unicode() -> None:
+def test_every_character_is_classed_as_berts_tokenizer_does_but_for_newer_unicode():
     """`tokenizers` knows the marks of Unicode 8, one block of ideographs fewer than BERT, and drops U+FFFD."""
     ideographs = {chr(code) for code in range(0x2B820, 0x2B920)}
     changed_category = {"\u166d", "\U000111c9"}
@@ -98,7 +96,7 @@ def test_every_character_is_classed_as_berts_tokenizer_does_but_for_newer_unicod
 
 @settings(deadline=None)
 @given(MIXED)
-def test_words_are_those_of_berts_tokenizer(text: str) -> None:
+def test_words_are_those_of_berts_tokenizer(text):
     """Without what it drops, and without the characters that an older Unicode classes differently."""
     kept = "".join(c for c in text if unicodedata.category(c) not in DROPPED or c in " \t\n")
     kept = "".join(c for c in kept if c not in _classed_differently())
@@ -118,7 +116,7 @@ def test_words_are_those_of_berts_tokenizer(text: str) -> None:
         ("हिन्दी e\u0301t", ["हिन्दी", "e\u0301t"]),
     ],
 )  # fmt: skip
-def test_names_and_abbreviations_are_whole(text: str, words: list[str]) -> None:
+def test_names_and_abbreviations_are_whole(text, words):
     assert [text[begin:end] for begin, end in split_words(text)] == words
     expected = text.split()
     assert [text[begin:end] for begin, end in split_words(text, "whitespace")] == expected
@@ -126,7 +124,7 @@ def test_names_and_abbreviations_are_whole(text: str, words: list[str]) -> None:
 
 @settings(max_examples=100)
 @given(MIXED, st.sampled_from(get_args(Splitter)))
-def test_every_splitter_keeps_all_but_white_space(text: str, splitter: Splitter) -> None:
+def test_every_splitter_keeps_all_but_white_space(text, splitter):
     spans = split_words(text, splitter)
     assert "".join(text[begin:end] for begin, end in spans) == "".join(text.split())
     assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
@@ -160,7 +158,7 @@ ADDRESSES = st.lists(
 
 @settings(max_examples=150)
 @given(ADDRESSES | MIXED)
-def test_a_word_is_the_first_pattern_that_fits_where_it_begins(text: str) -> None:
+def test_a_word_is_the_first_pattern_that_fits_where_it_begins(text):
     assert split_words(text) == _first_pattern_at_each_place(text)
 
 
@@ -168,13 +166,13 @@ def test_a_word_is_the_first_pattern_that_fits_where_it_begins(text: str) -> Non
     "unit", [".", "+", "_", "-", "中", "a@", "a.", "+@", "www.", "@a.", "x@y.z"]
 )
 @pytest.mark.parametrize("splitter", get_args(Splitter))
-def test_splitting_takes_linear_time(unit: str, splitter: Splitter) -> None:
+def test_splitting_takes_linear_time(unit, splitter):
     text = (unit * 40_000)[:40_000]
     before = time.process_time()
     split_words(text, splitter)
     assert time.process_time() - before < 2  # quadratic: more than eight seconds
 
 
-def test_each_character_can_be_a_word() -> None:
+def test_each_character_can_be_a_word():
     text = "我有10年 ok"
     assert [text[a:b] for a, b in split_words(text, "characters")] == list("我有10年ok")

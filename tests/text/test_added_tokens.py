@@ -1,7 +1,5 @@
 """Tokens that stand outside `tokenizer.json`: ids, offsets and saved folders against transformers, in every layout; errors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -140,7 +138,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Any, Any]]:
+def folders(tmp_path_factory) -> list[tuple[Tokenizer, Any, Any]]:
     """Ours, transformers' from the same folder, and transformers' from what ours writes."""
     made = []
     for layout in LAYOUTS.values():
@@ -168,9 +166,7 @@ mixed = st.lists(
 
 @given(texts=st.lists(mixed, min_size=1, max_size=3))
 @example(texts=TEXTS)
-def test_ids_and_offsets_are_those_of_transformers_both_ways(
-    folders: list[Any], texts: list[str]
-) -> None:
+def test_ids_and_offsets_are_those_of_transformers_both_ways(folders, texts):
     for ours, theirs, again in folders:
         expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
         assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
@@ -181,7 +177,7 @@ def test_ids_and_offsets_are_those_of_transformers_both_ways(
         assert again(texts, add_special_tokens=False)["input_ids"] == expected["input_ids"]
 
 
-def test_each_token_has_its_id_and_is_special_as_in_transformers(folders: list[Any]) -> None:
+def test_each_token_has_its_id_and_is_special_as_in_transformers(folders):
     for ours, theirs, again in folders:
         assert ours.size == len(theirs) == len(again)
         assert ours.backend.get_vocab() == theirs.get_vocab()
@@ -190,19 +186,19 @@ def test_each_token_has_its_id_and_is_special_as_in_transformers(folders: list[A
         assert {ours.token(id) for id in ours.special.nonzero()[0]} == wanted - {unknown}
 
 
-def test_a_folder_that_is_written_is_the_same_tokenizer(folders: list[Any], tmp_path: Path) -> None:
+def test_a_folder_that_is_written_is_the_same_tokenizer(folders, tmp_path):
     for number, (ours, *_) in enumerate(folders):
         ours.save(tmp_path / str(number))
         assert Tokenizer.load(tmp_path / str(number)).fingerprint == ours.fingerprint
 
 
-def test_words_are_looked_up_only_where_no_added_token_is_split(folders: list[Any]) -> None:
+def test_words_are_looked_up_only_where_no_added_token_is_split(folders):
     """Both ways stand in the comparison with transformers."""
     ways = {find_cutter(json.loads(ours.backend.to_str())) is None for ours, *_ in folders}
     assert ways == {True, False}
 
 
-def test_an_added_token_is_known_by_a_model_of_pieces(tmp_path: Path) -> None:
+def test_an_added_token_is_known_by_a_model_of_pieces(tmp_path):
     """[MASK] is stated there as well, with the white space before it, as version 4 wrote it, or without."""
     for strips in (True, False):
         folder = tmp_path / str(strips)
@@ -223,7 +219,7 @@ def test_an_added_token_is_known_by_a_model_of_pieces(tmp_path: Path) -> None:
         ]
 
 
-def test_a_mask_that_is_added_makes_a_vocabulary_whole(tmp_path: Path) -> None:
+def test_a_mask_that_is_added_makes_a_vocabulary_whole(tmp_path):
     folder = write_vocabulary(
         tmp_path / "in", [*BERT_NAMES[:4], "a", "b"], tokenizer_class="BertTokenizer"
     )
@@ -237,7 +233,7 @@ def test_a_mask_that_is_added_makes_a_vocabulary_whole(tmp_path: Path) -> None:
     )
 
 
-def test_the_flags_of_tokenizer_json_count_over_an_older_file(tmp_path: Path) -> None:
+def test_the_flags_of_tokenizer_json_count_over_an_older_file(tmp_path):
     made = BertTokenizer(vocab={token: id for id, token in enumerate(bert_tokens())})
     made.add_tokens([AddedToken("Foo", single_word=True)])
     made.save_pretrained(tmp_path)
@@ -248,9 +244,7 @@ def test_the_flags_of_tokenizer_json_count_over_an_older_file(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("listed", [False, True])
-def test_special_tokens_map_contradicts_the_settings_as_in_transformers(
-    listed: bool, tmp_path: Path
-) -> None:
+def test_special_tokens_map_contradicts_the_settings_as_in_transformers(listed, tmp_path):
     """The map counts, unless the settings list tokens by id."""
     folder = write_vocabulary(tmp_path)
     settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "cls_token": "[CLS]"}
@@ -264,7 +258,7 @@ def test_special_tokens_map_contradicts_the_settings_as_in_transformers(
     assert model.specials.cls == reference.cls_token_id
 
 
-def test_the_hub_is_asked_for_them() -> None:
+def test_the_hub_is_asked_for_them():
     assert {"added_tokens.json", "special_tokens_map.json", "tokenizer_config.json"} <= set(
         MODEL_FILES
     )
@@ -281,7 +275,7 @@ def test_the_hub_is_asked_for_them() -> None:
     ("special_tokens_map.json", {"additional_special_tokens": [6]}),
     ("tokenizer_config.json", {"extra_special_tokens": 6}),
 ])  # fmt: skip
-def test_invalid_added_token_is_refused(tmp_path: Path, file: str, content: dict[str, Any]) -> None:
+def test_invalid_added_token_is_refused(tmp_path, file, content):
     folder = write_vocabulary(tmp_path, [*BERT_NAMES, "a"])
     (folder / file).write_text(json.dumps(content))
     with pytest.raises(TokenizerError) as caught:

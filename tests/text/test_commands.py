@@ -1,7 +1,5 @@
 """`bothways tokenizer train | encode | report`, through the command line."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -135,9 +133,7 @@ def test_an_input_that_cannot_be_read_is_named_and_not_the_output(tmp_path, monk
 
 
 def test_train_refuses_options_of_another_kind(tmp_path, text):
-    with pytest.raises(
-        ConfigError, match="--prefix-space: is not an option of wordpiece"
-    ) as caught:
+    with pytest.raises(ConfigError, match="--prefix-space: is not an option") as caught:
         run("train", text, "--out", tmp_path / "out", "--prefix-space")
     assert (
         "--alphabet, --cjk, --coverage, --lowercase, --min-frequency, --size, --strip-accents"
@@ -197,14 +193,9 @@ def test_a_hyphen_is_the_standard_input(tmp_path, capsys, monkeypatch):
     run("encode", tmp_path / "a.txt", "--tokenizer", folder, "-")
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == _expected(folder)
     for line in (["train", "-", "--out", tmp_path / "out"], ["report", "-", "--tokenizer", folder]):
-        with pytest.raises(
-            DataError,
-            match=r"^reading documents from standard input is not supported\n  Save it to a file",
-        ):
+        with pytest.raises(DataError, match=r"^reading documents from standard input"):
             run(*line)
-    with pytest.raises(
-        DataError, match=r"^reading documents from standard input is not supported\n"
-    ):
+    with pytest.raises(DataError, match=r"^reading documents from standard input"):
         app(
             ["corpus", "build", "-", "--tokenizer", str(folder), "--out", str(tmp_path / "out")],
             result_action="return_value",

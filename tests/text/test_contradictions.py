@@ -1,7 +1,5 @@
 """Settings that contradict `tokenizer.json`: those of BERT and of bytes as transformers has them, those of pieces refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable
@@ -64,7 +62,7 @@ CASES: list[Case] = [
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Any]]:
+def folders(tmp_path_factory) -> list[tuple[Tokenizer, Any]]:
     made = []
     for number, (model, build, held, stated) in enumerate(CASES):
         folder = write(
@@ -76,9 +74,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, A
 
 @given(texts=st.lists(hostile, min_size=1, max_size=3))
 @example(texts=["Hello é wórld a中b [MASK]", "hello <mask> w", " w"])
-def test_ids_and_offsets_are_those_of_transformers(
-    folders: list[tuple[Tokenizer, Any]], texts: list[str]
-) -> None:
+def test_ids_and_offsets_are_those_of_transformers(folders, texts):
     for ours, theirs in folders:
         expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
         assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
@@ -88,7 +84,7 @@ def test_ids_and_offsets_are_those_of_transformers(
         assert offsets == expected["offset_mapping"]
 
 
-def test_what_is_followed_is_written(folders: list[tuple[Tokenizer, Any]], tmp_path: Path) -> None:
+def test_what_is_followed_is_written(folders, tmp_path):
     for number, (ours, _) in enumerate(folders):
         ours.save(tmp_path / str(number))
         assert Tokenizer.load(tmp_path / str(number)).fingerprint == ours.fingerprint
@@ -111,9 +107,7 @@ DEFAULTS = {("albert", "do_lower_case"): True}
 
 @pytest.mark.parametrize(("model", "build", "key"), PIECES)
 @pytest.mark.parametrize("held", [True, False])
-def test_settings_of_pieces_must_not_contradict(
-    tmp_path: Path, model: str, build: Callable[..., Any], key: str, held: bool
-) -> None:
+def test_settings_of_pieces_must_not_contradict(tmp_path, model, build, key, held):
     """With the setting of `tokenizer.json`, perhaps by default, and for the generic class, the folder opens."""
     made, default = build(**{key: held}), DEFAULTS.get((model, key), key == "add_prefix_space")
     Tokenizer.load(write(tmp_path / "same", made, model, **{key: held}))
@@ -134,7 +128,7 @@ def test_settings_of_pieces_must_not_contradict(
     assert f"Set it to {has}" in str(caught.value)
 
 
-def test_a_setting_that_a_class_does_not_read_contradicts_nothing(tmp_path: Path) -> None:
+def test_a_setting_that_a_class_does_not_read_contradicts_nothing(tmp_path):
     folder = write(tmp_path, xlm(), "xlm-roberta", do_lower_case=True)
     theirs = AutoTokenizer.from_pretrained(folder)("Hello", add_special_tokens=False)["input_ids"]
     assert Tokenizer.load(folder).encode(["Hello"])[0].tolist() == theirs
@@ -145,8 +139,8 @@ def test_a_setting_that_a_class_does_not_read_contradicts_nothing(tmp_path: Path
     [("bert", word_piece, "do_lower_case"), ("roberta", roberta, "add_prefix_space")],
 )
 def test_a_missing_setting_whose_default_contradicts_the_file_is_refused(
-    tmp_path: Path, model: str, build: Callable[..., Any], key: str
-) -> None:
+    tmp_path, model, build, key
+):
     """transformers follows the default in silence."""
     made = build(**{key: key == "add_prefix_space"})
     with pytest.raises(TokenizerError, match=f"'{key}' is not set, which means") as caught:
@@ -154,6 +148,6 @@ def test_a_missing_setting_whose_default_contradicts_the_file_is_refused(
     assert caught.value.where == tmp_path / "tokenizer_config.json"
 
 
-def test_a_setting_must_be_true_or_false(tmp_path: Path) -> None:
+def test_a_setting_must_be_true_or_false(tmp_path):
     with pytest.raises(TokenizerError, match=r"tokenizer_config.json: 'do_lower_case' is 'yes'"):
         Tokenizer.load(write(tmp_path, word_piece(), "bert", do_lower_case="yes"))

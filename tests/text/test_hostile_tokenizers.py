@@ -1,11 +1,8 @@
 """Tokenizer files that no trainer writes are refused with a message, in bounded time and memory."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,9 +47,7 @@ BEYOND = {
         (change(["post_processor"], BEYOND), "adds the id 1000000, which no token has"),
     ],
 )
-def test_a_hostile_tokenizer_is_refused(
-    tmp_path: Path, spoil: Callable[[dict[str, Any]], None], message: str
-) -> None:
+def test_a_hostile_tokenizer_is_refused(tmp_path, spoil, message):
     Tokenizer.load(write_vocabulary(tmp_path / "a")).save(tmp_path / "b")
     spec = json.loads((tmp_path / "b" / "tokenizer.json").read_text())
     spoil(spec)
@@ -64,7 +59,7 @@ def test_a_hostile_tokenizer_is_refused(
         Tokenizer.load(tmp_path / "b")
 
 
-def test_ids_far_beyond_the_tokens_take_no_memory(tmp_path: Path) -> None:
+def test_ids_far_beyond_the_tokens_take_no_memory(tmp_path):
     """The tokenizer's own text has a place for every id up to the largest: 16 GB for 4·10⁹ of them."""
     Tokenizer.load(write_vocabulary(tmp_path / "a")).save(tmp_path / "b")
     spec = json.loads((tmp_path / "b" / "tokenizer.json").read_text())
@@ -86,14 +81,14 @@ def test_ids_far_beyond_the_tokens_take_no_memory(tmp_path: Path) -> None:
         b'{"extra_special_tokens": ["\\ud800x"]}',
     ],
 )
-def test_hostile_settings_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_hostile_settings_are_refused(tmp_path, content):
     Tokenizer.load(write_vocabulary(tmp_path / "a")).save(tmp_path / "b")
     (tmp_path / "b" / "tokenizer_config.json").write_bytes(content)
     with pytest.raises(BothwaysError, match=r"tokenizer_config\.json"):
         Tokenizer.load(tmp_path / "b")
 
 
-def test_bytes_stand_for_themselves_or_come_in_order() -> None:
+def test_bytes_stand_for_themselves_or_come_in_order():
     from bothways.text.tokenizer import byte_of
 
     assert set(byte_of()) == set(pre_tokenizers.ByteLevel.alphabet())

@@ -1,7 +1,5 @@
 """Protocol Buffers' wire format: what is written by its rules is read as it was, and nothing is read out of a part."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest
@@ -37,9 +35,7 @@ def message(items: list[tuple[int, int | bytes | Fixed]]) -> bytes:
 
 @settings(deadline=None)
 @given(items=st.lists(st.tuples(st.integers(1, 2**29 - 1), VALUES), max_size=6), data=st.data())
-def test_a_message_is_read_as_it_was_written(
-    items: list[tuple[int, int | bytes | Fixed]], data: st.DataObject
-) -> None:
+def test_a_message_is_read_as_it_was_written(items, data):
     whole = message(items)
     assert list(fields(whole)) == items
     lengths = [len(message(items[:count])) for count in range(len(items) + 1)]
@@ -51,17 +47,17 @@ def test_a_message_is_read_as_it_was_written(
             list(fields(whole[:cut]))
 
 
-def test_fixed_bytes_are_a_whole_number_or_a_real_one() -> None:
+def test_fixed_bytes_are_a_whole_number_or_a_real_one():
     assert Fixed(struct.pack("<f", -1.5)).real == Fixed(struct.pack("<d", -1.5)).real == -1.5
     assert Fixed(struct.pack("<I", 7)).whole == Fixed(struct.pack("<Q", 7)).whole == 7
 
 
 @pytest.mark.parametrize("data", [b"\xff" * 11, b"\x80", b""])
-def test_a_number_must_end(data: bytes) -> None:
+def test_a_number_must_end(data):
     with pytest.raises(MalformedError, match="a number has no end"):
         varint(data, 0)
 
 
-def test_an_unknown_type_is_named() -> None:
+def test_an_unknown_type_is_named():
     with pytest.raises(MalformedError, match="the unknown wire type 3"):
         list(fields(written(1 << 3 | 3)))

@@ -1,7 +1,5 @@
 """Ids, offsets and tables against transformers and against Google's algorithm; files both ways; every error."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

@@ -1,9 +1,6 @@
 """The moving average of the weights: its formula, what is evaluated with it, resuming."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -53,7 +50,7 @@ def expected(weights: list[dict[str, torch.Tensor]], decay: float) -> dict[str, 
     }
 
 
-def test_the_average_is_evaluated_and_returned_and_changes_no_update() -> None:
+def test_the_average_is_evaluated_and_returned_and_changes_no_update():
     training_module, weights, scored = run(MemoryStore())
     _, plain, _ = run(MemoryStore(), ema=None)
     for ours, theirs in zip(weights, plain, strict=True):
@@ -68,7 +65,7 @@ def test_the_average_is_evaluated_and_returned_and_changes_no_update() -> None:
             torch.testing.assert_close(found[name].double(), weight, rtol=1e-5, atol=1e-7)
 
 
-def test_the_best_weights_are_the_average_of_their_evaluation(tmp_path: Path) -> None:
+def test_the_best_weights_are_the_average_of_their_evaluation(tmp_path):
     for store in (MemoryStore(), FolderStore(tmp_path, {})):
         training_module, _, scored = run(store)
         store.load_best(training_module, Best("score", "highest"))
@@ -76,7 +73,7 @@ def test_the_best_weights_are_the_average_of_their_evaluation(tmp_path: Path) ->
             assert torch.equal(parameter, scored[0][name])
 
 
-def test_a_run_that_was_cut_has_the_same_average(tmp_path: Path) -> None:
+def test_a_run_that_was_cut_has_the_same_average(tmp_path):
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
     whole = run(FolderStore(tmp_path / "whole", {}))[0].state_dict()
@@ -90,7 +87,7 @@ def test_a_run_that_was_cut_has_the_same_average(tmp_path: Path) -> None:
     assert all(torch.equal(t, finished.state_dict()[name]) for name, t in whole.items())
 
 
-def test_a_frozen_parameter_has_no_average() -> None:
+def test_a_frozen_parameter_has_no_average():
     training_module = toy()
     training_module.words.weight.requires_grad_(False)
     average = Average(training_module, 0.5)
@@ -100,7 +97,7 @@ def test_a_frozen_parameter_has_no_average() -> None:
 
 
 @pytest.mark.parametrize("ema", [0.0, 1.0, -0.5, float("nan")])
-def test_a_decay_out_of_range_is_refused(ema: float) -> None:
+def test_a_decay_out_of_range_is_refused(ema):
     with pytest.raises(ConfigError, match="above 0 and below 1") as caught:
         dataclasses.replace(TRAINING, ema=ema)
     assert caught.value.where == "training.ema"

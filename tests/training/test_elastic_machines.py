@@ -1,7 +1,5 @@
 """Machines that leave a run and join it, each a torchrun of its own here (`make test-elastic`)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -15,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed import TCPStore
 
-from bothways.data.corpus import Corpus
 from elastic_runs import newest, ranks_of, records
 
 pytestmark = pytest.mark.elastic
@@ -36,7 +33,7 @@ def pretraining(corpus: Path, out: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def alone(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(corpus, tmp_path_factory) -> Path:
     """The folder of the same run in one process."""
     out = tmp_path_factory.mktemp("alone") / "run"
     subprocess.run(
@@ -47,7 +44,7 @@ def alone(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def machine(corpus: Corpus, tmp_path: Path) -> Iterator[Start]:
+def machine(corpus, tmp_path) -> Iterator[Start]:
     """Start a further machine; they meet at a store of this process, which outlives them."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     torchrun = [
@@ -96,8 +93,8 @@ def ranks_by_step(out: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("leaves", ["the first is killed", "the second is told to leave"])
 def test_a_run_goes_on_without_a_machine_and_with_it_when_it_is_back(
-    leaves: str, machine: Start, alone: Path, tmp_path: Path
-) -> None:
+    leaves, machine, alone, tmp_path
+):
     out = tmp_path / "run"
     first, second = machine(), machine()
     reach(out, lambda: len(ranks_by_step(out)) > 0 and ranks_by_step(out)[-1][0] == 2)

@@ -3,8 +3,6 @@
 Each start of torchrun takes seconds, so these tests are behind a marker: `make test-elastic`.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -15,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from bothways.data.corpus import Corpus
 from elastic_runs import newest, ranks_of, records
 
 pytestmark = pytest.mark.elastic
@@ -37,9 +34,7 @@ def command(corpus: Path, out: Path, *settings: str) -> list[str]:
 
 
 @pytest.mark.parametrize("sharding", ["none", "sharding"])
-def test_a_rank_killed_at_random_loses_no_more_than_the_last_checkpoint(
-    sharding: str, corpus: Corpus, tmp_path: Path
-) -> None:
+def test_a_rank_killed_at_random_loses_no_more_than_the_last_checkpoint(sharding, corpus, tmp_path):
     draws, out = random.Random(1), tmp_path / "run"
     setting = "sharding=none" if sharding == "none" else "sharding.kind=sharding"
     log = (tmp_path / "log").open("w")

@@ -1,10 +1,7 @@
 """What is sent to Weights & Biases, by a stand-in for its package."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -34,8 +31,8 @@ def sending(*kinds: str) -> Any:
 
 
 def test_weights_and_biases_gets_each_record_and_a_resumed_run_is_the_same_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake)
     session(tmp_path, 5, training=sending("wandb"))
@@ -48,9 +45,7 @@ def test_weights_and_biases_gets_each_record_and_a_resumed_run_is_the_same_one(
     assert sent == metric_lines(tmp_path)
 
 
-def test_a_missing_package_is_named_with_its_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ResourceError, match=r"bothways\[wandb\]"):
         WeightsAndBiases(tmp_path, {})

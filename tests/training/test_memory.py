@@ -1,7 +1,5 @@
 """A run in memory: which weights it ends with, what it evaluates, and when patience ends it."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -36,7 +34,7 @@ def run(
 
 
 @pytest.mark.parametrize(("best", "at"), [(HIGH, 1), (LOW, 2)])
-def test_it_ends_with_the_best_weights(best: Best, at: int) -> None:
+def test_it_ends_with_the_best_weights(best, at):
     store, progress, seen, last = run(best, [0.5, 0.9, 0.1, 0.9])
     assert len(store.history) == len(seen) == 4, "after steps 2, 4 and 6, and at the end"
     assert store.metrics == {"m": [0.5, 0.9, 0.1, 0.9][at]}
@@ -46,21 +44,21 @@ def test_it_ends_with_the_best_weights(best: Best, at: int) -> None:
 
 
 @pytest.mark.parametrize(("best", "at"), [(HIGH, 1), (LOW, 2)])
-def test_no_number_is_worse_than_any_number(best: Best, at: int) -> None:
+def test_no_number_is_worse_than_any_number(best, at):
     values = [math.nan, 0.5, 0.4, math.nan]
     store, _, seen, last = run(best, values)
     assert store.metrics == {"m": values[at]}
     assert torch.equal(last, seen[at])
 
 
-def test_patience_ends_it() -> None:
+def test_patience_ends_it():
     _, progress, seen, last = run(HIGH, [0.5, 0.4, 0.3, 0.2], patience=2)
     assert (progress.steps, progress.early) == (6, True)
     assert len(seen) == 3
     assert torch.equal(last, seen[0])
 
 
-def test_without_an_evaluation_the_last_weights_stay() -> None:
+def test_without_an_evaluation_the_last_weights_stay():
     training_module, told = toy(), list[int]()
     before = training_module.inner.weight.detach().clone()
 

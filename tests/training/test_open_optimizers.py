@@ -1,7 +1,5 @@
 """Optimizers and schedules from outside: any `torch.optim.Optimizer`, any function."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from pathlib import Path
@@ -26,7 +24,7 @@ from toy_training import SINGLE, TRAINING, run_toy, steps, toy
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
-def test_an_instance_is_fitted_with_its_own_rate_as_the_peak() -> None:
+def test_an_instance_is_fitted_with_its_own_rate_as_the_peak():
     training_module, rates = toy(), list[float]()
     optimizer = torch.optim.SGD(training_module.parameters(), lr=0.5)
     loop = Loop(
@@ -39,7 +37,7 @@ def test_an_instance_is_fitted_with_its_own_rate_as_the_peak() -> None:
 
 
 @pytest.mark.parametrize("factory", [torch.optim.AdamW, SGD])
-def test_fine_tuning_takes_any_optimizer_of_torch(tmp_path: Path, factory: Any) -> None:
+def test_fine_tuning_takes_any_optimizer_of_torch(tmp_path, factory):
     """None of them takes a sparse gradient with all of its own settings."""
     rows = [{"text": each.text, "label": each.label} for each in make_examples(64, 0)]
     done = bothways.finetune(
@@ -53,17 +51,15 @@ def test_fine_tuning_takes_any_optimizer_of_torch(tmp_path: Path, factory: Any) 
     assert f"| optimizer | {name}" in card
 
 
-def test_a_function_and_its_settings_are_given_together() -> None:
+def test_a_function_and_its_settings_are_given_together():
     for first in ("optimizer", "lr"):
         values = {"optimizer": torch.optim.SGD, "lr": 0.1}
         given = {first: values.pop(first), **values}
-        with pytest.raises(
-            ConfigError, match=r"^training\.optimizer: a function has no settings, such as lr"
-        ):
+        with pytest.raises(ConfigError, match=r"^training\.optimizer: a function has no settings"):
             expand_shorthands(given)
 
 
-def test_a_factory_and_a_function_train_and_resume(tmp_path: Path) -> None:
+def test_a_factory_and_a_function_train_and_resume(tmp_path):
     def run(folder: Path, stop: int) -> dict[str, torch.Tensor]:
         folder.mkdir(exist_ok=True)
         training = dataclasses.replace(
@@ -73,7 +69,7 @@ def test_a_factory_and_a_function_train_and_resume(tmp_path: Path) -> None:
         training_module = toy()
 
         def end(event: object) -> None:
-            if getattr(event, "kind", "") == "checkpoint" and event.progress.steps == stop:  # type: ignore[attr-defined]
+            if getattr(event, "kind", "") == "checkpoint" and event.progress.steps == stop:
                 raise InterruptedError
 
         run_toy(folder, training, training_module, on_event=end)
@@ -86,7 +82,7 @@ def test_a_factory_and_a_function_train_and_resume(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
 
 
-def test_rules_apply_and_a_pull_is_refused() -> None:
+def test_rules_apply_and_a_pull_is_refused():
     parameters = [*toy().named_parameters()]
     optimizer = build_optimizer(
         SGD, parameters, lambda name: ParameterRule(0.5 if "norm" in name else 1.0)
@@ -96,7 +92,7 @@ def test_rules_apply_and_a_pull_is_refused() -> None:
         build_optimizer(SGD, parameters, lambda name: ParameterRule(pull=1.0))
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+def test_a_gradient_that_is_not_finite_changes_nothing():
     from bothways.training.optimizers import update
 
     training_module = toy()
@@ -124,30 +120,24 @@ class WithoutRate(torch.optim.Optimizer):
     ("factory", "message"),
     [
         (torch.optim.LBFGS, "LBFGS does not make a step of one dense gradient and a rate"),
-        (
-            torch.optim.SparseAdam,
-            "SparseAdam does not make a step of one dense gradient and a rate",
-        ),
+        (torch.optim.SparseAdam, "SparseAdam does not make a step of one dense gradient"),
         (WithoutRate, "WithoutRate does not make a step of one dense gradient and a rate"),
-        (
-            functools.partial(torch.optim.SGD, speed=1),
-            "cannot make an optimizer of groups: .*'speed'",
-        ),
+        (functools.partial(torch.optim.SGD, speed=1), "cannot make an optimizer of groups:"),
         (lambda groups: groups, "must make an optimizer of torch, not a list"),
     ],
 )
-def test_an_optimizer_that_cannot_train_here_is_one_message(factory: Any, message: str) -> None:
+def test_an_optimizer_that_cannot_train_here_is_one_message(factory, message):
     with pytest.raises(ConfigError, match=rf"^training\.optimizer: {message}\n  Give a function"):
         build_optimizer(factory, toy().named_parameters())
 
 
-def test_a_function_has_a_name_in_the_record() -> None:
+def test_a_function_has_a_name_in_the_record():
     training = dataclasses.replace(TRAINING, optimizer=torch.optim.SGD)
     assert configs.to_dict(training)["optimizer"] == "torch.optim.sgd.SGD"
     assert rate_factor(lambda share: share, Steps(4))(RunState(steps=3)) == 0.75
 
 
 @pytest.mark.parametrize("lr", [1e308, float("inf"), float("nan"), 0.0])
-def test_rates_that_overflow_are_refused(lr: float) -> None:
+def test_rates_that_overflow_are_refused(lr):
     with pytest.raises(ConfigError, match=r"optimizer\.lr: must be above 0 and at most 1000"):
         AdamW(lr=lr)

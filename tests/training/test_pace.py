@@ -1,7 +1,5 @@
 """Slow ranks are named, hanging ones end, and a step can be done again."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path
@@ -34,19 +32,17 @@ def paced(*seconds: float) -> dict[str, float]:
         ((0.0, 0.0), {}),
     ],
 )
-def test_a_straggler_takes_much_longer_than_the_median(
-    seconds: tuple[float, ...], expected: dict[int, float]
-) -> None:
+def test_a_straggler_takes_much_longer_than_the_median(seconds, expected):
     assert stragglers(paced(*seconds)) == expected
 
 
-def test_one_process_has_no_pace_to_compare() -> None:
+def test_one_process_has_no_pace_to_compare():
     pace = Pace(Single())
     pace.add(1.0, 100)
     assert pace.read() == {}
 
 
-def test_the_rank_whose_loss_is_no_number_is_named() -> None:
+def test_the_rank_whose_loss_is_no_number_is_named():
     inf = float("inf")
     meter._check(["masked", None], [[inf, inf], [inf, inf]])
     with pytest.raises(DivergedError, match=r"^step 7: the loss 'masked' is not finite on rank 1"):
@@ -65,7 +61,7 @@ def hang(errors: Path) -> None:
         time.sleep(30)
 
 
-def test_a_rank_that_hangs_says_what_it_was_doing_and_ends(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_says_what_it_was_doing_and_ends(tmp_path):
     assert exit_code(hang, tmp_path / "errors") == ENDED_BY_WATCHDOG
     errors = (tmp_path / "errors").read_text()
     assert "step 5: rank 3 has been reading its batch for more than 0.2 seconds" in errors
@@ -74,9 +70,7 @@ def test_a_rank_that_hangs_says_what_it_was_doing_and_ends(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("error", [DistNetworkError("Broken pipe"), RuntimeError(GLOO)])
-def test_a_lost_rank_is_one_message(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lost_rank_is_one_message(error, monkeypatch, capsys):
     def lose() -> None:
         with Watchdog(Replicated(3, 4, 3), None) as dog:
             dog.note("exchanging gradients", 812)
@@ -93,7 +87,7 @@ def test_a_lost_rank_is_one_message(
     assert "with --resume" in second
 
 
-def test_other_errors_of_a_step_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_of_a_step_stay_as_they_are(monkeypatch):
     for error in (RuntimeError("shapes differ"), DivergedError("gloo"), KeyboardInterrupt()):
         with pytest.raises(type(error)) as caught, Watchdog(Replicated(3, 4, 3), None):
             raise error
@@ -103,6 +97,6 @@ def test_other_errors_of_a_step_stay_as_they_are(monkeypatch: pytest.MonkeyPatch
     assert "while --max-restarts allows it" in str(lost)
 
 
-def test_without_a_limit_nothing_is_watched() -> None:
+def test_without_a_limit_nothing_is_watched():
     with Watchdog(Replicated(0, 2, 0), None) as dog:
         dog.note("computing", 1)

@@ -1,7 +1,5 @@
 """Runs that are made longer from the end of their plateau, and runs by the clock."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +42,7 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in checkpoints(folder)]
 
 
-def test_a_finished_run_is_made_longer_from_its_plateau(tmp_path: Path) -> None:
+def test_a_finished_run_is_made_longer_from_its_plateau(tmp_path):
     whole, _ = run(tmp_path / "whole", Steps(32))
     run(tmp_path / "longer", Steps(16))
     assert names(tmp_path / "longer") == ["step-12", "step-16"]
@@ -60,7 +58,7 @@ def test_a_finished_run_is_made_longer_from_its_plateau(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [3, 12, 15])
-def test_a_stopped_run_is_made_longer_from_its_plateau(stop: int, tmp_path: Path) -> None:
+def test_a_stopped_run_is_made_longer_from_its_plateau(stop, tmp_path):
     whole, _ = run(tmp_path / "whole", Steps(32))
     with pytest.raises(InterruptedError):
         run(tmp_path / "longer", Steps(16), stop)
@@ -71,7 +69,7 @@ def test_a_stopped_run_is_made_longer_from_its_plateau(stop: int, tmp_path: Path
     assert all(torch.equal(tensor, longer[name]) for name, tensor in whole.items())
 
 
-def test_in_its_decay_a_run_resumes_where_it_was(tmp_path: Path) -> None:
+def test_in_its_decay_a_run_resumes_where_it_was(tmp_path):
     whole, _ = run(tmp_path / "whole", Steps(16))
     with pytest.raises(InterruptedError):
         run(tmp_path / "cut", Steps(16), 15)
@@ -80,7 +78,7 @@ def test_in_its_decay_a_run_resumes_where_it_was(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
 
 
-def test_schedules_without_a_plateau_are_stretched(tmp_path: Path) -> None:
+def test_schedules_without_a_plateau_are_stretched(tmp_path):
     run(tmp_path, Steps(6), schedule=Linear())
     _, progress = run(tmp_path, Steps(12), schedule=Linear())
     assert progress.steps == 12
@@ -89,9 +87,7 @@ def test_schedules_without_a_plateau_are_stretched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop", [3, 6, 9, 12])
 @pytest.mark.parametrize("schedule", [WSD(0.1, 0.25), Linear(0.1)], ids=lambda value: value.kind)
-def test_a_run_by_the_clock_resumes_at_its_time(
-    stop: int, schedule: Schedule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_by_the_clock_resumes_at_its_time(stop, schedule, tmp_path, monkeypatch):
     """The clock advances by a minute with each step that is read: equal rates, phases and weights."""
     time = {"minutes": 0}
 

@@ -1,7 +1,5 @@
 """Ranks that are started again at a store that outlives them, as torchrun's agents keep it."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -32,9 +30,7 @@ def meet(rank: int, port: int, found: Path) -> None:
         os._exit(9)
 
 
-def test_ranks_that_are_started_again_find_each_other_and_not_those_that_were_killed(
-    tmp_path: Path,
-) -> None:
+def test_ranks_that_are_started_again_find_each_other_and_not_those_that_were_killed(tmp_path):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for name in ("first", "second", "third"):
         (tmp_path / name).mkdir()
@@ -50,7 +46,7 @@ def test_ranks_that_are_started_again_find_each_other_and_not_those_that_were_ki
         assert [(tmp_path / name / str(rank)).read_text() for rank in range(2)] == ["3.0", "3.0"]
 
 
-def test_a_start_has_a_name_of_its_own_that_all_its_ranks_know() -> None:
+def test_a_start_has_a_name_of_its_own_that_all_its_ranks_know():
     store, world, starts = HashStore(), 3, []
     for _ in range(3):
         names: dict[int, str] = {}
@@ -78,7 +74,7 @@ def end_with_a_slow_save(rank: int, port: int, folder: Path) -> None:
         time.sleep(0.0 if rank else 0.5)
         write(new, *arguments)
 
-    NewCheckpoint.write = slow  # type: ignore[method-assign]
+    NewCheckpoint.write = slow
     with parallel.connected(plan, torch.device("cpu")):
         state = session(folder / "run", 4 if rank else None, plan=plan)
         saved = [path.name for path in checkpoint.checkpoints(folder / "run")]
@@ -86,7 +82,7 @@ def end_with_a_slow_save(rank: int, port: int, folder: Path) -> None:
         os._exit(0)
 
 
-def test_no_rank_ends_before_the_main_one_has_saved(tmp_path: Path) -> None:
+def test_no_rank_ends_before_the_main_one_has_saved(tmp_path):
     (tmp_path / "run").mkdir()
     port = free_port()
     ranks = [
@@ -104,15 +100,13 @@ def test_no_rank_ends_before_the_main_one_has_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_every_rank_of_an_interrupted_run_ends_as_interrupted(
-    rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_rank_of_an_interrupted_run_ends_as_interrupted(rank, monkeypatch, capsys):
     """A rank that ended with 0 was finished for torchrun, which used its machine no more."""
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     done = PretrainResult(Toy(), RunState(steps=7), {})
     with pytest.raises(KeyboardInterrupt):
-        conclude_pretraining(done, Console(stderr=True))  # type: ignore[arg-type]
+        conclude_pretraining(done, Console(stderr=True))
     said = "Saved after step 7. If torchrun does not start it again: bothways"
     assert (said in capsys.readouterr().err) == (rank == "0")

@@ -1,7 +1,5 @@
 """Two processes with a part of the model each must do what one does, and continue each other's runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path
@@ -100,7 +98,7 @@ def _runs(plan: Sharded, folder: Path) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, object]]]:
+def two(tmp_path_factory) -> tuple[Path, list[dict[str, object]]]:
     folder = tmp_path_factory.mktemp("sharded")
     for name in ("in_one_file", "parts", "background"):
         (folder / name).mkdir()
@@ -108,16 +106,14 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, 
     return folder, [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-def test_no_thread_of_a_group_is_left(two: tuple[Path, list[dict[str, object]]]) -> None:
+def test_no_thread_of_a_group_is_left(two):
     """While Python ends, such a thread can end the process by SIGABRT."""
     for found in two[1]:
         assert not [name for name in found["threads"] if "gloo" in name]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_fifty_clipped_steps_are_those_of_one_process_and_the_module_is_itself_again(
-    two: tuple[Path, list[dict[str, object]]], kind: str
-) -> None:
+def test_fifty_clipped_steps_are_those_of_one_process_and_the_module_is_itself_again(two, kind):
     alone = fit_toy(
         toy(dtype=torch.float64), steps(Cursor(), 7), 50, config=KINDS[kind][0], clip_norm=0.5
     )
@@ -130,30 +126,24 @@ def test_fifty_clipped_steps_are_those_of_one_process_and_the_module_is_itself_a
     assert all(found[f"{kind} restored"] for found in two[1])
 
 
-def test_each_rank_holds_a_part(two: tuple[Path, list[dict[str, object]]]) -> None:
+def test_each_rank_holds_a_part(two):
     (first, whole), (second, _) = (found["held"] for found in two[1])
     assert first + second == whole
     assert abs(first - second) < 0.2 * whole
 
 
-def test_what_may_lack_gradients_is_refused(
-    two: tuple[Path, list[dict[str, object]]],
-) -> None:
+def test_what_may_lack_gradients_is_refused(two):
     assert two[1][1]["refused"].startswith(
         "sharding: a step of this model may leave some parameters"
     )
 
 
-def test_the_main_rank_decides_for_all_and_its_error_is_raised_by_all(
-    two: tuple[Path, list[dict[str, object]]],
-) -> None:
+def test_the_main_rank_decides_for_all_and_its_error_is_raised_by_all(two):
     assert [found["shared"] for found in two[1]] == [("step-3: is gone", 0)] * 2
 
 
 @pytest.mark.parametrize("name", ["parts", "background"])
-def test_a_run_stopped_on_one_rank_resumes_from_parts_to_the_weights_of_a_whole_run(
-    two: tuple[Path, list[dict[str, object]]], name: str
-) -> None:
+def test_a_run_stopped_on_one_rank_resumes_from_parts_to_the_weights_of_a_whole_run(two, name):
     folder = two[0]
     assert [found[name] for found in two[1]] == [14, 14]
     newest = latest_checkpoint(folder / f"{name} alone")
@@ -169,12 +159,12 @@ def test_a_run_stopped_on_one_rank_resumes_from_parts_to_the_weights_of_a_whole_
     assert (checkpoints(folder / f"{name} alone")[-1] / "model.safetensors").exists()
 
 
-def test_a_small_sharded_model_is_saved_whole(two: tuple[Path, list[dict[str, object]]]) -> None:
+def test_a_small_sharded_model_is_saved_whole(two):
     assert set(two[1][0]["one file"]) == {"model.safetensors"}
     assert session(two[0] / "in_one_file").steps == 14
 
 
-def test_a_damaged_or_missing_part_is_told(two: tuple[Path, list[dict[str, object]]]) -> None:
+def test_a_damaged_or_missing_part_is_told(two):
     newest = latest_checkpoint(two[0] / "parts")
     assert newest is not None
     part = newest / "shards" / "__1_0.distcp"
@@ -188,7 +178,7 @@ def test_a_damaged_or_missing_part_is_told(two: tuple[Path, list[dict[str, objec
     part.write_bytes(whole)
 
 
-def test_parts_of_another_model_do_not_fit(two: tuple[Path, list[dict[str, object]]]) -> None:
+def test_parts_of_another_model_do_not_fit(two):
     newest = latest_checkpoint(two[0] / "parts")
     assert newest is not None
     other = toy()
@@ -197,7 +187,7 @@ def test_parts_of_another_model_do_not_fit(two: tuple[Path, list[dict[str, objec
         read_checkpoint(newest).load_weights(other)
 
 
-def test_a_plan_is_sharded_where_there_are_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_is_sharded_where_there_are_ranks(monkeypatch):
     assert shard(Single(), Sharding()) == Single()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert shard(Replicated(3, 4, 1), Sharding()) == Sharded(3, 4, 1, 2)

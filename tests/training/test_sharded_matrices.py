@@ -5,8 +5,6 @@ step 0, replicated from step 2, sharded from step 4, alone from step 6; with cli
 average of the weights and an evaluation of it after each step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +138,7 @@ def work(rank: int, world: int, port: int, case: Case, folder: Path) -> None:
 @pytest.mark.parametrize(
     "case", [pytest.param(case, id=name, marks=MARKS.get(name, ())) for name, case in CASES.items()]
 )
-def test_a_run_by_changing_ranks_is_that_of_one_process(case: Case, tmp_path: Path) -> None:
+def test_a_run_by_changing_ranks_is_that_of_one_process(case, tmp_path):
     folder, alone = tmp_path / "ranks", tmp_path / "alone"
     folder.mkdir()
     on_ranks(2, work, case, folder)

@@ -46,7 +46,7 @@ def test_a_duration_is_read_from_its_own_text(given_duration):
 
 
 @pytest.mark.parametrize("text", ["0.5 hours", "10 minutes", "30 seconds", "5000 tokens"])
-def test_a_duration_is_written_in_a_short_form(text: str) -> None:
+def test_a_duration_is_written_in_a_short_form(text):
     assert str(duration(text)) == text
 
 

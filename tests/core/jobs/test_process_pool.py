@@ -1,7 +1,5 @@
 """Worker processes: results in order, few jobs in memory, failures told, nothing left behind."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os
@@ -45,32 +43,30 @@ def die(number: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_results_come_in_order(workers: int) -> None:
+def test_results_come_in_order(workers):
     assert list(map_in_order(slow_square, range(10), workers)) == [n * n for n in range(10)]
 
 
-def test_no_job_and_one_job_start_no_process() -> None:
+def test_no_job_and_one_job_start_no_process():
     assert list(map_in_order(process_id, [], 3)) == []
     assert list(map_in_order(process_id, [0], 3)) == [os.getpid()]
 
 
-def test_the_work_is_done_in_as_many_other_processes() -> None:
+def test_the_work_is_done_in_as_many_other_processes():
     seen = set(map_in_order(process_id, range(20), 2))
     assert len(seen) == 2
     assert os.getpid() not in seen
 
 
-def test_a_module_of_the_current_folder_does_not_stand_for_one_of_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_of_the_current_folder_does_not_stand_for_one_of_python(tmp_path, monkeypatch):
     (tmp_path / "random.py").write_text("raise SystemExit('a module of the user')")
     monkeypatch.chdir(tmp_path)
     assert list(map_in_order(slow_square, range(3), 2)) == [0, 1, 4]
 
 
 def test_what_the_parent_imports_from_the_current_folder_the_workers_import_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     (tmp_path / "of_the_user.py").write_text("def double(number): return 2 * number")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, ""])
@@ -81,14 +77,14 @@ def test_what_the_parent_imports_from_the_current_folder_the_workers_import_too(
     ]
 
 
-def test_large_jobs_and_results_do_not_block(tmp_path: Path) -> None:
+def test_large_jobs_and_results_do_not_block(tmp_path):
     jobs = [list(range(n, n + 300_000)) for n in range(4)]
     results = map_in_order(functools.partial(scaled, 3), jobs, 2)
     assert [result[:2] for result in results] == [[0, 3], [3, 6], [6, 9], [9, 12]]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_jobs_are_taken_when_they_are_needed(workers: int) -> None:
+def test_jobs_are_taken_when_they_are_needed(workers):
     taken: list[int] = []
 
     def jobs() -> Iterator[int]:
@@ -104,18 +100,18 @@ def test_jobs_are_taken_when_they_are_needed(workers: int) -> None:
     assert len(taken) <= 5 + workers + 2
 
 
-def test_a_function_that_raises(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_function_that_raises(capfd):
     with pytest.raises(RuntimeError, match="see its traceback above"):
         list(map_in_order(fail, range(5), 2))
     assert "ValueError: job" in capfd.readouterr().err
 
 
-def test_a_worker_that_is_killed() -> None:
+def test_a_worker_that_is_killed():
     with pytest.raises(ResourceError, match=r"was killed \(signal 9\)\n  .*use fewer workers"):
         list(map_in_order(die, range(5), 2))
 
 
-def test_an_error_of_the_jobs_stops_the_workers() -> None:
+def test_an_error_of_the_jobs_stops_the_workers():
     def jobs() -> Iterator[int]:
         yield from range(3)
         raise KeyError("no more jobs")
@@ -140,11 +136,10 @@ time.sleep(60)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of Unix")
-def test_workers_end_with_a_parent_that_is_killed() -> None:
+def test_workers_end_with_a_parent_that_is_killed():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
-        assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2
         assert all(map(alive, pids))
@@ -158,7 +153,7 @@ def sleepy_id(number: int) -> int:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of Unix")
-def test_no_worker_outlives_a_second_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_worker_outlives_a_second_interrupt(monkeypatch):
     wait, left = subprocess.Popen.wait, [1]
 
     def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
@@ -176,7 +171,7 @@ def test_no_worker_outlives_a_second_interrupt(monkeypatch: pytest.MonkeyPatch) 
     assert_they_end(pids)
 
 
-def test_usable_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_cores(monkeypatch):
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert usable_cores() == os.cpu_count()
@@ -191,7 +186,7 @@ def die_once(mark: str, number: int) -> tuple[int, str]:
     return number, os.environ[NUMBER]
 
 
-def test_a_job_whose_worker_was_killed_is_begun_again(tmp_path: Path) -> None:
+def test_a_job_whose_worker_was_killed_is_begun_again(tmp_path):
     job = functools.partial(die_once, str(tmp_path / "died"))
     found = list(map_in_order(job, range(6), 2, attempts=2))
     assert [number for number, _ in found] == [*range(6)]

@@ -1,7 +1,5 @@
 """The report: complete, self-contained, escaped, well-formed, the same in browser and terminal."""
 
-from __future__ import annotations
-
 import io
 import re
 from html.parser import HTMLParser

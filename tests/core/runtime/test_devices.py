@@ -101,11 +101,8 @@ def test_bf16_without_hardware_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match="has no bf16 instructions") as caught:
         resolve_precision("bf16", CPU)
     assert caught.value.where == "precision"
-    with pytest.raises(
-        ConfigError,
-        match=r"'bf17' is unknown: it must be auto, fp32 or bf16; predictions take int8, too",
-    ):
-        resolve_precision("bf17", CPU)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'bf17' is unknown: it must be auto, fp32 or bf16"):
+        resolve_precision("bf17", CPU)
     assert describe_device(CPU) in caught.value.what
 
 
@@ -116,10 +113,7 @@ def test_a_device_is_chosen_by_name_or_by_what_there_is(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device() == choose_device("cuda") == CUDA
     assert choose_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(
-        ResourceError,
-        match=r"there is no 'cuda:2': torch sees 2 CUDA devices\n  Set the device to auto",
-    ):
+    with pytest.raises(ResourceError, match="there is no 'cuda:2': torch sees 2 CUDA devices"):
         choose_device("cuda:2")
 
 

@@ -1,7 +1,5 @@
 """Limits of the container: cores by affinity and quota, memory by the control group's limit."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from bothways.core.runtime import limits
 
 
 @pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def groups(tmp_path, monkeypatch) -> Path:
     """The control groups of version 2, with this process in /job/step."""
     (tmp_path / "own").write_text("0::/job/step\n")
     (tmp_path / "fs" / "job" / "step").mkdir(parents=True)
@@ -21,7 +19,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "fs"
 
 
-def test_cores_are_those_of_the_affinity_and_of_the_tightest_quota(groups: Path) -> None:
+def test_cores_are_those_of_the_affinity_and_of_the_tightest_quota(groups):
     assert limits.usable_cores() == 8
     (groups / "job" / "cpu.max").write_text("max 100000\n")
     assert limits.usable_cores() == 8
@@ -31,7 +29,7 @@ def test_cores_are_those_of_the_affinity_and_of_the_tightest_quota(groups: Path)
     assert limits.usable_cores() == 1
 
 
-def test_quotas_of_version_1(groups: Path) -> None:
+def test_quotas_of_version_1(groups):
     (groups.parent / "own").write_text("5:memory:/\n4:cpu,cpuacct:/docker/1\n")
     (groups / "cpu,cpuacct").mkdir()
     (groups / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("-1\n")
@@ -47,9 +45,7 @@ def test_quotas_of_version_1(groups: Path) -> None:
     assert limits.group_memory() == 2000
 
 
-def test_threads_follow_a_quota_and_a_setting_of_the_user_stays(
-    groups: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_follow_a_quota_and_a_setting_of_the_user_stays(groups, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     limits.limit_threads()
@@ -62,7 +58,7 @@ def test_threads_follow_a_quota_and_a_setting_of_the_user_stays(
     assert os.environ["OMP_NUM_THREADS"] == "5"
 
 
-def test_memory_is_what_the_groups_leave_with_the_cache(groups: Path) -> None:
+def test_memory_is_what_the_groups_leave_with_the_cache(groups):
     assert limits.group_memory() is None
     step = groups / "job" / "step"
     (step / "memory.max").write_text("max\n")

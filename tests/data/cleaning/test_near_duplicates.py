@@ -1,7 +1,5 @@
 """Near-duplicates against texts compared by hand, pair by pair."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -74,9 +72,7 @@ def left_out(texts: list[str], settings: NearDuplicates) -> list[int]:
 
 
 @pytest.mark.parametrize("chinese", [False, True])
-def test_the_texts_left_out_are_those_of_a_search_of_all_pairs(
-    chinese: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_texts_left_out_are_those_of_a_search_of_all_pairs(chinese, monkeypatch):
     monkeypatch.setattr(near_duplicates, "FOUND", 1 - 1e-9)  # bands that lose no pair
     settings = NearDuplicates(0.5, shingle=3, permutations=256)
     texts = some_texts(150, 3, chinese)
@@ -85,7 +81,7 @@ def test_the_texts_left_out_are_those_of_a_search_of_all_pairs(
     assert 20 < len(found) < 130
 
 
-def test_the_usual_bands_lose_few() -> None:
+def test_the_usual_bands_lose_few():
     texts = some_texts(130, 5, letters=False)
     found, expected = left_out(texts, NearDuplicates()), plain_search(texts, NearDuplicates())
     assert len(set(found) ^ set(expected)) <= 0.03 * len(expected)
@@ -93,7 +89,7 @@ def test_the_usual_bands_lose_few() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 10, 300])
-def test_an_estimate_has_the_binomial_distribution_of_its_similarity(size: int) -> None:
+def test_an_estimate_has_the_binomial_distribution_of_its_similarity(size):
     rng, permutations, sets, similarities = np.random.default_rng(size), 128, [], []
     for _ in range(300):
         pool = np.unique(rng.integers(2**32, size=size + 5, dtype=np.uint32))
@@ -115,7 +111,7 @@ def test_an_estimate_has_the_binomial_distribution_of_its_similarity(size: int) 
     assert abs(square - 1) < 4 * np.sqrt(kurtosis / 300)
 
 
-def test_the_signature_of_a_set_does_not_depend_on_the_others() -> None:
+def test_the_signature_of_a_set_does_not_depend_on_the_others():
     texts = some_texts(60, 9, letters=False)
     texts[7:7] = ["", "!?"]
     texts.append(" ".join(f"w{n}" for n in range(3 * CHUNK // 2)))  # of more than one chunk
@@ -130,7 +126,7 @@ def test_the_signature_of_a_set_does_not_depend_on_the_others() -> None:
         assert together[-1, column] == least % 2**16
 
 
-def test_case_punctuation_and_width_do_not_matter_and_texts_without_words_stay() -> None:
+def test_case_punctuation_and_width_do_not_matter_and_texts_without_words_stay():
     settings = NearDuplicates()
     texts = [
         *("The cat sat on the mat, and slept!", "the CAT sat (on the mat) and slept", "The cat."),
@@ -142,7 +138,7 @@ def test_case_punctuation_and_width_do_not_matter_and_texts_without_words_stay()
     assert find_near_duplicates(signed, settings).tolist() == [1]
 
 
-def test_each_text_that_is_left_out_has_a_similar_one_that_stays() -> None:
+def test_each_text_that_is_left_out_has_a_similar_one_that_stays():
     """A chain of small changes: the last differs from the first, and stays."""
     words = [f"w{n}" for n in range(200)]
     chain = [" ".join([f"v{n}" for n in range(step)] + words[step:]) for step in range(0, 200, 10)]
@@ -151,9 +147,7 @@ def test_each_text_that_is_left_out_has_a_similar_one_that_stays() -> None:
     assert 0 < len(found) < len(chain) - 5
 
 
-def test_a_band_that_many_dissimilar_texts_share_is_limited(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_band_that_many_dissimilar_texts_share_is_limited(monkeypatch):
     monkeypatch.setattr(near_duplicates, "LIMIT", 2)
     # Sets of one common and nine own shingles; by the signatures all are candidates.
     own = np.arange(9 * 6, dtype=np.uint32).reshape(6, 9) + 1
@@ -175,13 +169,13 @@ def test_a_band_that_many_dissimilar_texts_share_is_limited(
         ({"permutations": 5000}, "permutations"),
     ],
 )
-def test_wrong_settings_are_refused(settings: dict[str, float], where: str) -> None:
+def test_wrong_settings_are_refused(settings, where):
     with pytest.raises(ConfigError) as caught:
-        NearDuplicates(**settings)  # type: ignore[arg-type]
+        NearDuplicates(**settings)
     assert caught.value.where == where
 
 
-def test_bands_find_a_pair_at_the_threshold() -> None:
+def test_bands_find_a_pair_at_the_threshold():
     for threshold in (0.1, 0.5, 0.8, 0.95, 1.0):
         bands, rows = NearDuplicates(threshold).bands
         assert bands * rows <= 128

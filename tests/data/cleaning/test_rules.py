@@ -1,7 +1,5 @@
 """Rules against the words of their papers, written a second time in plain Python."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections import Counter
@@ -101,7 +99,7 @@ def plain_repeated(text: str, shortest: int, most: tuple[float, ...]) -> bool:
     return False
 
 
-def test_repetition_of_ngrams_is_that_of_a_plain_count() -> None:
+def test_repetition_of_ngrams_is_that_of_a_plain_count():
     texts = some_texts(300, 1)
     expected = [plain_top(text, TopNgrams().most) for text in texts]
     assert rejected(TopNgrams(), *texts) == expected
@@ -112,17 +110,14 @@ def test_repetition_of_ngrams_is_that_of_a_plain_count() -> None:
     assert 30 < sum(expected) < 270
 
 
-def test_the_presets_have_the_numbers_of_the_papers() -> None:
+def test_the_presets_have_the_numbers_of_the_papers():
     """Gopher: Rae et al. 2021, appendix A.1.1 and table A1. C4: Raffel et al. 2020, section 2.2."""
     quality = gopher()
     assert quality.word_count == WordCount(50, 100_000)
     assert quality.mean_word_length == MeanWordLength(3.0, 10.0)
     assert quality.symbols == Symbols(0.1)
-    assert quality.bullet_lines is not None
-    assert quality.ellipsis_lines is not None
     assert (quality.bullet_lines.most, quality.ellipsis_lines.most) == (0.9, 0.3)
     assert quality.alphabetic_words == AlphabeticWords(0.8)
-    assert quality.stop_words is not None
     assert quality.stop_words.least == 2
     assert set(quality.stop_words.words) == set(
         ["the", "be", "to", "of", "and", "that", "have", "with"]
@@ -162,18 +157,18 @@ LOREM = "one two three four five six seven eight nine ten"
         (StopWords(2), ["To be.", "the theory OF it"], ["The the the.", "theory often", ""]),
     ],
 )
-def test_a_rule_at_its_threshold(rule: DocumentRule, kept: list[str], left: list[str]) -> None:
+def test_a_rule_at_its_threshold(rule, kept, left):
     assert rejected(rule, *kept, *left) == [False] * len(kept) + [True] * len(left)
 
 
-def test_the_language_of_a_document_decides() -> None:
+def test_the_language_of_a_document_decides():
     assert rejected(SentenceCount(3), "数学。数学。数学。", language="zh") == [False]
     assert rejected(StopWords(), "Das ist gut.", language="de") == [False]
     german = StopWords(1, ("der", "die", "das"), "de")
     assert rejected(german, "Das ist gut.", "Gut so.", language="de") == [False, True]
 
 
-def test_stop_words_of_scripts_with_marks_and_without_spaces() -> None:
+def test_stop_words_of_scripts_with_marks_and_without_spaces():
     hindi = StopWords(2, ("है", "में", "न"), "hi")
     texts = ["यह घर में है।", "घर मेंढक है", "नाना है", "अपन है"]  # in, in "frog", in "नाना", at an end
     assert rejected(hindi, *texts, language="hi") == [False, True, True, True]
@@ -187,7 +182,7 @@ def test_stop_words_of_scripts_with_marks_and_without_spaces() -> None:
         StopWords(1, ("a", ""))
 
 
-def test_lines_are_removed_by_the_first_rule_that_does_not_keep_them() -> None:
+def test_lines_are_removed_by_the_first_rule_that_does_not_keep_them():
     rules = [TerminalPunctuation(), LineWords(3), UnwantedLines()]
     text = (
         "Home\nOne two three.\n\n  We use cookies.  \nRead on...\nToo short.\nHe said so: “no”\n"
@@ -204,7 +199,7 @@ def test_lines_are_removed_by_the_first_rule_that_does_not_keep_them() -> None:
     assert remove_lines(text, []) == (text, [])
 
 
-def test_words_are_divided_at_spaces_and_around_each_character_of_a_script_without() -> None:
+def test_words_are_divided_at_spaces_and_around_each_character_of_a_script_without():
     text = "A cat's mat, 数学好。 -- カナ don't 3.5 … ไทย"
     table = find_words([text, "", "b"])
     shown = [f"{text}\n\nb"[a:b] for a, b in zip(table.begins, table.ends, strict=True)]
@@ -237,7 +232,7 @@ def test_words_are_divided_at_spaces_and_around_each_character_of_a_script_witho
     ]
 
 
-def test_equal_words_have_equal_hashes_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_words_have_equal_hashes_wherever_they_are(monkeypatch):
     monkeypatch.setattr(words_module, "PIECE", 16)
     draw = random.Random(2)
     names = ["".join(draw.choices("ab数é", k=draw.randint(1, 40))) for _ in range(200)]
@@ -249,7 +244,7 @@ def test_equal_words_have_equal_hashes_wherever_they_are(monkeypatch: pytest.Mon
     assert len(set(seen.values())) == len(seen)
 
 
-def test_a_cleaning_counts_everything_once() -> None:
+def test_a_cleaning_counts_everything_once():
     texts = [
         f"Menu {n}\nThis is line number {n}.\nIt is here. It is long enough." for n in range(9)
     ]
@@ -268,9 +263,7 @@ def test_a_cleaning_counts_everything_once() -> None:
     assert cleaned.signed is None
 
 
-def test_the_texts_that_stay_are_signed_alike_in_any_batches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_texts_that_stay_are_signed_alike_in_any_batches(monkeypatch):
     texts = [*some_texts(40, 4), "lorem ipsum"]
     cleaning = dataclasses.replace(make_cleaning("none", 0.8), unwanted_text=UnwantedText())
     results = []
@@ -286,7 +279,7 @@ def test_the_texts_that_stay_are_signed_alike_in_any_batches(
         assert np.array_equal(other.shingles.offsets, results[0].shingles.offsets)
 
 
-def test_a_cleaning_is_a_configuration() -> None:
+def test_a_cleaning_is_a_configuration():
     for cleaning in (gopher(), c4(), make_cleaning("gopher", 0.7, 5)):
         assert read(Cleaning, to_dict(cleaning)) == cleaning
     changed = read(Cleaning, {"word_count": {"least": 20}, "stop_words": None}, base=gopher())
@@ -307,7 +300,7 @@ def test_a_cleaning_is_a_configuration() -> None:
         (lambda: make_cleaning(near_duplicates=2.0), "near_duplicates"),
     ],
 )
-def test_wrong_settings_name_their_place(make: object, where: str) -> None:
+def test_wrong_settings_name_their_place(make, where):
     assert callable(make)
     with pytest.raises(ConfigError) as caught:
         make()

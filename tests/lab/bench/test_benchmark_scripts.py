@@ -1,7 +1,5 @@
 """Every name of this library that the scripts in benchmarks/ import exists, also in code they run as text."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections.abc import Iterator
@@ -34,7 +32,7 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
 
 
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: str(file.relative_to(FOLDER)))
-def test_benchmark_imports_exist(file: Path) -> None:
+def test_benchmark_imports_exist(file):
     for tree in programs(file):
         for module, name in imported(tree):
             try:
@@ -45,7 +43,7 @@ def test_benchmark_imports_exist(file: Path) -> None:
                 pytest.fail(f"{file.name}: {error}")
 
 
-def test_programs_in_strings_are_parsed() -> None:
+def test_programs_in_strings_are_parsed():
     held = {file.name: len(list(programs(file))) - 1 for file in SCRIPTS}
     assert held["memory.py"] == 3
     assert held["embedding.py"] == 2

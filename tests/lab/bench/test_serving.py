@@ -1,7 +1,5 @@
 """The load generator and the requests of benchmarks/serving.py."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math
@@ -31,25 +29,25 @@ from toy_predictors import TASKS, TEXTS, predictor
 
 
 @pytest.fixture(scope="module")
-def predictors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Predictor]:
+def predictors(tmp_path_factory) -> dict[str, Predictor]:
     folder = make_folder(tmp_path_factory.mktemp("place") / "bert")
     return {name: predictor(folder, name) for name in TASKS}
 
 
 @pytest.fixture(scope="module")
-def application(predictors: dict[str, Predictor]) -> App:
+def application(predictors) -> App:
     limits = Limits(queue_tokens=200, request_tokens=200)
     return app(predictors["classify"], limits=limits)
 
 
 @pytest.fixture(scope="module")
-def address(application: App) -> Iterator[tuple[str, int]]:
+def address(application) -> Iterator[tuple[str, int]]:
     with running(application) as url:
         host, port = url.removeprefix("http://").split(":")
         yield host, int(port)
 
 
-def test_due_times_are_poisson() -> None:
+def test_due_times_are_poisson():
     """The gaps of a Poisson process are exponential: their deviation is their mean."""
     times = due_times(300.0, 20.0, seed=3)
     gaps = [b - a for a, b in itertools.pairwise(times)]
@@ -59,7 +57,7 @@ def test_due_times_are_poisson() -> None:
     assert sum(gap > 1 / 300 for gap in gaps) / 5999 == pytest.approx(math.exp(-1), abs=0.02)
 
 
-def test_percentiles_and_rates() -> None:
+def test_percentiles_and_rates():
     assert percentile([0.001] * 99 + [1.0], 50) == pytest.approx(1.0)
     assert math.isnan(percentile([], 50))
     exchanges = (
@@ -72,7 +70,7 @@ def test_percentiles_and_rates() -> None:
     assert LoadResult((), 0.0).tokens_per_second == 0.0
 
 
-def test_requests_of_tasks_are_answered(predictors: dict[str, Predictor]) -> None:
+def test_requests_of_tasks_are_answered(predictors):
     names = {kind: opened for kind, opened in predictors.items() if kind != "label"}
     with running(app(names)) as url:
         host, port = url.removeprefix("http://").split(":")
@@ -85,9 +83,7 @@ def test_requests_of_tasks_are_answered(predictors: dict[str, Predictor]) -> Non
                 assert load.exchanges[0].tokens > 0
 
 
-def test_refusal_is_error_and_connection_reopens(
-    application: App, address: tuple[str, int]
-) -> None:
+def test_refusal_is_error_and_connection_reopens(application, address):
     """60 texts of four tokens where 200 are allowed, and a body above its limit."""
     good, long = (post("/classify", {"inputs": ["good film"] * n}) for n in (1, 60))
     load = asyncio.run(waiting_clients(address, [long], 1, 0.0))

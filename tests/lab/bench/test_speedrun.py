@@ -1,7 +1,5 @@
 """A speedrun ends at its target or its time, is scored on data of its own, and leaves an entry."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -33,7 +31,7 @@ TINY = (
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     folder, rng = tmp_path_factory.mktemp("speedrun"), np.random.default_rng(0)
     for name, count in (("train", 60), ("held-out", 20)):
         (folder / f"{name}.txt").write_text("\n\n".join(document(rng) for _ in range(count)))
@@ -41,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_pages(monkeypatch) -> None:
     monkeypatch.setattr("bothways.pretraining.run.installed", lambda *packages: False)
 
 
@@ -52,9 +50,7 @@ def request_of(place: Path, out: Path, target: float = 3.0, **changes: Any) -> R
     return dataclasses.replace(request, **changes)
 
 
-def test_run_ends_at_target_loss(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_ends_at_target_loss(place, tmp_path, monkeypatch):
     request = request_of(place, tmp_path / "out", seeds=2)
     entry = speedrun(request, device="cpu")
     assert entry["reached"]
@@ -90,9 +86,7 @@ def write_pairs(folder: Path) -> Path:
     return folder
 
 
-def test_pair_track_scores_minimal_pairs(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pair_track_scores_minimal_pairs(place, tmp_path, capsys):
     suite = write_pairs(tmp_path / "suite")
     track = PairTrack(suite, words=500, vocabulary=200)
     words = ("training.until=2 seconds", "training.evaluate=1 seconds")
@@ -113,7 +107,7 @@ def test_pair_track_scores_minimal_pairs(
     assert json.loads(capsys.readouterr().out)["mean"] == pytest.approx(run["accuracy"])
 
 
-def test_target_survives_checkpoint() -> None:
+def test_target_survives_checkpoint():
     target = Target("loss", 2.0)
     waiting = EarlyStopping(None, None, target)
     states = []

@@ -1,7 +1,5 @@
 """The measurements of benchmarks/thresholds.py."""
 
-from __future__ import annotations
-
 import pytest
 import thresholds as tuning
 import torch
@@ -16,9 +14,7 @@ CPU = torch.device("cpu")
     ("first", "value"),
     [((1.0, 1.0, 3.0), 20), ((1.0, 2.1, 1.0), 10), ((9.0, 1.0, 1.0), None), ((1.0, 2.05, 1.0), 30)],
 )
-def test_threshold_is_last_faster_size(
-    first: tuple[float, ...], value: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threshold_is_last_faster_size(first, value, monkeypatch):
     """The second way takes 2 s; noise of 3 % is no difference."""
     seconds = dict(zip((10, 20, 30), first, strict=True))
 
@@ -31,13 +27,13 @@ def test_threshold_is_last_faster_size(
     assert found.speedups == {size: 2.0 / taken for size, taken in seconds.items()}
 
 
-def test_all_measurements_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_measurements_run(monkeypatch):
     """In one round of each size, on few tokens."""
     monkeypatch.setattr(tuning, "TOKENS", 64)
     race = tuning._race
 
     def short(field: str, ways: str, sizes: tuple[int, ...], *more: object) -> Measurement:
-        return race(field, ways, sizes[:1], *more[:-1], 1)  # type: ignore[arg-type]
+        return race(field, ways, sizes[:1], *more[:-1], 1)
 
     monkeypatch.setattr(tuning, "_race", short)
     monkeypatch.setattr(

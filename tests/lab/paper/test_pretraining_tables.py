@@ -1,7 +1,5 @@
 """Tables on pre-training: what their cells are, and a table from text to page, resumed cell by cell."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import statistics
@@ -44,7 +42,7 @@ TINY = (
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     folder, rng = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
     (folder / "text.txt").write_text("\n\n".join(document(rng) for _ in range(60)))
     (folder / "glue" / "CoLA").mkdir(parents=True)
@@ -57,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_pages(monkeypatch) -> None:
     """The pages of single runs take longer than these runs."""
     for module in ("pretraining", "finetuning"):
         monkeypatch.setattr(f"bothways.{module}.run.installed", lambda *packages: False)
@@ -77,7 +75,7 @@ def cells_of(table: str, scale: Any = "small") -> dict[str, PretrainConfig]:
     return {cell.name: cell.settings(base) for cell in request.chosen}
 
 
-def test_tables_name_cells_and_published_rows() -> None:
+def test_tables_name_cells_and_published_rows():
     for table in TABLES.values():
         cells = [cell.name for cell in table.cells]
         assert len({*cells}) == len(cells)
@@ -88,7 +86,7 @@ def test_tables_name_cells_and_published_rows() -> None:
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
-def test_cells_differ_only_in_their_variable(scale: str) -> None:
+def test_cells_differ_only_in_their_variable(scale):
     """Of all settings of a run only those may differ that the table is about."""
     about = {
         "bert-5": {"encoder", "objective", "phases"},
@@ -113,7 +111,7 @@ def test_cells_differ_only_in_their_variable(scale: str) -> None:
         assert ends == ({Hours(1.0)} if name != "steps" else {Hours(0.25), Hours(0.5), Hours(1.0)})
 
 
-def test_objectives_of_table_5() -> None:
+def test_objectives_of_table_5():
     cells = cells_of("bert-5", "paper")
     assert all(
         isinstance(cells["no-nsp"].segments_of(phase), NextSentence)
@@ -126,7 +124,7 @@ def test_objectives_of_table_5() -> None:
     assert (ltr.segments, gpt.segments) == (2, 0)
 
 
-def test_sizes_masks_rates_and_formats() -> None:
+def test_sizes_masks_rates_and_formats():
     def shape(config: PretrainConfig) -> tuple[int, int, int]:
         encoder = config.encoder
         assert isinstance(encoder, EncoderConfig)
@@ -142,7 +140,7 @@ def test_sizes_masks_rates_and_formats() -> None:
     def masks(table: str) -> list[tuple[float, float, float]]:
         found = [cell.objective for cell in cells_of(table).values()]
         assert all(isinstance(each, MaskedObjective) for each in found)
-        return [(m.rate, m.mask, m.random) for m in (each.masking for each in found)]  # type: ignore[attr-defined]
+        return [(m.rate, m.mask, m.random) for m in (each.masking for each in found)]
 
     assert masks("bert-8") == [
         (0.15, *mix) for mix in ((0.8, 0.1), (1, 0), (0.8, 0.2), (0.8, 0), (0, 0.8), (0, 1))
@@ -159,9 +157,7 @@ def test_sizes_masks_rates_and_formats() -> None:
     assert copies == {"static": 10, "dynamic": None}
 
 
-def test_table_runs_from_text_to_page_and_resumes(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_runs_from_text_to_page_and_resumes(place, tmp_path, monkeypatch):
     request = request_of(place, tmp_path / "out", cells=("base", "ltr"))
     heard: list[int] = []
     rows = run_table(request, device="cpu", on_row=lambda rows: heard.append(len(rows)))
@@ -201,9 +197,7 @@ def test_table_runs_from_text_to_page_and_resumes(
         run_table(other, device="cpu")
 
 
-def test_interrupted_cell_resumes(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_cell_resumes(place, tmp_path, monkeypatch):
     request = request_of(place, tmp_path / "out", cells=("no-nsp",), budget=Steps(8))
     real, seen = runs.pretrain, list[int]()
 
@@ -226,7 +220,7 @@ def test_interrupted_cell_resumes(
     assert done.values("CoLA") == other.values("CoLA")
 
 
-def test_small_runs_train_all_positions() -> None:
+def test_small_runs_train_all_positions():
     """Questions and pairs are read with up to 128 tokens: no position may be untrained.
 
     Models that hide tokens begin with 40 % by 80/10/10, whatever the masks of their table;
@@ -247,9 +241,7 @@ def test_small_runs_train_all_positions() -> None:
     assert "length=128" in runs.SCALES["small"].answers
 
 
-def test_cost_is_estimated_without_writing(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cost_is_estimated_without_writing(place, tmp_path, capsys):
     words = [
         "reproduce", "pretraining", "bert-5", *TINY, "--text", str(place / "text.txt"),
         "--data", str(place / "glue"), "--tasks", "CoLA", "--cells", "base,no-nsp",
@@ -262,7 +254,7 @@ def test_cost_is_estimated_without_writing(
     assert "fine-tuning CoLA" in shown
 
 
-def test_wrong_requests_are_refused(place: Path, tmp_path: Path) -> None:
+def test_wrong_requests_are_refused(place, tmp_path):
     for changes, words in (
         ({"table": "bert-9"}, r"table: unknown name 'bert-9'; there are: bert-5, bert-6"),
         ({"cells": ("nsp",)}, r"cells: unknown name 'nsp'; there are: base, no-nsp"),
@@ -279,7 +271,7 @@ def test_wrong_requests_are_refused(place: Path, tmp_path: Path) -> None:
         table_cost(request_of(place, tmp_path, overrides=("nothing=1",)), device="cpu")
 
 
-def test_difference_matches_welch() -> None:
+def test_difference_matches_welch():
     a, b = [80.0, 82.0, 81.0], [85.0, 84.0, 87.0, 84.0]
     found = difference(a, b)
     assert found is not None

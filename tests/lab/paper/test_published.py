@@ -1,7 +1,5 @@
 """The paper's figures, entered a second time: two hands seldom slip at one place."""
 
-from __future__ import annotations
-
 from bothways.lab.paper import published
 from bothways.lab.paper.pretraining_tables import TABLES
 from bothways.lab.paper.published import Published
@@ -121,7 +119,7 @@ def entered() -> dict[tuple[str, str], dict[str, float]]:
     return rows
 
 
-def test_published_figures_match_papers() -> None:
+def test_published_figures_match_papers():
     tables = (
         published.TABLES["GLUE"],
         published.TABLES["SQUAD"],

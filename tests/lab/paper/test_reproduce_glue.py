@@ -1,7 +1,5 @@
 """GLUE as distributed: what is read, run, shown and handed in; an interrupted benchmark goes on; averages are the paper's."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json
@@ -74,7 +72,7 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     make_folder(folder / "bert")
     for name, text in FILES.items():
@@ -96,14 +94,14 @@ def rows(place: Path, name: str, split: str, out: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
 
 
-def test_cola_header_and_quotes(place: Path, tmp_path: Path) -> None:
+def test_cola_header_and_quotes(place, tmp_path):
     assert rows(place, "CoLA", "train", tmp_path)[:2] == [
         {"text": 'The "film was good', "label": "1"},
         {"text": 'the film was bad"', "label": "0"},
     ]
 
 
-def test_incomplete_rows_are_skipped(place: Path, tmp_path: Path) -> None:
+def test_incomplete_rows_are_skipped(place, tmp_path):
     file, left = glue.write_split(GLUE["QQP"], "train", request_of(place, tmp_path))
     assert [
         json.loads(line)["text_b"] for line in file.read_text(encoding="utf8").splitlines()
@@ -114,7 +112,7 @@ def test_incomplete_rows_are_skipped(place: Path, tmp_path: Path) -> None:
     assert entry.notes == ("3 rows of train without a text or a label are left out",)
 
 
-def test_limit_applies_to_training_examples(place: Path, tmp_path: Path) -> None:
+def test_limit_applies_to_training_examples(place, tmp_path):
     counts = {}
     for split in ("train", "dev"):
         file, _ = glue.write_split(GLUE["CoLA"], split, request_of(place, tmp_path, limit=1))
@@ -122,7 +120,7 @@ def test_limit_applies_to_training_examples(place: Path, tmp_path: Path) -> None
     assert counts == {"train-1.jsonl": 1, "dev.jsonl": 2}
 
 
-def test_file_layouts_find_columns(place: Path, tmp_path: Path) -> None:
+def test_file_layouts_find_columns(place, tmp_path):
     assert rows(place, "MRPC", "train", tmp_path)[0] == {
         "text": "good film",
         "text_b": "fine film",
@@ -144,17 +142,12 @@ def test_file_layouts_find_columns(place: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_foreign_files_are_refused(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError,
-        match=r"RTE/train\.tsv:2: unknown label 'perhaps'; RTE has entailment, not_entailment",
-    ):
+def test_foreign_files_are_refused(place, tmp_path):
+    with pytest.raises(DataError, match=r"RTE/train\.tsv:2: unknown label 'perhaps'"):
         glue.write_split(GLUE["RTE"], "train", request_of(place, tmp_path))
     with pytest.raises(DataError, match=r"SST-2: has no train\.tsv"):
         glue.write_split(GLUE["SST-2"], "train", request_of(place, tmp_path))
-    with pytest.raises(
-        DataError, match=r"has no column 'sentence1'; its first line is x, 1, , The"
-    ):
+    with pytest.raises(DataError, match="has no column 'sentence1'; its first line is x, 1"):
         list(glue.rows_of(GLUE["WNLI"], str(place / "glue" / "CoLA" / "train.tsv"), []))
     empty = request_of(place, tmp_path, data=str(tmp_path / "nowhere"))
     with pytest.raises(DataError, match=r"nowhere: has no data for any of the tasks"):
@@ -169,7 +162,7 @@ def test_foreign_files_are_refused(place: Path, tmp_path: Path) -> None:
         min_size=1,
     )
 )
-def test_texts_without_tabs_are_unchanged(texts: list[str]) -> None:
+def test_texts_without_tabs_are_unchanged(texts):
     import tempfile
 
     texts = [text for text in texts if text.strip()]
@@ -179,9 +172,7 @@ def test_texts_without_tabs_are_unchanged(texts: list[str]) -> None:
         assert [row["text"] for row in glue.rows_of(GLUE["CoLA"], str(file), [])] == texts
 
 
-def test_hub_labels_are_mapped_to_file_labels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_labels_are_mapped_to_file_labels(tmp_path, monkeypatch):
     import datasets
 
     features = {
@@ -232,7 +223,7 @@ HUB = {
 
 
 @pytest.mark.parametrize("name", GLUE)
-def test_hub_rows_match_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_rows_match_files(name, tmp_path, monkeypatch):
     import datasets
 
     config, columns, names, files = HUB[name]
@@ -261,7 +252,7 @@ def test_hub_rows_match_files(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert left == 0
 
 
-def test_grid_matches_paper(place: Path, tmp_path: Path) -> None:
+def test_grid_matches_paper(place, tmp_path):
     plan = glue.glue_plan(Request("bert", str(place / "glue"), tmp_path, ("CoLA", "QNLI"), seeds=3))
     qnli, cola = plan.experiments
     assert qnli == NotRun("QNLI", f"no train.tsv (or train.tsv.gz) in {place / 'glue' / 'QNLI'}")
@@ -283,16 +274,14 @@ def test_grid_matches_paper(place: Path, tmp_path: Path) -> None:
     (cola,) = glue.glue_plan(single).experiments
     assert isinstance(cola, Experiment)
     assert [s.training.optimizer for s in cola.grid] == [BertAdam(lr=2e-5)], "Google's rate"
-    with pytest.raises(
-        ConfigError, match=r"tasks: unknown task 'cola'; the benchmark has: MNLI, QQP"
-    ):
+    with pytest.raises(ConfigError, match="tasks: unknown task 'cola'; the benchmark has: MNLI"):
         glue.glue_plan(request_of(place, tmp_path, tasks=("cola",)))
     for name in ("seeds", "limit"):
         with pytest.raises(ConfigError, match=f"{name}: must be at least 1, not 0"):
             request_of(place, tmp_path, **{name: 0})
 
 
-def test_metrics_match_table_1(place: Path, tmp_path: Path) -> None:
+def test_metrics_match_table_1(place, tmp_path):
     """Its caption: F1 for QQP and MRPC, Spearman's correlation for STS-B, accuracy for the others; CoLA is Matthews's."""
     plan = glue.glue_plan(Request("bert", str(place / "glue"), tmp_path, ("CoLA",)))
     metrics = {name: "accuracy" for name in GLUE} | {
@@ -309,7 +298,7 @@ def test_metrics_match_table_1(place: Path, tmp_path: Path) -> None:
     assert tuple(shown) == (*published.AVERAGED, "WNLI")
 
 
-def test_report_names_figures(place: Path, tmp_path: Path) -> None:
+def test_report_names_figures(place, tmp_path):
     """Tasks go down the page, since there are more of them than systems."""
     request = request_of(place, tmp_path, tasks=("CoLA",))
     planned = glue.glue_plan(request)
@@ -323,14 +312,14 @@ def test_report_names_figures(place: Path, tmp_path: Path) -> None:
         "",
         "this run",
         *(f"{row.system} ({row.table})" for row in published.TABLES["GLUE"]),
-    ]  # type: ignore[union-attr]
-    assert [row[0] for row in table.rows] == [*glue.COLUMNS, "average"]  # type: ignore[union-attr]
-    for row in table.rows:  # type: ignore[union-attr]
+    ]
+    assert [row[0] for row in table.rows] == [*glue.COLUMNS, "average"]
+    for row in table.rows:
         assert row[1] == (25.0 if row[0] == "CoLA" else None)
         assert row[2:] == [theirs.values.get(row[0]) for theirs in published.TABLES["GLUE"]]
 
 
-def test_average_matches_paper() -> None:
+def test_average_matches_paper():
     table = {
         row.system: dict(row.values)
         for row in published.TABLES["GLUE"]
@@ -351,7 +340,7 @@ def test_average_matches_paper() -> None:
     assert average({"RTE": 1.0}, published.AVERAGED) == average({"RTE": 1.0}, ()) == {}
 
 
-def test_glue_runs_from_files_to_results(place: Path, tmp_path: Path) -> None:
+def test_glue_runs_from_files_to_results(place, tmp_path):
     heard = Heard()
     request = request_of(place, tmp_path, tasks=("CoLA", "MNLI", "STS-B", "WNLI"), grid="none")
     done = reproduce("glue", request, device="cpu", progress=heard)
@@ -372,9 +361,7 @@ def test_glue_runs_from_files_to_results(place: Path, tmp_path: Path) -> None:
     assert "BERT-Base (Table 1, test)" in (tmp_path / "report.html").read_text()
 
 
-def test_interrupted_benchmark_resumes(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_benchmark_resumes(place, tmp_path, monkeypatch):
     scored, score = [], job.score
 
     def interrupting(*arguments: Any, **options: Any) -> Any:
@@ -429,9 +416,7 @@ def test_interrupted_benchmark_resumes(
             reproduce("glue", dataclasses.replace(request, data=str(other.parent)), device="cpu")
 
 
-def test_dry_run_prints_cost_only(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_prints_cost_only(place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["reproduce", "glue", *QUICK, "--model", str(place / "bert")]
     words += ["--data", str(place / "glue"), "--device", "cpu"]

@@ -1,7 +1,5 @@
 """Cells of a reproduction: which there are, which are found again, and what becomes of one that is lost."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -23,7 +21,7 @@ QUICK = ("length=16", "training.precision=fp32", "training.until=2 steps")
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     make_folder(folder / "bert")
     files = {
@@ -42,14 +40,14 @@ def request_of(place: Path, out: Path, **changes: Any) -> Request:
 
 
 def entry_of(request: Request) -> dict[str, Any]:
-    return json.loads((request.out / "results.json").read_text())["tasks"]["CoLA"]  # type: ignore[no-any-return]
+    return json.loads((request.out / "results.json").read_text())["tasks"]["CoLA"]
 
 
 def fake(name: str, value: float) -> SweepOutcome:
     return SweepOutcome(name, {"mcc": value}, (), "mcc", "highest", 1, 1.0)
 
 
-def test_equal_cells_run_once(place: Path, tmp_path: Path) -> None:
+def test_equal_cells_run_once(place, tmp_path):
     request = request_of(place, tmp_path, overrides=(*QUICK, "training.optimizer.lr=1e-3"))
     (cola,) = glue.glue_plan(request).experiments
     assert isinstance(cola, Experiment)
@@ -59,7 +57,7 @@ def test_equal_cells_run_once(place: Path, tmp_path: Path) -> None:
     assert (Path(entry_of(request)["best"]) / "model").is_dir()
 
 
-def test_best_folder_keeps_weights(tmp_path: Path) -> None:
+def test_best_folder_keeps_weights(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name / "model").mkdir(parents=True)
     series = Series((fake("a", 0.25), fake("b", 0.75), fake("b", 0.75)))
@@ -68,7 +66,7 @@ def test_best_folder_keeps_weights(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def wild(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+def wild(monkeypatch) -> set[int]:
     """The seeds with which runs diverge."""
     seeds, real = set[int](), engine.finetune
 
@@ -81,9 +79,7 @@ def wild(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return seeds
 
 
-def test_diverged_restarts_are_excluded_from_mean(
-    place: Path, tmp_path: Path, wild: set[int]
-) -> None:
+def test_diverged_restarts_are_excluded_from_mean(place, tmp_path, wild):
     wild.add(1)
     (cola,) = glue.glue_plan(request_of(place, tmp_path, grid="none", seeds=3)).experiments
     assert isinstance(cola, Experiment)
@@ -97,14 +93,12 @@ def test_diverged_restarts_are_excluded_from_mean(
     assert outcome.counted == (runs[0], runs[2])
 
 
-def test_a_task_of_which_every_run_diverges_is_told(
-    place: Path, tmp_path: Path, wild: set[int]
-) -> None:
+def test_a_task_of_which_every_run_diverges_is_told(place, tmp_path, wild):
     wild |= {0, 1}
     request = request_of(place, tmp_path, grid="none", seeds=2)
     done = reproduce("glue", request, device="cpu")
     assert done is not None
     assert (entry_of(request)["best"], entry_of(request)["metrics"]) == (None, {})
     _, tasks, details = done.sections
-    assert tasks.rows == [["CoLA", "every run diverged", None, ""]]  # type: ignore[union-attr]
-    assert details.sections[0].rows[0][2] == "diverged (failed)"  # type: ignore[union-attr]
+    assert tasks.rows == [["CoLA", "every run diverged", None, ""]]
+    assert details.sections[0].rows[0][2] == "diverged (failed)"

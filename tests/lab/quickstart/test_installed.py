@@ -1,7 +1,5 @@
 """Installed documentation: read, never imported; prose, no code; the same on every run and with any number of processes."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 
@@ -45,7 +43,7 @@ FILES = {
 
 
 @pytest.fixture
-def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def installation(tmp_path, monkeypatch) -> Path:
     """A small Python installation in place of the real one."""
     for name, content in FILES.items():
         path = tmp_path / name
@@ -81,13 +79,13 @@ def documents(**options: int) -> dict[str, list[str]]:
     }
 
 
-def test_documents_are_modules_in_order(installation: Path) -> None:
+def test_documents_are_modules_in_order(installation):
     assert documents() == DOCUMENTS
     assert list(documents()) == list(DOCUMENTS)
     assert documents(workers=2) == DOCUMENTS
 
 
-def test_unreadable_files_are_skipped(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_files_are_skipped(installation, monkeypatch):
     def read(path: Path) -> bytes:
         if path.name == "closed.py":
             raise PermissionError(13, "Permission denied")
@@ -100,7 +98,7 @@ def test_unreadable_files_are_skipped(installation: Path, monkeypatch: pytest.Mo
     assert documents() == DOCUMENTS
 
 
-def test_paragraphs_come_once(installation: Path) -> None:
+def test_paragraphs_come_once(installation):
     (installation / "site-packages/gamma.py").write_text(
         '"""The beta package does many things.\n\nBut this is new here."""'
     )
@@ -110,13 +108,13 @@ def test_paragraphs_come_once(installation: Path) -> None:
     assert "delta" not in changed
 
 
-def test_words_are_limited(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_limited(installation, monkeypatch):
     assert list(documents(max_words=8)) == ["alpha", "beta"]
     monkeypatch.setattr(installed_docs, "_PACKAGE_WORDS", 8)
     assert list(documents()) == ["alpha", "beta", "beta.core", "zeta"]
 
 
-def test_real_installation_has_prose_of_standard_library_and_packages() -> None:
+def test_real_installation_has_prose_of_standard_library_and_packages():
     standard_library, *roots = installed_docs._roots()
     assert (standard_library / "textwrap.py").samefile(textwrap.__file__)
     assert roots
@@ -141,5 +139,5 @@ def test_real_installation_has_prose_of_standard_library_and_packages() -> None:
         ("See :class:`~a.b.C`, ``code``, `link <http://x.y>`_ and **that**.", ["See ~a.b.C, code, link and that."]),
     ],
 )  # fmt: skip
-def test_prose(docstring: str, expected: list[str]) -> None:
+def test_prose(docstring, expected):
     assert prose(docstring) == expected

@@ -1,7 +1,5 @@
 """The quickstart from text to report, on settings that take seconds."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -71,14 +69,14 @@ def write_text(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> QuickstartResult:
+def result(tmp_path_factory) -> QuickstartResult:
     folder = tmp_path_factory.mktemp("quickstart")
     result = run_quickstart(folder / "out", files=(write_text(folder),), **SMALL)
     assert result is not None
     return result
 
 
-def test_quickstart_runs_all_stages(result: QuickstartResult) -> None:
+def test_quickstart_runs_all_stages(result):
     out = result.corpus.folder.parent
     assert "on unseen sentences" in quickstart_report(result).lead
     assert {run.task_model.labels for run in (*result.from_pretrained, *result.from_scratch)} == {
@@ -98,7 +96,7 @@ def test_quickstart_runs_all_stages(result: QuickstartResult) -> None:
     assert all(0 <= run.metrics["accuracy"] <= 1 for run in result.from_pretrained)
 
 
-def test_report_has_measurements_and_loads_nothing(result: QuickstartResult) -> None:
+def test_report_has_measurements_and_loads_nothing(result):
     page = to_html(quickstart_report(result))
     assert "http" not in page
     means = [
@@ -114,7 +112,7 @@ def test_report_has_measurements_and_loads_nothing(result: QuickstartResult) -> 
         assert title in page, title
 
 
-def test_labelled_sentences_are_not_in_corpus(result: QuickstartResult) -> None:
+def test_labelled_sentences_are_not_in_corpus(result):
     read = {
         result.corpus.tokenizer.decode(ids)
         for document in range(len(result.corpus))
@@ -129,7 +127,7 @@ def test_labelled_sentences_are_not_in_corpus(result: QuickstartResult) -> None:
     assert not read & asked
 
 
-def test_quickstart_resumes(result: QuickstartResult, tmp_path: Path) -> None:
+def test_quickstart_resumes(result, tmp_path):
     out = result.corpus.folder.parent
     before = (out / "pretraining" / "metrics.jsonl").read_text()
     again = run_quickstart(out, files=(str(out.parent / "text.txt"),), **SMALL)
@@ -142,13 +140,11 @@ def test_quickstart_resumes(result: QuickstartResult, tmp_path: Path) -> None:
     ]
 
 
-def test_foreign_folder_is_refused(tmp_path: Path) -> None:
+def test_foreign_folder_is_refused(tmp_path):
     (tmp_path / "mine" / "corpus").mkdir(parents=True)
     (tmp_path / "mine" / "corpus" / "notes").write_text("dear to me")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(
-        ResourceError, match=r"mine: is not empty, and not the folder of a quickstart\n.*--out NAME"
-    ):
+    with pytest.raises(ResourceError, match="mine: is not empty, and not the folder"):
         run_quickstart(tmp_path / "mine", files=("never read",), **SMALL)
     assert sorted(tmp_path.rglob("*")) == before
     with pytest.raises(ResourceError, match="notes: cannot be written: Not a directory"):
@@ -159,7 +155,7 @@ def test_foreign_folder_is_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "empty").iterdir())
 
 
-def test_mistakes_are_errors(tmp_path: Path) -> None:
+def test_mistakes_are_errors(tmp_path):
     (tmp_path / "one.txt").write_text("One document. It is short.\n", encoding="utf8")
     with pytest.raises(DataError, match="1 document: too few"):
         gather_documents((str(tmp_path / "one.txt"),))
@@ -174,9 +170,7 @@ def test_mistakes_are_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("pretrained", "gains"), [((0.72, 0.73), True), ((0.503, 0.492), False)])
-def test_headline_claims_a_gain_only_beyond_chance(
-    result: QuickstartResult, pretrained: tuple[float, float], gains: bool
-) -> None:
+def test_headline_claims_a_gain_only_beyond_chance(result, pretrained, gains):
     def with_accuracy(
         runs: tuple[FinetuneResult, ...], *values: float
     ) -> tuple[FinetuneResult, ...]:
@@ -194,7 +188,7 @@ def test_headline_claims_a_gain_only_beyond_chance(
     assert ("wins" in headline, "chance" in headline) == (gains, not gains)
 
 
-def test_chance_difference_is_larger_of_two_errors() -> None:
+def test_chance_difference_is_larger_of_two_errors():
     chart = ComparisonChart("", "", {"pre-trained": [0.5, 0.5], "from random weights": [0.5, 0.5]})
     assert chance_difference(chart, 5000) == pytest.approx(0.02)
     chart = ComparisonChart("", "", {"pre-trained": [0.4, 0.6], "from random weights": [0.5, 0.5]})
@@ -212,9 +206,7 @@ LARGE, MEDIUM = Shape(4, 256, 1e-3, 1_000_000, 3), Shape(2, 128, 2e-3, 500_000, 
         ((300, 900), 200, dataclasses.replace(MEDIUM, seeds=1)),
     ],
 )
-def test_largest_shape_that_fits_is_chosen(
-    rates: tuple[int, int], seconds: float, shape: Shape, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_largest_shape_that_fits_is_chosen(rates, seconds, shape, monkeypatch):
     by_depth = dict(zip((LARGE.depth, MEDIUM.depth), rates, strict=True))
     monkeypatch.setattr(gain, "measure_speed", lambda shape, *_: float(by_depth[shape.depth]))
     speed = by_depth[shape.depth]
@@ -222,7 +214,7 @@ def test_largest_shape_that_fits_is_chosen(
     assert shape.seconds(speed, 100_000) == (shape.tokens + 100_000 * shape.seeds) / speed
 
 
-def test_one_thread_is_chosen_where_cores_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_is_chosen_where_cores_are_busy(monkeypatch):
     threads = torch.get_num_threads()
     monkeypatch.setattr(
         gain, "measure_speed", lambda *_: 90.0 if torch.get_num_threads() > 1 else 1_400.0
@@ -235,7 +227,7 @@ def test_one_thread_is_chosen_where_cores_are_busy(monkeypatch: pytest.MonkeyPat
         torch.set_num_threads(threads)
 
 
-def test_length_is_tokens_unless_the_time_is_set_or_too_short() -> None:
+def test_length_is_tokens_unless_the_time_is_set_or_too_short():
     until, _ = choose_length(MEDIUM, 10_000.0, 50_000, limit=480, passed=60, use_all=False)
     assert until == Tokens(500_000)
     until, _ = choose_length(MEDIUM, 10_000.0, 50_000, limit=600, passed=60, use_all=True)

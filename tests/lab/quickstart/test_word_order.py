@@ -1,7 +1,5 @@
 """The labelled task of the quickstart: nothing but the order of words tells the label, and nothing leaks."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """The paired comparison against enumeration, and two folders on one file."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
@@ -26,7 +24,7 @@ A, B = Side("a", (0.5,)), Side("b", (0.5,))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=2, max_size=10))
-def test_p_value_matches_exact_permutation(pairs: list[tuple[bool, bool]]) -> None:
+def test_p_value_matches_exact_permutation(pairs):
     left, right = (np.array(column, dtype=np.float64) for column in zip(*pairs, strict=True))
     found = contrast(A, B, left, right)
     difference = right - left
@@ -39,7 +37,7 @@ def test_p_value_matches_exact_permutation(pairs: list[tuple[bool, bool]]) -> No
     assert found.difference == pytest.approx(float(difference.mean()))
 
 
-def test_interval_has_nominal_coverage() -> None:
+def test_interval_has_nominal_coverage():
     rng, covered = np.random.default_rng(0), 0
     for _ in range(30):
         left, right = (rng.random(60) < 0.6).astype(float), (rng.random(60) < 0.75).astype(float)
@@ -48,7 +46,7 @@ def test_interval_has_nominal_coverage() -> None:
     assert covered >= 24  # 95 % of 30 is 28.5; three standard deviations are 3.6
 
 
-def test_interval_matches_manual_bootstrap() -> None:
+def test_interval_matches_manual_bootstrap():
     rng = np.random.default_rng()
     left, right = rng.normal(size=(2, 300))
     means = (right - left)[rng.integers(300, size=(10_000, 300))].mean(1)
@@ -62,7 +60,7 @@ def test_interval_matches_manual_bootstrap() -> None:
 @pytest.mark.parametrize(
     ("examples", "said"), [(5, "No difference is shown"), (6, "b is better than a")]
 )
-def test_chance_difference_is_not_significant(examples: int, said: str) -> None:
+def test_chance_difference_is_not_significant(examples, said):
     """Where all speak for one, all signs are alike in two of 2ⁿ flips: 1 in 16, and 1 in 32."""
     found = contrast(A, B, np.zeros(examples), np.ones(examples))
     assert found.p_value == 2 / 2**examples
@@ -79,7 +77,7 @@ def make_model(folder: Path, seed: int) -> str:
     return str(folder)
 
 
-def test_folders_are_paired_by_seed(tmp_path: Path) -> None:
+def test_folders_are_paired_by_seed(tmp_path):
     file = str(write_tsv(tmp_path / "test.tsv", make_examples(50, 2)))
     one = make_model(tmp_path / "one", 0)
     for seed in (1, 2):
@@ -101,7 +99,7 @@ def test_folders_are_paired_by_seed(tmp_path: Path) -> None:
     assert (same.difference, same.p_value) == (0.0, 1.0)
 
 
-def test_incomparable_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomparable_models_are_refused(tmp_path, monkeypatch):
     from bothways.lab.sweeps import significance as comparison
 
     one = make_model(tmp_path / "one", 0)
@@ -116,9 +114,7 @@ def test_incomparable_models_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(DataError, match="has no label"):
         compare(one, one, str(tmp_path / "bare.jsonl"), device="cpu")
     (tmp_path / "single.tsv").write_text("sentence\tlabel\ngood\tpos\n")
-    with pytest.raises(
-        DataError, match=r"single\.tsv: there are too few examples to compare on: 1"
-    ):
+    with pytest.raises(DataError, match=r"single\.tsv: there are too few examples to compare"):
         compare(one, one, str(tmp_path / "single.tsv"), device="cpu")
     file, prints = str(write_tsv(tmp_path / "test.tsv", make_examples(5, 2))), iter(("x", "y"))
     monkeypatch.setattr(comparison, "examples_fingerprint", lambda examples: next(prints))
@@ -126,7 +122,7 @@ def test_incomparable_models_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
         compare(one, one, file, device="cpu")
 
 
-def test_models_of_two_tasks_are_refused(tmp_path: Path) -> None:
+def test_models_of_two_tasks_are_refused(tmp_path):
     one, scores = make_model(tmp_path / "one", 0), tmp_path / "scores"
     save_model(
         scores,
@@ -147,9 +143,7 @@ def test_models_of_two_tasks_are_refused(tmp_path: Path) -> None:
         compare(one, one, str(pairs), task="embed", device="cpu")
 
 
-def test_pre_trained_models_are_compared_by_likelihood(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pre_trained_models_are_compared_by_likelihood(tmp_path, capsys):
     for seed, name in enumerate(("one", "two")):
         make_folder(tmp_path / name, seed=seed)
     (tmp_path / "texts.txt").write_text("the film was good\nthe play was bad\nit ends\n")

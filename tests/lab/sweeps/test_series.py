@@ -1,7 +1,5 @@
 """Several runs: with seeds and over grids; finished ones are not run again, lost ones are told, the best one is kept."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -34,7 +32,7 @@ FAST = dataclasses.replace(
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
+def base(tmp_path_factory) -> FinetuneConfig:
     folder = tmp_path_factory.mktemp("files")
     return FinetuneConfig(
         model=str(make_folder(folder / "bert")),
@@ -45,14 +43,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
     )
 
 
-def test_seeds_run_once_each_and_the_best_is_kept(
-    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_run_once_each_and_the_best_is_kept(base, tmp_path, monkeypatch):
     place = SweepFolder(tmp_path, device="cpu")
     series = finetune_seeds(base, (0, 3), place)
     values = [run.metrics["accuracy"] for run in series.runs]
     assert [run.name for run in series.runs] == ["seed-0", "seed-3"]
-    assert series.best is not None
     assert series.best.metrics["accuracy"] == max(values)
     kept, best = (load_model(tmp_path / name / "model").model for name in (".", series.best.name))
     assert all(
@@ -78,17 +73,15 @@ def test_seeds_run_once_each_and_the_best_is_kept(
         finetune_seeds(base, (0, 3), place)
     ran, real = list[str](), engine.finetune
 
-    def counting(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
+    def counting(settings: FinetuneConfig, folder: Path, **options: object):
         ran.append(folder.name)
-        return real(settings, folder, **options)  # type: ignore[arg-type]
+        return real(settings, folder, **options)
 
     monkeypatch.setattr(engine, "finetune", counting)
     again = finetune_seeds(base, (0, 3, 4), dataclasses.replace(place, resume=True))
     assert ran == ["seed-4"]
     assert again.runs[:2] == series.runs
-    with pytest.raises(
-        errors.ConfigError, match=r"seed-0: this run was finished with other settings"
-    ):
+    with pytest.raises(errors.ConfigError, match="seed-0: this run was finished"):
         finetune_seeds(
             dataclasses.replace(base, length=12), (0,), dataclasses.replace(place, resume=True)
         )
@@ -99,9 +92,7 @@ def test_seeds_run_once_each_and_the_best_is_kept(
 
 
 @pytest.mark.parametrize("name", ["train", "model"])
-def test_runs_on_other_content_are_refused(
-    name: str, base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_on_other_content_are_refused(name, base, tmp_path, monkeypatch):
     train, model = shutil.copy(base.train, tmp_path), shutil.copytree(base.model, tmp_path / "bert")
     settings = dataclasses.replace(base, train=str(train), model=str(model))
     place = SweepFolder(tmp_path / "runs", device="cpu")
@@ -117,27 +108,21 @@ def test_runs_on_other_content_are_refused(
         finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
 
 
-def test_data_changed_during_series_is_detected(
-    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_changed_during_series_is_detected(base, tmp_path, monkeypatch):
     settings = dataclasses.replace(base, model=str(shutil.copytree(base.model, tmp_path / "bert")))
     real = engine.finetune
 
-    def changing(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
-        done = real(settings, folder, **options)  # type: ignore[arg-type]
+    def changing(settings: FinetuneConfig, folder: Path, **options: object):
+        done = real(settings, folder, **options)
         make_folder(tmp_path / "bert", seed=1)
         return done
 
     monkeypatch.setattr(engine, "finetune", changing)
-    with pytest.raises(
-        errors.ConfigError, match=r"runs: seed-0 and seed-1 had different content of .*bert\n"
-    ):
+    with pytest.raises(errors.ConfigError, match="runs: seed-0 and seed-1 had different content"):
         finetune_seeds(settings, (0, 1), SweepFolder(tmp_path / "runs", device="cpu"))
 
 
-def test_finished_run_survives_moved_files(
-    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_run_survives_moved_files(base, tmp_path, monkeypatch):
     place = SweepFolder(tmp_path / "runs", device="cpu")
     done = finetune_seeds(base, (0,), place)
     moved = {name: str(tmp_path / f"moved-{name}.tsv") for name in ("train", "dev")}
@@ -149,21 +134,19 @@ def test_finished_run_survives_moved_files(
         dataclasses.replace(base, model=model, **moved),
         (0,),
         dataclasses.replace(place, resume=True),
-    )  # type: ignore[arg-type]
+    )
     assert again.runs == done.runs
 
 
-def test_diverged_run_does_not_end_series(
-    base: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_diverged_run_does_not_end_series(base, tmp_path, monkeypatch):
     real = engine.finetune
 
-    def diverging(settings: FinetuneConfig, folder: Path, **options: object):  # type: ignore[no-untyped-def]
+    def diverging(settings: FinetuneConfig, folder: Path, **options: object):
         if settings.seed == 1:
             raise errors.DivergedError(
                 "the loss is not finite", where="step 3", fix="Lower the rate."
             )
-        return real(settings, folder, **options)  # type: ignore[arg-type]
+        return real(settings, folder, **options)
 
     monkeypatch.setattr(engine, "finetune", diverging)
     series = finetune_seeds(base, (1, 2), SweepFolder(tmp_path, device="cpu"))
@@ -173,7 +156,6 @@ def test_diverged_run_does_not_end_series(
     assert lost.settings["seed"] == 1
     assert series.best is series.runs[1]
     summary = seed_spread(series)
-    assert summary is not None
     assert (summary.failed, summary.deviation) == (1 + bool(series.runs[1].failed), None)
     assert (
         seed_spread(finetune_seeds(base, (1,), SweepFolder(tmp_path / "lost", device="cpu")))
@@ -182,17 +164,16 @@ def test_diverged_run_does_not_end_series(
     assert not (tmp_path / "lost" / "model").exists()
 
 
-def test_best_run_depends_on_direction() -> None:
+def test_best_run_depends_on_direction():
     runs = tuple(
         SweepOutcome(name, {"loss": value}, (), "loss", "lowest")
         for name, value in (("a", 2.0), ("b", 1.0), ("c", 1.0))
     )
     best = Series(runs).best
-    assert best is not None
     assert best.name == "b"
 
 
-def test_spread_is_over_scored_runs() -> None:
+def test_spread_is_over_scored_runs():
     values = (0.5, 0.75, 0.25, 0.875)
     runs = (
         *(SweepOutcome(str(v), {"m": v}, ("bad",) * (v < 0.5), "m") for v in values),
@@ -202,7 +183,7 @@ def test_spread_is_over_scored_runs() -> None:
     assert found == SeedSpread("m", 0.59375, 0.625, 0.875, statistics.stdev(values), 2)
 
 
-def test_series_needs_dev_data_and_own_folder(base: FinetuneConfig, tmp_path: Path) -> None:
+def test_series_needs_dev_data_and_own_folder(base, tmp_path):
     with pytest.raises(errors.ConfigError, match=r"^dev: several runs are compared by dev data"):
         finetune_seeds(dataclasses.replace(base, dev=None), (0,), SweepFolder(tmp_path))
     (tmp_path / ".run").touch()
@@ -217,21 +198,19 @@ def test_series_needs_dev_data_and_own_folder(base: FinetuneConfig, tmp_path: Pa
         ("2", 5, (5, 6)),
     ],
 )  # fmt: skip
-def test_seeds_are_parsed(text: str, start: int, seeds: tuple[object, ...]) -> None:
+def test_seeds_are_parsed(text, start, seeds):
     assert parse_seeds(text, start) == seeds
 
 
 @pytest.mark.parametrize(
     "text", ["0", "x", "1,x", "1,1", "", ",", "-1", "0x2", "2x", "2x0", "2x2x2"]
 )
-def test_invalid_seeds_are_refused(text: str) -> None:
-    with pytest.raises(
-        errors.ConfigError, match=r"^seeds: .* does not name seeds\n  Write a number"
-    ):
+def test_invalid_seeds_are_refused(text):
+    with pytest.raises(errors.ConfigError, match=r"^seeds: .* does not name seeds"):
         parse_seeds(text)
 
 
-def test_grids_match_paper(base: FinetuneConfig) -> None:
+def test_grids_match_paper(base):
     found = [settings for _, settings in grid.grid_cells(base, grid.GRIDS["paper"])]
     assert {(s.batch.n, s.training.optimizer.lr, s.training.until) for s in found} == {
         (n, lr, Epochs(epochs))
@@ -242,17 +221,14 @@ def test_grids_match_paper(base: FinetuneConfig) -> None:
     assert len({name for name, _ in grid.grid_cells(base, grid.GRIDS["paper"])}) == len(found) == 18
 
 
-def test_grids_are_parsed() -> None:
+def test_grids_are_parsed():
     assert grid.parse_grid("training.until='2 epochs, 3 epochs' batch.n=16") == {
         "training.until": ("2 epochs", "3 epochs"),
         "batch.n": ("16",),
     }
     assert grid.folder_name({"a.b": "2 epochs", "c": "../x"}) == "a.b=2-epochs,c=..-x"
     for text in ("nonsense", "a=", "a=1 a=2", "=3"):
-        with pytest.raises(
-            errors.ConfigError,
-            match=r"^grid: .* is not a key with values; named grids are paper",
-        ):
+        with pytest.raises(errors.ConfigError, match=r"^grid: .* is not a key with values"):
             grid.parse_grid(text)
     with pytest.raises(errors.ConfigError, match=r"^grid: 'batch.n=16,32,16' has a value twice"):
         grid.parse_grid("batch.n=16,32,16")
@@ -260,7 +236,7 @@ def test_grids_are_parsed() -> None:
         grid.parse_grid(" ")
 
 
-def test_long_folder_name_ends_in_hash() -> None:
+def test_long_folder_name_ends_in_hash():
     names = [
         grid.folder_name(
             {f"training.optimizer.{place}": "1e-5" for place in range(20)} | {"seed": seed}
@@ -274,13 +250,13 @@ def test_long_folder_name_ends_in_hash() -> None:
     )
 
 
-def test_wrong_setting_fails_before_first_run(base: FinetuneConfig, tmp_path: Path) -> None:
+def test_wrong_setting_fails_before_first_run(base, tmp_path):
     with pytest.raises(errors.ConfigError, match=r"batch\.m: unknown key"):
         grid.sweep_grid(base, {"batch.n": ("16",), "batch.m": ("1",)}, SweepFolder(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
-def test_sweep_keeps_the_best_of_a_grid(base: FinetuneConfig, tmp_path: Path) -> None:
+def test_sweep_keeps_the_best_of_a_grid(base, tmp_path):
     series = grid.sweep_grid(
         base,
         grid.parse_grid("training.optimizer.lr=1e-7,5e-3"),
@@ -291,7 +267,6 @@ def test_sweep_keeps_the_best_of_a_grid(base: FinetuneConfig, tmp_path: Path) ->
         "training.optimizer.lr=5e-3",
     ]
     report = json.loads((tmp_path / "sweep.json").read_text())
-    assert series.best is not None
     assert report["best"] == series.best.name
     assert (tmp_path / "model" / "config.json").exists()
 
@@ -310,18 +285,13 @@ def words(base: FinetuneConfig, *more: str) -> list[str]:
     ]
 
 
-def test_sweep_and_compare_commands(
-    base: FinetuneConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_sweep_and_compare_commands(base, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     line = ["finetune", *words(base, "--out", "many", "--seeds", "2")]
     monkeypatch.setattr("sys.argv", ["bothways", *line])
     score = job.score
 
-    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
+    def interrupting(*arguments: object, **options: object):
         signal.raise_signal(signal.SIGTERM)
         return score(*arguments, **options)
 
@@ -387,9 +357,7 @@ def test_sweep_and_compare_commands(
         app(["compare", "many", "nowhere", str(base.dev)], result_action="return_value")
 
 
-def test_the_model_of_failed_runs_is_not_announced_as_the_best(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_model_of_failed_runs_is_not_announced_as_the_best(tmp_path, capsys):
     failed = SweepOutcome("seed-0", {"m": 0.5}, ("it answers 'x' for all",), "m")
     print_series(Series((failed,)), tmp_path, error_console())
     shown = capsys.readouterr()

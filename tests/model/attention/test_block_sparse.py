@@ -1,7 +1,5 @@
 """Attention read block by block, in windows and in blocks, against the formula over all pairs of tokens, in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -21,8 +19,7 @@ from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.bigbird_random import RandomBlocks, random_blocks
 from bothways.model.attention.dispatch import attend
 from bothways.model.attention.mask import AttentionView
-from bothways.model.attention.patterns import Blocks, Pattern, Window
-from bothways.model.attention.reference import PaddedKernel
+from bothways.model.attention.patterns import Blocks, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import attention_views
 
@@ -42,14 +39,8 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
     layer=st.sampled_from([None, 0, 3]),
 )
 def test_output_and_gradients_equal_the_sparse_formula(
-    kernel: PaddedKernel,
-    lengths: list[int],
-    seed: int,
-    pattern: Pattern,
-    share: float,
-    smallest: int,
-    layer: int | None,
-) -> None:
+    kernel, lengths, seed, pattern, share, smallest, layer
+):
     torch.manual_seed(seed)
     tokens = sum(lengths)
     named = (torch.rand(tokens) < share) & torch.tensor(
@@ -83,7 +74,7 @@ def test_output_and_gradients_equal_the_sparse_formula(
         )
 
 
-def test_whole_and_in_blocks_a_window_is_the_same() -> None:
+def test_whole_and_in_blocks_a_window_is_the_same():
     torch.manual_seed(0)
     lengths = [90, 100, 33]
     qkv, wide = torch.randn(223, 3, HEADS, SIZE), torch.randn(223, 3, HEADS, SIZE)
@@ -99,7 +90,7 @@ def test_whole_and_in_blocks_a_window_is_the_same() -> None:
         torch.testing.assert_close(attend(qkv, view, 0.0, wide), whole, rtol=0, atol=2e-6)
 
 
-def test_dropout_acts_on_what_blocks_read_in_windows() -> None:
+def test_dropout_acts_on_what_blocks_read_in_windows():
     torch.manual_seed(0)
     copies, length, rate = 1500, 70, 0.3
     one = torch.randn(length, 3, HEADS, SIZE)
@@ -129,9 +120,7 @@ def test_dropout_acts_on_what_blocks_read_in_windows() -> None:
         (64, 3, 2, 4096, 1000), (16, 2, 2, 2048, 1024), (64, 2, 1, 1024, 1024), (32, 3, 2, 4096, 2000), (128, 1, 2, 4096, 1024),
     ],
 )  # fmt: skip
-def test_blocks_are_drawn_as_transformers_draws(
-    size: int, random: int, heads: int, most: int, tokens: int
-) -> None:
+def test_blocks_are_drawn_as_transformers_draws(size, random, heads, most, tokens):
     config = BigBirdConfig(
         vocab_size=80,
         hidden_size=heads,
@@ -158,14 +147,14 @@ def test_blocks_are_drawn_as_transformers_draws(
         assert not found[:, [0, -1]].any()
 
 
-def test_a_length_with_too_few_blocks_to_draw_from_repeats_them() -> None:
+def test_a_length_with_too_few_blocks_to_draw_from_repeats_them():
     """transformers has no answer there."""
     drawn = random_blocks(RandomBlocks(0, 1, 4096), 3072, Blocks(256, 3))
     assert drawn.shape == (1, 12, 3)
     assert int(drawn.max()) < 12
 
 
-def test_layers_that_draw_have_views_of_their_own_and_others_share_one() -> None:
+def test_layers_that_draw_have_views_of_their_own_and_others_share_one():
     layout = Layout.of([60, 9])
     blocks = EncoderConfig(50, 8, 3, 2, 8, patterns=(Blocks(2, 1),))
     for training, different in ((True, 3), (False, 1)):
@@ -178,12 +167,12 @@ def test_layers_that_draw_have_views_of_their_own_and_others_share_one() -> None
 
 
 @pytest.mark.parametrize("wrong", [{"size": 0}, {"random": 0}])
-def test_blocks_that_are_none(wrong: dict[str, int]) -> None:
+def test_blocks_that_are_none(wrong):
     with pytest.raises(ConfigError, match="must be at least 1"):
         Blocks(**wrong)
 
 
-def test_rectangles_fall_apart_where_a_sequence_is_long() -> None:
+def test_rectangles_fall_apart_where_a_sequence_is_long():
     layout = Layout.of([9, 9, 8, 3, 2, 3])
     assert [(part.rows, part.longest) for part in layout.even(100)] == [(6, 9)]
     assert [(part.rows, part.longest) for part in layout.even(8)] == [

@@ -1,15 +1,13 @@
 """Which attention goes through the compiled kernel."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor
 
-from bothways.core.layout import EQUAL, LOOSE, Layout, RectanglePolicy
+from bothways.core.layout import EQUAL, LOOSE, Layout
 from bothways.model.attention import dispatch
 from bothways.model.attention.mask import AttentionView, RotaryTables
-from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.library import ALL_FEATURES, Feature, supports_heads
@@ -38,14 +36,7 @@ LONG = [40, 17, 33]
     ],
 )
 @pytest.mark.parametrize("cut", [LOOSE, EQUAL])
-def test_it_is_chosen_where_all_see_all(
-    pattern: Pattern,
-    rate: float,
-    gradients: bool,
-    chosen: bool,
-    cut: RectanglePolicy,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_is_chosen_where_all_see_all(pattern, rate, gradients, chosen, cut, monkeypatch):
     calls: list[float] = []
 
     def counted(qkv: Tensor, layout: Layout, dropout: float) -> Tensor:
@@ -64,9 +55,7 @@ def test_it_is_chosen_where_all_see_all(
 
 
 @NEEDS_AVX512
-def test_global_tokens_with_projections_of_their_own_are_left_to_torch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_global_tokens_with_projections_of_their_own_are_left_to_torch(monkeypatch):
     message = "the kernel does not know the projections of global tokens"
     monkeypatch.setattr(dispatch, "packed_attention", lambda *_: pytest.fail(message))
     qkv, layout = draw_qkv([9, 5], 2, 16, 0), Layout.of([9, 5])
@@ -98,7 +87,7 @@ def check_traced_programs() -> None:
 
 
 @NEEDS_AVX512
-def test_a_program_that_is_traced_gets_torchs_operators() -> None:
+def test_a_program_that_is_traced_gets_torchs_operators():
     """Else what was found for the first input would be part of it. In a process without checks of types, which trace badly."""
     assert exit_code(check_traced_programs) == 0
 
@@ -115,14 +104,7 @@ def test_a_program_that_is_traced_gets_torchs_operators() -> None:
         (CUDA, torch.float32, 64, ALL_FEATURES, False),
     ],
 )
-def test_the_table(
-    device: torch.device,
-    dtype: torch.dtype,
-    size: int,
-    has: Feature,
-    chosen: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_table(device, dtype, size, has, chosen, monkeypatch):
     monkeypatch.setattr(library, "_limited", has)
     assert supports_heads(device, dtype, size) is chosen
     assert library.multiplies("int8") is (Feature.VNNI in has)

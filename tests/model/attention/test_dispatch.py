@@ -1,7 +1,5 @@
 """Attention in rectangles against softmax(QKᵀ/√d)V of each sequence alone, and the choice of a kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,6 @@ from bothways.model.attention.dispatch import (
     Compiled,
     Flexible,
     Gathered,
-    Kernel,
     Packed,
     Padded,
     attend,
@@ -27,8 +24,7 @@ from bothways.model.attention.dispatch import (
     padded_kernel,
 )
 from bothways.model.attention.mask import AttentionView, RotaryTables, attention_mask
-from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
-from bothways.model.attention.reference import PaddedKernel
+from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 from bothways.model.kernels import library
 from bothways.model.kernels.library import Feature
 
@@ -40,9 +36,7 @@ from bothways.model.kernels.library import Feature
     cut=st.sampled_from([LOOSE, EQUAL, RectanglePolicy(small=0)]),
     pattern=st.one_of(st.just(Full()), st.just(Causal()), st.builds(Window, st.integers(0, 12))),
 )
-def test_output_and_gradient_equal_the_formula(
-    kernel: PaddedKernel, lengths: list[int], seed: int, cut: RectanglePolicy, pattern: Pattern
-) -> None:
+def test_output_and_gradient_equal_the_formula(kernel, lengths, seed, cut, pattern):
     torch.manual_seed(seed)
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE, dtype=torch.float64) * 2
     weights = torch.randn(sum(lengths), HEADS, SIZE, dtype=torch.float64)
@@ -59,7 +53,7 @@ def test_output_and_gradient_equal_the_formula(
     torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_dropout_acts_on_probabilities() -> None:
+def test_dropout_acts_on_probabilities():
     """With p the probabilities and r the rate, the mean is p·v and the variance Σ p²v² · r / (1 − r)."""
     torch.manual_seed(0)
     copies, lengths, rate = 20_000, [5, 4], 0.3
@@ -84,7 +78,7 @@ def test_dropout_acts_on_probabilities() -> None:
     assert float(z.abs().max()) < 5
 
 
-def test_half_precision_attends_within_its_rounding() -> None:
+def test_half_precision_attends_within_its_rounding():
     torch.manual_seed(0)
     qkv = torch.randn(19, 3, HEADS, SIZE)
     found = attend(qkv.bfloat16(), AttentionView(Layout.of([9, 10])), 0.0)
@@ -102,7 +96,7 @@ def call(device: torch.device, dtype: torch.dtype, length: int, **more: Any) -> 
 
 
 @pytest.fixture
-def features(monkeypatch: pytest.MonkeyPatch) -> Callable[[Feature], None]:
+def features(monkeypatch) -> Callable[[Feature], None]:
     """A machine whose compiled kernels use these features, with a GPU that has all kernels."""
 
     def use(these: Feature) -> None:
@@ -155,9 +149,7 @@ def features(monkeypatch: pytest.MonkeyPatch) -> Callable[[Feature], None]:
         (12, call(CPU, FP32, 40, rectangle=True, learning=True), Padded("products")),
     ],
 )  # fmt: skip
-def test_the_table(
-    row: int, query: AttentionCall, kernel: Kernel, features: Callable[[Feature], None]
-) -> None:
+def test_the_table(row, query, kernel, features):
     features(AMX)
     assert choose(query) == kernel, f"row {row}"
 
@@ -171,15 +163,13 @@ def test_the_table(
         (call(CPU, BF16, 9, dropout=0.1), Padded("products")),
     ],
 )
-def test_the_table_without_amx(
-    query: AttentionCall, kernel: Kernel, features: Callable[[Feature], None]
-) -> None:
+def test_the_table_without_amx(query, kernel, features):
     """Row 7."""
     features(AVX512)
     assert choose(query) == kernel
 
 
-def test_the_table_without_kernels(features: Callable[[Feature], None]) -> None:
+def test_the_table_without_kernels(features):
     features(Feature(0))
     assert choose(call(CPU, FP32, 40)) == Padded("in_place")
     assert choose(call(CPU, FP32, 40, learning=True)) == Gathered()
@@ -202,20 +192,18 @@ def test_the_table_without_kernels(features: Callable[[Feature], None]) -> None:
         (CPU, FP32, 49, 0.0, False, "fused"),
     ],
 )
-def test_the_table_of_padded_kernels(
-    device: torch.device, dtype: torch.dtype, keys: int, rate: float, learning: bool, kernel: str
-) -> None:
+def test_the_table_of_padded_kernels(device, dtype, keys, rate, learning, kernel):
     assert padded_kernel(call(device, dtype, keys, dropout=rate, learning=learning)) == kernel
 
 
-def test_an_empty_set_of_global_tokens_is_none() -> None:
+def test_an_empty_set_of_global_tokens_is_none():
     layout, none = Layout.of([40, 3]), torch.zeros(43, dtype=torch.bool)
     assert not AttentionView(layout, GLOBAL, global_attention_mask=none).has_global_tokens
     assert AttentionView(layout, GLOBAL, global_attention_mask=~none).has_global_tokens
     assert not AttentionView(layout, Window(64), global_attention_mask=~none).has_global_tokens
 
 
-def test_full_attention_needs_no_mask_where_nothing_is_padded() -> None:
+def test_full_attention_needs_no_mask_where_nothing_is_padded():
     equal, mixed = Layout.of([5, 5]).rectangles[0], Layout.of([5, 4]).rectangles[0]
     assert attention_mask(Full(), equal, CPU) is None
     assert attention_mask(Window(4), equal, CPU) is None  # as far as the sequence reaches
@@ -225,7 +213,7 @@ def test_full_attention_needs_no_mask_where_nothing_is_padded() -> None:
 
 
 @pytest.mark.parametrize("base", [10.0, 10_000.0])
-def test_turned_queries_and_keys_are_complex_numbers_turned(base: float) -> None:
+def test_turned_queries_and_keys_are_complex_numbers_turned(base):
     """Features i and i + d/2 as a complex number times e^(i·p·base^(−2i/d)); scores then depend on the distance alone."""
     torch.manual_seed(0)
     layout = Layout.of([7, 3])

@@ -1,7 +1,5 @@
 """Attention by torch's own kernels: the table, and packed sequences with a stand-in that computes what torch documents."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -19,7 +17,7 @@ from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.dispatch import Packed
 from bothways.model.attention.flash import attend_fused, attend_packed
 from bothways.model.attention.mask import AttentionView
-from bothways.model.attention.patterns import Causal, Full, Pattern, Window
+from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.encoder import Encoder
 from bothways.model.positions import Rotary
@@ -54,7 +52,7 @@ def documented(
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(monkeypatch) -> None:
     monkeypatch.setattr(varlen, "varlen_attn", documented)
     monkeypatch.setattr(kernels, "choose", lambda _: Packed())
 
@@ -68,9 +66,7 @@ PATTERNS = st.one_of(st.just(Full()), st.just(Causal()), st.builds(Window, st.in
     pattern=PATTERNS,
     seed=st.integers(0, 99),
 )
-def test_packed_sequences_attend_as_the_formula(
-    stand_in: None, lengths: list[int], pattern: Pattern, seed: int
-) -> None:
+def test_packed_sequences_attend_as_the_formula(stand_in, lengths, pattern, seed):
     torch.manual_seed(seed)
     qkv = torch.randn(sum(lengths), 3, 2, 4, dtype=torch.float64)
     mine, reference = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
@@ -85,9 +81,7 @@ def test_packed_sequences_attend_as_the_formula(
 
 
 @pytest.mark.parametrize("patterns", [(Full(),), (Window(3), Full()), (Causal(),)])
-def test_an_encoder_is_the_same_by_either_kernel(
-    patterns: tuple[Pattern, ...], request: pytest.FixtureRequest
-) -> None:
+def test_an_encoder_is_the_same_by_either_kernel(patterns, request):
     torch.manual_seed(0)
     config = EncoderConfig(
         50, 16, 3, 2, 24, dropout=Dropouts(0.0, 0.0), patterns=patterns, position=Rotary(128)
@@ -101,7 +95,7 @@ def test_an_encoder_is_the_same_by_either_kernel(
 
 
 @pytest.mark.parametrize("pattern", [Full(), Causal(), Window(3)])
-def test_the_kernel_takes_what_it_is_given(pattern: Pattern) -> None:
+def test_the_kernel_takes_what_it_is_given(pattern):
     """torch's own one on a device without values: shapes and types, forward and backward."""
     qkv = torch.empty(17, 3, 2, 8, device=META, dtype=torch.bfloat16, requires_grad=True)
     found = attend_packed(qkv, AttentionView(Layout.of([5, 9, 3]).to(META), pattern))
@@ -114,9 +108,7 @@ def test_the_kernel_takes_what_it_is_given(pattern: Pattern) -> None:
     ("built", "capability", "expected"),
     [(True, (9, 0), True), (False, (9, 0), False), (True, (7, 5), False)],
 )
-def test_where_torch_has_the_kernel(
-    built: bool, capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_torch_has_the_kernel(built, capability, expected, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: built)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     look = hardware.has_varlen.__wrapped__
@@ -128,7 +120,7 @@ def test_where_torch_has_the_kernel(
     assert not look(CUDA)
 
 
-def test_cudnn_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_is_left_out(monkeypatch):
     enabled: list[bool] = []
 
     def recorded(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:

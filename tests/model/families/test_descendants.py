@@ -1,10 +1,7 @@
 """BERT's descendants against transformers: random shapes, every parameter moved, through the folder, all classes and modes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +14,7 @@ from bothways.core.errors import FolderError
 from bothways.core.layout import Layout
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.families.catalogue import FAMILIES, PRESETS, family_for, preset
-from bothways.model.families.family import Architecture, Family
+from bothways.model.families.family import Architecture
 from bothways.model.heads import ChoiceHead, Head, LabelHead, TagHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
@@ -109,16 +106,12 @@ def _read_by(
 
 
 @pytest.mark.parametrize(("family", "architecture", "seed"), in_turn(CASES, range(3), NAMES))
-def test_every_class_equals_transformers(
-    family: Family, architecture: Architecture, seed: int, tmp_path: Path
-) -> None:
+def test_every_class_equals_transformers(family, architecture, seed, tmp_path):
     assert_class_equals(family, architecture, seed, inputs, tmp_path)
 
 
 @pytest.mark.parametrize(("family", "architecture", "seed"), in_turn(CASES, [5, 6], NAMES))
-def test_a_folder_comes_back_as_it_was(
-    family: Family, architecture: Architecture, seed: int, tmp_path: Path
-) -> None:
+def test_a_folder_comes_back_as_it_was(family, architecture, seed, tmp_path):
     read = {key for kind, (key, _) in family.dropouts.items() if kind in architecture.heads}
     other = (
         {key for key, _ in family.dropouts.values()} - read - {"classifier_dropout_prob"}
@@ -129,9 +122,7 @@ def test_a_folder_comes_back_as_it_was(
 @pytest.mark.parametrize(
     ("family", "architecture"), first_of(CASES, [family.model_type for family, _ in CASES], NAMES)
 )
-def test_a_sequence_alone_is_a_sequence_in_a_batch(
-    family: Family, architecture: Architecture, tmp_path: Path
-) -> None:
+def test_a_sequence_alone_is_a_sequence_in_a_batch(family, architecture, tmp_path):
     theirs = peer(family, architecture, 9)
     theirs.save_pretrained(tmp_path)
     assert_alone_as_in_a_batch(load_model(tmp_path).model, inputs(theirs, 9)[0])
@@ -145,9 +136,7 @@ def test_a_sequence_alone_is_a_sequence_in_a_batch(
         [architecture.name for _, architecture in DROPPING],
     ),
 )
-def test_dropout_acts_where_theirs_does(
-    family: Family, architecture: Architecture, tmp_path: Path
-) -> None:
+def test_dropout_acts_where_theirs_does(family, architecture, tmp_path):
     """In the encoder and in the head of every class."""
     theirs = peer(family, architecture, 3, dropout=0.3)
     batch, given = copies(theirs, COPIES)
@@ -176,9 +165,7 @@ ANSWERING = [
         [f"{family.model_type}-{head.kind}" for family, _, head in ANSWERING],
     ),
 )
-def test_a_heads_own_dropout_is_kept(
-    family: Family, architecture: Architecture, head: Head, tmp_path: Path
-) -> None:
+def test_a_heads_own_dropout_is_kept(family, architecture, head, tmp_path):
     """By transformers, too, where it has a setting for it."""
     config = family.config_rules.read(draw_settings(family.model_type, 3, dropout=0.1), "settings")
     save_model(tmp_path, Model(config, (head,)), extra={"threshold": 0.5})
@@ -210,23 +197,20 @@ def test_a_heads_own_dropout_is_kept(
         (None, "bert", "roberta"),
     ],
 )
-def test_saved_type_follows_vocabulary_then_folder(
-    vocabulary: str | None, origin: str | None, model_type: str
-) -> None:
+def test_saved_type_follows_vocabulary_then_folder(vocabulary, origin, model_type):
     family = family_for(preset("roberta-base"), vocabulary, origin)
-    assert family is not None
     assert family.model_type == model_type
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=[family.model_type for family in FAMILIES])
-def test_the_other_names_of_a_setting_are_those_of_transformers(family: Family) -> None:
+def test_the_other_names_of_a_setting_are_those_of_transformers(family):
     assert (
         family.config_rules.aliases == transformers.CONFIG_MAPPING[family.model_type].attribute_map
     )
 
 
 @pytest.mark.parametrize("model_type", ["distilbert", "gpt2", "openai-gpt"])
-def test_settings_are_read_under_their_other_names(model_type: str, tmp_path: Path) -> None:
+def test_settings_are_read_under_their_other_names(model_type, tmp_path):
     family = next(family for family in FAMILIES if family.model_type == model_type)
     architecture = next(known for known in family.architectures if known.bare)
     peer(family, architecture, 4).save_pretrained(tmp_path)
@@ -270,7 +254,7 @@ def test_settings_are_read_under_their_other_names(model_type: str, tmp_path: Pa
         ("gpt2-xl", 1_557_611_200),
     ],
 )
-def test_published_sizes(name: str, count: int) -> None:
+def test_published_sizes(name, count):
     assert parameter_table(preset(name)).total == count
 
 
@@ -281,7 +265,7 @@ def test_published_sizes(name: str, count: int) -> None:
         for name in PRESETS
     ],
 )
-def test_the_ledger_counts_every_preset(name: str) -> None:
+def test_the_ledger_counts_every_preset(name):
     config = preset(name)
     with torch.device("meta"):
         model = Model(config, ())
@@ -290,7 +274,7 @@ def test_the_ledger_counts_every_preset(name: str) -> None:
     )
 
 
-def test_every_preset_is_of_a_family() -> None:
+def test_every_preset_is_of_a_family():
     """But for the first Transformers, which are saved as folders of our own type."""
     without = [name for name in PRESETS if family_for(preset(name)) is None]
     assert without == [name for name in PRESETS if name.startswith("transformer-")]

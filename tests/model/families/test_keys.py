@@ -1,7 +1,5 @@
 """Key rules, each both ways; and BERT's tables against the names that transformers gives its own tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 from bothways.model.config import EncoderConfig, PostNorm, PreNorm
 from bothways.model.families.bert import BERT, MEGATRON_BERT
 from bothways.model.families.catalogue import FAMILIES
-from bothways.model.families.family import Family
 from bothways.model.families.weight_names import (
     KeyTable,
     Rename,
@@ -60,7 +57,7 @@ SHAPES = {
 
 
 @given(st.sets(st.sampled_from(sorted(SHAPES))))
-def test_there_and_back_is_the_same(names: set[str]) -> None:
+def test_there_and_back_is_the_same(names):
     state = {name: torch.randn(SHAPES[name]) for name in names}
     theirs = to_file_names(TABLE, state)
     places = {name: TABLE.place(name) for name in names}
@@ -75,13 +72,13 @@ def test_there_and_back_is_the_same(names: set[str]) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_shape_of_a_part_is_known_before_it_is_read(name: str) -> None:
+def test_the_shape_of_a_part_is_known_before_it_is_read(name):
     tensor = torch.randn(SHAPES[name])
     place = TABLE.place(name)
     assert {tuple(part.shape) for part in place.split(tensor)} == {place.part_shape(SHAPES[name])}
 
 
-def test_rules_follow_numbers_and_what_stands_below_a_module() -> None:
+def test_rules_follow_numbers_and_what_stands_below_a_module():
     state = {name: torch.randn(shape) for name, shape in SHAPES.items()}
     assert set(to_file_names(TABLE, state)) == {
         "net.a.plain.weight",
@@ -98,7 +95,7 @@ def test_rules_follow_numbers_and_what_stands_below_a_module() -> None:
     )
 
 
-def test_copies_are_never_written_and_known_by_what_they_copy() -> None:
+def test_copies_are_never_written_and_known_by_what_they_copy():
     assert TABLE.ties == {
         "net.a.plain.weight": Tie("plain.weight", "decoder.weight", owner="heads.out")
     }
@@ -118,16 +115,16 @@ def test_copies_are_never_written_and_known_by_what_they_copy() -> None:
         ("gamma", "gamma"),
     ],
 )
-def test_old_and_bare_names_are_understood(found: str, full: str) -> None:
+def test_old_and_bare_names_are_understood(found, full):
     assert TABLE.full_name(found) == full
 
 
-def test_a_name_without_a_rule_is_our_mistake() -> None:
+def test_a_name_without_a_rule_is_our_mistake():
     with pytest.raises(AssertionError, match="no rule for blocks"):
         TABLE.place("blocks.x.part.weight")
 
 
-def test_a_place_says_how_the_tensor_lies() -> None:
+def test_a_place_says_how_the_tensor_lies():
     assert TABLE.place("plain.weight") == TensorPlacement(
         Rename("plain", "net.a.plain"), ("net.a.plain.weight",)
     )
@@ -151,9 +148,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("family", "architecture"), CASES, ids=[architecture.name for _, architecture in CASES]
 )
-def test_every_tensor_of_every_class_has_its_name_and_shape(
-    family: Family, architecture: object
-) -> None:
+def test_every_tensor_of_every_class_has_its_name_and_shape(family, architecture):
     """Theirs, as transformers makes it, against ours: nothing too much, nothing missing."""
     config = EncoderConfig(
         vocab=30, width=8, depth=2, heads=2, intermediate_size=12, order=ORDERS[family.model_type]
@@ -181,7 +176,7 @@ def test_every_tensor_of_every_class_has_its_name_and_shape(
     assert architecture.bare == names.isdisjoint(wanted)
 
 
-def test_families_are_told_apart() -> None:
+def test_families_are_told_apart():
     assert len({family.model_type for family in FAMILIES}) == len(FAMILIES)
     assert BERT.architecture_named(["Unknown", "BertForMaskedLM"]) == BERT.architecture_with(
         ["masked"]

@@ -5,11 +5,8 @@ here, by the names of a published file. As in the authors' code, the decoder's f
 absolute positions, its residual path is the queries', and both terms of position take the distance query − key.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,7 +108,7 @@ def predicted(w: Weights, settings: dict[str, Any], ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("changes", [{}, {"max_relative_positions": 4}])
-def test_version_1_decodes_by_the_formulas(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_version_1_decodes_by_the_formulas(changes, tmp_path):
     """Outputs and all gradients, in fp64."""
     torch.manual_seed(4)
     settings = SMALL | changes
@@ -131,7 +128,7 @@ def test_version_1_decodes_by_the_formulas(changes: dict[str, Any], tmp_path: Pa
     (found * weights).sum().backward()
     (wanted * weights).sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    mine = to_file_names(DEBERTA.keys_for(model.config), gradients)  # type: ignore[arg-type]
+    mine = to_file_names(DEBERTA.keys_for(model.config), gradients)
     assert mine.keys() == w.keys()
     largest = max(float(gradient.abs().max()) for gradient in mine.values())
     for name, tensor in w.items():
@@ -140,9 +137,7 @@ def test_version_1_decodes_by_the_formulas(changes: dict[str, Any], tmp_path: Pa
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_training_decodes_the_masked_tokens_by_the_formulas(
-    recompute: bool, tmp_path: Path
-) -> None:
+def test_training_decodes_the_masked_tokens_by_the_formulas(recompute, tmp_path):
     """The loss of masked LM in training mode, in which only masked tokens are computed, and all gradients, in fp64."""
     torch.manual_seed(5)
     published(tmp_path, "Deberta", SMALL)
@@ -169,7 +164,7 @@ def test_training_decodes_the_masked_tokens_by_the_formulas(
     (losses["masked"].total + 0.1 * losses["z"].total).backward()
     (expected["masked"] + 0.1 * expected["z"]).backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    mine = to_file_names(DEBERTA.keys_for(model.config), gradients)  # type: ignore[arg-type]
+    mine = to_file_names(DEBERTA.keys_for(model.config), gradients)
     largest = max(float(gradient.abs().max()) for gradient in mine.values())
     for name, tensor in w.items():
         assert tensor.grad is not None

@@ -1,9 +1,6 @@
 """ModernBERT's and GPT's settings: older files, cycles over layers, and what has no counterpart."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +28,7 @@ PUBLISHED: dict[str, Any] = {
 """The settings of the published base model, from before `layer_types`."""
 
 
-def test_the_published_settings_are_the_preset() -> None:
+def test_the_published_settings_are_the_preset():
     assert (
         MODERNBERT.config_rules.read(PUBLISHED, "")
         == modernbert.base().canonical
@@ -39,7 +36,7 @@ def test_the_published_settings_are_the_preset() -> None:
     )
 
 
-def test_absent_settings_mean_what_transformers_means() -> None:
+def test_absent_settings_mean_what_transformers_means():
     found = MODERNBERT.config_rules.read({}, "")
     assert found.patterns == (Full(), Window(64), Window(64))
     assert found.position == Rotary(8192, (160_000.0, 10_000.0, 10_000.0))
@@ -47,16 +44,15 @@ def test_absent_settings_mean_what_transformers_means() -> None:
     assert GPT.config_rules.read({}, "") == gpt.base()
 
 
-def test_no_local_base_means_the_global_one() -> None:
+def test_no_local_base_means_the_global_one():
     found = MODERNBERT.config_rules.read(PUBLISHED | {"local_rope_theta": None}, "")
     assert found.position == Rotary(8192, (160_000.0,))
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 7])
-def test_other_depths_of_a_preset_keep_their_family(depth: int) -> None:
+def test_other_depths_of_a_preset_keep_their_family(depth):
     config = replace(modernbert.base(), depth=depth)
     settings = MODERNBERT.config_rules.write(config)
-    assert settings is not None
     assert (
         settings["layer_types"]
         == (["full_attention", "sliding_attention", "sliding_attention"] * 3)[:depth]
@@ -76,82 +72,62 @@ def test_other_depths_of_a_preset_keep_their_family(depth: int) -> None:
         {"segments": 2},
     ],
 )
-def test_what_theirs_cannot_say_has_no_counterpart(settings: dict[str, Any]) -> None:
+def test_what_theirs_cannot_say_has_no_counterpart(settings):
     assert MODERNBERT.config_rules.write(replace(modernbert.base(), **settings)) is None
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"layer_types": ["full_attention"]},
-            "layer_types must name full_attention or sliding_attention for each of 22",
-        ),
+        ({"layer_types": ["full_attention"]}, "layer_types must name full_attention"),
         ({"layer_types": ["linear_attention"] * 22}, "layer_types must name"),
         ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers must be at least 1, not 0"),
         ({"layer_types": [["full_attention"]] * 22}, "layer_types must name"),
-        (
-            {"rope_parameters": [1]},
-            "rope_parameters must be a table for each kind of layers, not [1]",
-        ),
-        (
-            {"rope_parameters": {"full_attention": 5}},
-            "rope_parameters must be a table for each kind",
-        ),
+        ({"rope_parameters": [1]}, "rope_parameters must be a table for each kind of layers"),
+        ({"rope_parameters": {"full_attention": 5}}, "rope_parameters must be a table"),
         ({"rope_scaling": {"type": "yarn"}}, "rotary positions scaled by"),
-        (
-            {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
-            "rotary positions scaled by 'yarn'",
-        ),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rotary positions scaled"),
         (
             {"rope_parameters": {"full_attention": {"rope_theta": "1e4"}}},
             "rope_theta must be a number",
         ),
         ({"classifier_pooling": "max"}, "classifier_pooling 'max' has no counterpart here"),
-        (
-            {"norm_bias": "no"},
-            "norm_bias 'no' has no counterpart here: it must be one of True, False",
-        ),
-        (
-            {"num_attention_heads": 256},
-            "rotary positions need an even head size, but width / heads = 3",
-        ),
+        ({"norm_bias": "no"}, "norm_bias 'no' has no counterpart here: it must be one of True"),
+        ({"num_attention_heads": 256}, "rotary positions need an even head size"),
         ({"mlp_dropout": 1.5}, "encoder.mlp.dropout: must be in [0, 1), not 1.5"),
     ],
 )
-def test_settings_without_a_counterpart_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_without_a_counterpart_are_refused(settings, message):
     with pytest.raises(FolderError) as caught:
         MODERNBERT.config_rules.read(PUBLISHED | settings, "config.json")
     assert message in str(caught.value)
 
 
-def test_a_scaled_gpt_is_refused() -> None:
-    with pytest.raises(
-        FolderError, match="scale_attn_by_inverse_layer_idx True has no counterpart"
-    ):
+def test_a_scaled_gpt_is_refused():
+    with pytest.raises(FolderError, match="scale_attn_by_inverse_layer_idx True"):
         GPT2.config_rules.read({"scale_attn_by_inverse_layer_idx": True}, "")
 
 
 @pytest.mark.parametrize("name", ["modernbert-base", "gpt2", "openai-gpt"])
-def test_a_preset_comes_back_from_a_file(name: str, tmp_path: Path) -> None:
+def test_a_preset_comes_back_from_a_file(name, tmp_path):
     config = preset(name)
     (tmp_path / "encoder.toml").write_text(to_toml(config))
     assert load(EncoderConfig, file=tmp_path / "encoder.toml") == config
     assert read(EncoderConfig, to_dict(config)) == config
 
 
-def test_a_single_pattern_is_given_by_its_name() -> None:
+def test_a_single_pattern_is_given_by_its_name():
     assert load(EncoderConfig, base=gpt.base(), overrides=["patterns=full"]).patterns == (Full(),)
 
 
-def test_tables_among_texts_are_written_in_line() -> None:
+def test_tables_among_texts_are_written_in_line():
     assert (
         write_toml({"a": ["full", {"radius": 64, "kind": "window"}]})
         == 'a = ["full", {radius = 64, kind = "window"}]\n'
     )
 
 
-def test_masks_in_old_files_are_no_weights() -> None:
+def test_masks_in_old_files_are_no_weights():
     held = {"h.0.attn.bias": (1, 1, 8, 8), "wte.weight": (9, 4)}
     report = plan_loading(GPT2.keys, {"encoder.embedding.token.weight": (9, 4)}, held, ())
     assert report.loaded == ("transformer.wte.weight",)

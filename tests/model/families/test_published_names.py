@@ -1,7 +1,5 @@
 """Nomic BERT and GTE as they were published, with settings and tensors under other names than transformers'."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ def classes_of(family: Family) -> dict[str, Any]:
 
 def saved(family: Family, name: str, folder: Path) -> nn.Module:
     reference = peer(family, classes_of(family)[name], 2).eval()
-    reference.save_pretrained(folder)  # type: ignore[operator]
+    reference.save_pretrained(folder)
     return reference
 
 
@@ -54,7 +52,7 @@ def assert_same_logits(loaded: LoadedModel, reference: nn.Module) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
-def test_nomic_folder_as_published_is_read(tmp_path: Path) -> None:
+def test_nomic_folder_as_published_is_read(tmp_path):
     reference = saved(NOMIC_BERT, "NomicBertForMaskedLM", tmp_path)
     config: Any = reference.config
     settings = {
@@ -78,7 +76,7 @@ def test_nomic_folder_as_published_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["new.", ""])
-def test_gte_folder_as_published_is_read(prefix: str, tmp_path: Path) -> None:
+def test_gte_folder_as_published_is_read(prefix, tmp_path):
     reference = saved(GTE, "GteForMaskedLM", tmp_path)
     settings = json.loads((tmp_path / "config.json").read_text())
     settings |= {
@@ -96,7 +94,7 @@ def test_gte_folder_as_published_is_read(prefix: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "name"), [(NOMIC_BERT, "NomicBertForMaskedLM"), (GTE, "GteForMaskedLM")]
 )
-def test_names_of_modules_are_read(family: Family, name: str, tmp_path: Path) -> None:
+def test_names_of_modules_are_read(family, name, tmp_path):
     """As `save_pretrained(save_original_format=False)` and a state dict have them."""
     reference = saved(family, name, tmp_path)
     state = {key: value.clone() for key, value in reference.state_dict().items()}
@@ -104,7 +102,7 @@ def test_names_of_modules_are_read(family: Family, name: str, tmp_path: Path) ->
     assert_same_logits(load_model(tmp_path), reference)
 
 
-def test_ntk_scaling_is_larger_base_and_slower_angles() -> None:
+def test_ntk_scaling_is_larger_base_and_slower_angles():
     """The published code: inverse frequencies of base · factor, divided by factor^(2/d)."""
     settings = {"hidden_size": 64, "num_attention_heads": 2, "rope_theta": 20_000.0}
     scaling = {"rope_scaling": {"type": "ntk", "factor": 8.0}, "vocab_size": 50}
@@ -131,9 +129,7 @@ def test_ntk_scaling_is_larger_base_and_slower_angles() -> None:
         ("gte", {"rope_parameters": {"rope_type": "linear", "factor": -1.0}}, "must be above 0"),
     ],
 )
-def test_other_settings_are_refused(
-    model_type: str, settings: dict[str, Any], message: str
-) -> None:
+def test_other_settings_are_refused(model_type, settings, message):
     family = next(f for f in FAMILIES if model_type in (f.model_type, *f.other_types))
     with pytest.raises(FolderError, match=message):
         family.config_rules.read(settings, "config.json")

@@ -1,7 +1,5 @@
 """AdamW on the rows of a table: the kernel against the formula in double precision."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -16,13 +14,7 @@ pytestmark = [NEEDS_AVX512, pytest.mark.usefixtures("processor")]
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.3, 0.95)])
 @pytest.mark.parametrize(("decay", "scale"), [(0.0, None), (0.3, 1.7)])
 @pytest.mark.parametrize("rows", [[], [0, 5, 6, 300, 599], [*range(600)]])
-def test_a_step_is_the_formula(
-    width: int,
-    betas: tuple[float, float],
-    decay: float,
-    scale: float | None,
-    rows: list[int],
-) -> None:
+def test_a_step_is_the_formula(width, betas, decay, scale, rows):
     """Rows with a gradient, rows that had one before, and rows that never had any."""
     torch.manual_seed(0)
     count, (first, second), rate = 600, betas, 0.02

@@ -1,7 +1,5 @@
 """LayerNorm of a sum with dropout: the kernel against torch's LayerNorm in double precision, forward and backward."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given
@@ -35,9 +33,7 @@ def drawn(
     st.booleans(),
     st.integers(0, 2**31),
 )
-def test_it_is_the_formula_and_so_are_its_gradients(
-    rows: int, width: int, dtype: torch.dtype, bias: bool, seed: int
-) -> None:
+def test_it_is_the_formula_and_so_are_its_gradients(rows, width, dtype, bias, seed):
     x, y, norm, above = drawn(rows, width, dtype, bias, seed)
     found = add_norm(x, y, 0.0, norm)
     assert found.grad_fn is not None
@@ -54,26 +50,24 @@ def test_it_is_the_formula_and_so_are_its_gradients(
     for mine, theirs in [(found, wanted), (x.grad, a.grad), *parameters]:
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=2e-4 if rows else 0)
     rounding = 2**-8 if dtype == torch.bfloat16 else 1e-4
-    torch.testing.assert_close(y.grad.double(), b.grad, rtol=rounding, atol=2e-4)  # type: ignore[union-attr]
+    torch.testing.assert_close(y.grad.double(), b.grad, rtol=rounding, atol=2e-4)
 
 
 @compiled
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_dropout_is_the_same_in_both_directions(rate: float, dtype: torch.dtype) -> None:
+def test_dropout_is_the_same_in_both_directions(rate, dtype):
     """What was dropped is found by the gradient of y, and the formula holds with it."""
     x, y, norm, above = drawn(400, 70, dtype, True, 0)
     found = add_norm(x, y, rate, norm)
     found.backward(above)
-    assert x.grad is not None
-    assert y.grad is not None
     factors = (y.grad.double() / x.grad.double()).masked_fill(x.grad.abs() < 1e-3, torch.nan)
     held, scale = factors[~factors.isnan()], 1 / (1 - rate)
     assert ((held == 0) | ((held - scale).abs() < 0.01 * scale)).all()
     assert abs((held == 0).double().mean() - rate) < 5 * (rate * (1 - rate) / held.numel()) ** 0.5
     known = ~factors.isnan().any(1)
     sums = (x.double() + y.double() * factors.round(decimals=2).clamp(max=scale))[known]
-    expected = nn.functional.layer_norm(sums, (70,), norm.weight.double(), norm.bias.double(), 1e-5)  # type: ignore[union-attr]
+    expected = nn.functional.layer_norm(sums, (70,), norm.weight.double(), norm.bias.double(), 1e-5)
     torch.testing.assert_close(
         found[known].double(), expected, rtol=0, atol=0.1 if dtype == torch.bfloat16 else 0.05
     )
@@ -85,7 +79,7 @@ def test_dropout_is_the_same_in_both_directions(rate: float, dtype: torch.dtype)
 
 
 @compiled
-def test_it_is_the_same_on_any_number_of_threads_but_for_the_order_of_sums() -> None:
+def test_it_is_the_same_on_any_number_of_threads_but_for_the_order_of_sums():
     x, y, norm, above = drawn(100, 48, torch.float32, True, 0)
 
     def step() -> list[Tensor]:
@@ -105,7 +99,7 @@ def test_it_is_the_same_on_any_number_of_threads_but_for_the_order_of_sums() -> 
 
 
 @pytest.mark.parametrize("case", ["no kernels", "no LayerNorm", "in bf16", "in double precision"])
-def test_all_else_is_left_to_torch(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_else_is_left_to_torch(case, monkeypatch):
     x, y, norm, _ = drawn(5, 8, torch.float32, True, 0)
     chosen: nn.Module = norm
     if case == "no kernels":

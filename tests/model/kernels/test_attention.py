@@ -1,7 +1,5 @@
 """Compiled attention against softmax(QKᵀ/√d)V in double precision, with its gradients and dropout."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,9 +29,7 @@ from kernel_cases import (
 @NEEDS_AVX512
 @settings(deadline=None, max_examples=examples(60))
 @given(lengths=LENGTHS, spread=st.sampled_from([0.1, 1.0, 4.0]), **SHAPES)
-def test_attention_is_the_formula(
-    lengths: list[int], heads: int, size: int, seed: int, spread: float
-) -> None:
+def test_attention_is_the_formula(lengths, heads, size, seed, spread):
     qkv = draw_qkv(lengths, heads, size, seed, spread)
     found = packed_attention(qkv, Layout.of(lengths))
     # A score is as exact as the sum of what its products are at most; a share is off by as much, relatively.
@@ -47,8 +43,8 @@ def test_attention_is_the_formula(
 @settings(deadline=None, max_examples=examples(60), suppress_health_check=SAME_PROCESSOR)
 @given(lengths=LENGTHS, spread=st.sampled_from([0.1, 1.0, 4.0]), **SHAPES)
 def test_attention_in_bf16_loses_only_the_rounding_of_what_it_gives(
-    lengths: list[int], heads: int, size: int, seed: int, spread: float
-) -> None:
+    lengths, heads, size, seed, spread
+):
     """And with AMX that of the probabilities."""
     qkv = draw_qkv(lengths, heads, size, seed, spread).bfloat16()
     found, wanted = packed_attention(qkv, Layout.of(lengths)), formula(qkv, lengths)
@@ -68,7 +64,7 @@ def test_attention_in_bf16_loses_only_the_rounding_of_what_it_gives(
 
 @NEEDS_AVX512
 @pytest.mark.usefixtures("processor")
-def test_what_is_given_in_bf16_is_rounded_as_torch_does() -> None:
+def test_what_is_given_in_bf16_is_rounded_as_torch_does():
     """One token attends to itself alone, so that a value goes through as it is; but for the smallest, which are 0 to AMX."""
     values = (
         torch.tensor([0.0, 1.0, 3.3895e38, -3.3895e38, 1e-40, float("inf"), float("nan"), -2e-38])
@@ -84,7 +80,7 @@ def test_what_is_given_in_bf16_is_rounded_as_torch_does() -> None:
 
 
 @NEEDS_AVX512
-def test_the_exponential_has_six_places_down_to_nothing() -> None:
+def test_the_exponential_has_six_places_down_to_nothing():
     """Two keys whose scores lie x apart share e^x / (1 + e^x) of the value."""
     for x in [0.0, -1e-6, -0.3466, -1.0, -20.0, -80.0, -86.9, -200.0]:
         qkv = torch.zeros(2, 3, 1, 16)
@@ -100,9 +96,7 @@ def test_the_exponential_has_six_places_down_to_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_that_is_not_finite_does_not_pass_unseen(
-    which: int, value: float, dtype: torch.dtype
-) -> None:
+def test_a_number_that_is_not_finite_does_not_pass_unseen(which, value, dtype):
     qkv = draw_qkv([20, 20], 1, 16, 0).to(dtype)
     qkv[25, which, 0, 3] = value
     found, wanted = packed_attention(qkv, Layout.of([20, 20])), formula(qkv, [20, 20])
@@ -114,7 +108,7 @@ def test_a_number_that_is_not_finite_does_not_pass_unseen(
 @NEEDS_AVX512
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sequence_is_what_it_is_alone_on_any_number_of_threads(dtype: torch.dtype) -> None:
+def test_a_sequence_is_what_it_is_alone_on_any_number_of_threads(dtype):
     lengths = [1, 33, 64, 7, 100]
     qkv = draw_qkv(lengths, 2, 32, 0).to(dtype)
     whole, threads = packed_attention(qkv, Layout.of(lengths)), torch.get_num_threads()
@@ -147,9 +141,7 @@ def factors_of(qkv: Tensor, lengths: list[int], rate: float, seed: int) -> Tenso
 @NEEDS_AVX512
 @settings(deadline=None, max_examples=examples(40))
 @given(lengths=LENGTHS, rate=st.sampled_from([0.0, 0.1, 0.5]), **SHAPES)
-def test_learning_is_the_formula_and_so_is_its_gradient(
-    lengths: list[int], heads: int, size: int, seed: int, rate: float
-) -> None:
+def test_learning_is_the_formula_and_so_is_its_gradient(lengths, heads, size, seed, rate):
     qkv = draw_qkv(lengths, heads, size, seed)
     weights = torch.randn(len(qkv), heads, size, dtype=torch.float64)
     scale = 1 / (1 - round(rate * 2**16) / 2**16)
@@ -173,9 +165,7 @@ def test_learning_is_the_formula_and_so_is_its_gradient(
 @NEEDS_AMX
 @settings(deadline=None, max_examples=examples(60))
 @given(lengths=LENGTHS, rate=st.sampled_from([0.0, 0.1, 0.5]), **SHAPES)
-def test_learning_in_bf16_loses_only_rounding(
-    lengths: list[int], heads: int, size: int, seed: int, rate: float
-) -> None:
+def test_learning_in_bf16_loses_only_rounding(lengths, heads, size, seed, rate):
     """The same draws as in fp32; shares, their gradients and what is given lose half a unit in the last of eight places."""
     qkv = draw_qkv(lengths, heads, size, seed).bfloat16()
     weights = torch.randn(
@@ -203,19 +193,18 @@ def test_learning_in_bf16_loses_only_rounding(
 
 @NEEDS_AMX
 @pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_a_number_that_is_not_finite_spoils_its_own_gradient_alone_in_bf16(rate: float) -> None:
+def test_a_number_that_is_not_finite_spoils_its_own_gradient_alone_in_bf16(rate):
     qkv = draw_qkv([20, 20], 1, 16, 0).bfloat16()
     qkv[25, 1, 0, 3] = float("nan")
     qkv.requires_grad_()
     packed_attention(qkv, Layout.of([20, 20]), rate).sum().backward()
-    assert qkv.grad is not None
     assert qkv.grad[:20].isfinite().all()
     assert not qkv.grad[20:].isfinite().any()
 
 
 @NEEDS_AVX512
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_dropout_is_drawn_anew_for_every_row_head_and_key(rate: float) -> None:
+def test_dropout_is_drawn_anew_for_every_row_head_and_key(rate):
     """Shares dropped lie within five standard deviations, and neighbours of every kind have nothing to do with each other."""
     length, heads = 256, 4
     kept = factors_of(draw_qkv([length] * 2, heads, 64, 0), [length] * 2, rate, 5) > 0
@@ -237,9 +226,7 @@ def test_dropout_is_drawn_anew_for_every_row_head_and_key(rate: float) -> None:
 
 @NEEDS_AVX512
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=NEEDS_AMX)])
-def test_learning_is_the_same_on_any_number_of_threads_and_once_differentiable(
-    dtype: torch.dtype,
-) -> None:
+def test_learning_is_the_same_on_any_number_of_threads_and_once_differentiable(dtype):
     qkv, lengths, threads = (
         draw_qkv([1, 33, 64, 7], 3, 32, 0).to(dtype),
         [1, 33, 64, 7],
@@ -268,19 +255,18 @@ def test_learning_is_the_same_on_any_number_of_threads_and_once_differentiable(
 
 @NEEDS_AVX512
 @pytest.mark.parametrize("rate", [0.0, 0.1])
-def test_a_number_that_is_not_finite_spoils_its_own_gradient_alone(rate: float) -> None:
+def test_a_number_that_is_not_finite_spoils_its_own_gradient_alone(rate):
     qkv = draw_qkv([20, 20], 1, 16, 0)
     qkv[25, 1, 0, 3] = float("nan")
     qkv.requires_grad_()
     packed_attention(qkv, Layout.of([20, 20]), rate).sum().backward()
-    assert qkv.grad is not None
     assert qkv.grad[:20].isfinite().all()
     assert not qkv.grad[20:].isfinite().any()
 
 
 @NEEDS_AVX512
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=NEEDS_AMX)])
-def test_training_follows_torchs_operators(dtype: torch.dtype) -> None:
+def test_training_follows_torchs_operators(dtype):
     """200 steps of a masked encoder without dropout, on batches of many lengths."""
 
     def losses() -> Tensor:

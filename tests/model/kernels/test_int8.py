@@ -1,7 +1,5 @@
 """int8 layers against the same rounding in float64, against fp32 within what the scales allow, and what is left alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -42,9 +40,7 @@ def rounded(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(SHAPES, st.integers(0, 2**31), st.floats(0, 6), st.booleans())
-def test_a_layer_is_its_rounding_in_float64(
-    shape: tuple[int, int, int], seed: int, spread: float, bias: bool
-) -> None:
+def test_a_layer_is_its_rounding_in_float64(shape, seed, spread, bias):
     """A code may be off by one where the quotient lies on the edge between two, in fp32 and in float64 on other sides of it."""
     rows, width, outputs = shape
     linear = nn.Linear(width, outputs, bias=bias)
@@ -71,9 +67,7 @@ def test_a_layer_is_its_rounding_in_float64(
 
 
 @given(SHAPES, st.integers(0, 2**31), st.floats(0, 3))
-def test_a_layer_is_the_exact_one_but_for_half_a_step_each(
-    shape: tuple[int, int, int], seed: int, spread: float
-) -> None:
+def test_a_layer_is_the_exact_one_but_for_half_a_step_each(shape, seed, spread):
     """|x·w − x̂·ŵ| ≤ Σ |x|·s/2 + |w|·t/2 + s·t/4, with s the steps of weights and t those of activations."""
     rows, width, outputs = shape
     linear = nn.Linear(width, outputs)
@@ -88,7 +82,7 @@ def test_a_layer_is_the_exact_one_but_for_half_a_step_each(
     assert (error <= bound * (1 + 1e-4) + 1e-5).all()
 
 
-def test_ends_stay_at_their_end() -> None:
+def test_ends_stay_at_their_end():
     """No number rounds to a code beyond the byte, which would be the other end of it."""
     x = torch.rand(5000, 3, generator=torch.Generator().manual_seed(0)) * 2 - 1
     codes = quantize_activations(x)[0][:5000]
@@ -97,7 +91,7 @@ def test_ends_stay_at_their_end() -> None:
     assert torch.equal(codes.gather(1, largest).long(), expected)
 
 
-def test_many_rows_in_parts_are_what_they_are_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_in_parts_are_what_they_are_alone(monkeypatch):
     x, layer = drawn(3, 50, 24), Int8Linear(nn.Linear(24, 10))
     with torch.no_grad():
         whole = layer(x)
@@ -108,7 +102,7 @@ def test_many_rows_in_parts_are_what_they_are_alone(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_number_that_is_not_finite_does_not_pass_unseen(value: float) -> None:
+def test_a_number_that_is_not_finite_does_not_pass_unseen(value):
     x = drawn(5, 4, 20)
     x[2, 7] = value
     with torch.no_grad():
@@ -117,7 +111,7 @@ def test_a_number_that_is_not_finite_does_not_pass_unseen(value: float) -> None:
     assert not finite[2].any()
 
 
-def test_no_rows_give_no_rows_and_bf16_is_read() -> None:
+def test_no_rows_give_no_rows_and_bf16_is_read():
     layer = Int8Linear(nn.Linear(8, 3))
     x = drawn(1, 4, 8).bfloat16()
     with torch.no_grad():
@@ -125,7 +119,7 @@ def test_no_rows_give_no_rows_and_bf16_is_read() -> None:
         assert torch.equal(layer(x), layer(x.float()))
 
 
-def test_weights_of_zeros_give_the_bias() -> None:
+def test_weights_of_zeros_give_the_bias():
     linear = nn.Linear(8, 3)
     linear.weight.data[1] = 0
     with torch.no_grad():
@@ -133,7 +127,7 @@ def test_weights_of_zeros_give_the_bias() -> None:
     assert torch.equal(result[:, 1], linear.bias.detach()[1].expand(4))
 
 
-def test_gradients_are_refused() -> None:
+def test_gradients_are_refused():
     layer, x = Int8Linear(nn.Linear(8, 3)), torch.ones(2, 8, requires_grad=True)
     with pytest.raises(ConfigError, match="no gradients"):
         layer(x)

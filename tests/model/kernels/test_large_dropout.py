@@ -1,7 +1,5 @@
 """Masks drawn again for the backward pass: bit for bit what masks that are kept give, in less memory."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 
@@ -42,9 +40,7 @@ def product(kept: int, x: Tensor, y: Tensor, mixed: bool, monkeypatch: pytest.Mo
         (torch.bfloat16, True),
     ],
 )
-def test_products_with_dropped_ones(
-    dtype: torch.dtype, mixed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_with_dropped_ones(dtype, mixed, monkeypatch):
     x = torch.randn(2, 3, 7, 7).softmax(-1).to(torch.float32 if mixed else dtype)
     y = torch.randn(2, 3, 7, 5).to(dtype)
     small, large = (product(kept, x, y, mixed, monkeypatch) for kept in (2**20, 0))
@@ -54,7 +50,7 @@ def test_products_with_dropped_ones(
     assert not torch.equal(small[0], product(0, x, 2 * y, mixed, monkeypatch)[0])
 
 
-def test_a_rate_of_nearly_1_keeps_next_to_nothing() -> None:
+def test_a_rate_of_nearly_1_keeps_next_to_nothing():
     torch.manual_seed(3)
     x = dropout(torch.ones(2**18), 1 - 2**-20)
     assert set(x.tolist()) == {0.0, 2.0**16}
@@ -63,7 +59,7 @@ def test_a_rate_of_nearly_1_keeps_next_to_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("rate", [0.1, 0.7])
-def test_dropout(dtype: torch.dtype, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout(dtype, rate, monkeypatch):
     results = []
     for kept in (2**20, 0):
         monkeypatch.setattr(module, "TUNING", replace(TUNING, dropout_mask_elements=kept))
@@ -95,9 +91,7 @@ def held(model: Model, batch: Batch) -> int:
 
 
 @pytest.mark.parametrize("position", [Learned(), Disentangled(32)], ids=["learned", "disentangled"])
-def test_attention_keeps_its_probabilities_once(
-    position: Learned | Disentangled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attention_keeps_its_probabilities_once(position, monkeypatch):
     monkeypatch.setattr(module, "runs_on", lambda device: False)  # the kernel never keeps a mask
     config = EncoderConfig(50, 32, 2, 4, 64, position=position, dropout=Dropouts(0.1, 0.1))
     model, layout = Model(config, ()).train(), Layout.of([32] * 3)

@@ -1,7 +1,5 @@
 """Compiled linear layers against products in double precision, and against PyTorch's operators."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -33,9 +31,7 @@ def drawn_layer(
     st.booleans(),
     st.integers(0, 2**31),
 )
-def test_int8_is_the_same_rounding_as_torchs_operators(
-    rows: int, width: int, outputs: int, bias: bool, seed: int
-) -> None:
+def test_int8_is_the_same_rounding_as_torchs_operators(rows, width, outputs, bias, seed):
     weight, x, added = drawn_layer(rows, width, outputs, bias, seed)
     parts = (*quantize_weights(weight), added)
     found, wanted = CompiledLinear(*parts)(x), OneDNNInt8(*parts)(x)
@@ -52,7 +48,7 @@ def test_int8_is_the_same_rounding_as_torchs_operators(
     st.booleans(),
     st.integers(0, 2**31),
 )
-def test_fp32_is_the_product(rows: int, width: int, outputs: int, bias: bool, seed: int) -> None:
+def test_fp32_is_the_product(rows, width, outputs, bias, seed):
     weight, x, added = drawn_layer(rows, width, outputs, bias, seed)
     wanted = F.linear(x.double(), weight.double(), None if added is None else added.double())
     bound = 2**-23 * (1 + width) * 12  # of as many sums, each of products up to 4 × 4
@@ -64,7 +60,7 @@ def test_fp32_is_the_product(rows: int, width: int, outputs: int, bias: bool, se
 @NEEDS_AVX512
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("scale", [1.0, 1e-12, 1e15])
-def test_fp32_is_as_exact_as_a_sum_of_products(scale: float) -> None:
+def test_fp32_is_as_exact_as_a_sum_of_products(scale):
     """By AMX, too, where numbers are sums of three: without one of the parts, or of the products
     of parts, the error is a hundred times as large.
 
@@ -85,7 +81,7 @@ def test_fp32_is_as_exact_as_a_sum_of_products(scale: float) -> None:
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("rows", [1, 64])
-def test_in_fp32_a_number_that_is_not_finite_spoils_its_row_alone(rows: int, value: float) -> None:
+def test_in_fp32_a_number_that_is_not_finite_spoils_its_row_alone(rows, value):
     x, weight = torch.randn(rows, 70), torch.randn(40, 70)
     kept = CompiledLinear(weight, None, None)(x)
     x[0, 33] = value
@@ -104,9 +100,7 @@ def test_in_fp32_a_number_that_is_not_finite_spoils_its_row_alone(rows: int, val
     st.booleans(),
     st.integers(0, 2**31),
 )
-def test_bf16_is_the_product_of_rounded_numbers(
-    rows: int, width: int, outputs: int, bias: bool, seed: int
-) -> None:
+def test_bf16_is_the_product_of_rounded_numbers(rows, width, outputs, bias, seed):
     weight, x, added = drawn_layer(rows, width, outputs, bias, seed)
     parts = (
         x.bfloat16().double(),

@@ -1,7 +1,5 @@
 """Round numbers of rows: they come again, nothing else changes, and no layer that learns in bf16 on a CPU is left out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -34,13 +32,13 @@ from spread import in_turn
 
 
 @given(st.integers(0, 10**6))
-def test_a_round_number_is_at_most_an_eighth_more(rows: int) -> None:
+def test_a_round_number_is_at_most_an_eighth_more(rows):
     assert rows <= round_rows(rows) <= rows * 9 / 8
     assert round_rows(round_rows(rows)) == round_rows(rows)
 
 
 @pytest.mark.parametrize("least", [1, 16, 1000])
-def test_there_are_few_of_them(least: int) -> None:
+def test_there_are_few_of_them(least):
     assert len({round_rows(rows) for rows in range(least, 2 * least)}) <= 9
 
 
@@ -99,12 +97,7 @@ TOKENS, TARGETS = sum(LENGTHS), 37
         [f"{head.kind}-{order}" for head in HEADS for order in ("post", "pre")],
     ),
 )
-def test_training_in_bf16_multiplies_them_and_gives_the_same(
-    head: Head,
-    order: PostNorm | PreNorm,
-    position: Learned | Disentangled,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_training_in_bf16_multiplies_them_and_gives_the_same(head, order, position, monkeypatch):
     torch.manual_seed(0)
     narrow = None if head == NextTokenHead() else 16
     config = EncoderConfig(60, 32, 2, 2, 48, position=position, embedding=narrow, order=order)
@@ -120,7 +113,7 @@ def test_training_in_bf16_multiplies_them_and_gives_the_same(
         model.zero_grad()
         with Shapes() as seen, torch.autocast("cpu", torch.bfloat16):
             loss = losses(model, batch, targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         return loss.detach(), [parameter.grad for parameter in model.parameters()], seen.sizes
 
     loss, gradients, sizes = step()
@@ -136,7 +129,7 @@ def test_training_in_bf16_multiplies_them_and_gives_the_same(
 
 
 @pytest.mark.parametrize("case", ["fp32", "no gradients"])
-def test_nothing_else_is_filled_up(case: str) -> None:
+def test_nothing_else_is_filled_up(case):
     seen: list[int] = []
 
     def compute(x: Tensor) -> Tensor:

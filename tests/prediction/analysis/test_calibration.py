@@ -1,7 +1,5 @@
 """Bins of confidence against scikit-learn, the calibration error against its formula."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,7 +17,7 @@ def filled(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> Calibra
 
 
 @pytest.mark.parametrize("bins", [1, 5, 15])
-def test_bins_are_scikit_learns(bins: int) -> None:
+def test_bins_are_scikit_learns(bins):
     rng = np.random.default_rng()
     confidence = rng.beta(4, 1, 500)
     right = rng.random(500) < confidence**2
@@ -31,7 +29,7 @@ def test_bins_are_scikit_learns(bins: int) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
-def test_error_is_the_weighted_distance(pairs: list[tuple[float, bool]]) -> None:
+def test_error_is_the_weighted_distance(pairs):
     confidence, right = np.array([c for c, _ in pairs]), np.array([r for _, r in pairs])
     expected = 0.0
     for number in range(15):
@@ -44,18 +42,18 @@ def test_error_is_the_weighted_distance(pairs: list[tuple[float, bool]]) -> None
     assert sum(part.examples for part in calibration.bins) == len(pairs)
 
 
-def test_one_who_is_always_right_and_says_so_is_calibrated() -> None:
+def test_one_who_is_always_right_and_says_so_is_calibrated():
     assert filled(np.ones(4), np.ones(4, bool)).error == 0
     assert filled(np.ones(4), np.zeros(4, bool)).error == 1
     assert Calibration().error == 0
 
 
-def test_a_bin_holds_its_upper_edge() -> None:
+def test_a_bin_holds_its_upper_edge():
     made = filled(np.array([0.0, 0.125, 0.25, 0.5, 1.0]), np.ones(5, bool), 4).bins
     assert [(part.examples, part.confidence) for part in made] == [(3, 0.125), (1, 0.5), (1, 1.0)]
 
 
-def test_predictions_of_similar_confidence_are_not_one_point() -> None:
+def test_predictions_of_similar_confidence_are_not_one_point():
     """A model that is nearly always sure has one bin of equal width, and ten groups."""
     calibration, draw = Calibration(), np.random.default_rng(0)
     for value in draw.random(500):

