@@ -369,7 +369,10 @@ def expected_units(probabilities, room):
     return found[room]
 
 
-@pytest.mark.parametrize("unit", [NGrams(3), NGrams(5), Spans(), Spans(0.5, 4)])
+MORE = [pytest.param(unit, marks=pytest.mark.slow) for unit in (NGrams(5), Spans(0.5, 4))]
+
+
+@pytest.mark.parametrize("unit", [NGrams(3), Spans(), *MORE])
 def test_lengths_of_ngrams_and_spans_follow_the_formulas(unit):
     """p(n) ∝ 1/n (Lan et al. 2019, section 4.2) and ∝ (1 − p)ⁿ⁻¹ (Joshi et al. 2019, section 3.1)."""
     n = np.arange(1, unit.longest + 1)

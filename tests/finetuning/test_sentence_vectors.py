@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +32,7 @@ from bothways.training.parallel import Single
 from bothways.training.run import Event
 from bothways.training.vector_step import VectorStep
 from toy_folder import BAD, FILLERS, GOOD, make_folder
+from toy_training import enter_ranks, on_ranks
 
 FAST: dict[str, Any] = {"device": "cpu", "lr": 3e-3, "batch": 16, "length": 16}
 
@@ -174,29 +171,20 @@ def test_gradients_of_microbatches_are_those_of_one_graph(
             torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
 
 
+def finetune_on_rank(
+    rank: int, world: int, port: int, base: str, out: Path, options: dict[str, Any]
+) -> None:
+    enter_ranks(rank, world, port)
+    torch.set_num_threads(1)
+    bothways.finetune(base, pairs(64, 0), None, "embed", out=out, **options)
+
+
 def test_two_ranks_compare_the_texts_of_both(tmp_path: Path) -> None:
     quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     base = str(make_folder(tmp_path / "bert", **quiet))
     options = {**FAST, "until": "3 steps", "lr": 1e-3}
     alone = bothways.finetune(base, pairs(64, 0), None, "embed", **options)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in pairs(64, 0)))
-    (tmp_path / "ranks.py").write_text(
-        "import sys, bothways\n"
-        f"bothways.finetune({base!r}, {str(rows)!r}, None, 'embed', out=sys.argv[1], **{options!r})\n"
-    )
-    subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-            f"--master-port={port}", str(tmp_path / "ranks.py"), str(tmp_path / "two"),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        timeout=200,
-        check=True,
-    )  # fmt: skip
+    on_ranks(2, finetune_on_rank, base, tmp_path / "two", options)
     shared = load_model(tmp_path / "two" / "model").model.state_dict()
     for name, tensor in alone.task_model.model.state_dict().items():
         if not name.endswith("qkv.bias") and name in shared:
