@@ -22,7 +22,8 @@ _HOME = {
     "Metric": "finetuning.metrics", "Model": "model.model", "ModelOutput": "model.model",
     "Predictor": "prediction.predictor", "PretrainConfig": "pretraining.config",
     "PretrainedModel": "hub.pretrained_model", "Tokenizer": "text.tokenizer",
-    "adapt": "training_runs", "build_corpus": "texts", "distil": "training_runs",
+    "adapt": "training_runs", "build_corpus": "texts",
+    "calibrate": "model_folders", "distil": "training_runs",
     "evaluate": "model_folders", "export_model": "model_folders", "finetune": "training_runs",
     "load": "model_folders", "load_model": "model_folders",
     "predict": "model_folders", "preset": "model.families.catalogue", "pretrain": "training_runs",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from bothways.model.families.catalogue import preset as preset
     from bothways.model.model import Model as Model
     from bothways.model.model import ModelOutput as ModelOutput
+    from bothways.model_folders import calibrate as calibrate
     from bothways.model_folders import evaluate as evaluate
     from bothways.model_folders import export_model as export_model
     from bothways.model_folders import load as load

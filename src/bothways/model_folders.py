@@ -14,7 +14,8 @@ from bothways.core.progress import Progress
 if TYPE_CHECKING:
     from bothways.hub.pretrained_model import PretrainedModel
     from bothways.model.heads import Head
-    from bothways.prediction.analysis.evaluation import Evaluation
+    from bothways.prediction.analysis.calibrate import CalibrationResult
+    from bothways.prediction.analysis.evaluation import Evaluation, EvaluationData
     from bothways.prediction.bulk.parts import PartFormat
     from bothways.prediction.bulk.run import BulkResult
     from bothways.prediction.export.folder import ExportResult, Format
@@ -309,20 +310,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
             )  # fmt: skip
             return evaluation.Evaluation(f"{folder} on {data}", metrics)
         if data is None:
-            from bothways.finetuning.data import read_recorded_split
-
             refuse("the dev data of the run", {"task": task, **columns})
-            recorded = read_recorded_split(folder)
-            if recorded is None:
-                fix = "Give a file, the folder of a corpus, or minimal pairs (blimp)."
-                raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
-            name, rows = recorded
-            reporter.message(f"note: scored on {name}, as in training")
-            labelled = evaluation.EvaluationData(folder, name, columns, reporter, examples=rows)
-        elif isinstance(data, str | Path):
-            labelled = evaluation.EvaluationData(folder, str(data), columns, reporter)
-        else:
-            labelled = evaluation.EvaluationData(folder, "rows", columns, reporter, rows=list(data))
+        labelled = _labelled_data(folder, data, columns, reporter)
         if report is not None:
             check_output_path(Path(report), [labelled.name])
         opened = {
@@ -335,6 +324,87 @@ def evaluate(  # noqa: PLR0913 – one option per question
             limit,
             named=task is not None,
         )
+
+
+def _labelled_data(
+    folder: str, data: Any, columns: Mapping[str, str | None], progress: Progress
+) -> EvaluationData:
+    """Return labelled data by its name or as rows; None for the dev data that a run has split."""
+    from bothways.core.errors import ConfigError
+    from bothways.finetuning.data import read_recorded_split
+    from bothways.prediction.analysis.evaluation import EvaluationData
+
+    if isinstance(data, str | Path):
+        return EvaluationData(folder, str(data), columns, progress)
+    if data is not None:
+        return EvaluationData(folder, "rows", columns, progress, rows=list(data))
+    recorded = read_recorded_split(folder)
+    if recorded is None:
+        fix = "Give a file, the folder of a corpus, or minimal pairs (blimp)."
+        raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
+    name, rows = recorded
+    progress.message(f"note: scored on {name}, as in training")
+    return EvaluationData(folder, name, columns, progress, examples=rows)
+
+
+def calibrate(  # noqa: PLR0913 – one option per question
+    model: str | Path,
+    data: str | Path | Iterable[Any] | None = None,
+    out: str | Path = "",
+    *,
+    error: float | None = None,
+    text: str | None = None,
+    text_b: str | None = None,
+    label: str | None = None,
+    device: str = "auto",
+    progress: Progress | bool = True,
+) -> CalibrationResult:
+    """Make the probabilities of a classifier as frequent as they say, on data it has not seen.
+
+    One temperature for classes, a scale and an offset for each of several labels (multilabel):
+    they become part of the weights, and no answer changes.
+
+    Args:
+        model: a model folder for classify or multilabel, the folder of a run, or a Hub id.
+        data: labelled data that the model was not trained on, as for evaluate. By default the dev
+            data that a run split from its training data (--dev 20%).
+        out: the new folder of the calibrated model.
+        error: predictions of classify also hold a set of labels that misses the right one in at
+            most this share of texts like the data, such as 0.1. Half of the data decides the sets.
+        text: column of the text, or of the first of two; by default as in training.
+        text_b: the column of the second text.
+        label: the column of the label.
+        device: auto (a GPU, if there is one), cpu, cuda or cuda:N.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
+
+    Returns:
+        The `temperature`, and loss and calibration error `before` and `after`, measured on halves
+        of the data that the calibration had not seen.
+
+    Raises:
+        ConfigError: the model is for another task; too few examples for the error rate.
+        DataError: the data cannot be read, is what the model was trained on, or has one class.
+
+    Examples:
+        >>> rows = [{"text": "a good film", "label": "positive"}] * 9
+        >>> rows += [{"text": "a good film", "label": "negative"}, *rows[:5]]
+        >>> rows += [{"text": "a bad play", "label": "negative"}] * 5
+        >>> done = bothways.calibrate("my-classifier", rows, "calibrated", error=0.2)
+        >>> bothways.load("calibrated")("a good film").label_set
+        ('positive',)
+        >>> bothways.load("calibrated", abstain=0.999)("a good film").label is None
+        True
+    """
+    from bothways.core.errors import ConfigError
+    from bothways.prediction.analysis import calibrate as work
+
+    if not str(out):
+        raise ConfigError("is missing", where="out", fix="Name a new folder for the model.")
+    columns = {"text": text, "text_b": text_b, "label": label}
+    with shown_progress(progress) as reporter:
+        labelled = _labelled_data(str(model), data, columns, reporter)
+        return work.calibrate(labelled, Path(out), error, device)
 
 
 def load_model(

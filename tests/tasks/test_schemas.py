@@ -38,7 +38,11 @@ CASES: list[tuple[Prediction, str, dict[str, str]]] = [
     (
         ClassPrediction("a", 0, {"a": 2 * THIRD, "b": THIRD}),
         '{"label": "a", "probabilities": {"a": 0.666667, "b": 0.333333}}',
-        {"label": "string", "probabilities": "map<string, double>"},
+        {
+            "label": "string",
+            "probabilities": "map<string, double>",
+            "label_set": "list<item: string>",
+        },
     ),
     (
         MultilabelPrediction(("a",), {"a": 1.0}),

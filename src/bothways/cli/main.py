@@ -68,7 +68,7 @@ _COMMANDS = {
     "inspection": ("describe", "compare", "inspect-step"),
     "lab": ("quickstart", "features", "bench"),
     "plan": ("plan",),
-    "predict": ("predict", "embed", "evaluate"),
+    "predict": ("predict", "embed", "evaluate", "calibrate"),
     "serve": ("serve", "play"),
     "training": ("pretrain", "adapt", "finetune", "distil", "sweep"),
 }

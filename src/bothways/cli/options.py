@@ -85,6 +85,13 @@ JsonOutput = Annotated[bool, Parameter(help="Write one JSON object instead of a 
 MaxLength = Annotated[
     int | None, Parameter(help="Maximum length in tokens; default: as in training.")
 ]
+Abstain = Annotated[
+    float | None,
+    Parameter(
+        help="For classify: give no label where the most probable one is less probable, such as "
+        "0.9. `bothways evaluate` reports which share of the texts is answered, and how well."
+    ),
+]
 Int8Limit = Annotated[
     float | None,
     Parameter(

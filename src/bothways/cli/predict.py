@@ -69,6 +69,7 @@ def predict(  # noqa: PLR0913 – one option per question
     text: options.TextColumn = None,
     text_b: options.SecondColumn = None,
     top: int | None = None,
+    abstain: options.Abstain = None,
     length: options.MaxLength = None,
     window: int | None = None,
     precision: options.Precision = "fp32",
@@ -100,7 +101,7 @@ def predict(  # noqa: PLR0913 – one option per question
     settings: dict[str, Any] = {
         "task": task, "text": text, "text_b": text_b, "best": top, "length": length,
         "precision": precision, "device": device, "runtime": runtime, "window": window,
-        **options.settings_for(bothways.predict, words),
+        **options.settings_for(bothways.predict, words, abstain=abstain),
     }  # fmt: skip
     if out is not None:
         _predict_parts(model, files, out, parts, settings)
@@ -217,6 +218,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     text: options.TextColumn = None,
     text_b: options.SecondColumn = None,
     label: options.LabelColumn = None,
+    abstain: options.Abstain = None,
     length: options.MaxLength = None,
     json: options.JsonOutput = False,
     report: Path | None = None,
@@ -243,7 +245,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
         done = bothways.evaluate(
             model, data, task=task, blimp=blimp, text=text, text_b=text_b, label=label,
             length=length, report=report, precision=precision, limit=limit, device=device,
-            runtime=runtime, progress=progress, **options.settings_for(bothways.evaluate, settings),
+            runtime=runtime, progress=progress,
+            **options.settings_for(bothways.evaluate, settings, abstain=abstain),
         )  # fmt: skip
     if json:
         print(dumps(done.to_json()))
@@ -251,6 +254,40 @@ def evaluate(  # noqa: PLR0913 – one option per question
     show_lines(output_console(), _table(done))
     if done.int8 is not None:
         print(done.int8)
+
+
+@options.documented_by(bothways.calibrate)
+def calibrate(  # noqa: PLR0913 – one option per question
+    model: options.FinetunedModel,
+    data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    *,
+    out: Path,
+    error: float | None = None,
+    text: options.TextColumn = None,
+    text_b: options.SecondColumn = None,
+    label: options.LabelColumn = None,
+    json: options.JsonOutput = False,
+    device: options.Device = "auto",
+) -> None:
+    """Make the probabilities of a classifier as frequent as they say, on data it has not seen.
+
+    One temperature for classes, a scale and an offset for each of several labels: they become part
+    of the weights, so every program that opens the folder has them, and no answer changes.
+    """
+    from bothways.core.report.terminal import metric_table
+
+    with terminal_progress() as progress:
+        done = bothways.calibrate(
+            model, data, out, error=error, text=text, text_b=text_b, label=label, device=device,
+            progress=progress,
+        )  # fmt: skip
+    if json:
+        print(dumps(done.record))
+        return
+    kind = "a scale for each label" if done.temperature is None else f"T = {done.temperature:.3g}"
+    columns = {"before": done.before, "after": done.after}
+    show_lines(output_console(), metric_table(f"{model}, calibrated: {kind}", columns))
+    say(output_console(), f"Saved in {out}.")
 
 
 def _table(done: Evaluation) -> RenderableType:

@@ -189,7 +189,8 @@ class Predictor:
             return answers[0]
         if answers and isinstance(answers[0], tuple):
             return answers
-        text = self.task_model.task.problem == _CLASSES[0]
+        # An abstention is None, which an array of texts would hold as "None".
+        text = self.task_model.task.problem == _CLASSES[0] and None not in answers
         return np.array(answers, dtype=str if text else None)
 
     def predict_proba(

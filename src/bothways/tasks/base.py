@@ -443,14 +443,21 @@ _NOT_CONTENT = {"where", "before", "after"}
 def examples_fingerprint(examples: Iterable[Any]) -> str:
     """Return the SHA-256 of examples in their order, without their source and document context."""
     result = hashlib.sha256()
+    for _ in hashed(examples, result):
+        pass
+    return result.hexdigest()
+
+
+def hashed(examples: Iterable[E], digest: Any) -> Iterator[E]:
+    """Yield examples, and update a digest of `hashlib` by each."""
     for example in examples:
         values = [
             getattr(example, field.name)
-            for field in dataclasses.fields(example)
+            for field in dataclasses.fields(example)  # type: ignore[arg-type]
             if field.name not in _NOT_CONTENT
         ]
-        result.update(json.dumps(values, default=dataclasses.asdict).encode() + b"\n")
-    return result.hexdigest()
+        digest.update(json.dumps(values, default=dataclasses.asdict).encode() + b"\n")
+        yield example
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

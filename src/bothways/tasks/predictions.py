@@ -108,17 +108,20 @@ class ClassPrediction(Prediction):
     """One of several classes.
 
     Attributes:
-        label: the most probable label.
-        index: its index among the labels.
+        label: the most probable label; None if it is less probable than the task's `abstain`.
+        index: the index of the most probable label among the labels.
         probabilities: the probability of every label, in their order; they sum to 1.
+        label_set: labels that hold the right one as often as guaranteed, the most probable first;
+            None for a model without conformal sets.
     """
 
     answer_field = "label"
-    written = ("label", "probabilities")
+    written = ("label", "probabilities", "label_set")
 
-    label: str
+    label: str | None
     index: int
     probabilities: Mapping[str, float]
+    label_set: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

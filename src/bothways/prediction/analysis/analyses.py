@@ -88,7 +88,8 @@ class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
     def add(self, example: TextExample, prediction: p.ClassPrediction) -> Judgement:
         chances, label = prediction.probabilities, _label(example)
         self.confusion.pairs[self._index[label], prediction.index] += 1
-        top, right = chances[prediction.label], prediction.label == label
+        best = self.labels[prediction.index]
+        top, right = chances[best], best == label
         return _judge_choice(self.calibration, top, chances[label], right)
 
     def show(self, example: TextExample, prediction: p.ClassPrediction) -> s.ReportExample:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import statistics
 import time
@@ -32,12 +33,22 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import SILENT, Progress
 from bothways.data.tables import open_table
 from bothways.data.text_io import COMPRESSED
+from bothways.hub.model_folder import read_record
+from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import Pooling
 from bothways.prediction.analysis.report import analyse, write_report
 from bothways.prediction.engine import PredictConfig, PredictionCounts, counting, predict
 from bothways.prediction.predictor import Predictor, named_columns, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.tasks.base import Direction, EncodedExample, Metrics, Output, Reading, TaskModel
+from bothways.tasks.base import (
+    Direction,
+    EncodedExample,
+    Metrics,
+    Output,
+    Reading,
+    TaskModel,
+    hashed,
+)
 from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding import task as embedding
@@ -411,7 +422,18 @@ class EvaluationData:
             data = self.name if self.rows is None else self.rows
             reading = predictor.read(data, columns, labelled=True)
         self.counts = counting(reading, self.progress, "evaluating")
-        yield reading, self.counts
+        fitted = read_record(resolve(resolve_run(self.folder))).get("calibration")
+        if fitted is None:
+            yield reading, self.counts
+            return
+        digest = hashlib.sha256()
+        examples = hashed(reading.examples, digest)
+        yield dataclasses.replace(reading, examples=examples), self.counts
+        if digest.hexdigest() == fitted["data"]["sha256"]:
+            self.progress.message(
+                "note: this data calibrated the model, whose probabilities look better on it than "
+                "on other data"
+            )
 
     def score(self, predictor: Predictor) -> Metrics:
         """Return the metrics of a model."""

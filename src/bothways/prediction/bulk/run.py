@@ -185,10 +185,15 @@ def predict_rows(
     else:
         reading = opened.read(rows, labelled=False)
     config = PredictConfig(window=window or PredictConfig.window)
-    counts = counting(reading, progress, "predicting")
+    counts, answered = counting(reading, progress, "predicting"), 0
     for kept, prediction in predict_kept(opened, reading, request.keep, config, counts):
         values = prediction_values(prediction, request.top, request.form or "jsonl")
+        answered += values.get("label") is not None
         yield kept_values(kept, values)
+    if (least := getattr(task, "abstain", 0)) and counts.examples:
+        share = f"{answered:,} of {quantity(counts.examples, 'text(s)')}"
+        message = f"note: {share} ({answered / counts.examples:.1%}) have a label"
+        progress.message(f"{message}: it has a probability of {least:g} or more")
     if request.precision == "auto":
         progress.message(f"note: predicted in {opened.precision}")
     for warning in counts.warnings:

@@ -28,7 +28,13 @@ from bothways.core.layout import Layout
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.hub.hf_config import RECORD, read_hf_config
-from bothways.hub.model_folder import VERSION, VOCABULARY, vocabulary_digest, write_files
+from bothways.hub.model_folder import (
+    VERSION,
+    VOCABULARY,
+    read_record,
+    vocabulary_digest,
+    write_files,
+)
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import SentenceEncoderConfig, program_files
 from bothways.model.attention.patterns import Blocks, Pattern, Window
@@ -415,6 +421,8 @@ def _write_companions(
         "task": configs.to_dict(task_model.task),
         "length": task_model.length,
     }
+    if (calibration := read_record(source).get("calibration")) is not None:
+        record["calibration"] = calibration
     files: dict[str, Any] = {RECORD: record, **task_model.task.program_files(task_model.length)}
     files["config.json"] = {**read_hf_config(source).raw, **files.get("config.json", {})}
     if exported.sentence is not None:

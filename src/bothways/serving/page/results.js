@@ -11,7 +11,7 @@ const LEAST_BITS = 0, MOST_BITS = 14;
 /** Return elements for an answer. `extra` holds tokens with their places, for likelihoods. */
 export function resultView(model, answer, sent, extra, put) {
   switch (model.task) {
-    case "classify": return classes(answer, answer.label);
+    case "classify": return classes(answer, answer.label ?? "—");
     case "multilabel": return classes(answer, null);
     case "regress": return [scale(answer.score)];
     case "choice": return endings(answer, sent.inputs.endings);

@@ -60,6 +60,7 @@ class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
             counted.
     """
 
+    task: ClassificationTask
     scale = "classes"
 
     def __init__(
@@ -100,11 +101,15 @@ class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> ClassPrediction:
-        """Return the most probable label, and all probabilities."""
+        """Return the most probable label, if the model is sure enough, and all probabilities."""
         logits = averaged(outputs)
-        index = int(logits.argmax())
-        probabilities = dict(zip(self.labels, base.softmax(logits).tolist(), strict=True))
-        return ClassPrediction(self.labels[index], index, probabilities)
+        index, chances, least = int(logits.argmax()), base.softmax(logits), self.task.conformal
+        label = self.labels[index] if chances[index] >= self.task.abstain else None
+        label_set = None
+        if least is not None:
+            label_set = tuple(self.labels[n] for n in np.argsort(-chances) if chances[n] >= least)
+        probabilities = dict(zip(self.labels, chances.tolist(), strict=True))
+        return ClassPrediction(label, index, probabilities, label_set)
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,9 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         weighting: weights of the classes in training: "equal", "balanced", or a number above 0 for
             each label in order. Balanced weights are counted in the training data of a run
             (`adapted`), and replace "balanced" in the task.
+        abstain: the probability below which a prediction has no label.
+        conformal: the least probability of a label in the set that holds the right label as often
+            as guaranteed; `bothways calibrate` chooses it. None for no sets.
     """
 
     aliases: ClassVar[Many[str]] = (
@@ -134,6 +142,8 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
 
     smoothing: float = 0.0
     weighting: Literal["equal", "balanced"] | tuple[float, ...] = "equal"
+    abstain: float = 0.0
+    conformal: float | None = None
     kind: Literal["classify"] = "classify"
 
     def __post_init__(self) -> None:
@@ -144,6 +154,9 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         ):
             message = f"must be numbers above 0, not {list(self.weighting)}"
             raise ConfigError(message, where="weighting")
+        for name in ("abstain", "conformal"):
+            if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
+                raise ConfigError(f"must be in [0, 1], not {value}", where=name)
 
     def adapted(self, train: Many[TextExample]) -> ClassificationTask:
         if self.weighting != "balanced":
@@ -192,17 +205,33 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
     def score(
         self, results: Iterable[tuple[TextExample, ClassPrediction]], labels: Many[str]
     ) -> base.Metrics:
-        """Return accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats)."""
+        """Return accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats).
+
+        If the task abstains, also the share of examples that have a label ("coverage"), and the
+        accuracy of these ("accuracy_covered", absent without any). With conformal sets the share
+        of sets that hold the right label ("set_coverage"), and their mean size ("set_size").
+        """
         index = {label: position for position, label in enumerate(labels)}
         confusion, loss = Confusion(len(index)), 0.0
+        covered, right, held, size = 0, 0, 0, 0
         for example, prediction in results:
             if example.label is None:
                 raise base.unlabelled(example.where)
             confusion.pairs[_index(example, index), prediction.index] += 1
             loss += negative_log(prediction.probabilities[example.label])
-        if not confusion.total:
+            covered += prediction.label is not None
+            right += prediction.label == example.label
+            held += example.label in (prediction.label_set or ())
+            size += len(prediction.label_set or ())
+        if not (total := confusion.total):
             raise base.nothing_to_score()
-        return {**classification_metrics(confusion), "loss": loss / confusion.total}
+        metrics = {**classification_metrics(confusion), "loss": loss / total}
+        if self.abstain > 0:
+            metrics |= {"coverage": covered / total}
+            metrics |= {"accuracy_covered": right / covered} if covered else {}
+        if self.conformal is not None:
+            metrics |= {"set_coverage": held / total, "set_size": size / total}
+        return metrics
 
     def grade(self, example: TextExample, prediction: ClassPrediction, labels: Many[str]) -> float:
         return float(prediction.label == example.label)
