@@ -50,7 +50,8 @@ def load(
             Vectors of the task "embed" always are.
         runtime: "onnxruntime" or "openvino" computes the graph in a folder that
             `bothways.export_model` wrote.
-        settings: settings of the task, such as `pooling="cls"` or `top=3`.
+        settings: settings of the task, such as `pooling="cls"` or `top=3`; `labels=[…]` opens a
+            model of natural language inference as a classifier by these labels.
 
     Raises:
         FolderError: the folder cannot be read, or lacks the heads of the task.
@@ -116,8 +117,8 @@ def predict(  # noqa: PLR0913 – one option per question
             without `out` in Python also rows, as for a predictor, but for plain texts.
         out: one file: .jsonl, .csv, .tsv, .parquet, or .npy for vectors. Or a folder of predictions
             in parts. Both read any number of files, and continue where they were stopped.
-        task: a task of finetune, fill, likelihood, prefer, embed, or a common alias of one of them;
-            by default the task of the model.
+        task: a task of finetune, fill, likelihood, prefer, zero-shot, embed, or a common alias of
+            one of them; by default the task of the model.
         text: column of the text, or of the first of two (for rerank the query); by default as in
             training.
         text_b: the column of the second text.
@@ -138,7 +139,8 @@ def predict(  # noqa: PLR0913 – one option per question
         runtime: what computes the model: torch, or onnxruntime or openvino for an exported folder.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
-        settings: settings of the task, such as `top=10` for fill or `pooling="max"` for embed.
+        settings: settings of the task, such as `top=10` for fill, `pooling="max"` for embed, or
+            `labels=["travel", "cooking"]` for a model of natural language inference.
 
     Returns:
         With `out` the totals of its rows and parts, else an iterator over the prediction of each

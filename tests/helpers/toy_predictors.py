@@ -13,6 +13,7 @@ from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.catalogue import AnyTask
 from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.entailment.task import ZeroShotTask
 from bothways.tasks.likelihood.task import LikelihoodTask
 from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.multilabel.task import MultilabelTask
@@ -35,6 +36,7 @@ TASKS: dict[str, tuple[AnyTask, list[Any]]] = {
     "answer": (QuestionAnsweringTask(), [(a, " ".join([b] * 4)) for a, b in PAIRS]),
     "fill": (MaskFillingTask(top=3), [f"{text} [MASK] [MASK]" for text in TEXTS]),
     "likelihood": (LikelihoodTask(), TEXTS),
+    "zero-shot": (ZeroShotTask(candidates=("good", "rain")), TEXTS),
     "embed": (SentenceEmbeddingTask(prompts={"ask": "the film ", "passage": "good "}), TEXTS),
 }
 
@@ -49,9 +51,12 @@ def predictor(
 ) -> Predictor:
     """A predictor with random heads."""
     definition = TASKS[name][0]
-    labels = {"regress": ("score",), "rerank": ("relevance",), "tag": ("O", "B-X", "I-X")}.get(
-        name, ("neg", "pos")
-    )
+    labels = {
+        "zero-shot": ("entailment", "contradiction"),
+        "regress": ("score",),
+        "rerank": ("relevance",),
+        "tag": ("O", "B-X", "I-X"),
+    }.get(name, ("neg", "pos"))
     heads = (
         PoolerHead(),
         MaskedHead(),

@@ -69,6 +69,7 @@ def predict(  # noqa: PLR0913 – one option per question
     text: options.TextColumn = None,
     text_b: options.SecondColumn = None,
     top: int | None = None,
+    labels: str | None = None,
     abstain: options.Abstain = None,
     length: options.MaxLength = None,
     window: int | None = None,
@@ -90,6 +91,9 @@ def predict(  # noqa: PLR0913 – one option per question
         Then settings of the task, such as top=10 for fill or pooling=max for embed.
     top
         The most probable labels, or the best documents, to print; by default all.
+    labels
+        Labels to choose from, such as "travel, cooking", with a model of natural language inference
+        that was not trained on them.
     window
         Number of texts to read before the first prediction; default: 4096, on a terminal 1.
     """
@@ -101,7 +105,7 @@ def predict(  # noqa: PLR0913 – one option per question
     settings: dict[str, Any] = {
         "task": task, "text": text, "text_b": text_b, "best": top, "length": length,
         "precision": precision, "device": device, "runtime": runtime, "window": window,
-        **options.settings_for(bothways.predict, words, abstain=abstain),
+        **options.settings_for(bothways.predict, words, abstain=abstain, labels=labels),
     }  # fmt: skip
     if out is not None:
         _predict_parts(model, files, out, parts, settings)

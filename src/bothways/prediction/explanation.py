@@ -150,7 +150,7 @@ def leave_one_out(
     words = words_of(predictor.task_model.tokenizer, example)
     shorter = [without(example, words, index) for index in range(len(words))]
     full, *others = predictor.stream([example, *shorter])
-    labels = predictor.task_model.labels
+    labels = predictor.task_model.classes
     value = value_of(full, target, labels)
     effects = [value - effect_without(item, n, target, labels) for n, item in enumerate(others)]
     return list(zip(words, effects, strict=True))

@@ -223,7 +223,7 @@ class Predictor:
         task = self.task_model.task
         if not len(self.task_model.labels) or task.problem == "regression":
             raise self._missing("classes_")
-        return np.array(self.task_model.labels, dtype=str)
+        return np.array(self.task_model.classes, dtype=str)
 
     def score(self, inputs: Any, answers: Any) -> float:
         """Return one number for predictions, as scikit-learn: accuracy, or R² of a regression.
@@ -588,7 +588,8 @@ def open_task_model(
 _ALIASES = {
     "max_length": "length", "max_seq_length": "length", "truncate_dim": "components",
     "normalize_embeddings": "normalised", "top_k": "top", "doc_stride": "stride",
-    "pooling_mode": "pooling",
+    "pooling_mode": "pooling", "labels": "candidates", "candidate_labels": "candidates",
+    "hypothesis_template": "template",
 }  # fmt: skip
 """Names of transformers and sentence-transformers for settings that mean the same here."""
 
@@ -603,6 +604,9 @@ def _bind(
     """Return the task of a folder with its model, in evaluation mode."""
     settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)
     settings = rename(settings, _ALIASES)
+    if isinstance(named := settings.get("candidates"), str) and not named.startswith("["):
+        settings["candidates"] = [part.strip() for part in named.split(",") if part.strip()]
+    name = "zero-shot" if name is None and named is not None else name
     if "length" in settings:
         length = configs.read(FolderRecord, {"length": settings.pop("length")}).length
     if "task" in settings:  # as in the settings of a run

@@ -127,9 +127,9 @@ def _leave_one_out(model: ServedModel, item: Any, target: ExplainedOutput) -> Qu
     def write(answer: Answer) -> WordEffects:
         full, *shortened_predictions = answer.predictions
         with request_errors():
-            value = value_of(full, target, task_model.labels)
+            value = value_of(full, target, task_model.classes)
             effects = [
-                value - effect_without(other, n, target, task_model.labels)
+                value - effect_without(other, n, target, task_model.classes)
                 for n, other in enumerate(shortened_predictions)
             ]
         return {

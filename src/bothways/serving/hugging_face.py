@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
+from bothways.core.errors import ConfigError
 from bothways.serving import openai, requests, shapes, tei
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
+from bothways.tasks.entailment.task import ZeroShotTask
 from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
@@ -126,8 +128,38 @@ class TaskRequest(shapes.OwnRequest):
     options: requests.Options = requests.Options()
 
 
+def _label_names(value: Any) -> list[str]:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("must be a text with commas or a list of texts")
+    return [name.strip() for name in names if name.strip()]
+
+
+class ZeroShotParameters(requests.Truncation):
+    """Parameters of a classification by labels that the request names."""
+
+    candidate_labels: Annotated[
+        Any,
+        AfterValidator(_label_names),
+        AfterValidator(requests.bounded),
+        WithJsonSchema(requests.either(requests.TEXT, requests.list_of(requests.TEXT, minItems=1))),
+    ]
+    hypothesis_template: requests.Text = ZeroShotTask.template
+    multi_label: requests.Flag = False
+
+
+class ZeroShotRequest(_PipelineRequest):
+    """Texts to classify by labels that a model of natural language inference does not know."""
+
+    inputs: requests.Texts
+    parameters: ZeroShotParameters
+
+
 def request_of(models: Models, body: Mapping[str, Any]) -> type[requests.RequestBody]:
     """Return the fields of a request, which depend on the task of the model."""
+    parameters = body.get("parameters")
+    if isinstance(parameters, dict) and "candidate_labels" in parameters:
+        return ZeroShotRequest
     kind = models.choose(body.get("model")).kind
     if kind == "rerank" and "query" in body:
         return openai.RerankRequest
@@ -150,6 +182,8 @@ def pipeline(models: Models, request: Any) -> shapes.Query:
             return tei.similarity(models, request)
         case tei.EmbedRequest():
             return tei.tei_embed(models, request, normalise=False)
+        case ZeroShotRequest():
+            return _zero_shot(models, request)
     model = models.choose(request.model)
     if model.kind not in PIPELINES:
         query: shapes.Query = shapes.own(model.kind).read(models, request)
@@ -212,6 +246,33 @@ def _text_classification(
         return [shapes.class_scores(prediction, labels)[:top] for prediction in answer.predictions]
 
     return shapes.Query(model, value if isinstance(value, list) else [value], write, truncate)
+
+
+def _zero_shot(models: Models, request: ZeroShotRequest) -> shapes.Query:
+    """Read a request; a text gives labels with scores, the highest first, a list a list of these.
+
+    Raises:
+        RequestError: the model has no output for entailment, or the labels cannot be compared.
+    """
+    model, parameters = models.choose(request.model, ("classify",)), request.parameters
+    try:
+        changed = model.with_task(
+            ZeroShotTask(
+                candidates=tuple(parameters.candidate_labels),
+                template=parameters.hypothesis_template,
+                multi_label=parameters.multi_label,
+            )
+        )
+    except ConfigError as error:
+        raise RequestError(
+            "invalid", error.message("json"), param="parameters.candidate_labels"
+        ) from error
+
+    def write(answer: shapes.Answer) -> list[list[shapes.LabelScore]]:
+        return [shapes.class_scores(prediction, ()) for prediction in answer.predictions]
+
+    truncate = bool(request.truncate and parameters.truncate)
+    return shapes.query_each(changed, request.inputs, write, truncate)
 
 
 def _token_classification(

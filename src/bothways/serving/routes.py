@@ -269,6 +269,9 @@ def _types(route: Route, kinds: Iterable[str]) -> tuple[list[type[RequestBody]],
         if kind == "rerank":
             requests.append(openai.RerankRequest)
             answers.append(RERANK.answer)
+        if kind == "classify":
+            requests.append(hugging_face.ZeroShotRequest)
+            answers.append(list[LabelScore])
         shape = hugging_face.PIPELINES.get(kind)
         requests.append(shape.request if shape else hugging_face.TaskRequest)
         answers.append(shape.answer if shape else ROUTES[f"/{kind}"].answer)

@@ -389,6 +389,11 @@ class TaskModel(TrainingModule, Generic[E, P]):
         self.task, self.model, self.tokenizer = task, model, tokenizer
         self.labels, self.length = tuple(labels), length
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names that predictions choose from: the labels, unless a task has its own."""
+        return self.labels
+
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """Return the losses of a batch."""
         return self.losses(self.scores(batch), batch)

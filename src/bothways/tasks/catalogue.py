@@ -12,6 +12,7 @@ from bothways.core.errors import ConfigError
 from bothways.tasks.base import did_you_mean
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.entailment.task import ZeroShotTask
 from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
 from bothways.tasks.likelihood.task import LikelihoodTask
 from bothways.tasks.mask_filling.task import MaskFillingTask
@@ -34,7 +35,7 @@ Trainable = (
 )
 """The tasks that a model can be fine-tuned for."""
 
-AnyTask = Trainable | MaskFillingTask | LikelihoodTask | MinimalPairTask
+AnyTask = Trainable | MaskFillingTask | LikelihoodTask | MinimalPairTask | ZeroShotTask
 """Every task; those after the trainable ones need no fine-tuning."""
 
 TASKS: dict[str, type[Trainable]] = {cls().name: cls for cls in get_args(Trainable)}

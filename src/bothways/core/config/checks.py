@@ -54,3 +54,10 @@ def require_probability(location: str = "", **rates: float | int | None) -> None
     for name, rate in rates.items():
         if rate is not None and not 0 <= rate < 1:
             raise ConfigError(f"must be in [0, 1), not {rate}", where=join_path(location, name))
+
+
+def require_share(location: str = "", **shares: float | None) -> None:
+    """Check that shares are in [0, 1]; arguments and errors as `require_at_least`."""
+    for name, share in shares.items():
+        if share is not None and not 0 <= share <= 1:
+            raise ConfigError(f"must be in [0, 1], not {share}", where=join_path(location, name))

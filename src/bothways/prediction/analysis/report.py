@@ -32,7 +32,7 @@ SHOWN = 12
 
 
 _ANALYSES: dict[type, Callable[[Any], TaskAnalysis[Any, Any]]] = {
-    kinds.ClassPrediction: lambda task_model: analyses.ClassAnalysis(task_model.labels),
+    kinds.ClassPrediction: lambda task_model: analyses.ClassAnalysis(task_model.classes),
     kinds.ScorePrediction: lambda task_model: analyses.ScoreAnalysis(),
     kinds.MultilabelPrediction: lambda task_model: analyses.LabelSetAnalysis(task_model.labels),
     kinds.ChoicePrediction: lambda task_model: analyses.ChoiceAnalysis(),

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bothways.core.advice import argument
 from bothways.core.batch import IGNORED, Batch, LabelTargets
-from bothways.core.config.checks import require_probability
+from bothways.core.config.checks import require_probability, require_share
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
@@ -52,7 +52,14 @@ MANY = 20
 _FRACTION = re.compile(r"-?\d+\.\d+")
 
 
-class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
+class LabelReader(base.TaskModel[TextExample, ClassPrediction]):
+    """A task on the head "labels"; see `TaskModel`."""
+
+    def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
+        return self.model.read("labels", batch)
+
+
+class TextClassifier(LabelReader):
     """A classification task with a model that has the head "labels"; see `TaskModel`.
 
     Raises:
@@ -95,9 +102,6 @@ class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
         weighted = self._windows or not self._equal
         return {"label": dataclasses.replace(loss, hits=None) if weighted else loss}
 
-    def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
-        return self.model.read("labels", batch)
-
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> ClassPrediction:
@@ -112,8 +116,68 @@ class TextClassifier(base.TaskModel[TextExample, ClassPrediction]):
         return ClassPrediction(label, index, probabilities, label_set)
 
 
+class ClassScores:
+    """The metrics of tasks whose predictions are classes.
+
+    Attributes:
+        abstain: the probability below which a prediction has no label.
+    """
+
+    metric: ClassVar[str] = "accuracy"
+    problem: ClassVar[Literal["single_label_classification"]] = "single_label_classification"
+    abstain: float
+
+    def __post_init__(self) -> None:
+        require_share(abstain=self.abstain)
+
+    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
+        """Return accuracy, F1, Matthews correlation and loss."""
+        rules: dict[str, base.Direction] = {
+            "accuracy": "highest",
+            "f1_macro": "highest",
+            "mcc": "highest",
+            "loss": "lowest",
+        }
+        return rules | {"f1": "highest"} if len(labels) == 2 else rules
+
+    def score(
+        self, results: Iterable[tuple[TextExample, ClassPrediction]], labels: Many[str]
+    ) -> base.Metrics:
+        """Return accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats).
+
+        If the task abstains, also the share of examples that have a label ("coverage"), and the
+        accuracy of these ("accuracy_covered", absent without any). With conformal sets the share
+        of sets that hold the right label ("set_coverage"), and their mean size ("set_size").
+        """
+        index = {label: position for position, label in enumerate(labels)}
+        confusion, loss = Confusion(len(index)), 0.0
+        covered, right, held, size, conformal = 0, 0, 0, 0, False
+        for example, prediction in results:
+            if example.label is None:
+                raise base.unlabelled(example.where)
+            confusion.pairs[_index(example, index), prediction.index] += 1
+            loss += negative_log(prediction.probabilities[example.label])
+            covered += prediction.label is not None
+            right += prediction.label == example.label
+            conformal = prediction.label_set is not None
+            held += example.label in (prediction.label_set or ())
+            size += len(prediction.label_set or ())
+        if not (total := confusion.total):
+            raise base.nothing_to_score()
+        metrics = {**classification_metrics(confusion), "loss": loss / total}
+        if self.abstain > 0:
+            metrics |= {"coverage": covered / total}
+            metrics |= {"accuracy_covered": right / covered} if covered else {}
+        if conformal:
+            metrics |= {"set_coverage": held / total, "set_size": size / total}
+        return metrics
+
+    def grade(self, example: TextExample, prediction: ClassPrediction, labels: Many[str]) -> float:
+        return float(prediction.label == example.label)
+
+
 @dataclass(frozen=True)
-class ClassificationTask(LongTextTask[ClassPrediction]):
+class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
     """One of several classes for a text or a pair of texts.
 
     Attributes:
@@ -137,8 +201,6 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
         "text-classification",
     )
     model_class: ClassVar[type[TextClassifier]] = TextClassifier
-    metric: ClassVar[str] = "accuracy"
-    problem: ClassVar[Literal["single_label_classification"]] = "single_label_classification"
 
     smoothing: float = 0.0
     weighting: Literal["equal", "balanced"] | tuple[float, ...] = "equal"
@@ -148,15 +210,14 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        LongTextTask.__post_init__(self)
         require_probability(smoothing=self.smoothing)
+        require_share(conformal=self.conformal)
         if isinstance(self.weighting, tuple) and not all(
             0 < weight < math.inf for weight in self.weighting
         ):
             message = f"must be numbers above 0, not {list(self.weighting)}"
             raise ConfigError(message, where="weighting")
-        for name in ("abstain", "conformal"):
-            if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
-                raise ConfigError(f"must be in [0, 1], not {value}", where=name)
 
     def adapted(self, train: Many[TextExample]) -> ClassificationTask:
         if self.weighting != "balanced":
@@ -168,16 +229,6 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         return (LabelHead(max(1, len(labels)), dropout),)
-
-    def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
-        """Return accuracy, F1, Matthews correlation and loss."""
-        rules: dict[str, base.Direction] = {
-            "accuracy": "highest",
-            "f1_macro": "highest",
-            "mcc": "highest",
-            "loss": "lowest",
-        }
-        return rules | {"f1": "highest"} if len(labels) == 2 else rules
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         labels = {e.label for e in (*train, *dev) if e.label is not None}
@@ -201,40 +252,6 @@ class ClassificationTask(LongTextTask[ClassPrediction]):
             LabelTargets(np.array([_index(example, index)], dtype=np.int64)) for example in examples
         ]
         return encode_texts(examples, targets, tokenizer, self.fit(length))
-
-    def score(
-        self, results: Iterable[tuple[TextExample, ClassPrediction]], labels: Many[str]
-    ) -> base.Metrics:
-        """Return accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats).
-
-        If the task abstains, also the share of examples that have a label ("coverage"), and the
-        accuracy of these ("accuracy_covered", absent without any). With conformal sets the share
-        of sets that hold the right label ("set_coverage"), and their mean size ("set_size").
-        """
-        index = {label: position for position, label in enumerate(labels)}
-        confusion, loss = Confusion(len(index)), 0.0
-        covered, right, held, size = 0, 0, 0, 0
-        for example, prediction in results:
-            if example.label is None:
-                raise base.unlabelled(example.where)
-            confusion.pairs[_index(example, index), prediction.index] += 1
-            loss += negative_log(prediction.probabilities[example.label])
-            covered += prediction.label is not None
-            right += prediction.label == example.label
-            held += example.label in (prediction.label_set or ())
-            size += len(prediction.label_set or ())
-        if not (total := confusion.total):
-            raise base.nothing_to_score()
-        metrics = {**classification_metrics(confusion), "loss": loss / total}
-        if self.abstain > 0:
-            metrics |= {"coverage": covered / total}
-            metrics |= {"accuracy_covered": right / covered} if covered else {}
-        if self.conformal is not None:
-            metrics |= {"set_coverage": held / total, "set_size": size / total}
-        return metrics
-
-    def grade(self, example: TextExample, prediction: ClassPrediction, labels: Many[str]) -> float:
-        return float(prediction.label == example.label)
 
     def baseline(self, examples: Many[TextExample]) -> base.Metrics:
         """Return the metrics of the most frequent class.

@@ -1,0 +1,1 @@
+"""Classes that a model was not trained on, by entailment."""
