@@ -1,0 +1,201 @@
+"""Exact nearest vectors: the rows of a matrix with the highest dot products with queries.
+
+    scores, rows = top_k(queries, vectors, 10)
+
+Scores are computed block by block in fp32, and the rows that rounding leaves in doubt are scored
+again in float64. So the result is that of float64 rounded to fp32, whatever the blocks, the other
+queries and the processor, and equal scores have a fixed order. Memory: one block of scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from jaxtyping import Float, Float32, Int64, Shaped
+from numpy.typing import NDArray
+
+from bothways.core.errors import DataError
+
+BLOCK_ROWS = 2**15
+BLOCK_SCORES = 2**22
+"""Scores of a block, of all queries together."""
+QUERIES = 256
+"""Queries that are compared at once."""
+DOUBTFUL = 2**18
+"""Rows in doubt from which they are scored exactly at once, such as those of equal documents."""
+LOWEST = np.float32(np.finfo(np.float32).min)
+Vectors = Float[np.ndarray, "rows width"]
+Score = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
+Found = tuple[Float32[np.ndarray, "queries k"], Int64[np.ndarray, "queries k"]]
+
+
+class Nearest:
+    """The k best rows for each query, of scores that arrive block by block.
+
+    Args:
+        score: returns the exact scores of queries and rows, given by their numbers.
+        slack: maximum difference of a score in a block from the exact one, by query.
+        names: of the rows: of equal scores the highest name comes first, as in trec_eval. None: the
+            lowest row.
+    """
+
+    def __init__(
+        self,
+        k: int,
+        score: Score,
+        slack: Float[np.ndarray, " queries"],
+        names: Shaped[np.ndarray, " rows"] | None = None,
+    ) -> None:
+        self.k, self.score, self.slack, self.names = k, score, slack, names
+        self.kth = np.full(len(slack), LOWEST)
+        self.queries, self.rows = np.empty((2, 0), np.int64)
+        self.scores = np.empty(0, np.float32)
+
+    def add(self, start: int, scores: Float32[np.ndarray, "queries block"]) -> None:
+        """Add the scores of the rows from `start`, −inf for rows that do not count.
+
+        Raises:
+            DataError: a score is not a number.
+        """
+        if np.isnan(scores.sum()) and np.isnan(scores).any():
+            message = "a score is not a number: a vector is damaged, or has infinite components"
+            raise DataError(message, where="vectors", fix="Compute the vectors again.")
+        hits = scores >= self._floor[:, None]
+        if self.k < scores.shape[1] and np.count_nonzero(hits) > 8 * self.k * len(hits):
+            best = np.partition(scores, -self.k)[:, -self.k]
+            self.kth = np.maximum(self.kth, best)
+            hits = scores >= self._floor[:, None]
+        queries, columns = np.nonzero(hits)
+        self.queries = np.concatenate([self.queries, queries])
+        self.rows = np.concatenate([self.rows, columns + start])
+        self.scores = np.concatenate([self.scores, scores[queries, columns]])
+        self._sort()
+        if len(self.rows) > DOUBTFUL:
+            self._settle()
+
+    def result(self) -> Found:
+        """Return exact scores and rows, best first; all queries have equally many."""
+        self._settle()
+        shape = (len(self.slack), len(self.rows) // max(1, len(self.slack)))
+        return self.scores.reshape(shape), self.rows.reshape(shape)
+
+    def _settle(self) -> None:
+        """Score the rows exactly, and keep the best k of each query."""
+        self.scores = self.score(self.queries, self.rows)
+        if self.names is None:
+            self._sort(self.rows)
+        else:
+            self._sort(-np.unique(self.names[self.rows], return_inverse=True)[1])
+        places = np.arange(len(self.rows)) - np.searchsorted(self.queries, self.queries)
+        self._keep(places < self.k)
+
+    def _sort(self, *ties: NDArray[np.int64]) -> None:
+        """Sort the rows by query and score, and drop those that cannot be among the best."""
+        keys: list[NDArray[np.generic]] = [*ties, -self.scores, self.queries]
+        self._keep(np.lexsort(keys))
+        numbers = np.arange(len(self.slack))
+        kth = np.searchsorted(self.queries, numbers) + self.k - 1
+        full = kth < np.searchsorted(self.queries, numbers, "right")
+        self.kth[full] = np.maximum(self.kth[full], self.scores[kth[full]])
+        self._keep(self.scores >= self._floor[self.queries])
+
+    def _keep(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> None:
+        self.queries, self.rows = self.queries[which], self.rows[which]
+        self.scores = self.scores[which]
+
+    @property
+    def _floor(self) -> NDArray[np.float32]:
+        """The lowest score of a block that may be among the best, by query.
+
+        The exact score of the k-th row is at least kth − slack, and that of a row at most its score
+        in the block + slack.
+        """
+        lowest = np.nextafter((self.kth - 2 * self.slack).astype(np.float32), LOWEST)
+        floor: NDArray[np.float32] = np.maximum(lowest, LOWEST)
+        return floor
+
+
+def top_k(
+    queries: Float[np.ndarray, "queries width"],
+    vectors: Float[np.ndarray, "rows components"],
+    k: int,
+    *,
+    names: Shaped[np.ndarray, " rows"] | None = None,
+) -> Found:
+    """Return the k highest dot products of each query with the rows of a matrix, and the rows.
+
+    Args:
+        queries, vectors: in fp32; unit vectors for cosines. `vectors` may be memory-mapped.
+        names: of the rows: of equal scores the highest name comes first, as in trec_eval. None: the
+            lowest row.
+
+    Returns:
+        Scores and rows, best first; fewer than k if there are fewer rows.
+
+    Raises:
+        DataError: the widths differ, or a score is not a number.
+
+    Examples:
+        >>> scores, rows = top_k(np.eye(2), np.array([[0.5, 0.0], [0.0, 1.0]]), k=1)
+        >>> scores.tolist(), rows.tolist()
+        ([[0.5], [1.0]], [[0], [1]])
+    """
+    check_widths(queries.shape[1], vectors.shape[1])
+    results = list[Found]()
+    queries = np.ascontiguousarray(queries, np.float32)
+    for group in np.split(queries, range(QUERIES, len(queries), QUERIES)):
+        nearest = Nearest(k, dot_products(group, vectors), np.zeros(len(group)), names)
+        for start, stop in block_bounds(len(vectors), len(group)):
+            block = np.asarray(vectors[start:stop], np.float32)
+            with np.errstate(over="ignore", invalid="ignore"):  # `add` refuses the result
+                nearest.slack = np.maximum(nearest.slack, rounding(group, block))
+                nearest.add(start, group @ block.T)
+        results.append(nearest.result())
+    scores, rows = (np.concatenate(values) for values in zip(*results, strict=True))
+    return scores, rows
+
+
+def check_widths(queries: int, vectors: int) -> None:
+    """Raise a DataError if queries and vectors have not the same width, at least 1."""
+    if queries != vectors or not vectors:
+        message = f"queries have {queries} components, and vectors {vectors}"
+        raise DataError(message, where="queries", fix="Compare vectors of one model.")
+
+
+def block_bounds(rows: int, queries: int) -> Iterator[tuple[int, int]]:
+    """Yield the first row of each block, and that after its last one."""
+    size = min(BLOCK_ROWS, max(1, BLOCK_SCORES // max(1, queries)))
+    return ((start, min(start + size, rows)) for start in range(0, rows, size))
+
+
+def dot_products(queries: Float[np.ndarray, "queries width"], vectors: Vectors) -> Score:
+    """Return a function of pairs that computes dot products in float64 and rounds them to fp32.
+
+    The sum over a row is batch-invariant, to the bit.
+    """
+
+    def score(numbers: NDArray[np.int64], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        result, size = np.empty(len(rows), np.float32), BLOCK_SCORES // queries.shape[1]
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            products = queries[numbers[part]].astype(np.float64) * vectors[rows[part]]
+            result[part] = products.sum(axis=1)
+        return result
+
+    return score
+
+
+def rounding(
+    queries: Float[np.ndarray, "queries width"], block: Float[np.ndarray, "block width"]
+) -> Float[np.ndarray, " queries"]:
+    """Return the largest rounding error of a product in fp32, by query.
+
+    |fl(q·d) − q·d| ≤ n·u·|q||d| with u = 2^−24 (Higham 2002, section 3.1), twice for the sums that
+    a kernel may split.
+    """
+    largest = np.sqrt(np.einsum("ij,ij->i", block, block).max(initial=0.0))
+    result: Float[np.ndarray, " queries"] = (
+        2 * block.shape[1] * 2.0**-24 * np.linalg.norm(queries, axis=1) * largest
+    )
+    return result

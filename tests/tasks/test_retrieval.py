@@ -1,0 +1,184 @@
+"""Retrieval: exact nearest vectors as by brute force, folders as BEIR's, metrics as trec_eval's."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bothways.core.errors import DataError
+from bothways.tasks.sentence_embedding import nearest
+from bothways.tasks.sentence_embedding.beir import read_beir, score_run, splits_of
+from bothways.tasks.sentence_embedding.nearest import top_k
+
+
+def brute_force(queries: Any, vectors: Any, k: int, names: Any = None) -> tuple[Any, Any]:
+    """Products in float64, rounded to fp32 and sorted whole."""
+    ids = -np.arange(len(vectors)) if names is None else names
+    scores = np.array([[(q.astype(float) * v).sum() for v in vectors] for q in queries], np.float32)
+    order = [
+        sorted(range(len(vectors)), key=lambda n: (row[n], ids[n]), reverse=True)[:k]
+        for row in scores
+    ]
+    rows = np.array(order, np.int64).reshape(len(queries), -1)
+    return np.take_along_axis(scores, rows, 1), rows
+
+
+@pytest.mark.parametrize("block", [7, 64])
+@given(
+    seed=st.integers(0, 2**32 - 1), count=st.integers(1, 150), k=st.integers(1, 40),
+    levels=st.sampled_from([1, 2, 5, 1000]), named=st.booleans(), limit=st.sampled_from([10, 2**18]),
+)  # fmt: skip
+def test_top_k_is_that_of_brute_force(
+    block: int, seed: int, count: int, k: int, levels: int, named: bool, limit: int
+) -> None:
+    draw = np.random.default_rng(seed)
+    vectors = (draw.integers(0, levels, (count, 8)) - levels / 2).astype(np.float32) / 3
+    vectors = vectors[np.sort(draw.integers(0, count, count))] if seed % 2 else vectors
+    queries = draw.standard_normal((3, 8)).astype(np.float32)
+    names = np.array([f"d{n}" for n in draw.permutation(count)]) if named else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nearest, "BLOCK_ROWS", block)
+        patch.setattr(nearest, "DOUBTFUL", limit)
+        patch.setattr(nearest, "QUERIES", 2)
+        scores, rows = top_k(queries, vectors, k, names=names)
+    expected = brute_force(queries, vectors, k, names)
+    assert np.array_equal(rows, expected[1])
+    assert np.array_equal(scores, expected[0])
+
+
+def test_top_k_of_scores_that_rise_is_found_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nearest, "BLOCK_ROWS", 100)
+    vectors = np.linspace(0, 1, 5000, dtype=np.float32)[:, None]
+    scores, rows = top_k(np.ones((1, 1), np.float32), vectors, 3)
+    assert rows.tolist() == [[4999, 4998, 4997]]
+    assert scores[0].tolist() == vectors[4999:4996:-1, 0].tolist()
+
+
+def test_top_k_of_longer_and_longer_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rounding of a later block is larger than the distances of scores in an earlier one."""
+    monkeypatch.setattr(nearest, "BLOCK_ROWS", 16)
+    draw = np.random.default_rng(0)
+    query, base = draw.standard_normal((2, 1, 64)).astype(np.float32)
+    lengths = np.geomspace(1, 1e6, 64)[:, None]
+    noise = draw.standard_normal((64, 64)) * lengths
+    across = noise - noise @ query.T / (query @ query.T) * query  # orthogonal to the query
+    vectors = (base + across).astype(np.float32)
+    assert np.array_equal(top_k(query, vectors, 5)[1], brute_force(query, vectors, 5)[1])
+
+
+def test_top_k_refuses_what_has_no_order() -> None:
+    one = np.ones((1, 4), np.float32)
+    for vectors in (
+        np.full((3, 4), np.nan, np.float32),
+        np.full((3, 4), np.inf, np.float32) * [[1, -1, 1, 1]],
+    ):
+        with pytest.raises(DataError, match="a score is not a number"):
+            top_k(
+                one, np.concatenate([np.zeros((50, 4), np.float32), vectors.astype(np.float32)]), 2
+            )
+    for width in (3, 0):
+        with pytest.raises(DataError, match=f"queries have 4 components, and vectors {width}"):
+            top_k(one, np.ones((2, width), np.float32), 2)
+    assert top_k(one, np.empty((0, 4), np.float32), 2)[1].shape == (1, 0)
+    assert top_k(one[:0], np.empty((9, 4), np.float32), 2)[1].shape == (0, 0)
+
+
+DOCUMENTS = {"d1": "cats sleep", "d2": "", "d3": "it rains"}
+
+
+def write_beir(folder: Path, grades: str, suffix: str = "") -> Path:
+    """A folder as BEIR's with three documents and two queries."""
+    (folder / "qrels").mkdir(parents=True)
+    rows = [
+        {"_id": name, "title": text[:1] and "On", "text": text} for name, text in DOCUMENTS.items()
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    (folder / f"corpus.jsonl{suffix}").write_bytes(gzip.compress(lines) if suffix else lines)
+    queries = [{"_id": "q1", "text": "who sleeps?"}, {"_id": "q2", "text": "weather"}]
+    (folder / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in queries))
+    (folder / "qrels" / "test.tsv").write_text(grades)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("grades", "suffix"),
+    [
+        ("query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\tgone\t1\n", ""),
+        ("q1 0 d1 2\nq1 0 gone 1\n", ".gz"),
+    ],
+)
+def test_beir_folder(tmp_path: Path, grades: str, suffix: str) -> None:
+    folder = write_beir(tmp_path / "data", grades, suffix)
+    data = read_beir(folder)
+    assert data.documents == {"d1": "On cats sleep", "d2": "", "d3": "On it rains"}
+    assert data.queries == {"q1": "who sleeps?"}
+    assert data.grades == {"q1": {"d1": 2, "gone": 1}}
+    assert splits_of(folder) == {"test": folder / "qrels" / "test.tsv"}
+
+
+@pytest.mark.parametrize(
+    ("grades", "split", "message"),
+    [
+        ("q1\td1\t1\n", "train", r"has no qrels/train.tsv; there are grades for test"),
+        ("q7\td1\t1\n", "test", "grades q7 of no query"),
+        ("q1\td9\t1\n", "test", "grades no document of the corpus"),
+        ("q1\td1\t1\nq1\td1\thigh\n", "test", "test.tsv:2: is not a query, a document and a whole"),
+        ("query-id\tcorpus-id\tscore\n", "test", "holds no grade"),
+    ],
+)
+def test_beir_folder_with_a_mistake(tmp_path: Path, grades: str, split: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_beir(write_beir(tmp_path / "data", grades), split)
+
+
+def test_beir_folder_without_a_file_or_with_an_id_twice(tmp_path: Path) -> None:
+    folder = write_beir(tmp_path / "data", "q1\td1\t1\n")
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text(corpus.read_text() * 2)
+    with pytest.raises(DataError, match=r'corpus.jsonl:4: has an "_id" that is used before'):
+        read_beir(folder)
+    (folder / "queries.jsonl").unlink()
+    with pytest.raises(DataError, match=r"has no queries.jsonl\n"):
+        read_beir(folder)
+
+
+def test_metrics_by_hand() -> None:
+    grades = {"q": {"a": 2, "b": 1, "c": 0, "d": -1}, "absent": {"a": 1}}
+    run = {"q": {"c": 0.9, "b": 0.5, "a": 0.5 + 1e-9, "q": 5.0}}  # in fp32 b and a are equal
+    values = score_run(run, grades, cutoffs=[1, 10])
+    gain = 1 / np.log2(3) + 2 / np.log2(4)
+    expected = {
+        "ndcg@1": 0, "ndcg@10": gain / (2 + 1 / np.log2(3)), "mrr@1": 0, "mrr@10": 1 / 2,
+        "recall@1": 0, "recall@10": 1, "map@1": 0, "map@10": (1 / 2 + 2 / 3) / 2,
+    }  # fmt: skip
+    assert values == pytest.approx({name: value / 2 for name, value in expected.items()})
+
+
+def test_metrics_are_those_of_trec_eval() -> None:
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    draw = np.random.default_rng(5)
+    names = [f"d{n}" for n in range(40)]
+    grades = {
+        f"q{q}": {str(d): int(draw.integers(-1, 4)) for d in draw.choice(names, 12, replace=False)}
+        for q in range(60)
+    }
+    run = {
+        query: {str(d): float(draw.integers(0, 6)) for d in draw.choice(names, 25, replace=False)}
+        for query in grades
+    }
+    measures = {"ndcg_cut.10", "map_cut.10", "recall.10", "recip_rank"}
+    results = pytrec_eval.RelevanceEvaluator(grades, measures).evaluate(run)
+    for query, result in results.items():
+        values = score_run(run, {query: grades[query]}, cutoffs=[10, 40])
+        assert values["ndcg@10"] == pytest.approx(result["ndcg_cut_10"], abs=1e-6)
+        assert values["map@10"] == pytest.approx(result["map_cut_10"], abs=1e-6)
+        assert values["recall@10"] == pytest.approx(result["recall_10"], abs=1e-6)
+        assert values["mrr@40"] == pytest.approx(result["recip_rank"], abs=1e-6)
+    assert len(results) == 60
