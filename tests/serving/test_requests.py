@@ -18,7 +18,9 @@ from bothways.serving.errors import Limits
 from bothways.serving.models import example_ranges
 from toy_predictors import TASKS, TEXTS, predictor
 
-NAMES = ("classify", "regress", "rerank", "label", "choice", "tag", "answer", "fill", "embed")
+NAMES = (
+    "classify", "regress", "rerank", "label", "choice", "tag", "answer", "fill", "zero-shot", "embed"
+)  # fmt: skip
 QUESTION = {"question": TEXTS[0], "context": " ".join(TEXTS[:4])}
 
 

@@ -155,12 +155,15 @@ class ZeroShotRequest(_PipelineRequest):
     parameters: ZeroShotParameters
 
 
+_OF_LABELS = ("classify", "zero-shot")
+"""Tasks whose models may be those of natural language inference."""
+
+
 def request_of(models: Models, body: Mapping[str, Any]) -> type[requests.RequestBody]:
     """Return the fields of a request, which depend on the task of the model."""
-    parameters = body.get("parameters")
-    if isinstance(parameters, dict) and "candidate_labels" in parameters:
+    kind, parameters = models.choose(body.get("model")).kind, body.get("parameters")
+    if kind in _OF_LABELS and isinstance(parameters, dict) and "candidate_labels" in parameters:
         return ZeroShotRequest
-    kind = models.choose(body.get("model")).kind
     if kind == "rerank" and "query" in body:
         return openai.RerankRequest
     if kind == "embed":
@@ -254,7 +257,7 @@ def _zero_shot(models: Models, request: ZeroShotRequest) -> shapes.Query:
     Raises:
         RequestError: the model has no output for entailment, or the labels cannot be compared.
     """
-    model, parameters = models.choose(request.model, ("classify",)), request.parameters
+    model, parameters = models.choose(request.model, _OF_LABELS), request.parameters
     try:
         changed = model.with_task(
             ZeroShotTask(

@@ -269,7 +269,7 @@ def _types(route: Route, kinds: Iterable[str]) -> tuple[list[type[RequestBody]],
         if kind == "rerank":
             requests.append(openai.RerankRequest)
             answers.append(RERANK.answer)
-        if kind == "classify":
+        if kind in ("classify", "zero-shot"):
             requests.append(hugging_face.ZeroShotRequest)
             answers.append(list[LabelScore])
         shape = hugging_face.PIPELINES.get(kind)
