@@ -73,7 +73,8 @@ def test_gpt_is_pre_trained_from_left_to_right(corpus, tmp_path):
     table.write_text(f"text\tlabel\n{rows}\n")
     words = [model, str(table), "--dev", str(table), "--device", "cpu", "epochs=40", "lr=3e-3"]
     out = ["--out", str(tmp_path / "tuned")]
-    app(["finetune", *words, *out, "batch_size=8"], result_action="return_value")
+    rarely = ["batch_size=8", "training.evaluate=10 epochs"]
+    app(["finetune", *words, *out, *rarely], result_action="return_value")
     tuned = load_model(tmp_path / "tuned" / "model")
     assert {"pooler", "labels"} <= {head.kind for head in tuned.model.specification}
     # [CLS] alone has seen nothing of the text: the last token is read.
