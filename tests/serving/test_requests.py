@@ -103,6 +103,23 @@ def test_columns_that_a_task_ignores_are_refused(
         assert wrong[:3] == (422, "invalid", "inputs.note")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/classify", '{"inputs": "a", "inputs": "b"}', "inputs"),
+        ("/classify", '{"inputs": [{"text": "a"}, {"text": "b", "te\\u0078t": "c"}]}', "text"),
+        ("/v1/embeddings", '{"input": "a", "model": "embed", "model": "embed"}', "model"),
+        ("/models/classify", '{"inputs": "a", "options": {"use_gpu": 1, "use_gpu": 1}}', "use_gpu"),
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_by_its_name(
+    client: httpx.Client, path: str, body: str, name: str
+) -> None:
+    response = client.post(path, content=body, headers={"content-type": "application/json"})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (422, "invalid", name)
+
+
 def test_a_name_that_is_nearly_right_is_named(client: httpx.Client) -> None:
     for path, body, param, near in (
         ("/embed", {"input": "a"}, "input", "'inputs'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import time
 import uuid
@@ -13,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from bothways.core.json_reader import DuplicateKey, unique_keys
 from bothways.serving.errors import Limits, RequestError
 
 Scope = MutableMapping[str, Any]
@@ -20,6 +22,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 DISCARD_SECONDS, PAUSE_SECONDS = 5.0, 0.2
+_CHECK_KEYS = json.JSONDecoder(object_pairs_hook=unique_keys).decode
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -91,13 +94,18 @@ def json_object(data: bytes, url: bytes) -> dict[str, Any]:
     """Return the object in a body.
 
     Raises:
-        RequestError: it is not a JSON object, or the URL has fields (`b"top_k=1"`).
+        RequestError: it is not a JSON object, a key stands in it twice, or the URL has fields
+            (`b"top_k=1"`).
     """
     if url:
         raise RequestError("bad_request", "the URL has fields: they belong into the body")
     try:
         body = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
+        _CHECK_KEYS(data.decode())  # {"text": "a", "text": "b"}: orjson keeps the last one
+    except DuplicateKey as error:
+        name = str(error)[:100]
+        raise RequestError("invalid", f"{name} is there twice", param=name) from None
+    except (ValueError, RecursionError) as error:  # orjson's are ValueErrors
         raise RequestError("invalid_json", f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise RequestError("bad_request", "the body must be a JSON object")

@@ -112,7 +112,7 @@ def read_squad(source: str, labelled: bool, unused: list[str]) -> Iterator[Quest
     path, count = local_path(source), 0
     file_at(path, "Check the name; .json is read in SQuAD's form, .jsonl as rows.")
     text = "\n".join(line for _, line in read_lines(path))
-    tree = parse_json(text, path, fix="For one object a line use the suffix .jsonl.")
+    tree = parse_json(text, path, fix="For one object a line use the suffix .jsonl.", unique=True)
     columns = QuestionColumns(answers="answers" if labelled else None)
     for where, context, rows in _paragraphs(tree, str(path), unused):
         for number, values in enumerate(rows):
