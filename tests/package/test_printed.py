@@ -13,8 +13,9 @@ from rich.text import Text
 
 from bothways.cli import lab, training
 from bothways.cli.main import app
+from bothways.cli.options import Table, metric_table
 from bothways.core.report.sections import TableSection
-from bothways.core.report.terminal import metric_table, render_report
+from bothways.core.report.terminal import render_report, text_table
 from bothways.core.terminal import say, show_lines
 from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.text.trainers import WordPiece, train_tokenizer
@@ -24,7 +25,7 @@ METRICS = {"f1": 0.25, "f1/[/x]": 1.0}
 
 def printed_lines(printed: Any, width: int = 200) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    console.print(printed)
+    console.print(text_table(*printed) if isinstance(printed, Table) else printed)
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -106,7 +107,8 @@ def test_a_path_is_never_broken() -> None:
     """At 80 columns, as a title and as a line of its own."""
     title = f"runs/{'a-long-name/' * 9}model on data.tsv"
     console = Console(file=io.StringIO(), width=80)
-    show_lines(console, Text(title, "bold"), metric_table(title, {"f1": {"f1": 0.5}}))
+    table = metric_table(title, {"f1": {"f1": 0.5}})
+    show_lines(console, Text(title, "bold"), text_table(*table))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0] == lines[1] == title
     assert all(len(line) <= 80 for line in lines[2:])

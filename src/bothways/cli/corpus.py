@@ -12,10 +12,10 @@ from cyclopts import Parameter
 import bothways
 from bothways.cli import options
 from bothways.core.bar import error_console, terminal_progress
-from bothways.core.terminal import output_console, quantity, say, show_lines
+from bothways.core.terminal import output_console, quantity, say
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
     from bothways.data.cleaning.config import Cleaning
     from bothways.data.corpus import Corpus
@@ -99,7 +99,7 @@ def build(
         )  # fmt: skip
     if complete:
         say(console, f"{out} already has the corpus of these inputs; nothing to do.")
-    show_lines(output_console(), _counts(result, out))
+    options.show_tables(_counts(result, out))
 
 
 def inspect(
@@ -133,15 +133,13 @@ def inspect(
             progress.stage("comparing files with the manifest")
             corpus.verify()
         console.print("All files match the manifest.")
-    show_lines(console, _counts(corpus, folder), _lengths(corpus))
+    options.show_tables(_counts(corpus, folder), _lengths(corpus))
     count = min(max(documents, 0), len(corpus))
     for document in sorted(rng(seed, "inspect").choice(len(corpus), count, replace=False)):
         _show(corpus, int(document), console)
 
 
-def _counts(corpus: Corpus, title: object) -> RenderableType:
-    from bothways.core.report.terminal import text_table
-
+def _counts(corpus: Corpus, title: object) -> options.Table:
     counts, settings = corpus.manifest.counts, corpus.manifest.settings
     size = sum(stored.bytes for stored in corpus.manifest.files.values())
     rows = (
@@ -156,7 +154,7 @@ def _counts(corpus: Corpus, title: object) -> RenderableType:
         ("language", settings.language),
         *((("words", settings.words),) if settings.words else ()),
     )
-    return text_table(str(title), ("", ""), rows)
+    return options.Table(str(title), ("", ""), rows)
 
 
 def _steps(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -174,8 +172,7 @@ def _steps(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield f"left out: {name}", f"{step.documents:,}{share}"
 
 
-def _lengths(corpus: Corpus) -> RenderableType:
-    from bothways.core.report.terminal import text_table
+def _lengths(corpus: Corpus) -> options.Table:
     from bothways.data.corpus import length_percentiles
 
     offsets = {
@@ -185,7 +182,7 @@ def _lengths(corpus: Corpus) -> RenderableType:
         [name, *(f"{length:,}" for length in length_percentiles(values, _POINTS))]
         for name, values in offsets.items()
     ]
-    return text_table("Lengths", ("percentile", *(f"{point} %" for point in _POINTS)), rows)
+    return options.Table("Lengths", ("percentile", *(f"{point} %" for point in _POINTS)), rows)
 
 
 def _show(corpus: Corpus, document: int, console: Console) -> None:

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING
 
 from bothways.cli import options
 from bothways.core.bar import terminal_progress
-from bothways.core.terminal import output_console, quantity, say, show_lines
+from bothways.core.terminal import output_console, quantity, say
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from bothways.hub.load_report import LoadReport
     from bothways.model.config import EncoderConfig
     from bothways.model.heads import Head
@@ -39,14 +37,20 @@ def describe(model: str, /, *, length: int = 128) -> None:
     from rich.text import Text
 
     from bothways.core.config.checks import require_at_least
+    from bothways.core.config.reader import config_difference
+    from bothways.model.families import bert
 
     require_at_least(1, length=length)
     description = _find(model)
     console = output_console()
-    tables = (_settings(description), _parameters(description), _costs(description, length))
-    show_lines(console, Text.assemble((model, "bold"), f": {description.origin}"), *tables)
-    for line in _against(description):
-        say(console, line)
+    console.print(Text.assemble((model, "bold"), f": {description.origin}"), soft_wrap=True)
+    options.show_tables(
+        _settings(description), _parameters(description), _costs(description, length)
+    )
+    if changes := config_difference(description.config, bert.base()):
+        heading = "Against bert-base, as lines of a TOML file under [encoder]"
+        for line in (heading, *changes, ""):
+            say(console, line)
     if description.report is not None:
         console.print(Text.assemble(("Weights file", "bold"), f"\n{description.report}"))
     console.print(_DEFINITION, style="dim")
@@ -133,31 +137,13 @@ def _folder(model: str, local: bool) -> _Found:
     return _Found(origin, settings.encoder, heads, report)
 
 
-def _settings(description: _Found) -> RenderableType:
-    from bothways.core.report.terminal import text_table
-
+def _settings(description: _Found) -> options.Table:
     config = description.config
     rows = [
         [field.name, _text(getattr(config, field.name))] for field in dataclasses.fields(config)
     ]
     rows.append(["(heads)", ", ".join(map(_head_text, description.heads)) or "none"])
-    return text_table("Configuration", ("setting", "value"), rows)
-
-
-def _against(description: _Found) -> list[str]:
-    """Return the differences from BERT-base as lines of TOML."""
-    from bothways.core.config.reader import config_difference
-    from bothways.model.families import bert
-
-    base = bert.base()
-    lines = (
-        config_difference(description.config, base)
-        if type(description.config) is type(base)
-        else []
-    )
-    return (
-        ["Against bert-base, as lines of a TOML file under [encoder]", *lines, ""] if lines else []
-    )
+    return options.Table("Configuration", ("setting", "value"), rows)
 
 
 def _text(value: object) -> str:
@@ -180,8 +166,7 @@ def _head_text(head: Head) -> str:
     return f"{head.kind} ({', '.join(changes)})" if changes else head.kind
 
 
-def _parameters(description: _Found) -> RenderableType:
-    from bothways.core.report.terminal import text_table
+def _parameters(description: _Found) -> options.Table:
     from bothways.model.parameters import parameter_table
 
     whole = parameter_table(description.config, description.heads)
@@ -197,7 +182,7 @@ def _parameters(description: _Found) -> RenderableType:
         counts = [(entry.part, entry.tensors, entry.count) for entry in entries]
         for name, tensors, count in [*counts, (title, "", running)]:
             rows.append([name, tensors, f"{count:,}", f"{count / whole.total:.2%}"])
-    return text_table("Parameters", ("part", "tensors", "count", "share"), rows)
+    return options.Table("Parameters", ("part", "tensors", "count", "share"), rows)
 
 
 _MEMORY = (
@@ -208,8 +193,7 @@ _MEMORY = (
 """Bytes for each parameter."""
 
 
-def _costs(description: _Found, length: int) -> RenderableType:
-    from bothways.core.report.terminal import text_table
+def _costs(description: _Found, length: int) -> options.Table:
     from bothways.model.flops import BACKWARD, forward_flops
     from bothways.model.parameters import parameter_table
 
@@ -219,7 +203,7 @@ def _costs(description: _Found, length: int) -> RenderableType:
     for name, times in (("inference", 1), ("training", 1 + BACKWARD)):
         label = f"operations per token, {name}, length {length}"
         rows.append([label, f"{forward * times / 1e6:,.1f} million"])
-    return text_table("Costs", ("what", "how much"), rows)
+    return options.Table("Costs", ("what", "how much"), rows)
 
 
 def compare(  # noqa: PLR0913 – one option per question
@@ -248,7 +232,6 @@ def compare(  # noqa: PLR0913 – one option per question
         Task of the comparison; default: the task of the first model. Pre-trained models are
         compared by the log probability of each token given the others (likelihood).
     """
-    from bothways.core.report.terminal import text_table
     from bothways.lab.sweeps import significance
     from bothways.prediction.predictor import named_columns, open_task
 
@@ -266,22 +249,16 @@ def compare(  # noqa: PLR0913 – one option per question
         print(dumps(dataclasses.asdict(comparison)))
         return
     console = output_console()
-    columns = ("model", "runs", "mean grade", "deviation over seeds")
-    rows = [
-        [side.name, str(len(side.grades)), f"{side.mean:.4f}", _deviation(side.deviation)]
-        for side in (comparison.a, comparison.b)
-    ]
-    show_lines(console, text_table(f"Grades on {data}", columns, rows))
+    rows = []
+    for side in (comparison.a, comparison.b):
+        deviation = "–" if side.deviation is None else f"{side.deviation:.4f}"
+        rows.append([side.name, str(len(side.grades)), f"{side.mean:.4f}", deviation])
+    heads = ("model", "runs", "mean grade", "deviation over seeds")
+    options.show_tables(options.Table(f"Grades on {data}", heads, rows))
     if task_name == "likelihood":
-        say(
-            console,
-            "note: a grade is the mean log probability of a token given all others, in nats",
-        )
+        unit = "the mean log probability of a token given all others, in nats"
+        say(console, f"note: a grade is {unit}")
     say(console, str(comparison))
-
-
-def _deviation(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
 
 
 SHOWN = 48
@@ -318,15 +295,12 @@ def inspect_step(
         print(dumps(dataclasses.asdict(inspected), ensure_ascii=False))
         return
 
-    console = output_console()
-    show_lines(console, _step_table(inspected))
+    options.show_tables(_step_table(inspected))
     for line in _comparison(inspected):
-        say(console, line)
+        say(output_console(), line)
 
 
-def _step_table(step: InspectedStep) -> RenderableType:
-    from bothways.core.report.terminal import text_table
-
+def _step_table(step: InspectedStep) -> options.Table:
     names = [*step.sequences[0].losses]
     rows = [
         [
@@ -341,7 +315,7 @@ def _step_table(step: InspectedStep) -> RenderableType:
     losses = (f"{step.losses[name]:.4g}" if name in step.losses else "–" for name in names)
     rows.append(["the whole step", str(tokens), *losses, f"{step.gradient_norm:.4g}"])
     title = f"Step {step.step:,}: {quantity(len(step.sequences), 'sequence(s)')}"
-    return text_table(title, ("sequence", "tokens", *names, "gradient norm"), rows)
+    return options.Table(title, ("sequence", "tokens", *names, "gradient norm"), rows)
 
 
 def _comparison(step: InspectedStep) -> list[str]:

@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from bothways.cli.options import (
-    Device,
-    JsonOutput,
-    PaperSettings,
-    StartModel,
-    resumable,
-    say_kernels,
-)
+from bothways.cli import options
 from bothways.core.bar import error_console, terminal_progress
-from bothways.core.terminal import output_console, say, show_lines
+from bothways.core.terminal import output_console, say
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from bothways.core.report.sections import TableSection
     from bothways.lab.features.run import FeatureResult
     from bothways.lab.paper.run import Benchmark
@@ -59,8 +50,8 @@ def quickstart(
     require("report", "the quickstart", "jinja2", "matplotlib", "sklearn")
     if minutes is not None and minutes < 0.5:
         raise ConfigError(f"must be at least 0.5, not {minutes:g}", where="minutes")
-    say_kernels("auto")
-    with resumable(out) as progress:
+    options.say_kernels("auto")
+    with options.resumable(out) as progress:
         result = run_quickstart(out, minutes=minutes, files=corpus, progress=progress)
         if result is None:
             raise KeyboardInterrupt
@@ -79,14 +70,14 @@ behind it.
 
 
 def features(
-    model: StartModel,
+    model: options.StartModel,
     train: str,
     *overrides: str,
     dev: str,
     layers: Layers = "concat_last_four",
     out: Path = Path("features"),
-    json: JsonOutput = False,
-    device: Device = "auto",
+    json: options.JsonOutput = False,
+    device: options.Device = "auto",
 ) -> None:
     """Train a BiLSTM tagger on frozen word vectors of a model, and score it.
 
@@ -110,14 +101,14 @@ def features(
     from bothways.core.config.tree import merge, parse_overrides
     from bothways.lab.features.run import FeatureConfig, fit_features, prepare_features
 
-    options = {"model": model, "train": train, "dev": dev, "layers": layers}
+    arguments = {"model": model, "train": train, "dev": dev, "layers": layers}
     settings = configs.load(
         FeatureConfig,
         base=FeatureConfig(model=model, train=train, dev=dev),
-        overrides=merge(parse_overrides(overrides), options),
+        overrides=merge(parse_overrides(overrides), arguments),
     )
-    say_kernels(device)
-    with resumable(out, "What was read to its end") as progress:
+    options.say_kernels(device)
+    with options.resumable(out, "What was read to its end") as progress:
         data = prepare_features(settings, out, [settings.layers], device=device, progress=progress)
         done = fit_features(data, settings, device=device, progress=progress)
     if json:
@@ -125,28 +116,23 @@ def features(
 
         print(dumps({"layers": layers, "metrics": dict(done.metrics), "shares": list(done.shares)}))
     else:
-        show_lines(output_console(), _feature_table(done))
+        options.show_tables(_feature_table(done))
 
 
-def _feature_table(done: FeatureResult) -> RenderableType:
+def _feature_table(done: FeatureResult) -> options.Table:
     shares = {
         f"share of layer {index} of {len(done.shares)}": share
         for index, share in enumerate(done.shares, 1)
     }
-    from bothways.core.report.terminal import metric_table
-
-    return metric_table(
-        f"Frozen features: {done.layers}",
-        {"value": {**done.metrics, **shares}},
-        "metric on the dev data",
-    )
+    values, title = {**done.metrics, **shares}, f"Frozen features: {done.layers}"
+    return options.metric_table(title, {"value": values}, "metric on the dev data")
 
 
 def bench(
     work: Literal["small", "base", "long", "large", "all"] | None = None,
     *,
     rounds: int = 7,
-    device: Device = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Time a pre-training step of this library and of transformers.
 
@@ -201,7 +187,7 @@ class BenchmarkOptions:
         Only print the cost.
     """
 
-    model: StartModel
+    model: options.StartModel
     data: str
     out: Path = Path("reproduced")
     tasks: str | None = None
@@ -209,49 +195,51 @@ class BenchmarkOptions:
     grid: Literal["paper", "none"] = "paper"
     limit: int | None = None
     dry_run: bool = False
-    device: Device = "auto"
+    device: options.Device = "auto"
 
 
-def glue(*overrides: PaperSettings, options: BenchmarkOptions) -> None:
+def glue(*overrides: options.PaperSettings, settings: BenchmarkOptions) -> None:
     """Fine-tune on GLUE as in table 1 of the paper and compare.
 
     Prints the cost first: runs, examples, tokens, and time on this machine. The same command
     resumes an interrupted run.
     """
-    _reproduce("glue", overrides, options)
+    _reproduce("glue", overrides, settings)
 
 
-def squad(*overrides: PaperSettings, options: BenchmarkOptions) -> None:
+def squad(*overrides: options.PaperSettings, settings: BenchmarkOptions) -> None:
     """Fine-tune on SQuAD as in tables 2 and 3 of the paper and compare; see `reproduce glue`."""
-    _reproduce("squad", overrides, options)
+    _reproduce("squad", overrides, settings)
 
 
-def swag(*overrides: PaperSettings, options: BenchmarkOptions) -> None:
+def swag(*overrides: options.PaperSettings, settings: BenchmarkOptions) -> None:
     """Fine-tune on SWAG as in table 4 of the paper and compare; see `reproduce glue`."""
-    _reproduce("swag", overrides, options)
+    _reproduce("swag", overrides, settings)
 
 
-def ner(*overrides: PaperSettings, options: BenchmarkOptions) -> None:
+def ner(*overrides: options.PaperSettings, settings: BenchmarkOptions) -> None:
     """Fine-tune and read frozen features on CoNLL-2003 as in table 7; see `reproduce glue`."""
-    _reproduce("ner", overrides, options)
+    _reproduce("ner", overrides, settings)
 
 
-def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: BenchmarkOptions) -> None:
+def _reproduce(
+    benchmark: Benchmark, overrides: tuple[str, ...], settings: BenchmarkOptions
+) -> None:
     """Run a benchmark and print the comparison."""
     from bothways.core.report.terminal import render_report, show
     from bothways.lab.paper import run as benchmarks
     from bothways.lab.paper.experiment import Request
 
     console = error_console()
-    out, device = options.out, options.device
+    out, device = settings.out, settings.device
     request = Request(
-        options.model,
-        options.data,
+        settings.model,
+        settings.data,
         out,
-        _names(options.tasks),
-        options.seeds,
-        options.grid,
-        options.limit,
+        _names(settings.tasks),
+        settings.seeds,
+        settings.grid,
+        settings.limit,
         overrides,
     )
     costs: list[TableSection] = []  # of a dry run, whose result they are
@@ -260,16 +248,16 @@ def _reproduce(benchmark: Benchmark, overrides: tuple[str, ...], options: Benchm
         """Print what begins, above the bar."""
         console.print(render_report(table))
 
-    if not options.dry_run:
-        say_kernels(device)
-    with resumable(out) as progress:
+    if not settings.dry_run:
+        options.say_kernels(device)
+    with options.resumable(out) as progress:
         done = benchmarks.reproduce(
             benchmark,
             request,
-            dry_run=options.dry_run,
+            dry_run=settings.dry_run,
             device=device,
             progress=progress,
-            on_cost=costs.append if options.dry_run else report_cost,
+            on_cost=costs.append if settings.dry_run else report_cost,
         )
     for table in costs:
         output_console().print(render_report(table))
@@ -299,7 +287,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     limit: int | None = None,
     finetuning: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
     dry_run: bool = False,
-    device: Device = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Pre-train every row of a published table on the same text and budget, fine-tune, compare.
 
@@ -359,8 +347,8 @@ def pretraining(  # noqa: PLR0913 – one option per question
     (output_console() if dry_run else console).print(cost)
     if dry_run:
         return
-    say_kernels(device)
-    with resumable(out) as progress:
+    options.say_kernels(device)
+    with options.resumable(out) as progress:
         rows = run_table(
             request,
             device=device,

@@ -8,17 +8,17 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from cyclopts import Parameter
 
 from bothways.core.bar import announce, error_console, terminal_progress
 from bothways.core.paths import is_url
-from bothways.core.terminal import say, write_stderr
+from bothways.core.terminal import output_console, say, show_lines, write_stderr
 from bothways.training.shorthands import FinetuneRecipe
 
 if TYPE_CHECKING:
@@ -241,6 +241,36 @@ def argument_text(words: tuple[str, ...]) -> str | None:
         return None
     exists = os.path.exists(word) or os.path.isdir(os.path.dirname(word)) or glob.glob(word)
     return None if exists else word
+
+
+class Table(NamedTuple):
+    """A table of a command; the first `left` columns are names, the others are right-aligned."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: int = 1
+
+
+def metric_table(
+    title: str,
+    metrics: Mapping[str, Mapping[str, float]],
+    head: str = "metric",
+    shown: Callable[[str, float], str] = lambda name, value: f"{value:.4f}",
+) -> Table:
+    """Return the metrics of one or more models, which have equal names, by column."""
+    rows = [
+        [name, *(shown(name, values[name]) for values in metrics.values())]
+        for name in next(iter(metrics.values()))
+    ]
+    return Table(title, [head, *metrics], rows)
+
+
+def show_tables(*tables: Table) -> None:
+    """Print tables as the result of a command."""
+    from bothways.core.report.terminal import text_table
+
+    show_lines(output_console(), *(text_table(*table) for table in tables))
 
 
 def say_kernels(device: str) -> None:

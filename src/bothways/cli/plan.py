@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.cli.options import ConfigFile, Device, JsonOutput, RunLength
+from bothways.cli.options import ConfigFile, Device, JsonOutput, RunLength, Table, show_tables
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
@@ -121,8 +121,7 @@ def _base(
 
 def _show(done: RunForecast) -> None:
     """Print the forecast as tables."""
-    from bothways.core.report.terminal import text_table
-    from bothways.core.terminal import output_console, show_lines, time_text
+    from bothways.core.terminal import output_console, time_text
     from bothways.training.preflight import USABLE, size_text
 
     console = output_console()
@@ -156,8 +155,9 @@ def _show(done: RunForecast) -> None:
     free = size_text(done.free) if math.isfinite(done.free) else "unknown"
     rows.append((f"all, of {free} of which {USABLE:.0%} count", size_text(memory.total)))
     rows.append(("most tokens at once (microbatch_tokens)", f"{done.largest:,}"))
-    for title, table in ((f"A run on {done.hardware}", run), ("Memory of a rank", rows)):
-        show_lines(console, text_table(title, ("", ""), table))
+    show_tables(
+        Table(f"A run on {done.hardware}", ("", ""), run), Table("Memory of a rank", ("", ""), rows)
+    )
     say = f"placement: {done.choice.placement}, because {done.choice.why}"
     console.print(say, highlight=False, soft_wrap=True)
     for sentence in done.assumed:

@@ -16,7 +16,7 @@ import bothways
 from bothways.cli import options
 from bothways.core.bar import error_console, terminal_progress
 from bothways.core.errors import ConfigError
-from bothways.core.terminal import output_console, quantity, say, show_lines
+from bothways.core.terminal import output_console, quantity, say
 
 
 @Parameter(name="*")
@@ -207,8 +207,6 @@ def embed(  # noqa: PLR0913 – one option per question
 
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from bothways.prediction.analysis.evaluation import Evaluation
 
 
@@ -255,7 +253,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     if json:
         print(dumps(done.to_json()))
         return
-    show_lines(output_console(), _table(done))
+    options.show_tables(_table(done))
     if done.int8 is not None:
         print(done.int8)
 
@@ -278,8 +276,6 @@ def calibrate(  # noqa: PLR0913 – one option per question
     One temperature for classes, a scale and an offset for each of several labels: they become part
     of the weights, so every program that opens the folder has them, and no answer changes.
     """
-    from bothways.core.report.terminal import metric_table
-
     with terminal_progress() as progress:
         done = bothways.calibrate(
             model, data, out, error=error, text=text, text_b=text_b, label=label, device=device,
@@ -290,18 +286,15 @@ def calibrate(  # noqa: PLR0913 – one option per question
         return
     kind = "a scale for each label" if done.temperature is None else f"T = {done.temperature:.3g}"
     columns = {"before": done.before, "after": done.after}
-    show_lines(output_console(), metric_table(f"{model}, calibrated: {kind}", columns))
+    options.show_tables(options.metric_table(f"{model}, calibrated: {kind}", columns))
     say(output_console(), f"Saved in {out}.")
 
 
-def _table(done: Evaluation) -> RenderableType:
+def _table(done: Evaluation) -> options.Table:
     """Return the metrics; of layers or groups of pairs all their rows."""
-    from bothways.core.report.sections import TableSection
-    from bothways.core.report.terminal import metric_table, render_report, text_table
-
     if done.int8 is not None:
         columns = {"fp32": done.int8.fp32.metrics, "int8": done.int8.int8.metrics}
-        return metric_table(done.title, columns)
+        return options.metric_table(done.title, columns)
     if done.layers is not None:
         names = ("layer", "pooling", "pearson", "spearman", "anisotropy")
         note = f"{quantity(done.layers.pairs, 'pair(s)')}. anisotropy: the mean cosine of any two"
@@ -313,15 +306,15 @@ def _table(done: Evaluation) -> RenderableType:
             ]
             for cell in done.layers.cells
         ]
-        return text_table(f"{done.title}\n{note} texts", names, rows)
+        return options.Table(f"{done.title}\n{note} texts", names, rows)
     if done.pairs is not None:
-        groups: list[list[str | int | float | None]] = [
-            [kind, name, len(pairs), round(100 * sum(pairs) / len(pairs), 1)]
+        groups = [
+            [kind, name, f"{len(pairs):,}", f"{100 * sum(pairs) / len(pairs):.1f}"]
             for kind, group in done.pairs.groups.items()
             for name, pairs in sorted(group.items())
         ]
-        groups.append(["mean of phenomena", None, None, round(100 * done.pairs.mean, 1)])
-        groups.append(["all pairs", None, done.pairs.pairs, round(100 * done.pairs.accuracy, 1)])
-        header = ["", "name", "pairs", "accuracy, %"]
-        return render_report(TableSection(done.title, header, groups))
-    return metric_table(done.title, {"value": done.metrics})
+        groups.append(["mean of phenomena", "", "", f"{100 * done.pairs.mean:.1f}"])
+        total, accuracy = f"{done.pairs.pairs:,}", f"{100 * done.pairs.accuracy:.1f}"
+        groups.append(["all pairs", "", total, accuracy])
+        return options.Table(done.title, ["", "name", "pairs", "accuracy, %"], groups, left=2)
+    return options.metric_table(done.title, {"value": done.metrics})

@@ -12,12 +12,12 @@ import bothways
 from bothways.cli import options
 from bothways.core.bar import error_console
 from bothways.core.errors import ConfigError
-from bothways.core.terminal import output_console, quantity, say, show_lines
+from bothways.core.terminal import output_console, quantity, say
 from bothways.training.shorthands import DistilRecipe, PretrainRecipe
 from bothways.training_runs import finetune_settings
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
     from bothways.finetuning.result import FinetuneResult
     from bothways.lab.sweeps.folds import CrossValidation
@@ -74,7 +74,6 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
 
 def conclude_pretraining(done: PretrainResult, console: Console) -> None:
     """Print the metrics of a finished run; raises KeyboardInterrupt if the run was interrupted."""
-    from bothways.core.report.terminal import metric_table
     from bothways.hub.hf_config import format_note
 
     steps, tokens = done.progress.steps, done.progress.tokens
@@ -82,14 +81,15 @@ def conclude_pretraining(done: PretrainResult, console: Console) -> None:
         return
     assert done.folder is not None
     title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"
-    show_lines(output_console(), metric_table(title, {"": done.metrics}, "", _metric_text))
+    options.show_tables(
+        options.metric_table(
+            title, {"": done.metrics}, "",
+            lambda name, value: f"{value:.1%}" if "accuracy" in name else f"{value:,.3f}",
+        )
+    )  # fmt: skip
     say(console, f"The model is in {done.folder}. {format_note(done.folder)}".strip())
     if (page := done.folder.parent / "report.html").exists():
         say(console, f"Curves, metrics and settings: {page}")
-
-
-def _metric_text(name: str, value: float) -> str:
-    return f"{value:.1%}" if "accuracy" in name else f"{value:,.3f}"
 
 
 @options.documented_by(bothways.adapt)
@@ -139,7 +139,6 @@ def adapt(
 
 def _show_adaptation(done: Adaptation) -> None:
     """Print the perplexities before and after, and the fit of the vocabulary."""
-    from bothways.core.report.terminal import text_table
     from bothways.pretraining.adapt import head_note
 
     scores = [
@@ -149,10 +148,9 @@ def _show_adaptation(done: Adaptation) -> None:
     title = "Held-out text, the same masks before and after"
     general = ["general"] if done.vocabulary.general else []
     console = output_console()
-    show_lines(
-        console,
-        text_table(title, ("text", "metric", "before", "after"), scores),
-        text_table("", ("vocabulary", "domain", *general), done.vocabulary.rows()),
+    options.show_tables(
+        options.Table(title, ("text", "metric", "before", "after"), scores),
+        options.Table("", ("vocabulary", "domain", *general), done.vocabulary.rows()),
     )
     say(console, f"Are new words worth adding? {done.vocabulary.answer}")
     if done.new_head:
@@ -328,22 +326,20 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
     if done.failure is not None:
         say(console, f"warning: {done.failure}")
     if done.metrics:
-        show_lines(output_console(), _dev_table(done))
+        options.show_tables(_dev_table(done))
         if (page := out / "report.html").is_file():  # not of vectors, or without matplotlib
             say(console, f"Error analysis: {page}")
     sentences = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
     say(console, " ".join(sentence for sentence in sentences if sentence))
 
 
-def _dev_table(done: FinetuneResult) -> RenderableType:
+def _dev_table(done: FinetuneResult) -> options.Table:
     """Return the metrics next to the majority baseline's, where that has them."""
     columns = {"model": done.metrics}
     if done.baseline.keys() & done.metrics.keys():
         baseline = {name: done.baseline.get(name, math.nan) for name in done.metrics}
         columns["majority baseline"] = baseline
-    from bothways.core.report.terminal import metric_table
-
-    return metric_table(
+    return options.metric_table(
         "Best checkpoint on the dev data",
         columns,
         shown=lambda name, value: "–" if math.isnan(value) else f"{value:.4f}",
@@ -359,7 +355,7 @@ def print_series(series: Series, out: Path, console: Console) -> None:
     """Print the results of a series; raise KeyboardInterrupt if the last run was interrupted."""
     if not options.ended_here(console, series.finished):
         return
-    show_lines(output_console(), _series_table(series))
+    options.show_tables(_series_table(series))
     if series.best is not None:
         name, model = series.best.name, out / "model"
         success = f"The best model, of {name}, is in {model}. {_try(out)}"
@@ -369,7 +365,6 @@ def print_series(series: Series, out: Path, console: Console) -> None:
 
 def print_folds(scores: CrossValidation, out: Path, console: Console) -> None:
     """Print mean and deviation of each metric; raise KeyboardInterrupt if a run was interrupted."""
-    from bothways.core.report.terminal import metric_table
     from bothways.lab.sweeps.folds import PREDICTIONS
 
     if not options.ended_here(console, scores.series.finished):
@@ -378,12 +373,11 @@ def print_folds(scores: CrossValidation, out: Path, console: Console) -> None:
     title = (
         f"{quantity(len(scores.series.scored), 'fold(s)')}, each scored by the model of the others"
     )
-    show_lines(output_console(), metric_table(title, columns))
+    options.show_tables(options.metric_table(title, columns))
     say(console, f"A prediction for each row is in {out / PREDICTIONS}.")
 
 
-def _series_table(series: Series) -> RenderableType:
-    from bothways.core.report.terminal import text_table
+def _series_table(series: Series) -> options.Table:
     from bothways.lab.sweeps.seeds import seed_spread
 
     summary = seed_spread(series)
@@ -402,7 +396,7 @@ def _series_table(series: Series) -> RenderableType:
             rows.append([name, "–" if value is None else f"{value:.4f}", ""])
         rows.append(["failed runs", f"{summary.failed} of {len(series.runs)}", ""])
     title = f"{quantity(len(series.runs), 'run(s)')}, scored on the dev data"
-    return text_table(title, ("run", metric, "failed"), rows)
+    return options.Table(title, ("run", metric, "failed"), rows)
 
 
 def sweep(  # noqa: PLR0913 – one option per question

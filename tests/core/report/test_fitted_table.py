@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from bothways.core.report.sections import TableSection
-from bothways.core.report.terminal import metric_table, render_report
+from bothways.core.report.terminal import render_report, text_table
 from bothways.core.terminal import show_lines
 
 TITLES = ["task", "metric", "examples", "accuracy mean", "accuracy deviation", "published"]
@@ -49,8 +49,8 @@ def test_a_table_that_is_too_wide_has_a_line_for_each_cell() -> None:
         "  accuracy deviation  0",
         "  published           1",
     ]
-    models = {f"/runs/a-model-[{number}]": {"accuracy": 0.5} for number in range(6)}
-    lines = printed(metric_table("", models))
+    models = [f"/runs/a-model-[{number}]" for number in range(6)]
+    lines = printed(text_table("", ["metric", *models], [["accuracy", *["0.5000"] * 6]]))
     assert lines[:2] == ["accuracy", "  /runs/a-model-[0]  0.5000"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -159,32 +159,12 @@ def _example(example: sections.ReportExample) -> RenderableType:
     return Padding(Text("\n").join([text, answers]), (1, 0, 0, 2))
 
 
-def metric_table(
-    title: str,
-    columns: Mapping[str, Mapping[str, float | int]],
-    head: str = "metric",
-    shown: Callable[[str, float], str] = lambda name, value: f"{value:.4f}",
-) -> RenderableType:
-    """Build a table of the metrics of one or more models, which have equal metric names.
-
-    Args:
-        columns: the metrics by column title.
-        head: title of the first column.
-        shown: formats a metric, given its name and value.
-    """
-    rows = [
-        [metric, *(shown(metric, metrics[metric]) for metrics in columns.values())]
-        for metric in next(iter(columns.values()))
-    ]
-    return text_table(title, [head, *columns], rows)
-
-
 def text_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, framed: bool = True
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
 ) -> RenderableType:
-    """Build a table of texts: names on the left, then numbers, which are aligned to the right."""
-    numeric = [False, *(True for _ in columns[1:])]
-    return titled(title, FittedTable(columns, rows, numeric, framed=framed))
+    """Build a table of texts: names in the first columns, then numbers, aligned to the right."""
+    numeric = [index >= left for index in range(len(columns))]
+    return titled(title, FittedTable(columns, rows, numeric, framed=True))
 
 
 @dataclass(frozen=True)

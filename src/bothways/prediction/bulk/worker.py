@@ -22,15 +22,7 @@ from bothways.core.advice import argument
 from bothways.core.errors import BothwaysError, ConfigError, DataError, optional
 from bothways.core.jobs.process_pool import NUMBER
 from bothways.prediction import engine
-from bothways.prediction.bulk.parts import (
-    BulkRequest,
-    BulkRow,
-    PartFormat,
-    PartJob,
-    PartMarker,
-    PartResult,
-    RejectedRow,
-)
+from bothways.prediction.bulk import parts
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.base import EncodedExample, TaskModel
 from bothways.tasks.predictions import VectorPrediction
@@ -40,7 +32,7 @@ _AS_LINES = f"Write JSON lines: {argument(format='jsonl')}"
 
 
 def prediction_values(
-    prediction: Any, top: int | None, form: PartFormat = "jsonl"
+    prediction: Any, top: int | None, form: parts.PartFormat = "jsonl"
 ) -> dict[str, Any]:
     """Return a prediction as plain values, with the `top` best labels or documents alone.
 
@@ -60,7 +52,7 @@ def prediction_values(
 
 
 def part_content(
-    form: PartFormat,
+    form: parts.PartFormat,
     predictions: Many[Any],
     top: int | None,
     columns: dict[str, list[Any]],
@@ -238,7 +230,7 @@ class PartWorker:
         given: the predictor, in a process that has opened it.
     """
 
-    request: BulkRequest
+    request: parts.BulkRequest
     threads: int | None = None
     given: Predictor | None = None
 
@@ -254,8 +246,8 @@ class PartWorker:
         return self.request.open(_device(self.request.device))
 
     def __call__(
-        self, job: PartJob, on_share: Callable[[float], object] = lambda share: None
-    ) -> PartResult | BothwaysError:
+        self, job: parts.PartJob, on_share: Callable[[float], object] = lambda share: None
+    ) -> parts.PartResult | BothwaysError:
         """Return the part's content, or the error that ends the work.
 
         Args:
@@ -266,7 +258,7 @@ class PartWorker:
         except BothwaysError as error:
             return error
 
-    def _predict(self, job: PartJob, on_share: Callable[[float], object]) -> PartResult:
+    def _predict(self, job: parts.PartJob, on_share: Callable[[float], object]) -> parts.PartResult:
         task_model, rejects, done = self.opened.task_model, _Rejects(self.request.rejects), 0
         rows = [row for row in job.rows if self._fits(row, job, rejects)]
         counts, predictions = engine.PredictionCounts(), list[Any]()
@@ -294,13 +286,13 @@ class PartWorker:
                 self.request.form or "jsonl", predictions, self.request.top, columns, job.types
             )
         rejected = (*job.rejected, *rejects.rows)
-        marker = PartMarker(
+        marker = parts.PartMarker(
             job.digest, job.share, None if content is None else len(content),
             len(predictions), len(rejected), counts.cut, counts.blank,
         )  # fmt: skip
-        return PartResult(job.file, job.part, marker, content, rejected)
+        return parts.PartResult(job.file, job.part, marker, content, rejected)
 
-    def _fits(self, row: BulkRow, job: PartJob, rejects: _Rejects) -> bool:
+    def _fits(self, row: parts.BulkRow, job: parts.PartJob, rejects: _Rejects) -> bool:
         """Return True if the kept values fit their columns; else reject the row."""
         if not job.types:
             return True
@@ -317,25 +309,25 @@ class PartWorker:
 @dataclass
 class _Rejects:
     allowed: bool
-    rows: list[RejectedRow] = field(default_factory=list)
+    rows: list[parts.RejectedRow] = field(default_factory=list)
 
-    def add(self, error: BothwaysError, row: BulkRow) -> None:
+    def add(self, error: BothwaysError, row: parts.BulkRow) -> None:
         """Note a row, or raise its error if rejecting was not asked for."""
         if not self.allowed:
             raise error
-        self.rows.append(RejectedRow.of(error, str(getattr(row.example, "where", "a row"))))
+        self.rows.append(parts.RejectedRow.of(error, str(getattr(row.example, "where", "a row"))))
 
 
 def _encode(
-    task_model: TaskModel[Any, Any], rows: list[BulkRow], rejects: _Rejects
-) -> tuple[list[BulkRow], list[EncodedExample]]:
+    task_model: TaskModel[Any, Any], rows: list[parts.BulkRow], rejects: _Rejects
+) -> tuple[list[parts.BulkRow], list[EncodedExample]]:
     """Return the rows that can be encoded, and their encoded forms."""
     try:
         return rows, [*task_model.encode([row.example for row in rows])]
     except DataError:
         if not rejects.allowed:
             raise
-    readable, encoded = list[BulkRow](), list[EncodedExample]()
+    readable, encoded = list[parts.BulkRow](), list[EncodedExample]()
     for row in rows:
         try:
             encoded += task_model.encode([row.example])

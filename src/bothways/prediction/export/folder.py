@@ -40,19 +40,11 @@ from bothways.hub.sentence_transformers import SentenceEncoderConfig, program_fi
 from bothways.model.attention.patterns import Blocks, Pattern, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
+from bothways.prediction import session_model
 from bothways.prediction.analysis.evaluation import MAX_LOSS, Int8Report, measure_int8
 from bothways.prediction.export.encoder_graph import GlobalRule, Separators
 from bothways.prediction.export.model_graph import ExportedPart, HeadKind, build_graph, head_kind
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
-from bothways.prediction.session_model import (
-    FILES,
-    HEAD,
-    OPENERS,
-    GraphRuntime,
-    Run,
-    SessionModel,
-    padded_inputs,
-)
 from bothways.tasks.base import Metrics, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, pool, projection_of, sentence_config
 
@@ -175,7 +167,9 @@ class Comparison:
 
 
 @torch.inference_mode()
-def compare_outputs(model: Model, exported: ExportedPart, run: Run, runtime: str) -> Comparison:
+def compare_outputs(
+    model: Model, exported: ExportedPart, run: session_model.Run, runtime: str
+) -> Comparison:
     """Compare all outputs of a graph with the model's, at every token.
 
     Args:
@@ -183,14 +177,14 @@ def compare_outputs(model: Model, exported: ExportedPart, run: Run, runtime: str
         run: computes the graph in the runtime.
     """
     config = model.config
-    session, shapes, shares = SessionModel(config, exported.head, run), [], []
+    session, shapes, shares = session_model.SessionModel(config, exported.head, run), [], []
     for batch in probes(config, exported):
         shapes.append((batch.layout.sequences, batch.layout.max_seqlen))
         outputs = head_outputs(model, exported.head, batch)
         shares.append(_share(outputs, head_outputs(session, exported.head, batch)) / TOLERANCE)
         if exported.sentence is not None:
             vectors = sentence_vectors(model, outputs, batch.layout, exported.sentence)
-            inputs = padded_inputs(config, exported.head, batch)
+            inputs = session_model.padded_inputs(config, exported.head, batch)
             actual = torch.from_numpy(run(inputs)["sentence_embedding"])
             limit = UNIT_TOLERANCE if exported.sentence.normalised else TOLERANCE
             shares.append(_share(vectors, actual) / limit)
@@ -284,7 +278,7 @@ if TYPE_CHECKING:
 
 Format = Literal["onnx", "openvino"]
 """Formats of an export."""
-ONNX, OPENVINO = FILES["onnxruntime"], FILES["openvino"]
+ONNX, OPENVINO = session_model.FILES["onnxruntime"], session_model.FILES["openvino"]
 INLINE_BYTES = 1_900_000_000
 """Weights beyond this are in a file next to the graph: a protobuf message ends at 2 GiB."""
 _TOKENIZER_FILES = (
@@ -326,7 +320,7 @@ class ExportResult:
     folder: Path
     task: str
     comparisons: tuple[Comparison, ...]
-    int8: dict[GraphRuntime, Int8Report]
+    int8: dict[session_model.GraphRuntime, Int8Report]
     sizes: dict[str, int]
 
 
@@ -366,11 +360,13 @@ def write_export(
         for step in steps:
             progress.stage(f"comparing with {step.title}")
             step.convert(hidden, exported.head)
-            run = OPENERS[step.runtime](hidden / FILES[step.runtime]["fp32"])
+            run = session_model.OPENERS[step.runtime](
+                hidden / session_model.FILES[step.runtime]["fp32"]
+            )
             comparisons.append(compare_outputs(task_model.model, exported, run, step.title))
         for comparison in comparisons:
             comparison.check()
-        reports: dict[GraphRuntime, Int8Report] = {}
+        reports: dict[session_model.GraphRuntime, Int8Report] = {}
         for step in [TARGETS[name] for name in formats] if int8 is not None else ():
             assert int8 is not None
             progress.stage(f"quantising for {step.title}")
@@ -470,7 +466,7 @@ def _quantise_openvino(hidden: Path, model: Model, exported: ExportedPart) -> No
         file.unlink()
 
 
-def _gate(hidden: Path, gate: Int8Gate, runtime: GraphRuntime) -> Int8Report:
+def _gate(hidden: Path, gate: Int8Gate, runtime: session_model.GraphRuntime) -> Int8Report:
     """Compare int8 with fp32 on labelled data.
 
     Raises:
@@ -514,14 +510,14 @@ def convert_to_openvino(source: Path, target: Path, head: str) -> None:
         import openvino
     target.parent.mkdir(exist_ok=True)
     model = openvino.convert_model(source)
-    model.set_rt_info(head, HEAD)
+    model.set_rt_info(head, session_model.HEAD)
     openvino.save_model(model, target, compress_to_fp16=False)
 
 
 class ExportTarget(NamedTuple):
     """A format: its runtime, and what writes its files, from that of ONNX and in int8."""
 
-    runtime: GraphRuntime
+    runtime: session_model.GraphRuntime
     title: str
     convert: Callable[[Path, str], None]
     quantise: Callable[[Path, Model, ExportedPart], None]
