@@ -86,6 +86,7 @@ class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
         self._index = {label: index for index, label in enumerate(labels)}
 
     def add(self, example: TextExample, prediction: p.ClassPrediction) -> Judgement:
+        """Count the pair of classes; the cost is −log p of the right one."""
         chances, label = prediction.probabilities, _label(example)
         self.confusion.pairs[self._index[label], prediction.index] += 1
         best = self.labels[prediction.index]
@@ -93,16 +94,19 @@ class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
         return _judge_choice(self.calibration, top, chances[label], right)
 
     def show(self, example: TextExample, prediction: p.ClassPrediction) -> s.ReportExample:
+        """Show the texts with the most probable classes."""
         best = base.guesses(prediction.probabilities, example.label)
         return _shown(example, str(example.label), best)
 
     def baseline(self) -> Metrics:
+        """Compute the metrics of the most frequent class."""
         truth = self.confusion.true
         majority, top = metrics.Confusion(len(self.labels)), int(truth.argmax())
         majority.pairs.update({(i, top): int(count) for i, count in enumerate(truth) if count})
         return metrics.classification_metrics(majority) if majority.total else {}
 
     def sections(self) -> list[s.Section]:
+        """Build the confusion of classes and the reliability curve."""
         return [*base.confusion_sections(self.labels, self.confusion), *self.reliability()]
 
 
@@ -116,6 +120,7 @@ class ChoiceAnalysis(TaskAnalysis[ChoiceExample, p.ChoicePrediction]):
         self.confusion = metrics.Confusion(0)
 
     def add(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> Judgement:
+        """Count the pair of positions; the cost is −log p of the right ending."""
         chances, label = prediction.probabilities, example.label
         assert label is not None
         self.confusion.pairs[label, prediction.index] += 1
@@ -124,6 +129,7 @@ class ChoiceAnalysis(TaskAnalysis[ChoiceExample, p.ChoicePrediction]):
         return _judge_choice(self.calibration, max(chances), chances[label], right)
 
     def show(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> s.ReportExample:
+        """Show the context with the most probable endings."""
         assert example.label is not None
         endings = [f"{n}. {base.clip(text)}" for n, text in enumerate(example.endings, 1)]
         truth = endings[example.label]
@@ -131,10 +137,12 @@ class ChoiceAnalysis(TaskAnalysis[ChoiceExample, p.ChoicePrediction]):
         return s.ReportExample([base.clip(example.context)], truth, best, example.where)
 
     def baseline(self) -> Metrics:
+        """Compute the accuracy of the most frequent position."""
         truth = self.confusion.true
         return {"accuracy": float(truth.max() / truth.sum())} if len(truth) else {}
 
     def sections(self) -> list[s.Section]:
+        """Build the confusion of positions and the reliability curve."""
         names = [f"ending {number}" for number in range(1, self.confusion.labels + 1)]
         return [*base.confusion_sections(names, self.confusion), *self.reliability()]
 
@@ -155,6 +163,7 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
         self.hits, self.true, self.predicted = np.zeros((3, len(labels)), dtype=np.int64)
 
     def add(self, example: MultilabelExample, prediction: p.MultilabelPrediction) -> Judgement:
+        """Count each label; the cost is the mean cross-entropy of all of them."""
         truth, predicted = self._encode(example.labels), self._encode(prediction.labels)
         self.examples += 1
         self.hits += truth & predicted
@@ -170,6 +179,7 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
     def show(
         self, example: MultilabelExample, prediction: p.MultilabelPrediction
     ) -> s.ReportExample:
+        """Show the texts with the labels that are furthest from the truth."""
         furthest = np.argsort(-self._misses(example, prediction), kind="stable")[:LABELS]
         labels = example.labels or ()
         answers = [
@@ -179,11 +189,13 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
         return _shown(example, ", ".join(labels) or "no label", answers)
 
     def baseline(self) -> Metrics:
+        """Compute the metrics of the best constant set of labels."""
         answer = constant_labels(self.true, self.examples)
         hits = np.where(answer, self.true, 0)
         return metrics.multilabel_metrics(hits, self.true + answer * self.examples - 2 * hits)
 
     def sections(self) -> list[s.Section]:
+        """Build the rates of each label and the reliability curve."""
         table = base.rates_table("label", self.labels, self.hits, self.true, self.predicted)
         return [table, *self.reliability()]
 
@@ -209,19 +221,23 @@ class ScoreAnalysis(TaskAnalysis[TextExample, p.ScorePrediction]):
         self._truth, self._predicted = array("d"), array("d")
 
     def add(self, example: TextExample, prediction: p.ScorePrediction) -> Judgement:
+        """Keep both numbers; the cost is the squared error."""
         self._truth.append(float(_label(example)))
         self._predicted.append(prediction.score)
         return Judgement((self._truth[-1] - prediction.score) ** 2)
 
     def show(self, example: TextExample, prediction: p.ScorePrediction) -> s.ReportExample:
+        """Show the texts with the true and the predicted number."""
         true, predicted = map(s.readable_number, (float(_label(example)), prediction.score))
         return _shown(example, f"{true}, predicted {predicted}", [])
 
     def baseline(self) -> Metrics:
+        """Compute the metrics of the mean, whose squared error is the variance."""
         error = float(np.var(np.array(self._truth))) if self._truth else 0.0
         return {"spearman": 0.0, "pearson": 0.0, "mse": error}
 
     def sections(self) -> list[s.Section]:
+        """Build the scatter plots and the quantiles of the residuals."""
         truth, predicted = np.array(self._truth), np.array(self._predicted)
         residuals = predicted - truth
         low, high = float(truth.min()), float(truth.max())
@@ -337,6 +353,7 @@ class TagAnalysis(base.TaskAnalysis[TagExample, TagPrediction]):
         return accuracy | ({"f1": 0.0} if self._entities else {})
 
     def sections(self) -> list[s.Section]:
+        """Build the outcomes of entities, the confusion of tags and the reliability curve."""
         classes = [*base.confusion_sections(self.labels, self.confusion), *self.reliability()]
         if not self._entities:
             return classes
@@ -404,6 +421,7 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
         return Judgement(confidence * (1 - grade.f1), confidence if sure else None)
 
     def show(self, example: Question, prediction: AnswerPrediction) -> s.ReportExample:
+        """Show the question, the surroundings of the answer, and other spans."""
         answers = {prediction.text: prediction.confidence}
         for span in prediction.spans:
             answers.setdefault(span.text, span.probability)
@@ -431,6 +449,7 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
         return {"em": share, "f1": share, "f1_best": share} if 0 < share < 1 else {}
 
     def sections(self) -> list[s.Section]:
+        """Build the counts of each kind of error and the reliability curve."""
         total = max(1, self.kinds.total())
         rows: list[Sequence[s.Cell]] = [
             [kind, meaning, self.kinds[kind], s.percentage(self.kinds[kind] / total)]
@@ -474,6 +493,7 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
         return Judgement(cost, lead if lead > 0 and chances.max() >= SURE else None)
 
     def show(self, example: RankExample, prediction: RankPrediction) -> s.ReportExample:
+        """Show the query with the first documents and the first relevant one."""
         labels, chances = _labels(example), sigmoid(np.array(prediction.logits))
         ranking = [ranked.index for ranked in prediction.ranking]
         best = next(((n, index) for n, index in enumerate(ranking, 1) if labels[index] > 0), None)
@@ -497,6 +517,7 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
         return Rankings(equal).metrics() if equal else {}
 
     def sections(self) -> list[s.Section]:
+        """Build recall by rank, the first relevant ranks and the reliability curve."""
         queries = list[tuple[NDArray[np.int64], int]]()  # ranks of relevant documents, and of all
         for scores, labels in self.rankings.by_query.values():
             relevant = np.frombuffer(labels) > 0
