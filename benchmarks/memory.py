@@ -38,7 +38,7 @@ STEP = """
 import dataclasses, sys, time, torch
 from functools import partial
 from bothways.lab.bench.race import high_water_mark
-from bothways.lab.bench.workloads import CONTENDERS, DEFAULT_TRAINING, WORKLOADS, make_batch, ours
+from bothways.lab.bench.race import CONTENDERS, DEFAULT_TRAINING, WORKLOADS, make_batch, ours
 torch.set_num_threads(1)
 name, rows, length, steps = sys.argv[1], *map(int, sys.argv[2:])
 work = dataclasses.replace(WORKLOADS["base"], rows=rows, length=length)

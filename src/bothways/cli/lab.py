@@ -150,13 +150,12 @@ def bench(
     from bothways.core.report.terminal import render_report
     from bothways.core.runtime.devices import choose_device
     from bothways.lab.bench import race
-    from bothways.lab.bench.workloads import SUITED, WORKLOADS
 
     require_at_least(1, rounds=rounds)
     console, target = output_console(), choose_device(device)
-    suited = SUITED[target.type]
+    suited = race.SUITED[target.type]
     for name in suited if work == "all" else [work or suited[0]]:
-        load = WORKLOADS[name]
+        load = race.WORKLOADS[name]
         with terminal_progress() as progress:
             progress.stage(f"measuring {load.name}, {rounds} rounds in turns")
             table = race.measure(load, rounds, target)

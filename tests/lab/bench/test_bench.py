@@ -12,8 +12,7 @@ from bothways.cli.lab import bench
 from bothways.core.errors import ResourceError
 from bothways.hub.model_folder import save_model
 from bothways.lab.bench import race as recipe
-from bothways.lab.bench import workloads as recipes
-from bothways.lab.bench.workloads import WORKLOADS, Workload, contenders, make_batch
+from bothways.lab.bench.race import WORKLOADS, Workload, contenders, make_batch
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
@@ -30,10 +29,10 @@ def test_contenders_read_same_batch(tmp_path: Path) -> None:
     save_model(tmp_path, model)
     theirs = BertForPreTraining.from_pretrained(tmp_path).eval()
     losses = MaskedLMModule(model)(batch)
-    weights = {"masked": 3 * recipes.Masking().count(20), "pair": 3}
+    weights = {"masked": 3 * recipe.Masking().count(20), "pair": 3}
     expected = sum(loss.total / weights[name] for name, loss in losses.items())
     assert losses.keys() == weights.keys()
-    torch.testing.assert_close(theirs(**recipes._padded(batch)).loss, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(theirs(**recipe._padded(batch)).loss, expected, rtol=0, atol=1e-5)
 
 
 def test_operations_match_matrix_products() -> None:
@@ -77,7 +76,7 @@ def test_an_update_changes_the_weights(contender: str, monkeypatch: pytest.Monke
         return usual(module, *given)
 
     monkeypatch.setattr(torch.nn.Module, "to", note)
-    update = recipes.CONTENDERS[contender](TINY, make_batch(TINY), "fp32", CPU)
+    update = recipe.CONTENDERS[contender](TINY, make_batch(TINY), "fp32", CPU)
     before = [parameter.detach().clone() for parameter in made[0].parameters()]
     update()
     assert all(

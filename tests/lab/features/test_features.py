@@ -17,16 +17,18 @@ from bothways.cli.main import app
 from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.data.batching import ExampleBudget
-from bothways.lab.features import tagger as features
+from bothways.lab.features import run as features
 from bothways.lab.features.run import (
+    BiLSTMTagger,
     FeatureConfig,
     FeatureData,
+    FeatureTagger,
     build_tagger,
     fit_features,
+    open_features,
     prepare_features,
     tag_words,
 )
-from bothways.lab.features.tagger import BiLSTMTagger, FeatureTagger, open_features
 from bothways.model.layer_mix import LayerChoice, LayerSum
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask

@@ -17,8 +17,7 @@ from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.failed_runs import Failure
 from bothways.finetuning.prepare import prepare_run
 from bothways.finetuning.result import FinetuneResult
-from bothways.lab.features.run import FeatureConfig, fit_features, prepare_features
-from bothways.lab.features.tagger import BiLSTMTagger
+from bothways.lab.features.run import BiLSTMTagger, FeatureConfig, fit_features, prepare_features
 from bothways.lab.paper import benchmarks, cost
 from bothways.lab.paper import experiment as runner
 from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Request, find_file

@@ -1,24 +1,43 @@
-"""Tagging with frozen features: the encoder runs once over the data, then only a BiLSTM is trained.
+"""The feature-based approach: a BiLSTM reads a frozen encoder's vectors of words.
 
-Source: Devlin et al. 2018, section 5.3 and table 7. `bothways.finetuning.run` with the task `tag`
-fine-tunes the encoder instead.
+The encoder runs once over the data: the vector of each word's first token is kept on the disk. Only
+a two-layer BiLSTM over the words of a sentence and a dense layer are trained. The task `tag` of
+`bothways.finetuning.run` fine-tunes the encoder instead.
+
+The paper gives the BiLSTM 768 dimensions; here each direction has 768. The paper does not specify
+the dropout; here it is applied to the features, between the layers and before the dense layer.
+
+Source: Devlin et al. 2018, section 5.3, table 7.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int64
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from bothways.core.config.checks import require_seed
+from bothways.core.atomic_files import replace_folder
+from bothways.core.batch import IGNORED, Batch, TokenTargets
+from bothways.core.config.checks import require_at_least, require_probability, require_seed
+from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.finding import report_findings
+from bothways.core.json_reader import read_object
+from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Part, Progress
-from bothways.core.runtime.devices import choose_device, own_torch_state
-from bothways.core.training_module import evaluating
+from bothways.core.runtime.devices import choose_device, device_of, own_torch_state
+from bothways.core.sequence import Sequence
+from bothways.core.training_module import TrainingModule, evaluating
 from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.list_source import ListSource
 from bothways.data.loader import Loader, Share, in_batches, unchanged
@@ -26,8 +45,11 @@ from bothways.finetuning.data import label
 from bothways.finetuning.splits import parse_part, split_examples
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
-from bothways.lab.features.tagger import BiLSTMTagger, Features, FeatureTagger, open_features
-from bothways.model.layer_mix import LayerChoice, LayerSum, chosen_layers
+from bothways.model.encoder import Encoder
+from bothways.model.kernels.cross_entropy import cross_entropy
+from bothways.model.kernels.dropout import Dropout
+from bothways.model.layer_mix import LayerChoice, LayerSum, build_mix, chosen_layers
+from bothways.model.lstm import BiLSTM
 from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample
@@ -39,6 +61,221 @@ from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Single
 from bothways.training.run import Training, TrainingPhase, TrainingRun
 from bothways.training.schedules import Linear
+
+_VALUES, _ABOUT = "features.npy", "features.json"
+AT_ONCE = 8192
+"""Maximum number of tokens in a batch of the encoder, unless a sequence has more."""
+
+
+@dataclass(frozen=True)
+class BiLSTMTagger:
+    """The shape of the tagger that is trained on the features.
+
+    Attributes:
+        hidden: width of each direction.
+        depth: number of layers.
+        dropout: rate on the features, between layers, and before the dense layer.
+    """
+
+    hidden: int = 768
+    depth: int = 2
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "tagger", hidden=self.hidden, depth=self.depth)
+        require_probability("tagger", dropout=self.dropout)
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """Frozen vectors of the words of some sentences.
+
+    Attributes:
+        values: `(words, layers, width)`, mapped from the disk.
+        layers: the encoder's layers in `values`; 0 is the embeddings.
+        offsets: sentence i is the words `[offsets[i], offsets[i+1])`.
+        labels: label of every word; `IGNORED` if unknown.
+    """
+
+    values: NDArray[np.floating]
+    layers: tuple[int, ...]
+    offsets: Int64[np.ndarray, " bounds"]
+    labels: Int64[np.ndarray, " words"]
+
+    def sequences(self, start: int = 0) -> list[Sequence]:
+        """Return the sentences that have a word, with their labels as targets.
+
+        The ids are the rows of the values, counted from `start`.
+        """
+        return [
+            Sequence(
+                np.arange(begin + start, end + start, dtype=np.int32),
+                np.zeros(end - begin, dtype=np.int8),
+                {"tag": TokenTargets(np.arange(end - begin), self.labels[begin:end])},
+            )
+            for begin, end in zip(
+                self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True
+            )
+            if end > begin
+        ]
+
+
+def open_features(
+    folder: Path,
+    encoder: Encoder,
+    inputs: Many[EncodedExample],
+    layers: tuple[int, ...],
+    progress: Progress = SILENT,
+) -> Features:
+    """Return the features of tagged sentences, from the folder or computed.
+
+    In the folder, one for each data set, those of other encoders or tokens are replaced, and
+    missing layers are added.
+
+    Raises:
+        ResourceError: the disk is full, or permission is denied.
+    """
+    words = [
+        np.concatenate([np.asarray(s.target("tag", TokenTargets).ids) for s in item.sequences])
+        for item in inputs
+    ]
+    offsets = np.cumsum([0, *(len(labels) for labels in words)], dtype=np.int64)
+    labels = np.concatenate([*words, np.zeros(0, dtype=np.int64)])
+    if not len(labels):
+        return Features(
+            np.zeros((0, len(layers), encoder.width), "float32"), layers, offsets, labels
+        )
+    about = {"key": _key(encoder, inputs)}
+    cached: tuple[int, ...] = ()
+    with contextlib.suppress(BothwaysError):  # no features, or unreadable ones
+        record = read_object(folder / _ABOUT)
+        cached = tuple(record.get("layers", ())) if record.get("key") == about["key"] else ()
+    missing = tuple(layer for layer in layers if layer not in cached)
+    if missing:
+        with replace_folder(folder) as hidden:
+            shape = (len(labels), len(cached) + len(missing), encoder.width)
+            table = np.lib.format.open_memmap(
+                hidden / _VALUES, mode="w+", dtype="float32", shape=shape
+            )
+            if cached:
+                table[:, : len(cached)] = np.load(folder / _VALUES, mmap_mode="r")
+            extract(encoder, inputs, missing, table[:, len(cached) :], progress)
+            table.flush()
+            cached += missing
+            (hidden / _ABOUT).write_text(
+                json.dumps({**about, "layers": list(cached)}) + "\n", encoding="utf8"
+            )
+    return Features(np.load(folder / _VALUES, mmap_mode="r"), cached, offsets, labels)
+
+
+def _key(encoder: Encoder, inputs: Many[EncodedExample]) -> str:
+    """Return the sha256 of what features depend on: weights, tokens and first tokens of words."""
+    result = hashlib.sha256(repr(encoder.config).encode())
+    for name, tensor in sorted(encoder.state_dict().items()):
+        result.update(name.encode())
+        result.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    for item in inputs:
+        for sequence in item.sequences:
+            word_index = np.asarray(sequence.target("tag", TokenTargets).index)
+            for array in (sequence.ids, sequence.segments, word_index):
+                result.update(np.int64(array.size).tobytes() + array.tobytes())
+    return result.hexdigest()
+
+
+@torch.no_grad()
+def extract(
+    encoder: Encoder,
+    inputs: Many[EncodedExample],
+    layers: tuple[int, ...],
+    table: NDArray[np.floating],
+    progress: Progress = SILENT,
+) -> None:
+    """Write the vectors of each word's first token into a table `(words, layers, width)`, without
+    dropout."""
+    sequences = [sequence for item in inputs for sequence in item.sequences]
+    counts = [len(sequence.target("tag", TokenTargets).index) for sequence in sequences]
+    starts = np.cumsum([0, *counts])
+    done = 0
+    progress.stage("computing features", sum(map(len, sequences)))
+    with evaluating(encoder):
+        for indices, batch in in_batches(sequences, AT_ONCE, device_of(encoder)):
+            index = torch.as_tensor(batch.target("tag", TokenTargets).index)
+            hidden = encoder(batch, keep_layers=True).layers
+            vectors = (
+                torch.stack([hidden[layer][index] for layer in layers], dim=1).float().cpu().numpy()
+            )
+            table[np.concatenate([np.arange(starts[n], starts[n + 1]) for n in indices])] = vectors
+            done += batch.layout.tokens
+            progress.advance(done)
+
+
+class FeatureTagger(TrainingModule):
+    """A BiLSTM on frozen features, with an output for each tag.
+
+    Args:
+        tables: the features; the ids of a batch are rows of their concatenation.
+        choice: the layers that it reads, and how they become one vector.
+        depth: number of blocks of the encoder.
+        labels: number of tags.
+        shape: layers and width of the tagger.
+    """
+
+    def __init__(
+        self,
+        tables: Many[Features],
+        choice: LayerChoice,
+        depth: int,
+        labels: int,
+        shape: BiLSTMTagger = BiLSTMTagger(),
+    ) -> None:
+        super().__init__()
+        layers = chosen_layers(choice, depth)
+        if missing := [n for n in layers for table in tables if n not in table.layers]:
+            message = f"the features do not hold layer {min(missing)}"
+            raise ConfigError(message, where="layers", fix="Prepare them for this choice.")
+        self._tables = tuple(tables)
+        # Columns per table: one may hold more layers than another.
+        self._columns = [[table.layers.index(layer) for layer in layers] for table in tables]
+        width = tables[0].values.shape[2]
+        self.mix = build_mix(choice, len(layers))
+        self.input_dropout = Dropout(shape.dropout)
+        self.lstm = BiLSTM(
+            width * len(layers) if choice == "concat_last_four" else width,
+            shape.hidden,
+            shape.depth,
+            shape.dropout,
+        )
+        self.output_dropout = Dropout(shape.dropout)
+        self.dense = nn.Linear(self.lstm.width, labels)
+
+    def weights(self, batch: Batch) -> dict[str, float]:
+        """Return the number of tagged words."""
+        return {"tag": float((_labels(batch) != IGNORED).sum())}
+
+    def forward(self, batch: Batch) -> Mapping[str, Loss]:
+        """Return the cross-entropy of the tags."""
+        return {"tag": cross_entropy(self.logits(batch), _labels(batch))}
+
+    def logits(self, batch: Batch) -> Float[Tensor, "words labels"]:
+        """Return one logit per label for each word."""
+        mixed = self.input_dropout(self.mix(self.read(batch)))
+        result: Tensor = self.dense(self.output_dropout(self.lstm(mixed, batch.layout)))
+        return result
+
+    def read(self, batch: Batch) -> Float[Tensor, "words layers width"]:
+        """Return the features of a batch, on its device."""
+        rows, start = batch.ids.cpu().numpy(), 0
+        shape = (len(rows), len(self._columns[0]), self._tables[0].values.shape[2])
+        result = np.empty(shape, dtype=np.float32)
+        for table, columns in zip(self._tables, self._columns, strict=True):
+            inside = (rows >= start) & (rows < start + len(table.values))
+            result[inside] = table.values[rows[inside] - start][:, columns]
+            start += len(table.values)
+        return torch.from_numpy(result).to(batch.ids.device)
+
+
+def _labels(batch: Batch) -> Tensor:
+    return torch.as_tensor(batch.target("tag", TokenTargets).ids)
 
 
 def tagger_adam() -> Training:

@@ -24,8 +24,7 @@ from bothways.core.errors import ConfigError
 from bothways.data.text_io import read_lines
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.resolve import resolve, resolve_run
-from bothways.lab.features.run import FeatureConfig
-from bothways.lab.features.tagger import BiLSTMTagger
+from bothways.lab.features.run import BiLSTMTagger, FeatureConfig
 from bothways.lab.paper import experiment, published
 from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, GridPoint, NotRun, Request
 from bothways.model.layer_mix import LayerChoice, chosen_layers

@@ -39,7 +39,7 @@ from bothways.finetuning.data import LabelledData, label
 from bothways.finetuning.result import FinetuneResult
 from bothways.finetuning.run import finetune
 from bothways.hub.model_folder import save_model
-from bothways.lab.bench.workloads import Workload, make_batch, ours
+from bothways.lab.bench.race import Workload, make_batch, ours
 from bothways.lab.quickstart.documents import gather_documents, labelled_examples
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.positions import Learned
