@@ -13,7 +13,7 @@ from rich.text import Text
 
 from bothways.cli import lab, training
 from bothways.cli.main import app
-from bothways.cli.options import Table, metric_table
+from bothways.cli.options import CommandTable, metric_table
 from bothways.core.report.sections import TableSection
 from bothways.core.report.terminal import render_report, text_table
 from bothways.core.terminal import say, show_lines
@@ -25,7 +25,7 @@ METRICS = {"f1": 0.25, "f1/[/x]": 1.0}
 
 def printed_lines(printed: Any, width: int = 200) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    console.print(text_table(*printed) if isinstance(printed, Table) else printed)
+    console.print(text_table(*printed) if isinstance(printed, CommandTable) else printed)
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
 
 

@@ -139,7 +139,7 @@ def inspect(
         _show(corpus, int(document), console)
 
 
-def _counts(corpus: Corpus, title: object) -> options.Table:
+def _counts(corpus: Corpus, title: object) -> options.CommandTable:
     counts, settings = corpus.manifest.counts, corpus.manifest.settings
     size = sum(stored.bytes for stored in corpus.manifest.files.values())
     rows = (
@@ -154,7 +154,7 @@ def _counts(corpus: Corpus, title: object) -> options.Table:
         ("language", settings.language),
         *((("words", settings.words),) if settings.words else ()),
     )
-    return options.Table(str(title), ("", ""), rows)
+    return options.CommandTable(str(title), ("", ""), rows)
 
 
 def _steps(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -172,7 +172,7 @@ def _steps(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield f"left out: {name}", f"{step.documents:,}{share}"
 
 
-def _lengths(corpus: Corpus) -> options.Table:
+def _lengths(corpus: Corpus) -> options.CommandTable:
     from bothways.data.corpus import length_percentiles
 
     offsets = {
@@ -182,7 +182,9 @@ def _lengths(corpus: Corpus) -> options.Table:
         [name, *(f"{length:,}" for length in length_percentiles(values, _POINTS))]
         for name, values in offsets.items()
     ]
-    return options.Table("Lengths", ("percentile", *(f"{point} %" for point in _POINTS)), rows)
+    return options.CommandTable(
+        "Lengths", ("percentile", *(f"{point} %" for point in _POINTS)), rows
+    )
 
 
 def _show(corpus: Corpus, document: int, console: Console) -> None:

@@ -137,13 +137,13 @@ def _folder(model: str, local: bool) -> _Found:
     return _Found(origin, settings.encoder, heads, report)
 
 
-def _settings(description: _Found) -> options.Table:
+def _settings(description: _Found) -> options.CommandTable:
     config = description.config
     rows = [
         [field.name, _text(getattr(config, field.name))] for field in dataclasses.fields(config)
     ]
     rows.append(["(heads)", ", ".join(map(_head_text, description.heads)) or "none"])
-    return options.Table("Configuration", ("setting", "value"), rows)
+    return options.CommandTable("Configuration", ("setting", "value"), rows)
 
 
 def _text(value: object) -> str:
@@ -166,7 +166,7 @@ def _head_text(head: Head) -> str:
     return f"{head.kind} ({', '.join(changes)})" if changes else head.kind
 
 
-def _parameters(description: _Found) -> options.Table:
+def _parameters(description: _Found) -> options.CommandTable:
     from bothways.model.parameters import parameter_table
 
     whole = parameter_table(description.config, description.heads)
@@ -182,7 +182,7 @@ def _parameters(description: _Found) -> options.Table:
         counts = [(entry.part, entry.tensors, entry.count) for entry in entries]
         for name, tensors, count in [*counts, (title, "", running)]:
             rows.append([name, tensors, f"{count:,}", f"{count / whole.total:.2%}"])
-    return options.Table("Parameters", ("part", "tensors", "count", "share"), rows)
+    return options.CommandTable("Parameters", ("part", "tensors", "count", "share"), rows)
 
 
 _MEMORY = (
@@ -193,7 +193,7 @@ _MEMORY = (
 """Bytes for each parameter."""
 
 
-def _costs(description: _Found, length: int) -> options.Table:
+def _costs(description: _Found, length: int) -> options.CommandTable:
     from bothways.model.flops import BACKWARD, forward_flops
     from bothways.model.parameters import parameter_table
 
@@ -203,7 +203,7 @@ def _costs(description: _Found, length: int) -> options.Table:
     for name, times in (("inference", 1), ("training", 1 + BACKWARD)):
         label = f"operations per token, {name}, length {length}"
         rows.append([label, f"{forward * times / 1e6:,.1f} million"])
-    return options.Table("Costs", ("what", "how much"), rows)
+    return options.CommandTable("Costs", ("what", "how much"), rows)
 
 
 def compare(  # noqa: PLR0913 – one option per question
@@ -254,7 +254,7 @@ def compare(  # noqa: PLR0913 – one option per question
         deviation = "–" if side.deviation is None else f"{side.deviation:.4f}"
         rows.append([side.name, str(len(side.grades)), f"{side.mean:.4f}", deviation])
     heads = ("model", "runs", "mean grade", "deviation over seeds")
-    options.show_tables(options.Table(f"Grades on {data}", heads, rows))
+    options.show_tables(options.CommandTable(f"Grades on {data}", heads, rows))
     if task_name == "likelihood":
         unit = "the mean log probability of a token given all others, in nats"
         say(console, f"note: a grade is {unit}")
@@ -300,7 +300,7 @@ def inspect_step(
         say(output_console(), line)
 
 
-def _step_table(step: InspectedStep) -> options.Table:
+def _step_table(step: InspectedStep) -> options.CommandTable:
     names = [*step.sequences[0].losses]
     rows = [
         [
@@ -315,7 +315,7 @@ def _step_table(step: InspectedStep) -> options.Table:
     losses = (f"{step.losses[name]:.4g}" if name in step.losses else "–" for name in names)
     rows.append(["the whole step", str(tokens), *losses, f"{step.gradient_norm:.4g}"])
     title = f"Step {step.step:,}: {quantity(len(step.sequences), 'sequence(s)')}"
-    return options.Table(title, ("sequence", "tokens", *names, "gradient norm"), rows)
+    return options.CommandTable(title, ("sequence", "tokens", *names, "gradient norm"), rows)
 
 
 def _comparison(step: InspectedStep) -> list[str]:

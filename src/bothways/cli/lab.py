@@ -119,7 +119,7 @@ def features(
         options.show_tables(_feature_table(done))
 
 
-def _feature_table(done: FeatureResult) -> options.Table:
+def _feature_table(done: FeatureResult) -> options.CommandTable:
     shares = {
         f"share of layer {index} of {len(done.shares)}": share
         for index, share in enumerate(done.shares, 1)

@@ -243,7 +243,7 @@ def argument_text(words: tuple[str, ...]) -> str | None:
     return None if exists else word
 
 
-class Table(NamedTuple):
+class CommandTable(NamedTuple):
     """A table of a command; the first `left` columns are names, the others are right-aligned."""
 
     title: str
@@ -257,16 +257,16 @@ def metric_table(
     metrics: Mapping[str, Mapping[str, float]],
     head: str = "metric",
     shown: Callable[[str, float], str] = lambda name, value: f"{value:.4f}",
-) -> Table:
+) -> CommandTable:
     """Return the metrics of one or more models, which have equal names, by column."""
     rows = [
         [name, *(shown(name, values[name]) for values in metrics.values())]
         for name in next(iter(metrics.values()))
     ]
-    return Table(title, [head, *metrics], rows)
+    return CommandTable(title, [head, *metrics], rows)
 
 
-def show_tables(*tables: Table) -> None:
+def show_tables(*tables: CommandTable) -> None:
     """Print tables as the result of a command."""
     from bothways.core.report.terminal import text_table
 

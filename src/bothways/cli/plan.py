@@ -6,7 +6,14 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.cli.options import ConfigFile, Device, JsonOutput, RunLength, Table, show_tables
+from bothways.cli.options import (
+    CommandTable,
+    ConfigFile,
+    Device,
+    JsonOutput,
+    RunLength,
+    show_tables,
+)
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
@@ -156,7 +163,8 @@ def _show(done: RunForecast) -> None:
     rows.append((f"all, of {free} of which {USABLE:.0%} count", size_text(memory.total)))
     rows.append(("most tokens at once (microbatch_tokens)", f"{done.largest:,}"))
     show_tables(
-        Table(f"A run on {done.hardware}", ("", ""), run), Table("Memory of a rank", ("", ""), rows)
+        CommandTable(f"A run on {done.hardware}", ("", ""), run),
+        CommandTable("Memory of a rank", ("", ""), rows),
     )
     say = f"placement: {done.choice.placement}, because {done.choice.why}"
     console.print(say, highlight=False, soft_wrap=True)

@@ -290,7 +290,7 @@ def calibrate(  # noqa: PLR0913 – one option per question
     say(output_console(), f"Saved in {out}.")
 
 
-def _table(done: Evaluation) -> options.Table:
+def _table(done: Evaluation) -> options.CommandTable:
     """Return the metrics; of layers or groups of pairs all their rows."""
     if done.int8 is not None:
         columns = {"fp32": done.int8.fp32.metrics, "int8": done.int8.int8.metrics}
@@ -306,7 +306,7 @@ def _table(done: Evaluation) -> options.Table:
             ]
             for cell in done.layers.cells
         ]
-        return options.Table(f"{done.title}\n{note} texts", names, rows)
+        return options.CommandTable(f"{done.title}\n{note} texts", names, rows)
     if done.pairs is not None:
         groups = [
             [kind, name, f"{len(pairs):,}", f"{100 * sum(pairs) / len(pairs):.1f}"]
@@ -316,5 +316,7 @@ def _table(done: Evaluation) -> options.Table:
         groups.append(["mean of phenomena", "", "", f"{100 * done.pairs.mean:.1f}"])
         total, accuracy = f"{done.pairs.pairs:,}", f"{100 * done.pairs.accuracy:.1f}"
         groups.append(["all pairs", "", total, accuracy])
-        return options.Table(done.title, ["", "name", "pairs", "accuracy, %"], groups, left=2)
+        return options.CommandTable(
+            done.title, ["", "name", "pairs", "accuracy, %"], groups, left=2
+        )
     return options.metric_table(done.title, {"value": done.metrics})

@@ -149,8 +149,8 @@ def _show_adaptation(done: Adaptation) -> None:
     general = ["general"] if done.vocabulary.general else []
     console = output_console()
     options.show_tables(
-        options.Table(title, ("text", "metric", "before", "after"), scores),
-        options.Table("", ("vocabulary", "domain", *general), done.vocabulary.rows()),
+        options.CommandTable(title, ("text", "metric", "before", "after"), scores),
+        options.CommandTable("", ("vocabulary", "domain", *general), done.vocabulary.rows()),
     )
     say(console, f"Are new words worth adding? {done.vocabulary.answer}")
     if done.new_head:
@@ -333,7 +333,7 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
     say(console, " ".join(sentence for sentence in sentences if sentence))
 
 
-def _dev_table(done: FinetuneResult) -> options.Table:
+def _dev_table(done: FinetuneResult) -> options.CommandTable:
     """Return the metrics next to the majority baseline's, where that has them."""
     columns = {"model": done.metrics}
     if done.baseline.keys() & done.metrics.keys():
@@ -377,7 +377,7 @@ def print_folds(scores: CrossValidation, out: Path, console: Console) -> None:
     say(console, f"A prediction for each row is in {out / PREDICTIONS}.")
 
 
-def _series_table(series: Series) -> options.Table:
+def _series_table(series: Series) -> options.CommandTable:
     from bothways.lab.sweeps.seeds import seed_spread
 
     summary = seed_spread(series)
@@ -396,7 +396,7 @@ def _series_table(series: Series) -> options.Table:
             rows.append([name, "–" if value is None else f"{value:.4f}", ""])
         rows.append(["failed runs", f"{summary.failed} of {len(series.runs)}", ""])
     title = f"{quantity(len(series.runs), 'run(s)')}, scored on the dev data"
-    return options.Table(title, ("run", metric, "failed"), rows)
+    return options.CommandTable(title, ("run", metric, "failed"), rows)
 
 
 def sweep(  # noqa: PLR0913 – one option per question
