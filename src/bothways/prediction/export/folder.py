@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -273,9 +273,6 @@ def _share(expected: Tensor, actual: Tensor) -> float:
     return float((expected - actual).abs().max()) / max(1.0, float(expected.abs().max()))
 
 
-if TYPE_CHECKING:
-    import onnx
-
 Format = Literal["onnx", "openvino"]
 """Formats of an export."""
 ONNX, OPENVINO = session_model.FILES["onnxruntime"], session_model.FILES["openvino"]
@@ -428,8 +425,6 @@ def _write_companions(
 
 def _save(graph: onnx.ModelProto, file: Path) -> None:
     """Write a graph; its weights are in `model.onnx_data` next to it if they are too many."""
-    import onnx
-
     file.parent.mkdir(exist_ok=True)
     large = sum(len(tensor.raw_data) for tensor in graph.graph.initializer) > INLINE_BYTES
     onnx.save_model(
