@@ -1,7 +1,5 @@
 """Calibrated folders: the same answers, other probabilities, in every way to open them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -38,12 +36,12 @@ def classifier(folder: Path, problem: Any, **extra: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory) -> Path:
     return classifier(tmp_path_factory.mktemp("classes"), "single_label_classification")
 
 
 @pytest.fixture(scope="module")
-def rows(model: Path) -> list[dict[str, Any]]:
+def rows(model) -> list[dict[str, Any]]:
     """Labels drawn with the probabilities softmax(z / 3)."""
     draw = np.random.default_rng(0)
     logits = np.log(bothways.load(model).predict_proba(TEXTS))
@@ -54,12 +52,12 @@ def rows(model: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def done(model: Path, rows: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def done(model, rows, tmp_path_factory) -> Any:
     out = tmp_path_factory.mktemp("calibrated") / "model"
     return bothways.calibrate(model, rows, out, error=0.1, progress=False)
 
 
-def test_temperature_is_part_of_the_weights(model: Path, done: Any) -> None:
+def test_temperature_is_part_of_the_weights(model, done):
     before, after = bothways.load(model), bothways.load(done.folder)
     assert done.temperature == pytest.approx(3, rel=0.3)
     assert done.after["loss"] < done.before["loss"]
@@ -69,7 +67,7 @@ def test_temperature_is_part_of_the_weights(model: Path, done: Any) -> None:
     assert (after.predict(TEXTS) == before.predict(TEXTS)).all()
 
 
-def test_transformers_and_an_export_have_the_same_probabilities(done: Any, tmp_path: Path) -> None:
+def test_transformers_and_an_export_have_the_same_probabilities(done, tmp_path):
     from transformers import pipeline
 
     expected = bothways.load(done.folder)(TEXTS[:8])
@@ -86,9 +84,7 @@ def test_transformers_and_an_export_have_the_same_probabilities(done: Any, tmp_p
         )
 
 
-def test_sets_hold_the_right_label_as_often_as_asked(
-    model: Path, rows: list[dict[str, Any]], done: Any
-) -> None:
+def test_sets_hold_the_right_label_as_often_as_asked(model, rows, done):
     metrics = bothways.evaluate(done.folder, rows, progress=False).metrics
     assert 0.85 <= metrics["set_coverage"] <= 0.96
     assert 1 < metrics["set_size"] < 3
@@ -102,9 +98,7 @@ def test_sets_hold_the_right_label_as_often_as_asked(
     assert "label_set" not in bothways.load(model)(TEXTS[0]).to_json()
 
 
-def test_data_that_calibrated_is_named_when_it_is_scored(
-    done: Any, rows: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_data_that_calibrated_is_named_when_it_is_scored(done, rows, tmp_path):
     for data, expected in ((rows, True), (rows[1:], False)):
         heard = Heard()
         bothways.evaluate(done.folder, data, progress=heard)
@@ -117,7 +111,7 @@ def test_data_that_calibrated_is_named_when_it_is_scored(
     assert bothways.load(again.folder)(TEXTS[0]).label_set is None
 
 
-def test_unsure_predictions_have_no_label(model: Path, rows: list[dict[str, Any]]) -> None:
+def test_unsure_predictions_have_no_label(model, rows):
     chances = bothways.load(model).predict_proba(TEXTS).max(1)
     least = float(np.median(chances)) + 1e-6
     sure = bothways.load(model, abstain=least)
@@ -140,7 +134,7 @@ def test_unsure_predictions_have_no_label(model: Path, rows: list[dict[str, Any]
     assert any(f"{sum(map(bool, labels))} of 400 texts" in line for line in heard.messages)
 
 
-def test_labels_that_each_apply_have_scales_and_keep_their_answers(tmp_path: Path) -> None:
+def test_labels_that_each_apply_have_scales_and_keep_their_answers(tmp_path):
     draw = np.random.default_rng(1)
     task = {"kind": "multilabel", "thresholds": [0.2, 0.5, 0.9]}
     folder = classifier(tmp_path, "multi_label_classification", task=task)
@@ -163,9 +157,7 @@ def test_labels_that_each_apply_have_scales_and_keep_their_answers(tmp_path: Pat
         bothways.calibrate(folder, rows, tmp_path / "sets", error=0.1, progress=False)
 
 
-def test_data_that_cannot_calibrate_is_refused(
-    model: Path, rows: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_data_that_cannot_calibrate_is_refused(model, rows, tmp_path):
     def refused(data: Any, kind: type[BothwaysError], source: Path = model, **options: Any) -> None:
         with pytest.raises(kind):
             bothways.calibrate(source, data, tmp_path / "new", progress=False, **options)

@@ -1,7 +1,5 @@
 """Temperatures, scales and conformal sets: against scipy, and their guarantee by simulation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.optimize import minimize, minimize_scalar
@@ -23,7 +21,7 @@ def drawn(examples: int, classes: int, temperature: float) -> tuple[np.ndarray, 
 
 
 @pytest.mark.parametrize(("classes", "temperature"), [(2, 3.0), (5, 0.4), (77, 1.7)])
-def test_temperature_has_the_least_cross_entropy(classes: int, temperature: float) -> None:
+def test_temperature_has_the_least_cross_entropy(classes, temperature):
     logits, truth = drawn(1500, classes, temperature)
 
     def loss(t: float) -> float:
@@ -36,13 +34,13 @@ def test_temperature_has_the_least_cross_entropy(classes: int, temperature: floa
     assert loss(found) <= loss(1.0)
 
 
-def test_temperature_stays_where_nothing_is_wrong_and_within_its_range() -> None:
+def test_temperature_stays_where_nothing_is_wrong_and_within_its_range():
     logits, _ = drawn(50, 3, 1.0)
     assert calibration.fit_temperature(logits, logits.argmax(1)) == 1.0
     assert calibration.fit_temperature(logits, logits.argmin(1)) == pytest.approx(20)
 
 
-def test_each_label_has_the_scale_and_offset_of_platt() -> None:
+def test_each_label_has_the_scale_and_offset_of_platt():
     logits = DRAW.normal(size=(800, 3)) * np.array([3.0, 1.0, 5.0])
     truth = sigmoid(logits * np.array([0.5, 2.0, 0.3]) + np.array([1.0, -1, 0])) > DRAW.random(
         (800, 3)
@@ -60,7 +58,7 @@ def test_each_label_has_the_scale_and_offset_of_platt() -> None:
         assert [factor[label], offset[label]] == pytest.approx(best, abs=1e-3)
 
 
-def test_rare_labels_share_one_temperature() -> None:
+def test_rare_labels_share_one_temperature():
     logits, truth = DRAW.normal(size=(300, 3)) * 4, np.zeros((300, 3), dtype=bool)
     truth[:, 0] = sigmoid(logits[:, 0] / 2) > DRAW.random(300)
     truth[:5, 1], truth[:19, 2] = True, True
@@ -72,7 +70,7 @@ def test_rare_labels_share_one_temperature() -> None:
     assert wrong.factor[0] > 0  # of a label that is predicted the wrong way round
 
 
-def test_guarantee_of_conformal_sets_holds_over_draws() -> None:
+def test_guarantee_of_conformal_sets_holds_over_draws():
     """Coverage ~ Beta(n + 1 − l, l), l = ⌊(n + 1) α⌋ = 10: mean .9010, deviation .0296."""
     coverage = []
     for _ in range(2000):
@@ -82,7 +80,7 @@ def test_guarantee_of_conformal_sets_holds_over_draws() -> None:
     assert np.std(coverage) == pytest.approx(0.0296, abs=0.0015)
 
 
-def test_conformal_threshold_is_the_right_order_statistic() -> None:
+def test_conformal_threshold_is_the_right_order_statistic():
     right = np.array([0.9, 0.1, 0.5, 0.7, 0.3, 0.8, 0.2, 0.6, 0.4])
     assert calibration.conformal_threshold(right, 0.1) == 0.1  # k = 9 of 9
     assert calibration.conformal_threshold(right, 0.2) == 0.2  # k = 8

@@ -1,7 +1,5 @@
 """The schemas of predictions: the forms of JSON and Arrow that files and clients rely on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -156,9 +154,7 @@ def fits(value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(("prediction", "text", "types"), CASES)
-def test_json_arrow_and_schema_agree(
-    prediction: Prediction, text: str, types: dict[str, str]
-) -> None:
+def test_json_arrow_and_schema_agree(prediction, text, types):
     assert json.dumps(prediction.to_json()) == text
     fields = arrow_fields(type(prediction))
     if types:
@@ -167,12 +163,12 @@ def test_json_arrow_and_schema_agree(
     assert part_content("parquet", [prediction], None, {}, ()).startswith(b"PAR1")
 
 
-def test_every_task_declares_its_prediction() -> None:
+def test_every_task_declares_its_prediction():
     types = {prediction_type(task) for task in ALL_TASKS.values()}
     assert types == {type(prediction) for prediction, *_ in CASES} | {VectorPrediction}
 
 
-def test_attributes_are_described_by_their_docstrings() -> None:
+def test_attributes_are_described_by_their_docstrings():
     schema = json_schema(AnswerPrediction)["properties"]
     assert schema["start"]["type"] == ["integer", "null"]
     assert schema["id"]["description"] == "the id of the question."
@@ -188,7 +184,7 @@ class Kinds(Prediction):
     numbers: Mapping[str, tuple[int, ...]]
 
 
-def test_a_prediction_of_another_package_needs_no_entry() -> None:
+def test_a_prediction_of_another_package_needs_no_entry():
     assert Kinds({"a": (1, 2)}).to_json() == {"numbers": {"a": [1, 2]}}
     assert str(arrow_fields(Kinds)["numbers"]) == "map<string, list<item: int64>>"
     with pytest.raises(TypeError):

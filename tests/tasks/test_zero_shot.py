@@ -1,7 +1,5 @@
 """Labels that a model was not trained on: equal to the pipeline of transformers, in every interface."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -45,7 +43,7 @@ def nli_folder(folder: Path, labels: tuple[str, ...], *, tokenizer: bool = True)
 
 
 @pytest.fixture(scope="module")
-def nli(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nli(tmp_path_factory) -> Path:
     return nli_folder(tmp_path_factory.mktemp("nli") / "bert", STANDARD)
 
 
@@ -67,9 +65,7 @@ def pipeline_scores(folder: Path, labels: list[str], **options: Any) -> np.ndarr
     ],
 )
 @pytest.mark.parametrize("candidates", [CANDIDATES, CANDIDATES[:1]])
-def test_probabilities_are_those_of_transformers(
-    nli: Path, options: dict[str, Any], candidates: list[str]
-) -> None:
+def test_probabilities_are_those_of_transformers(nli, options, candidates):
     expected = pipeline_scores(nli, candidates, **options)
     classify = bothways.load(nli, labels=candidates, **options)
     assert classify.predict_proba(TEXTS) == pytest.approx(expected, abs=1e-6)
@@ -88,7 +84,7 @@ def test_probabilities_are_those_of_transformers(
         ("neutral", "entailment", "contradiction"),
     ],
 )
-def test_contradiction_is_found_by_its_name(tmp_path: Path, labels: tuple[str, ...]) -> None:
+def test_contradiction_is_found_by_its_name(tmp_path, labels):
     """The pipeline takes the first output, or the last: in the last of these orders, neutral."""
     folder = nli_folder(tmp_path / "bert", labels)
     opposite = next(label for label in labels if label[:3] in ("con", "not"))
@@ -102,9 +98,7 @@ def test_contradiction_is_found_by_its_name(tmp_path: Path, labels: tuple[str, .
         assert found == pytest.approx(theirs[:-1], abs=1e-6)
 
 
-def test_commands_and_rows_have_the_same_labels(
-    nli: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_and_rows_have_the_same_labels(nli, tmp_path, capsys):
     from bothways.cli.main import app as command
 
     file = tmp_path / "texts.jsonl"
@@ -128,7 +122,7 @@ def test_commands_and_rows_have_the_same_labels(
     assert 0 <= metrics["coverage"] < 1
 
 
-def test_server_answers_the_client_of_hugging_face(nli: Path, tmp_path: Path) -> None:
+def test_server_answers_the_client_of_hugging_face(nli, tmp_path):
     other = nli_folder(tmp_path / "other", ("x", "y", "z"))
     models = {"nli": bothways.load(nli, batch_invariant=True), "other": bothways.load(other)}
     expected = bothways.load(nli, labels=CANDIDATES)(TEXTS[0]).probabilities
@@ -171,7 +165,7 @@ def test_server_answers_the_client_of_hugging_face(nli: Path, tmp_path: Path) ->
         close_session()
 
 
-def test_what_cannot_be_compared_is_refused(nli: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_refused(nli, tmp_path):
     other = nli_folder(tmp_path / "other", ("negative", "neutral", "positive"))
     half = nli_folder(tmp_path / "half", ("neutral", "entailment"))
     for folder, options in (
