@@ -395,7 +395,7 @@ def calibrate(  # noqa: PLR0913 – one option per question
         >>> done = bothways.calibrate("my-classifier", rows, "calibrated", error=0.2)
         >>> bothways.load("calibrated")("a good film").label_set
         ('positive',)
-        >>> bothways.load("calibrated", abstain=0.999)("a good film").label is None
+        >>> bothways.load("calibrated", abstain=1.0)("a good film").label is None
         True
     """
     from bothways.core.errors import ConfigError
