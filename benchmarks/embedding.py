@@ -50,11 +50,11 @@ from numpy.typing import NDArray
 from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.runtime.devices import has_bf16, has_int8
 from bothways.lab.quickstart import documents
-from bothways.model.flops import forward_flops
 from bothways.prediction.engine import predict, prepare_task_model
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.base import TaskModel
 from bothways.tasks.text_task import TextExample
+from bothways.training.step_cost import forward_flops
 
 LONGEST, BATCH, AGAIN = 256, 32, 10
 CPU = torch.device("cpu")

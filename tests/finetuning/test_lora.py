@@ -26,7 +26,7 @@ from bothways.model.families.catalogue import preset
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.predictor import open_task
-from bothways.training import preflight as machine
+from bothways.training import step_cost as machine
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from small_models import SHAPES, batch_for

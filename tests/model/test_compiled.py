@@ -20,7 +20,7 @@ from bothways.model import block
 from bothways.model.config import Dropouts, EncoderConfig, Gated
 from bothways.model.encoder import Encoder
 from bothways.model.kernels import dropout
-from bothways.training.preflight import compute_as
+from bothways.training.run import compute_as
 from small_models import SHAPES
 
 pytestmark = pytest.mark.filterwarnings(

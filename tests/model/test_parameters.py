@@ -33,7 +33,6 @@ from bothways.model.config import (
     Sharing,
 )
 from bothways.model.families import bert
-from bothways.model.flops import forward_flops, seen
 from bothways.model.heads import (
     HEADS,
     ChoiceHead,
@@ -49,6 +48,7 @@ from bothways.model.heads import (
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Rotary
+from bothways.training.step_cost import forward_flops, seen
 
 PRETRAINING = (PoolerHead(), MaskedHead(), PairHead())
 

@@ -13,13 +13,13 @@ from bothways.core.batch import Batch
 from bothways.core.layout import Layout
 from bothways.core.runtime.tuning import TUNING
 from bothways.model import block
-from bothways.model import flops as operations
 from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.model.config import EncoderConfig, Gated
 from bothways.model.encoder import Encoder
-from bothways.model.flops import kept_floats
 from bothways.model.heads import token_head
 from bothways.model.model import Model
+from bothways.training import step_cost as operations
+from bothways.training.step_cost import kept_floats
 from small_models import SHAPES, SMALL, batch_for
 
 
@@ -124,7 +124,7 @@ def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(
 
     What it leaves out are two vectors of the embedding, and numbers that each token has a few of: ids, moments of the norms.
     """
-    monkeypatch.setattr(operations, "resolve_precision", lambda *_: torch.float32)
+    monkeypatch.setattr(operations.devices, "resolve_precision", lambda *_: torch.float32)
     config = EncoderConfig(100, 64, 12, 4, 192)
     model, layout = Model(config, ()).train(), Layout.of([length] * 4)
     ids = torch.randint(4, 100, (layout.tokens,))
@@ -148,7 +148,7 @@ def test_a_gpu_keeps_no_probabilities(
     name: str, grows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its kernels compute them again, and need as much of each token however long its sequence is."""
-    monkeypatch.setattr(operations, "resolve_precision", lambda *_: torch.bfloat16)
+    monkeypatch.setattr(operations.devices, "resolve_precision", lambda *_: torch.bfloat16)
     short, long = (kept_floats(SHAPES[name], length, torch.device("cuda")) for length in (16, 64))
     assert (long > short) == grows
 

@@ -31,9 +31,9 @@ from bothways.objectives.replaced_tokens import (
     Shallower,
     Sharing,
 )
-from bothways.objectives.step_cost import shared_parameters
 from bothways.pretraining.build import build_models, fit_to_corpus, preflight
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.forecast import shared_parameters
 from bothways.pretraining.recipes import deberta_v3
 from bothways.pretraining.run import pretrain
 from bothways.training.durations import Steps

@@ -15,14 +15,14 @@ from bothways.core.config import reader as configs
 from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.pretraining.build import memory_demand
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.forecast import memory_demand
 from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Replicated, Sharded, Sharding, Single
-from bothways.training.preflight import USABLE, choose_parallelism
 from bothways.training.run import Training
 from bothways.training.schedules import Linear
+from bothways.training.step_cost import USABLE, choose_parallelism
 
 READY = Path(__file__).parents[2] / "deploy" / "training"
 
@@ -47,13 +47,13 @@ def settings(corpus: Corpus) -> PretrainConfig:
 def test_ranks_share_a_model_that_does_not_fit(
     settings: PretrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bothways.training import preflight as machine
+    from bothways.training import step_cost as machine
 
     monkeypatch.setattr(machine, "all_gather", lambda plan, value: value[None])
     monkeypatch.setattr(machine.devices, "memory_available", lambda device: free)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     cpu, plan, load = torch.device("cpu"), Replicated(1, 4, 1), memory_demand(settings)
-    needed = load.memory(cpu, "replicated", 4).total
+    needed = load.memory(cpu).total
     free = int(needed / USABLE) + 1
     assert choose_parallelism(plan, "auto", load, cpu) == plan
     free = int(needed / USABLE) - 1

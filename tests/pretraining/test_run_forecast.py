@@ -18,9 +18,7 @@ from bothways.data.batching import ExampleBudget, TokenRamp, budget_at
 from bothways.data.corpus import Corpus
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
-from bothways.objectives.step_cost import objective_flops
 from bothways.pretraining import forecast as forecasting
-from bothways.pretraining.build import memory_demand
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.forecast import (
     SHORTEST_UPDATE,
@@ -28,11 +26,13 @@ from bothways.pretraining.forecast import (
     Here,
     forecast_run,
     measure_step,
+    memory_demand,
+    objective_flops,
 )
 from bothways.pretraining.recipes import RECIPES, settings_of
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.durations import Epochs, Hours, Steps, Tokens
-from bothways.training.preflight import USABLE, StepSeconds
+from bothways.training.step_cost import USABLE, StepSeconds
 
 CPU, CARD = torch.device("cpu"), CARDS["a100"]
 

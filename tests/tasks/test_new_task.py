@@ -19,7 +19,6 @@ from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
-from bothways.model.flops import forward_flops
 from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
@@ -34,6 +33,7 @@ from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.schemas import json_schema, prediction_type
 from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
+from bothways.training.step_cost import forward_flops
 from toy_relation import RelationExample, RelationHead, RelationTask
 from toy_task import VOCABULARY, WORDS, fit_task, make_tokenizer
 

@@ -194,8 +194,8 @@ _MEMORY = (
 
 
 def _costs(description: _Found, length: int) -> options.CommandTable:
-    from bothways.model.flops import BACKWARD, forward_flops
     from bothways.model.parameters import parameter_table
+    from bothways.training.step_cost import BACKWARD, forward_flops
 
     count = parameter_table(description.config, description.heads).total
     forward = forward_flops(description.config, description.heads, length)

@@ -129,7 +129,7 @@ def _base(
 def _show(done: RunForecast) -> None:
     """Print the forecast as tables."""
     from bothways.core.terminal import output_console, time_text
-    from bothways.training.preflight import USABLE, size_text
+    from bothways.training.step_cost import USABLE, size_text
 
     console = output_console()
     interval = done.total / max(1, done.checkpoints)

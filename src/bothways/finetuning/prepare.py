@@ -29,13 +29,13 @@ from bothways.hub.model_folder import LoadedModel, check_adapter_only, load_mode
 from bothways.hub.provenance import digest_of_model, without_places
 from bothways.hub.resolve import resolve_run
 from bothways.model.config import EncoderConfig
-from bothways.model.flops import LossFloats
 from bothways.model.heads import Head, LabelHead, TagHead
 from bothways.model.model import Model
 from bothways.tasks.base import TaskModel
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask, continued
 from bothways.training.encoding_checks import check_model
-from bothways.training.preflight import MemoryDemand, check_machine, compute_as
+from bothways.training.run import compute_as
+from bothways.training.step_cost import LossFloats, MemoryDemand, check_machine
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,6 @@ from bothways.finetuning.prepare import PreparedRun, prepare_run, remarks
 from bothways.finetuning.result import FinetuneResult, build_card
 from bothways.finetuning.stability import parameter_rules
 from bothways.model.config import EncoderConfig
-from bothways.model.flops import forward_flops
 from bothways.model.model import Model
 from bothways.prediction.analysis.report import analyse_encoded, is_analysed, write_report
 from bothways.prediction.engine import PredictionCounts
@@ -51,7 +50,7 @@ from bothways.training import parallel
 from bothways.training import run as loop
 from bothways.training.checkpoint import FolderStore, MemoryStore, Store, run_folder
 from bothways.training.meter import Peak
-from bothways.training.preflight import peak_of
+from bothways.training.step_cost import forward_flops, peak_of
 
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
 

@@ -1,6 +1,6 @@
 """Heads: frozen values that say which heads a model has, and the modules on top of the encoder.
 
-A value knows its module (`build`), its cost (`flops`), which vectors it reads, how many outputs it
+A value knows its module (`build`), which vectors it reads, how many outputs it
 has and the suffix of its class in transformers. To add a head, write such a value and its module,
 and add the value to `Head`.
 """

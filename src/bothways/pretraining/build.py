@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import operator
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, report_findings
 from bothways.core.source import Cursor, Source
 from bothways.core.training_module import TrainingModule
-from bothways.data.batching import BatchSize, ExampleBudget, TokenBudget, TokenRamp
+from bothways.data.batching import BatchSize, TokenBudget
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.epoch_order import DocumentIds
@@ -32,14 +31,14 @@ from bothways.model.heads import Head
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import with_masking
 from bothways.objectives.objective import ModelSpec, Objective
-from bothways.objectives.step_cost import loss_floats, shared_parameters
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.forecast import memory_demand, tokens_of_phases
 from bothways.pretraining.layers import with_layers
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.durations import StepRates, Steps
 from bothways.training.encoding_checks import check_model, unknown_tokens
 from bothways.training.parallel import Plan, Single
-from bothways.training.preflight import MemoryDemand, check_machine, compute_as
+from bothways.training.run import compute_as
+from bothways.training.step_cost import check_machine
 
 SINGLE = Single()
 
@@ -304,20 +303,6 @@ def preflight(
     return report_findings(dict.fromkeys(findings))
 
 
-def memory_demand(settings: PretrainConfig) -> MemoryDemand:
-    """Return the demands of a run in which each rank has a whole model."""
-    models, frozen = settings.objective.models(settings.encoder), settings.objective.frozen_models
-    return MemoryDemand(
-        tuple(spec for role, spec in models.items() if role not in frozen),
-        max(phase.length for phase in settings.phases),
-        settings.microbatch_tokens,
-        settings.training,
-        shared_parameters(settings.objective, settings.encoder),
-        loss_floats(settings.objective, settings.encoder),
-        tuple(spec for role, spec in models.items() if role in frozen),
-    )
-
-
 FEWEST_DRAWN = 3
 """Expected sequences below which a corpus may never be drawn: at 3 the probability is 5 %."""
 
@@ -344,23 +329,6 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
         message += ": it may never be read"
         findings.append(Finding("balance", "error", message, "mixture", fix))
     return findings
-
-
-def tokens_of_phases(settings: PretrainConfig, corpus_tokens: float) -> list[float] | None:
-    """Return the number of tokens that a run reads in each phase; None if its length is a time."""
-    end, batch = settings.training.end, settings.batch
-    if isinstance(batch, TokenRamp) and isinstance(end, Steps):
-        ends = itertools.accumulate((phase.share for phase in settings.phases), initial=0.0)
-        totals = [batch.tokens(share * end.count) for share in ends]
-        return [stop - start for start, stop in itertools.pairwise(totals)]
-    result = list[float]()
-    for phase in settings.phases:
-        of_step = float(batch.n * (phase.length if isinstance(batch, ExampleBudget) else 1))
-        steps = end.steps(StepRates(of_step, of_step / corpus_tokens if corpus_tokens else None))
-        if steps is None:
-            return None
-        result.append(phase.share * steps * of_step)
-    return result
 
 
 def _check_phase(settings: PretrainConfig, phase: PretrainPhase, corpus: Corpus) -> list[Finding]:

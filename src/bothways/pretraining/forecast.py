@@ -2,48 +2,44 @@
 
 The operations and the memory of a run are counted. Its speed is measured on this machine by the
 run's own step on random tokens, or computed for a card from its data sheet and an assumed share of
-the rate of matrix products.
+the rate of matrix products. Objectives know nothing of all this: one from outside the library is
+counted by its models and by its masking rate.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, LabelTargets, pack
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.keyed_rng import rng
 from bothways.core.progress import SILENT, Progress
-from bothways.core.runtime import devices
-from bothways.core.runtime.cards import MACHINE, NETWORK, Accelerator
+from bothways.core.runtime import cards, devices
 from bothways.core.sequence import Sequence
-from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
+from bothways.data.batching import ExampleBudget, TokenRamp
 from bothways.data.masking import Vocabulary
-from bothways.model.flops import BACKWARD, forward_flops
+from bothways.model.config import EncoderConfig
+from bothways.model.embedding import Embedding
+from bothways.model.init import without_weights
 from bothways.model.model import Model
-from bothways.objectives.objective import Objective
-from bothways.objectives.step_cost import objective_flops
-from bothways.pretraining.build import memory_demand, tokens_of_phases
-from bothways.pretraining.config import PretrainConfig
-from bothways.training.durations import Epochs, Hours, StepRates
-from bothways.training.optimizers import build_optimizer
-from bothways.training.preflight import (
-    MemoryDemand,
-    PlacementChoice,
-    StepSeconds,
-    choose_placement,
-    compute_as,
-    measure_updates,
-    seconds_per_byte,
-)
+from bothways.objectives import distillation
+from bothways.objectives.objective import PREDICTING, Objective
+from bothways.objectives.replaced_tokens import ReplacedTokens
+from bothways.objectives.span_boundary import OFFSET_WIDTH, MaskedLMSpanBoundary
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.training import step_cost
+from bothways.training.durations import Epochs, Hours, StepRates, Steps
+from bothways.training.run import compute_as
+from bothways.training.step_cost import BACKWARD, FLOAT
 
 UTILISATION = 0.35
 """The share of a card's rate of bf16 products that a run is assumed to reach."""
@@ -52,10 +48,107 @@ SAMPLE = 2048
 UPDATE_BYTES = 28
 """Bytes that an update of Adam reads and writes per parameter: weight, gradient and two moments are
 read, all but the gradient written."""
-
-
 SHORTEST_UPDATE = 7.5e-4
 """Seconds to launch the 150 kernels of an update on a card, whatever the size of the model."""
+MIN_SHARE = 1e-6
+"""The smallest share of a length in hours that is left for training."""
+ROUNDS = 100
+"""Rounds in which the tokens of a length in hours are found."""
+
+
+def predicted_share(objective: Objective) -> float:
+    """Return the fraction of tokens for which logits over the vocabulary are computed."""
+    rate = None if objective.masking is None else objective.masking.rate
+    if not isinstance(objective, distillation.Distillation):
+        return 1.0 if rate is None else rate
+    soft = objective.loss(distillation.SoftTargets)
+    return 1.0 if soft is not None and soft.at == "all" else rate or 0.0
+
+
+def objective_flops(objective: Objective, encoder: EncoderConfig, length: int) -> float:
+    """Return the operations per token of a forward pass of all models, and of the losses' networks.
+
+    That of a model without a backward pass counts by its share of a step.
+    """
+    predicted = predicted_share(objective)
+    operations = sum(
+        step_cost.forward_flops(spec.encoder, spec.heads, length, predicted)
+        / (1 + BACKWARD if role in objective.frozen_models else 1)
+        for role, spec in objective.models(encoder).items()
+    )
+    if isinstance(objective, MaskedLMSpanBoundary):
+        width, embedded = encoder.width, encoder.embedding_width
+        network = (2 * width + OFFSET_WIDTH) * width + width * embedded + embedded * encoder.vocab
+        operations += 2 * predicted * network
+    return operations
+
+
+def shared_parameters(objective: Objective, encoder: EncoderConfig) -> int:
+    """Return the number of parameters that two models have in common: tables and LayerNorm."""
+    if not isinstance(objective, ReplacedTokens) or objective.sharing != "shared":
+        return 0
+    with without_weights():
+        embedding = Embedding(encoder)
+    modules = [*embedding.tables().values(), embedding.norm]
+    return sum(weight.numel() for module in modules for weight in module.parameters())
+
+
+def _loss_floats(objective: Objective, encoder: EncoderConfig) -> step_cost.LossFloats:
+    """Return the numbers that the losses hold: predictions over the vocabulary and their gradient,
+    and of a teacher's pass what they read.
+    """
+    specs = objective.models(encoder)
+    predictions = 2 * predicted_share(objective) * encoder.vocab
+    if not isinstance(objective, distillation.Distillation):
+        kinds = [{head.kind for head in spec.heads} for spec in specs.values()]
+        predicting = sum(not of_model.isdisjoint(PREDICTING) for of_model in kinds)
+        return step_cost.LossFloats(predictions * predicting)
+    rate = 0.0 if objective.masking is None else objective.masking.rate
+    width, losses = specs["teacher"].encoder.width, {type(loss) for loss in objective.losses}
+    last_vectors = bool(losses & {distillation.SoftTargets, distillation.CosineStates})
+    per_token = {
+        distillation.MaskedTokens: 2 * rate * encoder.vocab,
+        distillation.SoftTargets: encoder.width,
+        distillation.CosineStates: 2 * width,
+        distillation.Relations: 6 * encoder.width,
+    }
+    # Of some tokens at a time the logits, probabilities and gradients of both, and three gradients
+    # of the table.
+    rows = (6 * distillation.LOGIT_ROWS + 3 * encoder.embedding_width) * encoder.vocab
+    return step_cost.LossFloats(
+        sum(per_token[type(loss)] for loss in objective.losses),
+        width * (last_vectors + 3.0 * (distillation.Relations in losses)),
+        float(rows) if distillation.SoftTargets in losses else 0.0,
+    )
+
+
+def memory_demand(settings: PretrainConfig) -> step_cost.MemoryDemand:
+    """Return the demands of a run in which each rank has a whole model."""
+    objective, encoder = settings.objective, settings.encoder
+    specs, frozen = objective.models(encoder), objective.frozen_models
+    return step_cost.MemoryDemand(
+        tuple(spec for role, spec in specs.items() if role not in frozen),
+        max(phase.length for phase in settings.phases), settings.microbatch_tokens,
+        settings.training, shared_parameters(objective, encoder), _loss_floats(objective, encoder),
+        tuple(spec for role, spec in specs.items() if role in frozen),
+    )  # fmt: skip
+
+
+def tokens_of_phases(settings: PretrainConfig, corpus_tokens: float) -> list[float] | None:
+    """Return the number of tokens that a run reads in each phase; None if its length is a time."""
+    end, batch = settings.training.end, settings.batch
+    if isinstance(batch, TokenRamp) and isinstance(end, Steps):
+        ends = itertools.accumulate((phase.share for phase in settings.phases), initial=0.0)
+        totals = [batch.tokens(share * end.count) for share in ends]
+        return [stop - start for start, stop in itertools.pairwise(totals)]
+    result = list[float]()
+    for phase in settings.phases:
+        of_step = float(batch.n * (phase.length if isinstance(batch, ExampleBudget) else 1))
+        steps = end.steps(StepRates(of_step, of_step / corpus_tokens if corpus_tokens else None))
+        if steps is None:
+            return None
+        result.append(phase.share * steps * of_step)
+    return result
 
 
 @dataclass(frozen=True)
@@ -63,25 +156,6 @@ class Here:
     """This machine, whose speed is measured."""
 
     device: str = "auto"
-    kind: Literal["here"] = "here"
-    count: ClassVar[int] = 1
-    assumed: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def torch_device(self) -> torch.device:
-        """The device of the run."""
-        return devices.choose_device(self.device)
-
-    @property
-    def memory(self) -> float:
-        """The free memory in bytes; infinite if it is unknown."""
-        free = devices.memory_available(self.torch_device)
-        return math.inf if free is None else float(free)
-
-    @property
-    def title(self) -> str:
-        """The name of the device."""
-        return devices.describe_device(self.torch_device)
 
 
 @dataclass(frozen=True)
@@ -93,49 +167,15 @@ class Cards:
         utilisation: the share of `Accelerator.bf16` that a step reaches.
     """
 
-    card: Accelerator
+    card: cards.Accelerator
     count: int = 1
     utilisation: float = UTILISATION
-    kind: Literal["cards"] = "cards"
-    torch_device: ClassVar[torch.device] = torch.device("cuda")
 
     def __post_init__(self) -> None:
         require_at_least(1, ranks=self.count)
         if not 0 < self.utilisation <= 1:
             message = f"must be above 0 and at most 1, not {self.utilisation:g}"
             raise ConfigError(message, where="utilisation")
-
-    @property
-    def memory(self) -> float:
-        """The memory of each card in bytes."""
-        return self.card.memory
-
-    @property
-    def title(self) -> str:
-        """The number of cards and their name."""
-        return f"{self.count} × {self.card.title}" if self.count > 1 else self.card.title
-
-    @property
-    def rate(self) -> float:
-        """Operations per second that a step of a rank reaches."""
-        return self.utilisation * self.card.bf16
-
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """Sentences about figures that were not measured."""
-        rate = f"{self.card.bf16 / 1e12:,.0f} TFLOP/s"
-        between = f"; {NETWORK / 1e9:,.0f} GB/s between machines" if self.count > MACHINE else ""
-        return (
-            f"{self.utilisation:.0%} of {rate} (--utilisation), figures of the data sheet{between}",
-            "not measured: the time of checkpoints, and of reading the data",
-        )
-
-
-Hardware = Here | Cards
-
-
-MIN_SHARE = 1e-6
-"""The smallest share of a length in hours that is left for training."""
 
 
 class _Work(NamedTuple):
@@ -157,7 +197,7 @@ class _Run:
     """
 
     settings: PretrainConfig
-    step: StepSeconds
+    step: step_cost.StepSeconds
     ranks: int
     checkpoint: int
     corpus_tokens: float | None
@@ -168,48 +208,43 @@ class _Run:
         The clock of a run in hours goes on during evaluations and checkpoints: they take of these
         hours what the others add to the work. Only those at its end come after them.
         """
-        end = self.settings.training.end
         tokens = tokens_of_phases(self.settings, self.corpus_tokens or 0.0)
         if tokens is not None:
             return self._reading(tokens)
-        hours = 3600 * end.count
-        work = self._reading(self._tokens_within(hours))
-        for _ in range(20):  # less training has fewer pauses, which leave more training
-            left = max(hours - work.pauses, MIN_SHARE * hours)
-            work = self._reading(self._tokens_within(left))
-        return work
+        hours = 3600 * self.settings.training.end.count
+        low, high = MIN_SHARE * hours, hours  # of which the rest is for pauses
+        for _ in range(50):
+            middle = (low + high) / 2
+            fits = middle + self._reading(self._tokens_within(middle)).pauses <= hours
+            low, high = (middle, high) if fits else (low, middle)
+        return self._reading(self._tokens_within(low))
 
     def _tokens_within(self, seconds: float) -> list[float]:
-        """Return the tokens that each phase reads in its share of these seconds of work."""
-        phases, end = list[float](), 0.0
-        for phase, per_token in zip(self.settings.phases, self.step.per_token, strict=True):
-            end += seconds * phase.share
-            # Without updates the phase would read `high`; the number is found by bisection.
-            low, high = 0.0, (end - self._work_seconds(phases)) * self.ranks / per_token
-            for _ in range(60):
-                middle = (low + high) / 2
-                fits = self._work_seconds([*phases, middle]) <= end
-                low, high = (middle, high) if fits else (low, middle)
-            phases.append(high)
-        return phases
+        """Return the tokens that each phase reads in its share of these seconds of work.
 
-    def _work_seconds(self, phases: list[float]) -> float:
-        """Return the seconds in which the run reads these tokens in each of its first phases."""
-        reading = float(np.dot(phases, self.step.per_token[: len(phases)])) / self.ranks
-        return reading + self._updates(phases) * (self.step.update + self.step.exchange)
+        A phase of t seconds reads t / (s + u · updates / tokens) tokens, with s seconds for a token
+        and u for an update. The last factor is constant but for a ramp: it is found by iteration.
+        """
+        step, tokens = self.step, [float(phase.length) for phase in self.settings.phases]
+        for _ in range(ROUNDS):
+            ends = [self._updates(tokens[:n]) for n in range(len(tokens) + 1)]
+            tokens = [
+                seconds * phase.share
+                / (per_token / self.ranks + (step.update + step.exchange) * (end - start) / read)
+                for phase, per_token, start, end, read in zip(
+                    self.settings.phases, step.per_token, ends, ends[1:], tokens, strict=False
+                )
+            ]  # fmt: skip
+        return tokens
 
     def _updates(self, phases: list[float]) -> float:
         """Return the updates in which the run reads these tokens in each of its first phases."""
-        match self.settings.batch:
-            case TokenRamp() as ramp:
-                return ramp.steps(sum(phases))
-            case TokenBudget(n):
-                return sum(phases) / n
-            case ExampleBudget(n):
-                pairs = zip(phases, self.settings.phases, strict=False)
-                return sum(tokens / (n * phase.length) for tokens, phase in pairs)
-            case _:
-                assert_never(self.settings.batch)
+        batch = self.settings.batch
+        if isinstance(batch, TokenRamp):
+            return batch.steps(sum(phases))
+        examples = isinstance(batch, ExampleBudget)
+        pairs = zip(phases, self.settings.phases, strict=False)
+        return sum(n / (batch.n * (phase.length if examples else 1)) for n, phase in pairs)
 
     def _reading(self, phases: list[float]) -> _Work:
         """Return the work of a run that reads these tokens in each phase."""
@@ -263,7 +298,7 @@ class RunForecast:
     tokens: float
     updates: int
     operations: float
-    choice: PlacementChoice
+    choice: step_cost.PlacementChoice
     free: float
     microbatch: int
     largest: int
@@ -286,16 +321,16 @@ class RunForecast:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         values = dataclasses.asdict(self)
-        choice = values.pop("choice")
-        memory = choice["memory"] | {"total": self.choice.memory.total, "free": values.pop("free")}
         values["seconds"] |= {"total": self.total}
-        values |= choice | {"memory": memory, "tokens per second": self.rate}
-        return values
+        memory = values.pop("choice").memory
+        amounts = memory._asdict() | {"total": memory.total, "free": values.pop("free")}
+        choice = self.choice._asdict() | {"memory": amounts}
+        return values | choice | {"tokens per second": self.rate}
 
 
 def forecast_run(
     settings: PretrainConfig,
-    hardware: Hardware,
+    hardware: Here | Cards,
     *,
     corpus_tokens: float | None = None,
     price: float | None = None,
@@ -318,24 +353,32 @@ def forecast_run(
         message = f"{settings.training.end} of an unknown text"
         fix = "Give --tokens N, or the corpus: --corpus FOLDER."
         raise ConfigError(message, where="training.until", fix=fix)
-    demand = memory_demand(settings)
-    ranks, free, device = hardware.count, hardware.memory, hardware.torch_device
-    choice = choose_placement(demand, ranks, free, device)
-    match hardware:
-        case Here():
-            step = measure_step(settings, device, out, progress)
-        case Cards():
-            step = compute_step(settings, hardware, demand, choice)
-        case _:
-            assert_never(hardware)
+    demand, assumed = memory_demand(settings), tuple[str, ...]()
+    if isinstance(hardware, Here):
+        ranks, device = 1, devices.choose_device(hardware.device)
+        title, known = devices.describe_device(device), devices.memory_available(device)
+        free = math.inf if known is None else float(known)
+        choice = step_cost.choose_placement(demand, ranks, free, device)
+        step = measure_step(settings, device, out, progress)
+    else:
+        card, ranks, device = hardware.card, hardware.count, torch.device("cuda")
+        title, free = f"{ranks} × {card.title}" if ranks > 1 else card.title, card.memory
+        choice = step_cost.choose_placement(demand, ranks, free, device)
+        step = _compute_step(settings, hardware, demand, choice.placement == "sharded")
+        between = f"; {cards.NETWORK / 1e9:,.0f} GB/s between machines"
+        assumed = (
+            f"{hardware.utilisation:.0%} of {card.bf16 / 1e12:,.0f} TFLOP/s (--utilisation), "
+            f"figures of the data sheet{between if ranks > cards.MACHINE else ''}",
+            "not measured: the time of checkpoints, and of reading the data",
+        )
     work = _Run(settings, step, ranks, demand.saved, corpus_tokens).work()
     tokens, hours = sum(work.tokens), sum(work.seconds.values()) / 3600
+    operations = float(np.dot(work.tokens, _operations(settings))) / tokens
+    largest = demand.largest_microbatch(free, device, ranks if choice.placement == "sharded" else 1)
     return RunForecast(
-        hardware.title, ranks, demand.parameters, tokens, work.updates,
-        float(np.dot(work.tokens, _operations(settings))) / tokens, choice, free,
-        demand.microbatch, demand.largest_microbatch(free, device, choice.placement, ranks),
-        work.seconds, demand.saved, work.checkpoints,
-        None if price is None else price * ranks * hours, hardware.assumed,
+        title, ranks, demand.parameters, tokens, work.updates, operations, choice, free,
+        demand.microbatch, largest, work.seconds, demand.saved, work.checkpoints,
+        None if price is None else price * ranks * hours, assumed,
     )  # fmt: skip
 
 
@@ -348,75 +391,60 @@ def _operations(settings: PretrainConfig) -> list[float]:
     ]
 
 
-def compute_step(
-    settings: PretrainConfig, hardware: Cards, demand: MemoryDemand, choice: PlacementChoice
-) -> StepSeconds:
+def _compute_step(
+    settings: PretrainConfig, hardware: Cards, demand: step_cost.MemoryDemand, sharded: bool
+) -> step_cost.StepSeconds:
     """Compute the times of a step on cards from their data sheet."""
-    encoder, per_token = settings.encoder, list[float]()
-    for work, phase in zip(_operations(settings), settings.phases, strict=True):
+    encoder, phases, batch = settings.encoder, settings.phases, settings.batch
+    card, ranks, per_token, exchange = hardware.card, hardware.count, list[float](), 0.0
+    rate, operations = hardware.utilisation * card.bf16, _operations(settings)
+    for work, phase in zip(operations, phases, strict=True):
         again = 0.0
         if settings.training.recompute:  # all blocks but one have a second forward pass
-            again = forward_flops(encoder, (), phase.length) * (1 - 1 / encoder.depth)
-        per_token.append((work + again) / hardware.rate)
-    ranks, sharded = hardware.count, choice.placement == "sharded"
-    shards = ranks if sharded else 1
-    update = UPDATE_BYTES * demand.parameters / shards / hardware.card.bandwidth
-    exchange = 0.0
+            again = step_cost.forward_flops(encoder, (), phase.length) * (1 - 1 / encoder.depth)
+        per_token.append((work + again) / rate)
+    update = UPDATE_BYTES * demand.parameters / (ranks if sharded else 1) / card.bandwidth
     if ranks > 1:
         # A ring sends 2·(r − 1)/r of the gradients; shards also gather weights in both passes. What
         # the backward pass of the last microbatch hides is not counted.
-        batch, phases = settings.batch, settings.phases
         examples = isinstance(batch, ExampleBudget)
         of_rank = sum(p.share * batch.n * (p.length if examples else 1) for p in phases) / ranks
-        sent = 4 * demand.parameters * (ranks - 1) / ranks
+        sent = FLOAT * demand.parameters * (ranks - 1) / ranks
         micro = math.ceil(max(1.0, of_rank / demand.microbatch))
         total = sent * (1 + 2 * micro) if sharded else 2 * sent
-        work = float(np.dot([phase.share for phase in phases], _operations(settings)))
-        compute = work * min(float(demand.microbatch), of_rank) / hardware.rate
-        link = NETWORK if ranks > MACHINE else hardware.card.link
+        mean = float(np.dot([phase.share for phase in phases], operations))
+        compute = mean * min(float(demand.microbatch), of_rank) / rate
+        link = cards.NETWORK if ranks > cards.MACHINE else card.link
         exchange = max(0.0, total / link - compute * BACKWARD / (1 + BACKWARD))
-    return StepSeconds(tuple(per_token), max(update, SHORTEST_UPDATE), exchange)
+    return step_cost.StepSeconds(tuple(per_token), max(update, SHORTEST_UPDATE), exchange)
 
 
 def measure_step(
     settings: PretrainConfig, device: torch.device, out: Path, progress: Progress = SILENT
-) -> StepSeconds:
+) -> step_cost.StepSeconds:
     """Measure a step of the run on this machine, on random tokens. Draws from torch's generator."""
-    objective, training = settings.objective, settings.training
+    objective, training, size = settings.objective, settings.training, settings.encoder.vocab
     models = {role: Model(*spec) for role, spec in objective.models(settings.encoder).items()}
     # The special tokens are the first; each token has count 1.
-    size = settings.encoder.vocab
     special = np.arange(size) < 5
     vocabulary = Vocabulary(special, np.zeros_like(special), 4, counts=np.ones(size, np.int64))
     training_module = objective.training_module(models, vocabulary).to(device)
     for model in models.values():
         compute_as(model.encoder, training, device)
-    batches = [
-        _random_batch(settings.objective_of(phase), vocabulary, settings, phase.length)
-        for phase in settings.phases
-    ]
-    optimizer = build_optimizer(
-        training.optimizer,
-        training_module.trained_parameters(),
-        matrices=training_module.matrices(),
-    )
-    step = measure_updates(training_module, batches, optimizer, training, progress)
-    return dataclasses.replace(step, per_byte=seconds_per_byte(out))
+    batches = [_random_batch(settings, vocabulary, phase) for phase in settings.phases]
+    step = step_cost.measure_updates(training_module, batches, training, progress)
+    return step._replace(per_byte=step_cost.seconds_per_byte(out))
 
 
-def _random_batch(
-    objective: Objective, vocabulary: Vocabulary, settings: PretrainConfig, length: int
-) -> Batch:
+def _random_batch(settings: PretrainConfig, vocabulary: Vocabulary, phase: PretrainPhase) -> Batch:
     """Return random tokens in pairs of segments, with the objective's targets."""
-    draw = rng(settings.seed, "plan")
+    draw, objective, length = rng(settings.seed, "plan"), settings.objective_of(phase), phase.length
     segments = (np.arange(length) >= length // 2).astype(np.int8)
-    if getattr(settings.encoder, "segments", 2) < 2:
+    if settings.encoder.segments < 2:
         segments = np.zeros_like(segments)
     sequences = []
     for _ in range(max(1, min(SAMPLE, settings.microbatch_tokens) // length)):
         ids = draw.integers(5, settings.encoder.vocab, length, dtype=np.int32)
-        pair = LabelTargets(draw.integers(0, 2, 1))
-        sequences.append(
-            objective.prepare(Sequence(ids, segments, {"pair": pair}), vocabulary, draw)
-        )
+        plain = Sequence(ids, segments, {"pair": LabelTargets(draw.integers(0, 2, 1))})
+        sequences.append(objective.prepare(plain, vocabulary, draw))
     return pack(sequences)

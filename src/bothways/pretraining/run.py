@@ -34,16 +34,16 @@ from bothways.hub.model_card import Card, data_of_corpus, limits_of_pretrained
 from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import digest_of_model
 from bothways.model.model import Model
-from bothways.objectives.step_cost import objective_flops
 from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
+from bothways.pretraining.forecast import memory_demand, objective_flops
 from bothways.pretraining.run_page import write_run_page
 from bothways.training import parallel, run
 from bothways.training.checkpoint import FolderStore, MemoryStore, run_folder
 from bothways.training.durations import RunState
-from bothways.training.preflight import choose_parallelism, peak_of
 from bothways.training.run import Training
+from bothways.training.step_cost import choose_parallelism, peak_of
 
 MakeHeldOut = Callable[[TrainingModule, parallel.Plan], HeldOut]
 """Makes what evaluates a training module on text of its own."""
@@ -135,7 +135,7 @@ def pretrain(
             plan, flatten(configs.to_dict(settings)) | digests, files=("start",)
         )
         plan = choose_parallelism(
-            plan, settings.sharding, build.memory_demand(settings), used_device, progress
+            plan, settings.sharding, memory_demand(settings), used_device, progress
         )
         flops = objective_flops(settings.objective, settings.encoder, settings.phases[0].length)
         peak = peak_of(flops, settings.training, used_device, plan)

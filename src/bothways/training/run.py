@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+import torch
+
 from bothways.core.config.checks import require_at_least
 from bothways.core.config.reader import CHANGEABLE, Members
 from bothways.core.errors import ConfigError
@@ -20,6 +22,8 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
 from bothways.core.source import TrainingStep
 from bothways.core.training_module import TrainingModule
+from bothways.model.block import Block
+from bothways.model.encoder import Encoder
 from bothways.training import meter as meters
 from bothways.training import optimizers
 from bothways.training.average import Average
@@ -119,6 +123,23 @@ class Training:
             message = "is chosen by fine-tuning alone, and must be a duration here"
             raise ConfigError(message, where="training.until", fix='Set it, such as "3 epochs".')
         return self.until
+
+
+def compute_as(encoder: Encoder, training: Training, device: torch.device) -> None:
+    """Set `training.recompute` and `training.compiled` on an encoder.
+
+    Raises:
+        ConfigError: compiled is set on a CPU or for an encoder without Transformer blocks.
+    """
+    encoder.recompute = training.recompute
+    blocks = [module for module in encoder.modules() if isinstance(module, Block)]
+    if training.compiled and (device.type == "cpu" or not blocks):
+        kind = type(encoder).__name__
+        message = f"is for the blocks of a Transformer on a GPU, not for this {kind} on {device}"
+        fix = "Leave it out: on a CPU compiled blocks are not faster."
+        raise ConfigError(message, where="training.compiled", fix=fix)
+    for block in blocks:
+        block.compiled = training.compiled
 
 
 @dataclass(frozen=True)

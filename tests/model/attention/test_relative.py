@@ -27,11 +27,11 @@ from bothways.model.attention.relative import PositionTerms, along_diagonals, at
 from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, PreNorm
 from bothways.model.disentangled import distances_of, row_of
 from bothways.model.encoder import Encoder
-from bothways.model.flops import forward_flops
 from bothways.model.heads import Head, LabelHead, MaskedHead, ReplacedHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Convolution, Disentangled
+from bothways.training.step_cost import forward_flops
 
 HEADS, SIZE = 2, 5
 

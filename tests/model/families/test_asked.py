@@ -14,11 +14,11 @@ from bothways.core.batch import Batch, TokenTargets
 from bothways.core.layout import Layout
 from bothways.model.config import Dropouts, EncoderConfig, Sharing
 from bothways.model.families.catalogue import FAMILIES
-from bothways.model.flops import forward_flops
 from bothways.model.heads import LabelHead, MaskedHead, TagHead
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled
 from bothways.objectives.masked_lm import MaskedLMModule
+from bothways.training.step_cost import forward_flops
 from drawn_settings import draw_settings
 from spread import in_turn
 

@@ -26,11 +26,11 @@ from bothways.model.families.bigbird import BIGBIRD
 from bothways.model.families.catalogue import preset
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.longformer import LONGFORMER
-from bothways.model.flops import forward_flops, seen
 from bothways.model.heads import LabelHead, MaskedHead, SpanHead, TagHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.training.parallel import Replicated, replicate
+from bothways.training.step_cost import forward_flops, seen
 from drawn_settings import draw_settings
 from family_peers import (
     answers,

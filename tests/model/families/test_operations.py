@@ -15,7 +15,6 @@ from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES
 from bothways.model.families.family import Architecture, Family
-from bothways.model.flops import forward_flops
 from bothways.model.heads import (
     ChoiceHead,
     Head,
@@ -29,6 +28,7 @@ from bothways.model.heads import (
     TagHead,
 )
 from bothways.model.model import Model
+from bothways.training.step_cost import forward_flops
 from drawn_settings import draw_settings
 from family_peers import outputs
 from spread import in_turn

@@ -18,18 +18,18 @@ from bothways.data.masking import Masking
 from bothways.finetuning import run as fine_tuning
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.model.config import EncoderConfig
-from bothways.model.flops import forward_flops
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
-from bothways.objectives.step_cost import predicted_share
 from bothways.pretraining import run as pre_training
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
+from bothways.pretraining.forecast import predicted_share
 from bothways.training import parallel
-from bothways.training import preflight as computing
 from bothways.training import run as loop
+from bothways.training import step_cost as computing
 from bothways.training.durations import RunState, Steps
 from bothways.training.meter import Peak
 from bothways.training.parallel import Replicated, Single
+from bothways.training.step_cost import forward_flops
 from toy_folder import make_examples, make_folder, write_tsv
 
 RATE = 5e9

@@ -12,15 +12,20 @@ import torch
 
 from bothways.core.errors import ResourceError
 from bothways.model.config import EncoderConfig
-from bothways.model.flops import LossFloats, kept_floats
 from bothways.model.heads import MaskedHead, PairHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.training import optimizers
 from bothways.training.durations import Steps
-from bothways.training.preflight import USABLE, MemoryDemand, choose_placement
 from bothways.training.run import Training
 from bothways.training.schedules import Constant
+from bothways.training.step_cost import (
+    USABLE,
+    LossFloats,
+    MemoryDemand,
+    choose_placement,
+    kept_floats,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 VOCABULARY, WIDTH, DEPTH = 1000, 64, 4
@@ -52,7 +57,6 @@ def test_the_parts_of_a_whole_rank() -> None:
     assert memory.optimizer == 8 * DEMAND.parameters
     assert memory.activations == pytest.approx(4 * 1024 * kept)
     assert memory.gathered == 0
-    assert DEMAND.memory(CPU, "replicated", 8) == memory
 
 
 @pytest.mark.parametrize(
@@ -89,11 +93,11 @@ def test_the_moments_are_those_that_the_optimizer_keeps(optimizer: Any) -> None:
     )
     assert demand.memory(CPU).optimizer == kept
     assert demand.saved == 4 * demand.parameters + kept
-    assert demand.memory(CPU, "sharded", 4).optimizer == kept / 4
+    assert demand.memory(CPU, 4).optimizer == kept / 4
 
 
 def test_a_shard_holds_its_part_and_what_it_gathers() -> None:
-    whole, shard = DEMAND.memory(CPU), DEMAND.memory(CPU, "sharded", 4)
+    whole, shard = DEMAND.memory(CPU), DEMAND.memory(CPU, 4)
     assert shard.weights == whole.weights / 4
     assert shard.optimizer == whole.optimizer / 4
     assert shard.activations == whole.activations
@@ -105,13 +109,13 @@ def test_a_device_of_another_machine_needs_no_driver() -> None:
     assert DEMAND.memory(GPU) == dataclasses.replace(DEMAND, length=16).memory(GPU)
 
 
-@pytest.mark.parametrize("placement", ["single", "sharded"])
-def test_the_largest_microbatch_is_the_last_that_fits(placement: str) -> None:
-    free = 1.5 * DEMAND.memory(CPU, placement, 2).total  # type: ignore[arg-type]
-    most = DEMAND.largest_microbatch(free, CPU, placement, 2)  # type: ignore[arg-type]
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_largest_microbatch_is_the_last_that_fits(shards: int) -> None:
+    free = 1.5 * DEMAND.memory(CPU, shards).total
+    most = DEMAND.largest_microbatch(free, CPU, shards)
     for tokens, fits in ((most, True), (most + 1, False)):
         each = dataclasses.replace(DEMAND, microbatch=tokens)
-        assert each.fits(free, CPU, placement, 2) == fits  # type: ignore[arg-type]
+        assert each.fits(free, CPU, shards) == fits
     assert DEMAND.largest_microbatch(1.0, CPU) == 0
 
 
@@ -121,13 +125,13 @@ def test_the_simplest_placement_that_fits_is_chosen() -> None:
         DEMAND, models=((dataclasses.replace(ENCODER, depth=40), (MaskedHead(),)),), microbatch=128
     )
     whole = 1.001 * demand.memory(CPU).total / USABLE
-    shard = 1.001 * demand.memory(CPU, "sharded", 8).total / USABLE
+    shard = 1.001 * demand.memory(CPU, 8).total / USABLE
     assert shard < whole
     assert choose_placement(demand, 1, whole, CPU).placement == "single"
     assert choose_placement(demand, 8, whole, CPU).placement == "replicated"
     chosen = choose_placement(demand, 8, shard, CPU)
     assert chosen.placement == "sharded"
-    assert chosen.memory == demand.memory(CPU, "sharded", 8)
+    assert chosen.memory == demand.memory(CPU, 8)
     with pytest.raises(ResourceError, match=r"of memory on each rank\.$"):
         choose_placement(demand, 8, shard / 50, CPU)
 
@@ -145,7 +149,7 @@ def test_each_remedy_of_a_refusal_fits() -> None:
         assert choose_placement(demand, 1, free, CPU).placement == "single"
 
     one = dataclasses.replace(DEMAND, microbatch=128)
-    free = 1.001 * one.memory(CPU, "sharded", 4).total / USABLE
+    free = 1.001 * one.memory(CPU, 4).total / USABLE
     with pytest.raises(ResourceError) as refused:
         choose_placement(one, 1, free, CPU)
     [ranks] = map(int, re.findall(r"(\d+) ranks, sharded", refused.value.fix or ""))

@@ -17,17 +17,16 @@ from bothways.core.sequence import Sequence
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
-from bothways.model.flops import passing_floats
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Disentangled
 from bothways.objectives import distillation
-from bothways.pretraining.build import memory_demand
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.forecast import memory_demand
 from bothways.pretraining.recipes import modern
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.preflight import MemoryDemand
+from bothways.training.step_cost import MemoryDemand, kept_floats
 
 CPU = torch.device("cpu")
 LENGTH, SEQUENCES, VOCABULARY = 64, 48, 1000
@@ -113,7 +112,7 @@ def test_the_forecast_is_what_a_step_takes(
     assert 0.9 < forecast.activations / measured < most
     assert forecast.frozen == 4 * parameter_table(*specs["teacher"]).total > without.frozen == 0
     assert sum(p.numel() for p in models["teacher"].parameters()) == forecast.frozen / 4
-    assert demand.fixed == 16 * demand.parameters + forecast.frozen
+    assert forecast.total - forecast.activations == 16 * demand.parameters + forecast.frozen
     assert demand.saved == dataclasses.replace(demand, frozen=()).saved
 
 
@@ -132,16 +131,16 @@ def test_a_pass_without_gradient_holds_what_the_widest_block_does(
     with torch.inference_mode():
         model.encoder(batch)
         held = peak(lambda: model.encoder(batch)) / 4 / batch.layout.tokens
-    assert 0.95 < passing_floats(config, LENGTH, CPU, "fp32") / held < 1.2
+    assert 0.95 < kept_floats(config, LENGTH, CPU, False, "fp32", learning=False) / held < 1.2
 
 
 def test_a_shard_holds_its_part_of_the_teacher(teacher: str) -> None:
     demand: MemoryDemand = memory_demand(
         settings_for(teacher, TEACHER, distillation.CosineStates())
     )
-    whole, shard = demand.memory(CPU), demand.memory(CPU, "sharded", 4)
+    whole, shard = demand.memory(CPU), demand.memory(CPU, 4)
     assert shard.frozen == whole.frozen / 4
-    alone = dataclasses.replace(demand, frozen=()).memory(CPU, "sharded", 4)
+    alone = dataclasses.replace(demand, frozen=()).memory(CPU, 4)
     block = 12 * 128**2 + 13 * 128
     outside = demand.frozen_counts.parameters - 4 * block
     assert shard.gathered == alone.gathered + 4 * (2 * block + outside)

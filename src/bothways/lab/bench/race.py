@@ -43,7 +43,6 @@ from bothways.data.loader import LoadedStep
 from bothways.data.masking import Masking, Vocabulary
 from bothways.finetuning.config import finetune_adam
 from bothways.model.config import EncoderConfig
-from bothways.model.flops import BACKWARD, forward_flops
 from bothways.model.heads import MaskedHead
 from bothways.model.kernels import library as native
 from bothways.model.model import Model
@@ -52,9 +51,9 @@ from bothways.training.durations import RunState, Steps
 from bothways.training.loop import Loop
 from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.parallel import Single
-from bothways.training.preflight import compute_as
-from bothways.training.run import Training
+from bothways.training.run import Training, compute_as
 from bothways.training.saved_state import RunTensors
+from bothways.training.step_cost import BACKWARD, forward_flops
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from bothways.hub.resolve import resolve_run
 from bothways.lab.paper import pretraining_runs
 from bothways.lab.paper.experiment import Experiment
 from bothways.lab.sweeps.runs import RESULT
-from bothways.model.flops import BACKWARD
 from bothways.model.heads import token_head
 from bothways.model.model import Model
 from bothways.pretraining.config import PretrainConfig
@@ -41,8 +40,7 @@ from bothways.tasks.base import Task
 from bothways.tasks.catalogue import Trainable
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.durations import Epochs, Hours
-from bothways.training.optimizers import build_optimizer
-from bothways.training.preflight import measure_updates
+from bothways.training.step_cost import BACKWARD, measure_updates
 
 SAMPLED = 1000
 """Number of examples from which tokens per example are estimated."""
@@ -117,8 +115,7 @@ def _training_speed(settings: FinetuneConfig, sample: list[Sequence], device: st
     task_model.to(choose_device(device))
     sequences = sorted(sample, key=len)
     batch = pack(sequences[:: max(1, sum(map(len, sequences)) // BATCH)])
-    optimizer = build_optimizer(settings.training.optimizer, task_model.trained_parameters())
-    step = measure_updates(task_model, [batch], optimizer, settings.training)
+    step = measure_updates(task_model, [batch], settings.training)
     return 1 / (step.per_token[0] + step.update / batch.layout.tokens)
 
 
