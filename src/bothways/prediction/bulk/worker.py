@@ -186,6 +186,7 @@ def _parquet(
         predicted = {
             name: pyarrow.array([_arrow_value(row.get(name), kind) for row in rows], kind)
             for name, kind in fields.items()
+            if name in rows[0]  # a field that a model does not have is absent from all its rows
         }
     _check_names(columns, predicted)
     stream = io.BytesIO()
