@@ -64,7 +64,8 @@ ifeq ($(KERNELS),1)
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 \
 	BOTHWAYS_KERNELS=$(SANITIZED) BOTHWAYS_EXPECT_KERNELS=1 BOTHWAYS_EXAMPLES_DIVISOR=12 \
 	$(BIN)/python -m pytest --numprocesses auto -k "not training_follows and not real_weights" \
-	$(addprefix tests/model/kernels/test_,adamw.py hostile_calls.py attention.py linear.py encoder.py add_norm.py)
+	$(addprefix tests/model/kernels/test_,adamw.py hostile_calls.py attention.py linear.py encoder.py add_norm.py) \
+	tests/text/test_wordpiece.py
 endif
 
 # An sdist, a pure wheel and a manylinux wheel in dist/, each installed and run in a fresh environment.

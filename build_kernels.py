@@ -1,4 +1,5 @@
-"""Compile the kernels of `src/bothways/model/kernels/csrc` into one shared library.
+"""Compile the kernels of `src/bothways/model/kernels/csrc` into one shared library, and the
+tokenizer into another one.
 
 `hatch_build.py` calls `build` when the package is installed or a wheel is built. By hand:
 
@@ -44,6 +45,8 @@ REQUIRED = {
     "rows_avx512.c": AVX512,
     "linear_vnni.c": (*AVX512, "-mavx512vnni"),
 }
+TOKENIZER = {"wordpiece.c": ()}
+"""A library of its own, `tokenizer_library`, which is loaded without PyTorch."""
 OPTIONAL = {
     "WITH_BF16": {"linear_bf16.c": BF16},  # gcc 10, clang 9
     "WITH_AMX": {"attention_amx.c": AMX, "linear_amx.c": AMX},  # gcc 11, clang 12
@@ -117,15 +120,23 @@ def build(
                     raise
                 missing.append(macro)
         objects += compile_files(REQUIRED, macros)
-        unfinished = library.with_suffix(
-            f".{os.getpid()}.part"
-        )  # another build may run at the same time
-        try:
-            run([*command, "-shared", "-o", str(unfinished), *objects, "-lm"])
-            unfinished.replace(library)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        # As needed: the tokenizer must not load the system's OpenMP before PyTorch loads its own.
+        linking = ("-shared", "-pthread", "-Wl,--as-needed")
+        linked = {library: objects, tokenizer_library(library): compile_files(TOKENIZER)}
+        for target, parts in linked.items():
+            # Another build may run at the same time.
+            unfinished = target.with_suffix(f".{os.getpid()}.part")
+            try:
+                run([*command, *linking, "-o", str(unfinished), *parts, "-lm"])
+                unfinished.replace(target)
+            finally:
+                unfinished.unlink(missing_ok=True)
     return missing
+
+
+def tokenizer_library(library: Path) -> Path:
+    """Return the file of the tokenizer, next to that of the kernels."""
+    return library.with_stem(f"{library.stem}_wordpiece")
 
 
 def _knows(flags: Sequence[str]) -> bool:

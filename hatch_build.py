@@ -26,8 +26,9 @@ class CompiledKernels(BuildHookInterface[Any]):
             return
         build = runpy.run_path(str(Path(self.root, "build_kernels.py")))
         library = Path(self.root, build["LIBRARY"])
+        files = [library, build["tokenizer_library"](library)]
         if os.environ.get("BOTHWAYS_PURE") == "1":
-            _remove(library)
+            _remove(files)
             return
         try:
             missing = build["build"](Path(self.root), library)
@@ -35,19 +36,20 @@ class CompiledKernels(BuildHookInterface[Any]):
             self.app.display_warning(
                 f"the kernels are not compiled, everything will be slower: {error}"
             )
-            _remove(library)
+            _remove(files)
             return
         for macro in missing:
             self.app.display_warning(
                 f"the compiler is too old for {macro.removeprefix('WITH_')} kernels"
             )
-        build_data["artifacts"].append(build["LIBRARY"])
+        build_data["artifacts"] += [str(file.relative_to(self.root)) for file in files]
         build_data["pure_python"] = False
         platform_tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform_tag}"
 
 
-def _remove(library: Path) -> None:
-    """Remove a library of an earlier build; where nothing can be written it stays."""
-    with contextlib.suppress(OSError):
-        library.unlink()
+def _remove(libraries: list[Path]) -> None:
+    """Remove libraries of an earlier build; where nothing can be written they stay."""
+    for library in libraries:
+        with contextlib.suppress(OSError):
+            library.unlink()

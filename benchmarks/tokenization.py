@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 
 os.environ["RAYON_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 from harness import against, interleaved, machine, span

@@ -6,8 +6,9 @@ four corners, kept because everyone's models and files have them: a word over 10
 unknown (Google: 200), the ideographs U+2B820–U+2B91F are not separated, private-use characters are
 dropped, and the text "[MASK]" in the input is the special token. See docs/guide/tokenizer.md.
 
-Words repeat, so each is tokenized once and then looked up (`word_cache`); where that is not proved
-exact, the backend reads the whole text. `template.assemble` puts special tokens around texts.
+BERT's tokenizers are in C (`wordpiece`). Elsewhere words repeat, so each is tokenized once and then
+looked up (`word_cache`); where neither is proved exact, the backend reads the whole text.
+`template.assemble` puts special tokens around texts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
@@ -34,6 +36,7 @@ from bothways.text.template import AGAIN, Template, assemble, foreign
 from bothways.text.tokenizer_classes import Specials
 from bothways.text.tokenizer_files import load_backend, tokenizer_config
 from bothways.text.word_cache import PieceTable, find_cutter
+from bothways.text.wordpiece import compile_wordpiece
 
 if TYPE_CHECKING:
     from bothways.core.batch import Batch
@@ -101,7 +104,8 @@ class Tokenizer:
         self._spec: Mapping[str, Any] = json.loads(backend.to_str())
         if words is not None:
             self._spec = {**self._spec, "words": words.settings}
-        cut = find_cutter(self._spec)
+        self._compiled = compile_wordpiece(backend, self._spec)
+        cut = find_cutter(self._spec) if self._compiled is None else None
         self._rows_of = self._backend_rows if cut is None else PieceTable(backend, cut).rows
 
     def __repr__(self) -> str:
@@ -325,23 +329,24 @@ class Tokenizer:
             DataError: a text that is not a str, or holds half of a surrogate pair.
         """
         if isinstance(texts, str):
-            return self.encode([texts])[0]
-        return [np.frombuffer(row, dtype=np.int32).copy() for row in self._rows(list(texts))]
+            return self.encode_flat([texts])[0]
+        ids, lengths = self.encode_flat(list(texts))
+        ends = np.cumsum(lengths).tolist()
+        return [ids[begin:end].copy() for begin, end in pairwise([0, *ends])]
 
     def encode_flat(self, texts: list[str]) -> tuple[Ids, NDArray[np.int64]]:
         """Return the ids `(tokens)` of all texts end to end, and the length `(texts)` of each."""
-        rows = self._rows(texts)
+        try:
+            with foreign(self.where):
+                if self._compiled is not None:
+                    counts, (flat,) = self._compiled.encode(texts)
+                    return flat, counts
+                rows = self._rows_of(texts)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise _not_text(texts) from error
         # Four bytes are one id.
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)) // 4
         return np.frombuffer(b"".join(rows), dtype=np.int32).copy(), lengths
-
-    def _rows(self, texts: list[str]) -> list[bytes]:
-        """Return the ids of each text, as bytes of native 32-bit integers."""
-        try:
-            with foreign(self.where):
-                return self._rows_of(texts)
-        except (TypeError, UnicodeEncodeError) as error:
-            raise _not_text(texts) from error
 
     @functools.cached_property
     def _divided(self) -> tokenizers.Tokenizer:
@@ -392,16 +397,22 @@ class Tokenizer:
         """Return ids, character offsets and words of each text; errors as `encode`."""
         try:
             with foreign(self.where):
-                encodings = self._divided.encode_batch(texts, add_special_tokens=False)
-        except TypeError as error:
+                if self._compiled is not None:
+                    lengths, columns = self._compiled.encode(texts, spans=True)
+                    ends = [0, *np.cumsum(lengths).tolist()]
+                    rows: list[list[Any]] = [[x[a:b] for x in columns] for a, b in pairwise(ends)]
+                else:
+                    encodings = self._divided.encode_batch(texts, add_special_tokens=False)
+                    rows = [[each.ids, each.offsets, each.word_ids] for each in encodings]
+        except (TypeError, UnicodeEncodeError) as error:
             raise _not_text(texts) from error
         return [
             Encoded(
-                np.array(encoding.ids, dtype=np.int32),
-                np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2),
-                np.array(encoding.word_ids, dtype=np.int32),
+                np.array(ids, dtype=np.int32),
+                np.array(offsets, dtype=np.int64).reshape(-1, 2),
+                np.array(words, dtype=np.int32),
             )
-            for encoding in encodings
+            for ids, offsets, words in rows
         ]
 
     def decode(self, ids: Sequence[int] | Ids) -> str:

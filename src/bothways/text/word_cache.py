@@ -3,13 +3,13 @@
 This is exact only if a tokenizer never looks across the boundaries of pieces. `find_cutter` accepts
 two kinds of tokenizers, and others tokenize each text as a whole:
 
-BERT (BertNormalizer, BertPreTokenizer, WordPiece). A piece is a run without white space, ASCII
-punctuation and ideographs, or one ASCII punctuation mark, or one ideograph. The normaliser works on
-single characters, except for the canonical reordering of combining marks, which never crosses a
-character of combining class 0. Space, newline, tab, ASCII punctuation and ideographs have class 0,
-and none of them disappears. The pre-tokenizer then splits at white space, around each punctuation
-mark, and around each ideograph, which the normaliser surrounds with spaces. WordPiece reads one
-word at a time.
+BERT, where `wordpiece` is not compiled (BertNormalizer, BertPreTokenizer, WordPiece). A piece is a
+run without white space, ASCII punctuation and ideographs, or one ASCII punctuation mark, or one
+ideograph. The normaliser works on single characters, except for the canonical reordering of
+combining marks, which never crosses a character of combining class 0. Space, newline, tab, ASCII
+punctuation and ideographs have class 0, and none of them disappears. The pre-tokenizer then splits
+at white space, around each punctuation mark, and around each ideograph, which the normaliser
+surrounds with spaces. WordPiece reads one word at a time.
 
 Byte-level BPE (no normaliser, ByteLevel with GPT-2's expression, BPE without dropout). A piece
 begins at a run of spaces that follows a visible character. No alternative of the expression matches
@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
-from typing_extensions import assert_never
 
 _PUNCTUATION = r"!-/:-@\[-`{-~"
 _IDEOGRAPHS = r"\u3400-\u4DBF\u4E00-\u9FFF\uF900-\uFAFF\U00020000-\U0002A6DF"
@@ -45,20 +44,11 @@ _ENTRY = 200
 
 
 @dataclass(frozen=True)
-class BertWords:
-    """The expression that finds the pieces of a BERT tokenizer."""
+class Cutter:
+    """The expression that finds the pieces of a tokenizer, BERT's (`bert`) or byte-level BPE."""
 
     expression: re.Pattern[str]
-
-
-@dataclass(frozen=True)
-class SpacedWords:
-    """The expression that finds the pieces of a byte-level BPE tokenizer."""
-
-    expression: re.Pattern[str]
-
-
-Cutter = BertWords | SpacedWords
+    bert: bool
 
 
 def find_cutter(spec: Mapping[str, Any]) -> Cutter | None:
@@ -71,14 +61,11 @@ def find_cutter(spec: Mapping[str, Any]) -> Cutter | None:
             "type": "WordPiece"
         }:
             if all(_stands_alone(token) for token in added):
-                return BertWords(
-                    bert_words(
-                        [token["content"] for token in added], normalizer["handle_chinese_chars"]
-                    )
-                )
+                contents = [token["content"] for token in added]
+                return Cutter(bert_words(contents, normalizer["handle_chinese_chars"]), bert=True)
         case None, {"type": "ByteLevel", "use_regex": True}, {"type": "BPE", "dropout": None}:
             if not any(token["rstrip"] for token in added):
-                return SpacedWords(_SPACED)
+                return Cutter(_SPACED, bert=False)
     return None
 
 
@@ -108,13 +95,7 @@ class PieceTable(dict[str, bytes]):
         super().__init__()
         self._find = cut.expression.findall
         self._room = MEMORY
-        match cut:
-            case BertWords():
-                self._tokenize = functools.partial(_tokenize_word, backend)
-            case SpacedWords():
-                self._tokenize = functools.partial(_tokenize, backend)
-            case _:
-                assert_never(cut)
+        self._tokenize = functools.partial(_tokenize_word if cut.bert else _tokenize, backend)
 
     def rows(self, texts: list[str]) -> list[bytes]:
         """Return the ids of each text, as bytes of native int32."""

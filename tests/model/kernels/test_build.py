@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bothways.model.kernels import library
+from bothways.model.kernels import abi, library
 from bothways.model.kernels.library import Feature
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +70,7 @@ def test_an_older_compiler_builds_all_kernels_but_those_it_does_not_know(
     assert BUILD["build"](ROOT, file, ("-O1", "-DNDEBUG"), strict=True) == missing
     done = subprocess.run(
         [sys.executable, "-c", CHECK],
-        env={**os.environ, library.OVERRIDE: str(file)},
+        env={**os.environ, abi.OVERRIDE: str(file)},
         capture_output=True,
         text=True,
         check=False,

@@ -20,7 +20,7 @@ from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.model.kernels.int8 import quantize_weights
-from bothways.model.kernels.library import ALL_FEATURES, Feature, call
+from bothways.model.kernels.library import ALL_FEATURES, FORMATS, Feature, call
 from bothways.model.kernels.linear import CompiledLinear
 from kernel_cases import NEEDS_AVX512, NEEDS_BF16, NEEDS_VNNI, draw_qkv
 
@@ -41,7 +41,7 @@ class Attention:
         self.lse = torch.full((48, 2), 7.0)
         drop = abi.DropoutStruct(0, 0, 1.0)
         places = (self.qkv.data_ptr(), self.offsets.data_ptr())
-        self.batch = abi.AttentionBatch(*places, 48, 3, 2, 32, drop, abi.FORMATS[dtype])
+        self.batch = abi.AttentionBatch(*places, 48, 3, 2, 32, drop, FORMATS[dtype])
 
     def forward(self) -> None:
         """Call the kernel."""

@@ -28,7 +28,7 @@ def reload(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """Load the library once more in the test, and as before after it."""
 
     def forget() -> None:
-        library._load.cache_clear()
+        abi.load.cache_clear()
         library.available.cache_clear()
 
     forget()
@@ -40,7 +40,7 @@ def reload(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 def test_without_a_file_nothing_is_chosen_and_the_remedy_is_said(
     reload: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    reload.setenv(library.OVERRIDE, str(tmp_path / "none.so"))
+    reload.setenv(abi.OVERRIDE, str(tmp_path / "none.so"))
     assert library.available() == Feature(0)
     assert not supports_heads(CPU, torch.float32, 64)
     assert not library.multiplies("int8")
@@ -52,7 +52,7 @@ def test_without_a_file_nothing_is_chosen_and_the_remedy_is_said(
 def test_on_other_systems_no_compiler_is_advised(
     system: tuple[str, str], reload: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    reload.setenv(library.OVERRIDE, str(tmp_path / "none.so"))
+    reload.setenv(abi.OVERRIDE, str(tmp_path / "none.so"))
     reload.setattr("platform.system", lambda: system[0])
     reload.setattr("platform.machine", lambda: system[1])
     assert library.describe_kernels().endswith(f"not available for {' '.join(system)}")
@@ -60,7 +60,7 @@ def test_on_other_systems_no_compiler_is_advised(
 
 def test_a_file_that_is_no_library_is_refused(reload: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "bad.so").write_bytes(b"not a library")
-    reload.setenv(library.OVERRIDE, str(tmp_path / "bad.so"))
+    reload.setenv(abi.OVERRIDE, str(tmp_path / "bad.so"))
     assert not library.is_loaded()
     assert "cannot be loaded" in library.describe_kernels()
 
@@ -82,15 +82,15 @@ def test_a_library_of_another_version_is_refused(change: str, reload: pytest.Mon
 @loaded
 def test_stray_files_beside_the_sources_change_nothing(tmp_path: Path) -> None:
     package = tmp_path / "bothways" / "model" / "kernels"
-    shutil.copytree(library.FILE.parent, package)
+    shutil.copytree(abi.FILE.parent, package)
     for folder in (tmp_path / "bothways", package.parent):
         (folder / "__init__.py").touch()
     (package / "csrc" / "api.c.orig").write_text("int other;")
-    shutil.copy(library._load().library._name, package / "libkernels.so")  # type: ignore[union-attr]
+    shutil.copy(abi.load().library._name, package / "libkernels.so")  # type: ignore[union-attr]
     code = (
         "from bothways.model.kernels import library; print(library.is_loaded(), library.__file__)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)} | {library.OVERRIDE: ""}
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)} | {abi.OVERRIDE: ""}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
@@ -127,7 +127,7 @@ def test_missing_kernels_fail_the_tests_where_they_are_expected(
 ) -> None:
     conftest: Any = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
     reload.setenv("BOTHWAYS_EXPECT_KERNELS", wanted)
-    reload.setenv(library.OVERRIDE, str(tmp_path / "none.so"))
+    reload.setenv(abi.OVERRIDE, str(tmp_path / "none.so"))
     if wanted == "0":
         conftest.pytest_configure()
         return

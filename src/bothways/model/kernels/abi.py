@@ -1,22 +1,24 @@
-"""The structs and functions of `csrc/bothways.h`, for `ctypes`.
-
-`library` compares the version and the sizes of the structs when it loads the kernels.
-"""
+"""The structs and functions of `csrc/bothways.h` for `ctypes`; loading them, without PyTorch."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import torch
+FILE = Path(__file__).with_name("libkernels.so")
+OVERRIDE = "BOTHWAYS_KERNELS"
+"""Environment variable: another library file to load, such as one with sanitizers."""
 
 VERSION = 1
 """BOTHWAYS_ABI: increased with every change of a struct, a signature or their meaning."""
 
 # More threads than this are an invalid argument in C: workspaces grow with their number.
 MAX_THREADS = 1024
-
-FORMATS = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 1}
-"""The number of a dtype, which is its number of bytes."""
 
 # Fields and arguments have the widths of <stdint.h>, so that no struct depends on the platform's
 # int and long. Pointers are passed as integer addresses.
@@ -166,3 +168,53 @@ SIGNATURES = {
     "bothways_adamw_rows": (*[_POINTER] * 3, _INT64, _INT32),
 }  # fmt: skip
 """Argument types of each function; all of them return an int32."""
+
+
+class Loaded(NamedTuple):
+    """A library, or the reason why there is none."""
+
+    library: ctypes.CDLL | None
+    problem: str
+
+
+@functools.cache
+def load() -> Loaded:
+    """Return the kernels, unless they are missing or belong to another version of the package."""
+    return load_library(library_file(), SIGNATURES, "bothways_abi", VERSION, STRUCTS)
+
+
+def library_file() -> Path:
+    """Return the file of the kernels; the tokenizer's (`text.wordpiece`) is next to it."""
+    return Path(os.environ.get(OVERRIDE) or FILE)
+
+
+def load_library(
+    file: Path,
+    signatures: Mapping[str, tuple[Any, ...]],
+    abi: str,
+    version: int,
+    structs: tuple[type[ctypes.Structure], ...],
+) -> Loaded:
+    """Load a library, if its function `abi` has this version and these sizes of structs.
+
+    A library of another version may have other structs under the same names of functions: they are
+    compared before anything is computed.
+    """
+    system = f"{platform.system()} {platform.machine()}"
+    if not file.exists():
+        if system != "Linux x86_64":
+            return Loaded(None, f"not available for {system}")
+        return Loaded(None, "missing: install a C compiler, then install bothways again")
+    try:
+        library = ctypes.CDLL(str(file))
+        for name, arguments in signatures.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, ctypes.c_int32
+    except (OSError, AttributeError) as error:
+        return Loaded(None, f"cannot be loaded ({error}): install bothways again")
+    sizes = (ctypes.c_int64 * len(structs))()
+    if getattr(library, abi)(sizes, len(sizes)) != version or [*sizes] != [
+        ctypes.sizeof(struct) for struct in structs
+    ]:
+        return Loaded(None, "of another version of bothways: install bothways again")
+    return Loaded(library, "")

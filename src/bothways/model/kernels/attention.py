@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from bothways.core.layout import Layout
 from bothways.model.kernels import abi
 from bothways.model.kernels.dropout import NO_DROPOUT, draw_dropout
-from bothways.model.kernels.library import call
+from bothways.model.kernels.library import FORMATS, call
 
 
 def packed_attention(
@@ -107,7 +107,7 @@ def attention_batch(
         message = f"{offsets.dtype} on {offsets.device}"
         raise ValueError(f"cu_seqlens has to be contiguous int64 on the CPU, not {message}")
     sizes = (tokens, layout.sequences, heads, head_size)
-    return abi.AttentionBatch(None, offsets.data_ptr(), *sizes, NO_DROPOUT, abi.FORMATS[dtype])
+    return abi.AttentionBatch(None, offsets.data_ptr(), *sizes, NO_DROPOUT, FORMATS[dtype])
 
 
 def _batch_of(qkv: Tensor, layout: Layout, drop: abi.DropoutStruct) -> abi.AttentionBatch:

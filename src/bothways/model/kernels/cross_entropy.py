@@ -24,7 +24,7 @@ from bothways.core.batch import IGNORED
 from bothways.core.loss import Loss
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.kernels import abi
-from bothways.model.kernels.library import LabelError, call, runs_on
+from bothways.model.kernels.library import FORMATS, LabelError, call, runs_on
 
 
 def cross_entropy(
@@ -86,7 +86,7 @@ class _CompiledLoss(torch.autograd.Function):
 
 
 def _struct(logits: Tensor, labels: Tensor) -> abi.Classification:
-    sizes = (*logits.shape, IGNORED, abi.FORMATS[logits.dtype])
+    sizes = (*logits.shape, IGNORED, FORMATS[logits.dtype])
     return abi.Classification(logits.data_ptr(), labels.data_ptr(), *sizes)
 
 

@@ -40,7 +40,7 @@ from torch.autograd.function import once_differentiable
 
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.kernels import abi
-from bothways.model.kernels.library import call, runs_on
+from bothways.model.kernels.library import FORMATS, call, runs_on
 
 STEPS = 2**16
 
@@ -241,7 +241,7 @@ class _AddNorm(torch.autograd.Function):
             ctypes.byref(drop),
             x.data_ptr(),
             y.data_ptr(),
-            abi.FORMATS[y.dtype],
+            FORMATS[y.dtype],
             len(x),
             sums.data_ptr(),
             moments.data_ptr(),
@@ -273,7 +273,7 @@ class _AddNorm(torch.autograd.Function):
             len(sums),
             grad_x.data_ptr(),
             grad_y.data_ptr(),
-            abi.FORMATS[ctx.dtype],
+            FORMATS[ctx.dtype],
             grad_weight.data_ptr(),
             None if grad_bias is None else grad_bias.data_ptr(),
         )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bothways.core.layout import Layout
 from bothways.model.kernels import abi
 from bothways.model.kernels.attention import attention_batch, packed_attention
-from bothways.model.kernels.library import call
+from bothways.model.kernels.library import FORMATS, call
 from bothways.model.kernels.linear import (
     CompiledLinear,
     CompiledPart,
@@ -73,7 +73,7 @@ class CompiledBlockTail(CompiledPart):
             raise ValueError(f"residual and heads have the shapes {expected}, not {shapes}")
         residual, heads = filled(residual, self.least_rows), filled(heads, self.least_rows)
         result, rows = torch.empty_like(residual), len(residual)
-        inputs = (residual.data_ptr(), heads.data_ptr(), abi.FORMATS[heads.dtype])
+        inputs = (residual.data_ptr(), heads.data_ptr(), FORMATS[heads.dtype])
         call("bothways_block_tail", ctypes.byref(self.struct), *inputs, rows, result.data_ptr())
         return result[:count]
 

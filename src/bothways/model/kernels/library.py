@@ -1,4 +1,4 @@
-"""The compiled kernels as a library: loading, what this processor can run, and calls.
+"""The compiled kernels as a library: what this processor can run, and calls.
 
 They are compiled when the package is installed, where there is a C compiler (`build_kernels.py`).
 Everything works without them, by PyTorch's operators, with the same results up to rounding:
@@ -15,23 +15,18 @@ Everything works without them, by PyTorch's operators, with the same results up 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import enum
 import functools
 import logging
-import os
-import platform
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
 from bothways.model.kernels import abi
 
-FILE = Path(__file__).with_name("libkernels.so")
-OVERRIDE = "BOTHWAYS_KERNELS"
-"""Environment variable: another library file to load, such as one with sanitizers."""
+FORMATS = {torch.float32: 4, torch.bfloat16: 2, torch.int8: 1}
+"""The number of a dtype, which is its number of bytes."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,40 +50,9 @@ _NAMES = {
 }
 
 
-class _Loaded(NamedTuple):
-    library: ctypes.CDLL | None
-    problem: str
-    """The reason why there is none."""
-
-
-@functools.cache
-def _load() -> _Loaded:
-    """Return the kernels, unless they are missing or belong to another version of the package."""
-    file = Path(os.environ.get(OVERRIDE) or FILE)
-    system = f"{platform.system()} {platform.machine()}"
-    if not file.exists():
-        if system != "Linux x86_64":
-            return _Loaded(None, f"not available for {system}")
-        return _Loaded(None, "missing: install a C compiler, then install bothways again")
-    try:
-        library = ctypes.CDLL(str(file))
-        for name, arguments in abi.SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, ctypes.c_int32
-    except (OSError, AttributeError) as error:
-        return _Loaded(None, f"cannot be loaded ({error}): install bothways again")
-    # A library of another version may have other structs under the same names of functions: its
-    # version and its own sizes of the structs are compared before anything is computed.
-    sizes = (ctypes.c_int64 * len(abi.STRUCTS))()
-    version = library.bothways_abi(sizes, len(sizes))
-    if version != abi.VERSION or [*sizes] != [ctypes.sizeof(struct) for struct in abi.STRUCTS]:
-        return _Loaded(None, "of another version of bothways: install bothways again")
-    return _Loaded(library, "")
-
-
 def is_loaded() -> bool:
     """Return True if there are compiled kernels, whether or not this processor can run them."""
-    return _load().library is not None
+    return abi.load().library is not None
 
 
 @functools.cache
@@ -97,7 +61,7 @@ def available() -> Feature:
 
     The first call in a process logs one line (INFO) that names the kernels.
     """
-    library = _load().library
+    library = abi.load().library
     features = Feature(0) if library is None else Feature(library.bothways_available())
     logger.info(_describe(features))
     return features
@@ -121,7 +85,7 @@ def limit(features: Feature) -> Iterator[Feature]:
         The features in use.
     """
     global _limited  # noqa: PLW0603
-    library, outer = _load().library, _limited
+    library, outer = abi.load().library, _limited
     # C keeps the limit for direct calls, Python for its choice of kernels.
     previous = 0 if library is None else library.bothways_limit(features)
     _limited = features & available()
@@ -183,8 +147,8 @@ def describe_kernels() -> str:
 
 
 def _describe(features: Feature) -> str:
-    if _load().library is None:
-        return f"kernels: PyTorch's operators; the compiled ones are {_load().problem}"
+    if abi.load().library is None:
+        return f"kernels: PyTorch's operators; the compiled ones are {abi.load().problem}"
     if Feature.AVX512 not in features:
         return "kernels: PyTorch's operators; the processor has no AVX-512"
     used = " + ".join(name for feature, name in _NAMES.items() if feature in features)
@@ -207,7 +171,7 @@ def call(name: str, *arguments: object) -> None:
     """
     # Read at each call: the program may change PyTorch's threads at any time.
     threads = min(torch.get_num_threads(), abi.MAX_THREADS)
-    match getattr(_load().library, name)(*arguments, threads):
+    match getattr(abi.load().library, name)(*arguments, threads):
         case 0:
             return
         case 1:

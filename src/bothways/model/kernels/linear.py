@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.kernels import abi
-from bothways.model.kernels.library import Feature, call, is_tracing, kernel_features
+from bothways.model.kernels.library import FORMATS, Feature, call, is_tracing, kernel_features
 
 # 32 outputs are two vectors of 16 fp32 sums, or two AMX tiles of 16 columns.
 PANEL, LINE = 32, 64
@@ -109,7 +109,7 @@ class CompiledLinear(CompiledPart):
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.least_rows = least_rows
-        self.dtype, size = dtype, abi.FORMATS[weight.dtype]
+        self.dtype, size = dtype, FORMATS[weight.dtype]
         # 4 bytes of one output are adjacent: 1 number in fp32, 2 in bf16, 4 in int8. That is what
         # one lane of a multiply-add instruction (FMA, VDPBF16PS, VPDPBUSD, TDPBF16PS, …) reads.
         together = 4 // size
@@ -136,8 +136,8 @@ class CompiledLinear(CompiledPart):
         rows = x.shape[0]
         out = x.new_empty(rows, self.out_features, dtype=self.dtype)
         source, target = (
-            (x.data_ptr(), abi.FORMATS[x.dtype]),
-            (out.data_ptr(), abi.FORMATS[self.dtype]),
+            (x.data_ptr(), FORMATS[x.dtype]),
+            (out.data_ptr(), FORMATS[self.dtype]),
         )
         call("bothways_linear", ctypes.byref(self.struct), *source, rows, *target)
         return out[:count]
