@@ -28,6 +28,7 @@ QUICK = {
     "predict": "predict classifier rows.tsv",
     "evaluate": "evaluate classifier train.tsv --json",
     "embed": "embed bert new.txt --out OUT.npy",
+    "calibrate": "calibrate classifier dev.tsv --out OUT",
     "describe": "describe classifier",
     "compare": "compare classifier classifier train.tsv",
     "corpus build": "corpus build text.txt --tokenizer bert --out OUT --workers 1",
