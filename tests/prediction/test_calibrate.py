@@ -98,6 +98,18 @@ def test_sets_hold_the_right_label_as_often_as_asked(model, rows, done):
     assert "label_set" not in bothways.load(model)(TEXTS[0]).to_json()
 
 
+def test_a_calibration_that_does_not_help_is_reported(done, rows, tmp_path):
+    """Of a model that is calibrated, parts of the same data lower the loss or do not."""
+    outcomes = set()
+    for number in range(4):
+        heard, part = Heard(), rows[20 * number :][:20]
+        again = bothways.calibrate(done.folder, part, tmp_path / str(number), progress=heard)
+        helps = again.after["loss"] < again.before["loss"]
+        assert any("does not lower" in line for line in heard.messages) is not helps
+        outcomes.add(helps)
+    assert outcomes == {True, False}
+
+
 def test_data_that_calibrated_is_named_when_it_is_scored(done, rows, tmp_path):
     for data, expected in ((rows, True), (rows[1:], False)):
         heard = Heard()

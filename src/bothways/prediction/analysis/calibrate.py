@@ -95,6 +95,11 @@ def calibrate(
         scale = fit(logits[others], truth[others])
         scores[1][rows] = scale.factor * logits[rows] + scale.offset
     before, after = (_measure(values, truth, several) for values in scores)
+    if after["loss"] >= before["loss"]:
+        labelled.progress.message(
+            "warning: calibration does not lower the loss on examples that did not fit it: the "
+            "model's probabilities are as good as they were, or its answers are near chance"
+        )
     # The guarantee of sets holds for examples that have not chosen the temperature.
     rows = order if error is None else halves[0]
     scale = fit(logits[rows], truth[rows])
