@@ -146,11 +146,9 @@ def recorded_data(folder: Path) -> RunData:
     Raises:
         CheckpointError: the folder has no such record.
     """
-    if not (folder / "config.toml").is_file():
-        raise CheckpointError("is not the folder of a pre-training run", where=folder)
     if not (folder / DATA).is_file():
-        message = f"has no record of its data ({DATA}): a version without it trained this run"
-        fix = "Its steps cannot be repeated. Train it again to inspect one."
+        message = f"is not the folder of a pre-training run: it has no {DATA}"
+        fix = "Give a folder that bothways pretrain --out has made: its steps can be repeated."
         raise CheckpointError(message, where=folder, fix=fix)
     values = read_object(folder / DATA, CheckpointError)
     try:
