@@ -17,6 +17,8 @@ import bothways
 from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.finetuning.data import label
+from bothways.finetuning.guide import with_guide_vectors
 from bothways.hub.model_folder import load_model
 from bothways.tasks.sentence_embedding.losses import (
     CosineRegression,
@@ -24,6 +26,7 @@ from bothways.tasks.sentence_embedding.losses import (
     MarginMSE,
     SupervisedContrastive,
     TeacherKL,
+    TextTargets,
     VectorLoss,
 )
 from bothways.tasks.sentence_embedding.retrieval import retrieval
@@ -339,6 +342,21 @@ def test_a_guide_reads_the_texts_once_and_belongs_to_the_run(model: Path, tmp_pa
     make_folder(tmp_path / "guide", seed=8)
     with pytest.raises(BothwaysError, match="guide"):
         run(0.0, out=tmp_path / "run", resume=True)
+
+
+def test_each_text_has_its_vector_of_the_guide(model: Path) -> None:
+    opened = load_model(model)
+    task = SentenceEmbeddingTask(long_texts="windows")
+    rows = [*with_negatives(5, 3), {"anchor": "old men " * 12, "positive": "rain"}]
+    data = label(task, opened.tokenizer(), [task.example(row) for row in rows], [], 16)
+    guided = with_guide_vectors(data, str(model), torch.device("cpu"))
+    predictor = bothways.load(model, "embed", device="cpu", normalised=True)
+    for example, item in zip(guided.train_examples, guided.train, strict=True):
+        for text, windows in zip(example.all_texts, item.by_text(item.sequences), strict=True):
+            for window in windows:
+                np.testing.assert_allclose(
+                    window.target("texts", TextTargets).guide[0], predictor.encode(text), atol=1e-5
+                )
 
 
 def test_low_rank_changes_of_several_seeds(model: Path, tmp_path: Path) -> None:
