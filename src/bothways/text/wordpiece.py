@@ -236,8 +236,9 @@ class CompiledWordPiece:
 
     def _encode_rest(self, texts: list[str], spans: bool) -> WordPieceTokens:
         """Return the tokens of texts that were left: after filling pages, or by the backend."""
-        # A page that another thread notes now may be lost: its text then goes to the backend.
-        pages = np.flatnonzero(self._missing).tolist()
+        # A page that another thread notes now may be lost: its text then goes to the backend. Of a
+        # copy, since NumPy raises where the count changes meanwhile.
+        pages = np.flatnonzero(self._missing.copy()).tolist()
         for number in pages:
             self._set_page(number)
             self._missing[number] = 0
