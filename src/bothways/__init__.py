@@ -21,7 +21,7 @@ _HOME = {
     "EncoderConfig": "model.config", "FinetuneConfig": "finetuning.config",
     "Metric": "finetuning.metrics", "Model": "model.model", "ModelOutput": "model.model",
     "Predictor": "prediction.predictor", "PretrainConfig": "pretraining.config",
-    "PretrainedModel": "hub.pretrained_model", "Tokenizer": "text.tokenizer",
+    "PretrainedModel": "hub.model_folder", "Tokenizer": "text.tokenizer",
     "adapt": "training_runs", "build_corpus": "texts",
     "calibrate": "model_folders", "distil": "training_runs",
     "evaluate": "model_folders", "export_model": "model_folders", "finetune": "training_runs",
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from bothways.data.corpus import Corpus as Corpus
     from bothways.finetuning.config import FinetuneConfig as FinetuneConfig
     from bothways.finetuning.metrics import Metric as Metric
+    from bothways.hub.model_folder import PretrainedModel as PretrainedModel
     from bothways.hub.model_folder import save_model as save_model
-    from bothways.hub.pretrained_model import PretrainedModel as PretrainedModel
     from bothways.hub.publish import push_to_hub as push_to_hub
     from bothways.model.config import EncoderConfig as EncoderConfig
     from bothways.model.encoder import Encoder as Encoder

@@ -12,7 +12,7 @@ from bothways.core.bar import shown_progress
 from bothways.core.progress import Progress
 
 if TYPE_CHECKING:
-    from bothways.hub.pretrained_model import PretrainedModel
+    from bothways.hub.model_folder import PretrainedModel
     from bothways.model.heads import Head
     from bothways.prediction.analysis.calibrate import CalibrationResult
     from bothways.prediction.analysis.evaluation import Evaluation, EvaluationData
@@ -448,7 +448,7 @@ def load_model(
         'my-own-classifier'
     """
     from bothways.hub import model_folder
-    from bothways.hub.pretrained_model import PretrainedModel
+    from bothways.hub.model_folder import PretrainedModel
     from bothways.hub.resolve import resolve_run
 
     return PretrainedModel(model_folder.load_model(resolve_run(str(folder)), heads, fresh))

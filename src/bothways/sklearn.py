@@ -19,7 +19,7 @@ import numpy as np
 import bothways
 from bothways.core.errors import optional
 from bothways.core.progress import Progress
-from bothways.data.given_rows import given_rows, plain_value
+from bothways.data.tables import given_rows, plain_value
 from bothways.tasks.columns import label_of
 
 with optional("report", "the estimator of scikit-learn"):

@@ -498,7 +498,7 @@ def source_name(rows: Rows, name: str) -> str:
         DataError: there are no rows.
     """
     if rows is None:
-        from bothways.data.given_rows import FORMS
+        from bothways.data.tables import FORMS
 
         raise DataError("is None", where=name, fix=f"Give a file, a Hub data set, {FORMS}.")
     return str(rows) if isinstance(rows, str | Path) else f"{name} rows"

@@ -40,35 +40,15 @@ from bothways.text.trainers import SPECIALS
 from child_processes import assert_they_end, children
 
 WORDS = [
-    "the",
-    "cat",
-    "dog",
-    "sat",
-    "ran",
-    "mat",
-    "house",
-    "unhappiness",
-    "don't",
-    "3.5",
-    "U.S.",
-    "Ünïcode",
-    "数学",
-    "，",
-]
+    "the", "cat", "dog", "sat", "ran", "mat", "house", "unhappiness", "don't", "3.5", "U.S.",
+    "Ünïcode", "数学", "，",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     letters = string.ascii_lowercase + string.digits + string.punctuation + "数学"
-    tokens = [
-        *SPECIALS,
-        *letters,
-        *(f"##{c}" for c in letters),
-        "the",
-        "cat",
-        "un",
-        "##happi",
-    ]
+    tokens = [*SPECIALS, *letters, *(f"##{c}" for c in letters), "the", "cat", "un", "##happi"]
     path = tmp_path_factory.mktemp("tokenizer") / "vocab.txt"
     path.write_text("\n".join(tokens), encoding="utf-8")
     return Tokenizer.load(path)
@@ -180,11 +160,7 @@ def test_decoded_it_is_the_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     assert (shards.token_type(2**16), shards.token_type(2**16 + 1)) == ("uint16", "uint32")
-    tokens = [
-        *SPECIALS,
-        *(f"x{i}" for i in range(2**16)),
-        "last",
-    ]
+    tokens = [*SPECIALS, *(f"x{i}" for i in range(2**16)), "last"]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens))
     corpus = build_corpus(
         [Document("last x7", "d")],
@@ -198,11 +174,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("texts", "expected"),
-    [
-        (["The cat."], (1, 1, 3)),
-        (["cat. cat.", "\0\x01"], (1, 2, 4)),
-        (["\ud800 cat"], (1, 1, 1)),
-    ],
+    [(["The cat."], (1, 1, 3)), (["cat. cat.", "\0\x01"], (1, 2, 4)), (["\ud800 cat"], (1, 1, 1))],
 )
 def test_next_to_nothing(
     tmp_path: Path, tokenizer: Tokenizer, texts: list[str], expected: tuple[int, int, int]
@@ -304,8 +276,7 @@ def write_jsonl(path: Path, documents: list[Document]) -> Path:
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize(
-    ("workers", "last_words"),
-    [(2, "encoding"), (1, "finding near-duplicates"), (1, "merging")],
+    ("workers", "last_words"), [(2, "encoding"), (1, "finding near-duplicates"), (1, "merging")]
 )
 def test_a_killed_build_goes_on(
     tmp_path: Path, tokenizer: Tokenizer, workers: int, last_words: str
@@ -368,13 +339,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path, tokenizer: Tokenizer, workers
         )
     assert not (tmp_path / "a" / MANIFEST).exists()
     seen: list[str] = []
-    build_corpus(
-        documents,
-        tokenizer,
-        tmp_path / "a",
-        workers=workers,
-        progress=Each(seen.append),
-    )
+    build_corpus(documents, tokenizer, tmp_path / "a", workers=workers, progress=Each(seen.append))
     build_corpus(documents, tokenizer, tmp_path / "b", workers=workers)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert seen.count("encoding") == seen.count("merging") - 3
@@ -557,11 +522,7 @@ BROKEN = '{"text": "fine"}\n{"text": \n'
     ],
 )
 def test_a_refused_build_leaves_what_was_there_before(
-    tmp_path: Path,
-    tokenizer: Tokenizer,
-    text: str,
-    workers: int,
-    message: str,
+    tmp_path: Path, tokenizer: Tokenizer, text: str, workers: int, message: str
 ) -> None:
     source = tmp_path / "a.jsonl"
     source.write_text(text)

@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.data.hub_rows import class_names
-from bothways.data.tables import Table, is_header, open_table
+from bothways.data.tables import Table, class_names, is_header, open_table
 from bothways.data.text_io import BytesRead, read_lines
 from fake_hub import fake_hub
 

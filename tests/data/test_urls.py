@@ -17,8 +17,12 @@ from bothways.core.errors import ConfigError, DataError, ResourceError  # noqa: 
 from bothways.core.paths import is_url  # noqa: E402
 from bothways.data.corpus import Corpus, build_corpus  # noqa: E402
 from bothways.data.documents import read_documents  # noqa: E402
-from bothways.data.hub_rows import HubData, parse_hub_name, without_revision  # noqa: E402
-from bothways.data.tables import open_table  # noqa: E402
+from bothways.data.tables import (  # noqa: E402
+    HubData,
+    open_table,
+    parse_hub_name,
+    without_revision,
+)
 from bothways.text.tokenizer import Tokenizer  # noqa: E402
 
 

@@ -29,7 +29,7 @@ from bothways.tasks.sentence_embedding.losses import (
     TextTargets,
     VectorLoss,
 )
-from bothways.tasks.sentence_embedding.retrieval import retrieval
+from bothways.tasks.sentence_embedding.metrics import retrieval
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.training.parallel import Single
 from bothways.training.run import Event

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bothways.core.batch import Batch, pack
+from bothways.core.loss import Loss
 from bothways.hub.model_folder import load_model, save_model
 from bothways.tasks.base import EncodedExample, TaskModel
 
@@ -60,6 +61,25 @@ def check_gradients(task: TaskModel[Any, Any], theirs: Any, folder: Path) -> Non
             atol=2e-6,
             msg=lambda text, name=name: f"{name}: {text}",
         )
+
+
+def check_losses(
+    task: TaskModel[Any, Any],
+    inputs: list[EncodedExample],
+    theirs: Any,
+    expected: Any,
+    folder: Path,
+) -> Loss:
+    """Scores, the mean loss and the gradients of a task are those of `theirs`, whose output is given."""
+    batch = batch_of(inputs)
+    loss, scores = task(batch)["label"], task.scores(batch)
+    torch.testing.assert_close(scores, expected.logits.reshape(scores.shape), rtol=1e-4, atol=1e-5)
+    mean = loss.total / task.weights(batch)["label"]
+    assert mean.item() == pytest.approx(expected.loss.item(), rel=1e-5)
+    mean.backward()
+    expected.loss.backward()
+    check_gradients(task, theirs, folder)
+    return loss
 
 
 def check_sum(task: TaskModel[Any, Any], inputs: list[EncodedExample]) -> None:

@@ -16,7 +16,6 @@ from bothways.finetuning.data import LabelledData
 from bothways.finetuning.result import FinetuneResult
 from bothways.finetuning.run import finetune
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier
@@ -42,24 +41,20 @@ def make_tokenizer(
 def make_task(
     folder: Path, labels: tuple[str, ...] = ("x", "y", "z"), length: int = 16, dropout: float = 0.1
 ) -> TextClassifier:
-    torch.manual_seed(5)
+    return bind_small(ClassificationTask(), make_tokenizer(folder), labels, length, dropout=dropout)
+
+
+def bind_small(
+    task: Any, tokenizer: Tokenizer, labels: tuple[str, ...] = (), length: int = 16, *,
+    seed: int = 5, dropout: float = 0.0, positions: int = 24, spread: float = 0.3,
+) -> Any:  # fmt: skip
+    """A task with a small model at random that has its heads."""
+    torch.manual_seed(seed)
     config = EncoderConfig(
-        len(VOCABULARY),
-        16,
-        2,
-        2,
-        32,
-        position=Learned(24),
-        initial_range=0.3,
+        tokenizer.size, 16, 2, 2, 32, position=Learned(positions), initial_range=spread,
         dropout=Dropouts(dropout, dropout),
-    )
-    return TextClassifier(
-        ClassificationTask(),
-        Model(config, (PoolerHead(), LabelHead(len(labels)))),
-        make_tokenizer(folder),
-        labels,
-        length,
-    )
+    )  # fmt: skip
+    return task.bind(Model(config, task.heads(labels, None)), tokenizer, labels, length)
 
 
 def fit_task(

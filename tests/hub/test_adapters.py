@@ -129,10 +129,7 @@ def test_settings_of_lora(settings: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("task", "name", "kind"),
-    [
-        ("TOKEN_CLS", "AutoModelForTokenClassification", "tags"),
-        (None, "BertForMaskedLM", "masked"),
-    ],
+    [("TOKEN_CLS", "AutoModelForTokenClassification", "tags"), (None, "BertForMaskedLM", "masked")],
 )
 def test_other_classes(task: str | None, name: str, kind: str, tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", name="AutoModelForMaskedLM")

@@ -55,10 +55,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "config.json").write_text("[]"),
         "holds a JSON list, not an object",
     ),
-    "no family": (
-        lambda folder: change_settings(folder, model_type=None),
-        "names no model_type",
-    ),
+    "no family": (lambda folder: change_settings(folder, model_type=None), "names no model_type"),
     "other family": (
         lambda folder: change_settings(folder, model_type="t5"),
         "model_type 't5' is unknown",

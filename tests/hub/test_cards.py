@@ -74,10 +74,7 @@ def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) 
 
 
 def test_the_card_has_sections_for_data_and_limits(corpus: Corpus) -> None:
-    data = {
-        "train": DataSource("a.tsv", 1234, "abc"),
-        **data_of_corpus(corpus, "def"),
-    }
+    data = {"train": DataSource("a.tsv", 1234, "abc"), **data_of_corpus(corpus, "def")}
     text = render_card(
         Card("T", data=data, limits=("One\nthing.", "Another.")),
         Architecture("BertModel", frozenset()),

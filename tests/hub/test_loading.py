@@ -117,11 +117,7 @@ def with_positions(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             },
         ),
         ("ForMaskedLM", only_decoder_bias, {}),
-        (
-            "ForPreTraining",
-            with_positions,
-            {"bert.embeddings.position_ids": "computed here"},
-        ),
+        ("ForPreTraining", with_positions, {"bert.embeddings.position_ids": "computed here"}),
         (
             "ForMaskedLM",
             lambda tensors: with_positions(old_names(tensors)),

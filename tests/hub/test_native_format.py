@@ -19,9 +19,8 @@ from bothways.cli.main import app
 from bothways.core.batch import Batch
 from bothways.core.errors import FolderError
 from bothways.core.layout import Layout
-from bothways.hub.hf_config import read_hf_config
+from bothways.hub.hf_config import native_settings, read_hf_config
 from bothways.hub.model_folder import load_model, save_model
-from bothways.hub.native_format import native_settings
 from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import (
     Bias,

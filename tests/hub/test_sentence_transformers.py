@@ -13,11 +13,7 @@ import torch
 
 from bothways.core.errors import ConfigError, FolderError
 from bothways.hub.model_folder import save_model
-from bothways.hub.sentence_transformers import (
-    Pooling,
-    SentenceEncoderConfig,
-    read_program_config,
-)
+from bothways.hub.sentence_transformers import Pooling, SentenceEncoderConfig, read_program_config
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES
 from bothways.model.heads import PoolerHead
@@ -44,18 +40,7 @@ SENTENCES = [
     "x",
     "A dog barks.",
 ]
-TOKENS = (
-    *SPECIALS,
-    "the",
-    "cat",
-    "dog",
-    "##s",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    ".",
-)
+TOKENS = (*SPECIALS, "the", "cat", "dog", "##s", "sat", "on", "a", "mat", ".")
 
 
 def minilm() -> Path:

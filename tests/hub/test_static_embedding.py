@@ -28,11 +28,7 @@ def sentence_transformer(folder: Path) -> Any:
 def make_folder(folder: Path, *, max_length: int | None = None, dense: bool = False) -> Path:
     """A folder as sentence-transformers saves it; its tokenizer has no [CLS], [SEP] and [MASK]."""
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import (
-        Dense,
-        Normalize,
-        StaticEmbedding,
-    )
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, StaticEmbedding
 
     words = ["[UNK]", "the", "cat", "sat", "mat", "a", "##s", ",", "old"]
     model = tokenizers.models.WordPiece({word: at for at, word in enumerate(words)})

@@ -27,13 +27,7 @@ from bothways.text.trainers import SPECIALS
 from bundle_writer import field, varint, write_checkpoint
 from model_folders import LENGTHS, VOCAB, assert_same_outputs, outputs, peer_outputs, text
 
-WORDS = [
-    *SPECIALS,
-    "the",
-    "cat",
-    "##s",
-    *(f"[unused{at}]" for at in range(VOCAB - 8)),
-]
+WORDS = [*SPECIALS, "the", "cat", "##s", *(f"[unused{at}]" for at in range(VOCAB - 8))]
 Variables = dict[str, NDArray[Any]]
 
 

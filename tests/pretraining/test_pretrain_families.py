@@ -19,7 +19,7 @@ from bothways.hub.model_folder import load_model
 from bothways.model.families.catalogue import preset
 from bothways.model.positions import Learned
 from bothways.pretraining.build import fit_to_corpus
-from bothways.tasks.zero_shot import vocabulary_logits
+from bothways.tasks.text_task import vocabulary_logits
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, WordPiece, train_tokenizer
 from toy_animals import document

@@ -26,7 +26,7 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.sequence import Sequence
 from bothways.finetuning import data as labelled
 from bothways.finetuning.data import examine
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.heads import SpanHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
@@ -42,7 +42,7 @@ from bothways.tasks.question_answering.examples import Question, QuestionColumns
 from bothways.tasks.question_answering.task import QuestionAnswerer, QuestionAnsweringTask
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Specials
-from toy_task import WORDS, make_text, make_tokenizer
+from toy_task import WORDS, bind_small, make_text, make_tokenizer
 
 LENGTH, ALWAYS = 24, QuestionAnsweringTask()
 
@@ -53,19 +53,8 @@ def make_task(
     length: int = LENGTH,
     dropout: float = 0.1,
 ) -> QuestionAnswerer:
-    torch.manual_seed(3)
     tokenizer = make_tokenizer(folder)
-    config = EncoderConfig(
-        tokenizer.size,
-        16,
-        2,
-        2,
-        32,
-        position=Learned(64),
-        initial_range=0.3,
-        dropout=Dropouts(dropout, dropout),
-    )
-    return definition.bind(Model(config, definition.heads((), None)), tokenizer, (), length)
+    return bind_small(definition, tokenizer, (), length, seed=3, dropout=dropout, positions=64)
 
 
 def make_questions(count: int, seed: int = 0, longest: int = 40) -> list[Question]:
@@ -492,11 +481,7 @@ def test_settings_of_nothing_are_refused(name: str) -> None:
 
 def test_what_no_answer_reaches() -> None:
     none, definition = Question("q", "dog", CONTEXT, (), True), QuestionAnsweringTask()
-    assert definition.baseline([ONE, none, none, none]) == {
-        "f1": 0.75,
-        "em": 0.75,
-        "f1_best": 0.75,
-    }
+    assert definition.baseline([ONE, none, none, none]) == {"f1": 0.75, "em": 0.75, "f1_best": 0.75}
     assert definition.baseline([ONE]) == definition.baseline([none]) == {}
 
 
@@ -532,18 +517,8 @@ def test_each_context_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(predict_encoded(fresh, questions[::2], inputs[::2])) == 4
     assert sorted(seen) == ["a dog runs", "the cat"]
     seen.clear()
-    assert (
-        len(
-            list(
-                predict(
-                    make_task(tmp_path),
-                    sorted(questions, key=lambda q: q.context),
-                    PredictConfig(window=3),
-                )
-            )
-        )
-        == 8
-    )
+    ordered = sorted(questions, key=lambda q: q.context)
+    assert len(list(predict(make_task(tmp_path), ordered, PredictConfig(window=3)))) == 8
     assert sorted(seen) == [
         "a dog runs",
         "the cat",

@@ -64,11 +64,7 @@ def test_an_unknown_column_is_guessed(tmp_path: Path) -> None:
 ROWS: list[tuple[Any, dict[str, object], Any]] = [
     (ClassificationTask(), {"text": "good", "label": 1}, TextExample("good", None, "1")),
     (ClassificationTask(), {"premise": "a", "hypothesis": "b"}, TextExample("a", "b")),
-    (
-        ClassificationTask(TextColumns("body")),
-        {"body": "good", "text": "bad"},
-        TextExample("good"),
-    ),
+    (ClassificationTask(TextColumns("body")), {"body": "good", "text": "bad"}, TextExample("good")),
     (
         MultilabelTask(),
         {"text": "good", "labels": ["x", "y"]},

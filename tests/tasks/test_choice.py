@@ -12,34 +12,17 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss
 
 from bothways.core.errors import DataError
-from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.model import Model
-from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.choice.task import ChoiceColumns, ChoiceExample, ChoiceTask, Chooser
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.predictions import ChoicePrediction
 from bothways.tasks.text_task import TextExample
-from parity import batch_of, check_gradients, check_sum, make_theirs, padded
-from toy_task import VOCABULARY, make_text, make_tokenizer
+from parity import batch_of, check_losses, check_sum, make_theirs, padded
+from toy_task import bind_small, make_text, make_tokenizer
 
 
 def make_chooser(folder: Path, length: int = 16) -> Chooser:
-    torch.manual_seed(8)
-    config = EncoderConfig(
-        len(VOCABULARY),
-        16,
-        2,
-        2,
-        32,
-        position=Learned(24),
-        initial_range=0.3,
-        dropout=Dropouts(0.0, 0.0),
-    )
-    definition = ChoiceTask()
-    return definition.bind(
-        Model(config, definition.heads((), None)), make_tokenizer(folder), (), length
-    )
+    return bind_small(ChoiceTask(), make_tokenizer(folder), (), length, seed=8)
 
 
 def make_questions(
@@ -92,16 +75,9 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     )
     labels = torch.tensor([e.label for e in examples])
     expected = theirs(input_ids=ids, token_type_ids=segments, attention_mask=mask, labels=labels)
-    loss = task(batch_of(inputs))["label"]
-    torch.testing.assert_close(
-        task.scores(batch_of(inputs)), expected.logits.flatten(), rtol=1e-4, atol=1e-5
-    )
+    loss = check_losses(task, inputs, theirs, expected, tmp_path / "gradients")
     assert task.weights(batch_of(inputs)) == {"label": 7.0}
     assert int(loss.hits) == int((expected.logits.argmax(1) == labels).sum())
-    assert loss.total.item() / 7 == pytest.approx(expected.loss.item(), rel=1e-5)
-    (loss.total / 7).backward()
-    expected.loss.backward()
-    check_gradients(task, theirs, tmp_path / "gradients")
 
 
 def test_a_batch_is_the_sum_of_its_questions(tmp_path: Path) -> None:

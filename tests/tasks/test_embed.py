@@ -16,7 +16,7 @@ from scipy import stats
 from bothways.core.errors import ConfigError, DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.sentence_embedding.examples import EmbedColumns, VectorExample
-from bothways.tasks.sentence_embedding.sts import Agreement
+from bothways.tasks.sentence_embedding.metrics import Agreement
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.text_task import TextExample
 from toy_masked import make_masked, make_masked_text

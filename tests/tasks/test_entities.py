@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bothways.tasks.tagging.metrics import TagCounts, types_of
-from bothways.tasks.tagging.schemes import as_labels, flaws, respell
+from bothways.tasks.tagging.schemes import TagCounts, as_labels, flaws, respell, types_of
 
 KINDS = ("LOC", "ORG", "PER")
 LABELS = ("O", *(f"{prefix}-{kind}" for kind in KINDS for prefix in "BI"))

@@ -11,7 +11,7 @@ import pytest
 
 from bothways.core.errors import DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
-from bothways.tasks import zero_shot as untrained
+from bothways.tasks import text_task as untrained
 from bothways.tasks.likelihood import task as likelihood
 from bothways.tasks.likelihood.task import LikelihoodTask
 from bothways.tasks.mask_filling.task import MaskFillingTask

@@ -11,8 +11,7 @@ from bothways.cli.main import app
 from bothways.core.errors import DataError
 from bothways.prediction.engine import evaluate_task, predict
 from bothways.prediction.predictor import open_task
-from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
-from bothways.tasks.likelihood.task import LikelihoodTask
+from bothways.tasks.likelihood.task import LikelihoodTask, MinimalPairTask
 from bothways.tasks.text_task import TextExample
 from toy_masked import make_masked
 

@@ -18,16 +18,13 @@ from sklearn import metrics as sklearn
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError
-from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.model import Model
-from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.multilabel.task import MultilabelClassifier, MultilabelExample, MultilabelTask
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.tasks.text_task import TextColumns
-from parity import batch_of, check_gradients, check_sum, make_theirs, padded_inputs
-from toy_task import VOCABULARY, make_text, make_tokenizer
+from parity import batch_of, check_losses, check_sum, make_theirs, padded_inputs
+from toy_task import bind_small, make_text, make_tokenizer
 
 LABELS = ("x", "y", "z")
 PLAIN = MultilabelTask()
@@ -36,20 +33,7 @@ PLAIN = MultilabelTask()
 def make_labeller(
     folder: Path, definition: MultilabelTask = PLAIN, labels: tuple[str, ...] = LABELS
 ) -> MultilabelClassifier:
-    torch.manual_seed(7)
-    config = EncoderConfig(
-        len(VOCABULARY),
-        16,
-        2,
-        2,
-        32,
-        position=Learned(24),
-        initial_range=0.3,
-        dropout=Dropouts(0.0, 0.0),
-    )
-    return definition.bind(
-        Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 16
-    )
+    return bind_small(definition, make_tokenizer(folder), labels, seed=7)
 
 
 def make_labelled(count: int, seed: int = 0) -> list[MultilabelExample]:
@@ -77,14 +61,9 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     inputs = task.encode(examples)
     labels = torch.from_numpy(truth_of(examples)).float()
     expected = theirs(**padded_inputs(inputs), labels=labels)
-    loss = task(batch_of(inputs))["label"]
-    torch.testing.assert_close(task.scores(batch_of(inputs)), expected.logits, rtol=1e-4, atol=1e-5)
+    loss = check_losses(task, inputs, theirs, expected, tmp_path / "gradients")
     assert task.weights(batch_of(inputs)) == {"label": 36.0}
-    assert loss.total.item() / 36 == pytest.approx(expected.loss.item(), rel=1e-5)
     assert loss.hits is None
-    (loss.total / 36).backward()
-    expected.loss.backward()
-    check_gradients(task, theirs, tmp_path / "gradients")
 
 
 def test_a_batch_is_the_sum_of_its_examples(tmp_path: Path) -> None:

@@ -11,34 +11,16 @@ import torch
 from scipy import stats
 
 from bothways.core.errors import DataError
-from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.model import Model
-from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.regression.task import RegressionTask, Regressor
 from bothways.tasks.text_task import TextColumns, TextExample
-from parity import batch_of, check_gradients, check_sum, make_theirs, padded_inputs
-from toy_task import VOCABULARY, make_examples, make_tokenizer
+from parity import batch_of, check_losses, check_sum, make_theirs, padded_inputs
+from toy_task import bind_small, make_examples, make_tokenizer
 
 
 def make_scorer(folder: Path, dropout: float = 0.0) -> Regressor:
-    torch.manual_seed(6)
-    config = EncoderConfig(
-        len(VOCABULARY),
-        16,
-        2,
-        2,
-        32,
-        position=Learned(24),
-        initial_range=0.3,
-        dropout=Dropouts(dropout, dropout),
-    )
-    definition = RegressionTask()
-    labels = definition.labels([])
-    return definition.bind(
-        Model(config, definition.heads(labels, None)), make_tokenizer(folder), labels, 16
-    )
+    return bind_small(RegressionTask(), make_tokenizer(folder), ("score",), seed=6, dropout=dropout)
 
 
 def make_scored(count: int, seed: int = 0) -> list[TextExample]:
@@ -58,16 +40,8 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     inputs = task.encode(examples)
     labels = torch.tensor([float(str(e.label)) for e in examples])
     expected = theirs(**padded_inputs(inputs), labels=labels)
-    loss = task(batch_of(inputs))["label"]
-    torch.testing.assert_close(
-        task.scores(batch_of(inputs)), expected.logits[:, 0], rtol=1e-4, atol=1e-5
-    )
+    loss = check_losses(task, inputs, theirs, expected, tmp_path / "gradients")
     assert loss.hits is None
-    mean = loss.total / task.weights(batch_of(inputs))["label"]
-    assert mean.item() == pytest.approx(expected.loss.item(), rel=1e-5)
-    mean.backward()
-    expected.loss.backward()
-    check_gradients(task, theirs, tmp_path / "gradients")
 
 
 def test_a_batch_is_the_sum_of_its_examples(tmp_path: Path) -> None:

@@ -15,16 +15,13 @@ import torch
 import bothways
 from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, DataError
-from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.model import Model
-from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
-from bothways.tasks.reranking.metrics import average_precision, ndcg, reciprocal_rank
+from bothways.tasks.metrics import average_precision, ndcg, reciprocal_rank
 from bothways.tasks.reranking.task import RankColumns, Ranker, RankExample, RerankingTask
 from bothways.tasks.text_task import EncodedTexts
-from parity import batch_of, check_gradients, check_sum, padded_inputs
+from parity import batch_of, check_losses, check_sum, padded_inputs
 from toy_folder import BAD, FILLERS, GOOD, make_folder
-from toy_task import VOCABULARY, WORDS, make_tokenizer
+from toy_task import WORDS, bind_small, make_tokenizer
 
 METRICS = ("ndcg@10", "mrr@10", "map")
 
@@ -81,15 +78,8 @@ def test_ties_count_as_the_mean_of_all_orders() -> None:
 
 
 def make_ranker(folder: Path, dropout: float = 0.0, **settings: Any) -> Ranker:
-    torch.manual_seed(6)
-    dropouts = Dropouts(dropout, dropout)
-    config = EncoderConfig(
-        len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3, dropout=dropouts
-    )
-    definition = RerankingTask(**settings)
-    labels = definition.labels([])
-    model = Model(config, definition.heads(labels, None))
-    return definition.bind(model, make_tokenizer(folder), labels, 16)
+    task = RerankingTask(**settings)
+    return bind_small(task, make_tokenizer(folder), ("relevance",), seed=6, dropout=dropout)
 
 
 def make_rankings(count: int, seed: int = 0, most: int = 4, longest: int = 5) -> list[RankExample]:
@@ -128,15 +118,8 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     labels = torch.tensor([label for e in examples for label in e.labels or ()])
     flat = [EncodedTexts((s,), 0, 0) for item in inputs for s in item.sequences]
     expected = theirs(**padded_inputs(list(flat)), labels=labels[:, None])
-    batch = batch_of(list(inputs))
-    loss = task(batch)["label"]
-    torch.testing.assert_close(task.scores(batch), expected.logits[:, 0], rtol=1e-4, atol=1e-5)
+    loss = check_losses(task, list(inputs), theirs, expected, tmp_path / "gradients")
     assert int(loss.hits) == int(((expected.logits[:, 0] > 0) == (labels > 0.5)).sum())
-    mean = loss.total / task.weights(batch)["label"]
-    assert mean.item() == pytest.approx(expected.loss.item(), rel=1e-5)
-    mean.backward()
-    expected.loss.backward()
-    check_gradients(task, theirs, tmp_path / "gradients")
 
 
 def test_a_batch_is_the_sum_of_its_documents(tmp_path: Path) -> None:

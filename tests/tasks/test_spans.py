@@ -7,13 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bothways.tasks.question_answering.answer_spans import (
-    best_spans,
-    characters,
-    covering,
-    span_scores,
-)
-from bothways.tasks.windows import TextWindow, windows
+from bothways.tasks.question_answering.task import best_spans, characters, covering, span_scores
+from bothways.tasks.text_task import TextWindow, windows
 
 
 @given(

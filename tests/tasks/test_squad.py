@@ -14,11 +14,7 @@ import pytest
 from bothways.core.errors import DataError
 from bothways.data.tables import RowError
 from bothways.tasks.base import Reading
-from bothways.tasks.question_answering.examples import (
-    Question,
-    QuestionColumns,
-    located,
-)
+from bothways.tasks.question_answering.examples import Question, QuestionColumns, located
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 
 
@@ -189,10 +185,7 @@ def test_questions_alone(tmp_path: Path) -> None:
             r":1: the row has no column 'context'; it has id, question\n",
         ),
         (squad({"question": "Who?", "answers": 3}), r":1: answers of an unknown form: 3"),
-        (
-            squad({"question": "Who?", "answers": [3]}),
-            r":1: answers of an unknown form: \[3\]",
-        ),
+        (squad({"question": "Who?", "answers": [3]}), r":1: answers of an unknown form: \[3\]"),
         (
             squad({"question": "Who?", "answers": {"text": ["a"], "answer_start": []}}),
             r":1: answers of an unknown form",

@@ -17,9 +17,6 @@ from tokenizers import pre_tokenizers
 from bothways.core.batch import IGNORED, pack
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError
-from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.model import Model
-from bothways.model.positions import Learned
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.metrics import Confusion, classification_metrics
@@ -30,7 +27,7 @@ from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_tokenizer
-from toy_task import VOCABULARY, WORDS, make_tokenizer
+from toy_task import VOCABULARY, WORDS, bind_small, make_tokenizer
 
 LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 ENTITIES, PLAIN = TaggingTask(), TaggingTask(scheme="plain")
@@ -49,18 +46,7 @@ def make_task(
     length: int = 16,
     dropout: float = 0.1,
 ) -> Tagger:
-    torch.manual_seed(5)
-    config = EncoderConfig(
-        len(VOCABULARY),
-        16,
-        2,
-        2,
-        32,
-        position=Learned(24),
-        initial_range=0.5,
-        dropout=Dropouts(dropout, dropout),
-    )
-    return definition.bind(Model(config, definition.heads(labels, None)), tokenizer, labels, length)
+    return bind_small(definition, tokenizer, labels, length, dropout=dropout, spread=0.5)
 
 
 def make_examples(

@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 
 from bothways.core.errors import DataError
 from bothways.tasks.tagging.conll import ColumnLayout, ColumnSentence, read_columns
-from bothways.tasks.tagging.examples import (
-    NEIGHBOURS,
-    TagExample,
-    open_tagged,
-    with_context,
-)
+from bothways.tasks.tagging.examples import NEIGHBOURS, TagExample, open_tagged, with_context
 from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import TaggingTask
 

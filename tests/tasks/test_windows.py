@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bothways.tasks.windows import TextWindow, owners, windows
+from bothways.tasks.text_task import TextWindow, owners, windows
 
 
 @settings(deadline=None)

@@ -404,11 +404,7 @@ BROKEN: dict[str, dict[str, bytes]] = {
             TokenizerError,
             "is not a SentencePiece model: a field has the unknown wire type 7",
         ),
-        (
-            "cut",
-            TokenizerError,
-            "is not a SentencePiece model: a field of 4 bytes has only 2 left",
-        ),
+        ("cut", TokenizerError, "is not a SentencePiece model: a field of 4 bytes has only 2 left"),
         ("cut in a number", TokenizerError, "is not a SentencePiece model: a number has no end"),
         (
             "cut in a score",

@@ -445,12 +445,7 @@ DIGITS = {
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"normalizer": {"type": "Lowercase"}},
-        {"pre_tokenizer": DIGITS},
-        {"unk_id": 0},
-    ],
+    "change", [{"normalizer": {"type": "Lowercase"}}, {"pre_tokenizer": DIGITS}, {"unk_id": 0}]
 )
 def test_pieces_that_are_not_of_their_class_are_refused(
     change: dict[str, Any], tmp_path: Path
@@ -464,8 +459,7 @@ def test_pieces_that_are_not_of_their_class_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("model", "file"),
-    [("roberta", "vocab.txt"), ("albert", "vocab.txt"), ("bert", "vocab.json")],
+    ("model", "file"), [("roberta", "vocab.txt"), ("albert", "vocab.txt"), ("bert", "vocab.json")]
 )
 def test_a_vocabulary_of_another_class_than_the_models_is_refused(
     model: str, file: str, tmp_path: Path

@@ -238,7 +238,7 @@ def test_unigram_leaves_rare_characters_out(monkeypatch):
         assert (tokenizer.specials.unknown in tokenizer.encode(["ж"])[0]) is not kept
     monkeypatch.undo()
     assert "ж" in train_tokenizer(texts, Unigram(size=300)).backend.get_vocab()
-    with pytest.raises(ConfigError, match=r"Unigram\.coverage: must be between 0 and 1, is 2"):
+    with pytest.raises(ConfigError, match=r"Unigram\.coverage: must be between 0 and 1, not 2"):
         Unigram(coverage=2)
 
 
@@ -307,7 +307,7 @@ def test_half_a_surrogate_pair(kind):
     ],
 )
 def test_options_below_one(kind: type[Kind], name):
-    with pytest.raises(ConfigError, match=rf"{kind.__name__}\.{name}: must be at least 1, is 0"):
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}\.{name}: must be at least 1, not 0"):
         kind(**{name: 0})
 
 
@@ -401,5 +401,5 @@ def test_shares_of_languages_are_those_of_the_formula(ceiling: int) -> None:
 def test_a_vocabulary_without_bound_is_refused() -> None:
     """The trainer reserves its memory at once, and ended Python."""
     for kind in (WordPiece, ByteBPE, Unigram):
-        with pytest.raises(ConfigError, match=r"size: must be at most 10,000,000, is 10{12}"):
+        with pytest.raises(ConfigError, match=r"size: must be at most 10,000,000, not 10{12}"):
             kind(size=10**12)

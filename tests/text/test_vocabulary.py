@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bothways.core.errors import DataError
+from bothways.hub.convert.vocabulary import form_of, with_words
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_tokenizer
-from bothways.text.vocabulary_change import form_of, with_words
 from bothways.text.vocabulary_report import SplitWord, vocabulary_report
 from toy_text import BERT_NAMES, load, pseudo_text, roberta_backend, write_vocabulary
 

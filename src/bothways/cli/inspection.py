@@ -112,8 +112,7 @@ def _folder(model: str, local: bool) -> _Found:
     """Return a model folder, or a model of the Hub without its weights."""
     from bothways.core.errors import FolderError
     from bothways.hub.hf_config import open_model, read_hf_config
-    from bothways.hub.infer_heads import heads_of
-    from bothways.hub.model_folder import plan_model
+    from bothways.hub.model_folder import heads_of, plan_model
     from bothways.hub.resolve import CONFIG_FILES, resolve, resolve_run
     from bothways.model.families.catalogue import nearest_preset
 

@@ -45,7 +45,6 @@ from bothways.core.runtime.limits import usable_cores
 from bothways.core.sequence import Ids
 from bothways.core.terminal import quantity
 from bothways.data.cleaning.config import Cleaning
-from bothways.data.cleaning_notes import large_steps, nothing_left, unsuited_steps
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions
 from bothways.data.encode_shards import (
     EncodingSettings,
@@ -57,7 +56,7 @@ from bothways.data.encode_shards import (
     token_type,
 )
 from bothways.data.epoch_order import AllExcept
-from bothways.data.left_out import SHINGLES, SIGNATURES
+from bothways.data.left_out import SHINGLES, SIGNATURES, large_steps, nothing_left, unsuited_steps
 from bothways.data.manifest import (
     DOCUMENTS,
     MANIFEST,
@@ -363,11 +362,8 @@ def _check_same(
     built = read_manifest(folder)
     requested, stored = (dict(vars(values)) for values in (settings, built.settings))
     cleaning = config_difference(requested.pop("cleaning"), stored.pop("cleaning"))
-    differing = [
-        f"{name} {stored[name]!r}, not {requested[name]!r}"
-        for name in requested
-        if requested[name] != stored[name]
-    ]
+    others = {name: value for name, value in requested.items() if value != stored[name]}
+    differing = [f"{name} {stored[name]!r}, not {value!r}" for name, value in others.items()]
     differing += [f"another cleaning (now {'; '.join(cleaning)})"] if cleaning else []
     fix = "Choose another folder, or delete this one."
     if differing:
@@ -455,8 +451,7 @@ def _finish(
         inputs, steps = merged.read, merged.steps
         for note in large_steps(cleaning, settings.language, inputs.documents, steps):
             progress.message(note)
-        write_manifest(
-            folder,
-            Manifest(merged.counts, ids, settings, origins, reading, text, inputs, steps, files),
-        )
+        counts = merged.counts
+        manifest = Manifest(counts, ids, settings, origins, reading, text, inputs, steps, files)
+        write_manifest(folder, manifest)
         shutil.rmtree(work)

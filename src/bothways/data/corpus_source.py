@@ -133,16 +133,8 @@ class CorpusSource:
             case SpanPlan():
                 first_document, *documents = (read_slice(*document) for document in plan.ranges)
                 separator = self.template.after.ids
-                return assemble(
-                    np.concatenate(
-                        [
-                            first_document,
-                            *(x for document in documents for x in (separator, document)),
-                        ]
-                    ),
-                    None,
-                    self.template,
-                )
+                others = (x for document in documents for x in (separator, document))
+                return assemble(np.concatenate([first_document, *others]), None, self.template)
             case _:
                 assert_never(plan)
 
@@ -169,13 +161,9 @@ class CorpusSource:
             starts = block.starts[block.edges[:-1]][order]
             plans = self._plans(view, cursor.block)[: cursor.item]
             # The first token of each document that a plan reads in order, not at random.
-            firsts = [
-                start
-                for plan in plans
-                for start in (
-                    [plan.a] if isinstance(plan, PairPlan) else [begin for begin, _ in plan.ranges]
-                )
-            ]
+            firsts = list[int]()
+            for plan in plans:
+                firsts += [plan.a] if isinstance(plan, PairPlan) else [a for a, _ in plan.ranges]
             documents = np.searchsorted(starts, firsts, side="right") - 1
             begun = block.owners[order[documents]]
         return selection.unread(self.seed, view, cursor.block, begun)
@@ -227,9 +215,6 @@ class ContinuedSource:
         self._rest = following.restricted(unread) if len(unread) > 1 else None
         self._share = share if self._rest else 0.0
 
-    def _source(self, epoch: int) -> CorpusSource | None:
-        return self._rest if epoch == self._first else self._after
-
     def read(self, cursor: Cursor) -> Iterator[tuple[PairPlan | SpanPlan, Cursor]]:
         """Yield plans from `cursor` on, each with the cursor of the next."""
         from bothways.core.source import Cursor
@@ -261,7 +246,7 @@ class ContinuedSource:
         """Return the ids of the documents of which nothing was read, in the cursor's epoch, and
         their share of an epoch.
         """
-        source = self._source(cursor.epoch)
+        source = self._rest if cursor.epoch == self._first else self._after
         if source is None:
             return np.zeros(0, np.int64), 0.0
         ids, share = source.unread(cursor)

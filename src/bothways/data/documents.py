@@ -26,7 +26,7 @@ from bothways.core.errors import DataError
 from bothways.core.json_reader import read_object
 from bothways.core.paths import is_url, local_path
 from bothways.data import tables, text_io
-from bothways.data.hub_rows import HUB, HubData, parse_hub_name
+from bothways.data.tables import HUB, HubData, parse_hub_name
 
 SNIFFED = 2**21
 """Characters that are examined to decide what ends a document."""

@@ -273,11 +273,9 @@ def _check(corpus: Corpus, sentences: Whole, documents: Whole, ids: DocumentIds)
     if isinstance(ids, AllExcept):
         ids = np.array([0, ids.total - 1])
     if len(ids) and not 0 <= ids.min() <= ids.max() < len(documents) - 1:
-        raise DataError(
-            f"documents {ids.min()} to {ids.max()} were chosen; "
-            f"the corpus has 0 to {len(documents) - 2}",
-            fix="Split the corpus again.",
-        )
+        message = f"documents {ids.min()} to {ids.max()} were chosen; "
+        message += f"the corpus has 0 to {len(documents) - 2}"
+        raise DataError(message, fix="Split the corpus again.")
 
 
 def _plan_window(

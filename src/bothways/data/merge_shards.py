@@ -16,29 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.progress import SILENT, Progress
+from bothways.data import manifest
 from bothways.data.encode_shards import Shard, load_shard
 from bothways.data.left_out import choose_documents
-from bothways.data.manifest import (
-    DOCUMENTS,
-    SENTENCES,
-    TOKENS,
-    WORDS,
-    CorpusSettings,
-    Counts,
-    StepCounts,
-    Stored,
-    TextRead,
-)
 
 
 @dataclass(frozen=True)
 class Merged:
     """What the shards gave: counts, what was read, what each step left out, files."""
 
-    counts: Counts
-    read: TextRead
-    steps: tuple[StepCounts, ...]
-    files: dict[str, Stored]
+    counts: manifest.Counts
+    read: manifest.TextRead
+    steps: tuple[manifest.StepCounts, ...]
+    files: dict[str, manifest.Stored]
 
 
 class _Column:
@@ -54,11 +44,11 @@ class _Column:
         self._digest.update(raw)
         self._bytes += len(raw)
 
-    def finish(self) -> Stored:
+    def finish(self) -> manifest.Stored:
         """Flush the file to disk; return its size and digest."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        return Stored(self._bytes, self._digest.hexdigest())
+        return manifest.Stored(self._bytes, self._digest.hexdigest())
 
 
 class _BitColumn(_Column):
@@ -75,7 +65,7 @@ class _BitColumn(_Column):
         super().append(np.packbits(values[:bytes_end]))
         self._rest = values[bytes_end:]
 
-    def finish(self) -> Stored:
+    def finish(self) -> manifest.Stored:
         """Write the values that are left, and zeros to the end of their byte."""
         super().append(np.packbits(self._rest))
         return super().finish()
@@ -84,7 +74,7 @@ class _BitColumn(_Column):
 def merge_shards(
     shards: Sequence[Path],
     folder: Path,
-    settings: CorpusSettings,
+    settings: manifest.CorpusSettings,
     progress: Progress = SILENT,
 ) -> Merged:
     """Join shards into `tokens.bin`, `sentences.bin` and `documents.bin` in `folder`, and
@@ -104,12 +94,14 @@ def merge_shards(
     with contextlib.ExitStack() as open_files:
         columns = {
             name: _Column(open_files.enter_context((folder / name).open("wb")))
-            for name in (TOKENS, SENTENCES, DOCUMENTS)
+            for name in (manifest.TOKENS, manifest.SENTENCES, manifest.DOCUMENTS)
         }
         if settings.words is not None:
-            columns[WORDS] = _BitColumn(open_files.enter_context((folder / WORDS).open("wb")))
-        columns[SENTENCES].append(np.zeros(1, dtype=np.uint64))
-        columns[DOCUMENTS].append(np.zeros(1, dtype=np.uint64))
+            columns[manifest.WORDS] = _BitColumn(
+                open_files.enter_context((folder / manifest.WORDS).open("wb"))
+            )
+        columns[manifest.SENTENCES].append(np.zeros(1, dtype=np.uint64))
+        columns[manifest.DOCUMENTS].append(np.zeros(1, dtype=np.uint64))
         for number, path in enumerate(shards, 1):
             shard = load_shard(path)
             fates = left_out.fates[seen : seen + len(shard.counts)]
@@ -118,25 +110,25 @@ def merge_shards(
             by_fate[:, 0] += np.bincount(fates, minlength=len(by_fate))
             np.add.at(by_fate[:, 1], fates, shard.bytes)
             ids, lengths, counts, begins = _keep(shard, fates == 0)
-            columns[TOKENS].append(ids)
+            columns[manifest.TOKENS].append(ids)
             if begins is not None:
-                columns[WORDS].append(begins)
-            columns[SENTENCES].append(tokens + np.cumsum(lengths, dtype=np.uint64))
-            columns[DOCUMENTS].append(sentences + np.cumsum(counts, dtype=np.uint64))
+                columns[manifest.WORDS].append(begins)
+            columns[manifest.SENTENCES].append(tokens + np.cumsum(lengths, dtype=np.uint64))
+            columns[manifest.DOCUMENTS].append(sentences + np.cumsum(counts, dtype=np.uint64))
             tokens, sentences = tokens + len(ids), sentences + len(lengths)
             documents += len(counts)
             progress.advance(number)
         files = {name: column.finish() for name, column in columns.items()}
-    read = TextRead(seen, int(by_fate[:, 1].sum() + removed[:, 1].sum()))
+    read = manifest.TextRead(seen, int(by_fate[:, 1].sum() + removed[:, 1].sum()))
     lines = (
-        StepCounts(name, 0, int(size), int(count))
+        manifest.StepCounts(name, 0, int(size), int(count))
         for name, (count, size) in zip(settings.cleaning.line_rules, removed, strict=True)
     )
     steps = (
-        StepCounts(name, int(count), int(size))
+        manifest.StepCounts(name, int(count), int(size))
         for name, (count, size) in zip(left_out.steps, by_fate[1:], strict=True)
     )
-    return Merged(Counts(documents, sentences, tokens), read, (*lines, *steps), files)
+    return Merged(manifest.Counts(documents, sentences, tokens), read, (*lines, *steps), files)
 
 
 def _keep(

@@ -1,4 +1,4 @@
-"""Files and Hub data sets as rows with named columns: one reader for examples and for documents.
+"""Files, Hub data sets and data in Python as rows with named columns: the one reader of rows.
 
     .csv              RFC 4180
     .tsv              split at tabs only, as GLUE's files are written: a quote is a character
@@ -11,26 +11,35 @@
 
 All but .parquet may be compressed, and a file may be at a URL. All but .json are streamed, and each
 row has its location. The columns of a .csv or .tsv file without a header are "0", "1", "2" …
+
+Data sets of the Hub, or folders of the same form, are streamed from the files of the revision that
+was opened; a request that fails is repeated by the library datasets.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
+import functools
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from bothways.core.advice import argument
-from bothways.core.errors import DataError, optional
+from bothways.core.errors import DataError, ResourceError, optional
 from bothways.core.json_reader import parse_json
 from bothways.core.paths import is_url
 from bothways.core.terminal import listed, quantity
 from bothways.data import text_io
-from bothways.data.hub_rows import HUB, HubData
 
+HUB = "hub:"
+"""The beginning of the name of a data set."""
 KINDS = (
     f".csv, .tsv, .jsonl, .json, .txt (each also with {', '.join(text_io.COMPRESSED)}), .parquet, "
     f"or {HUB}owner/name:configuration:split"
@@ -150,22 +159,50 @@ def require_column(column: str, names: Iterable[str], where: str) -> None:
 def _open_file(
     source: str, columns: Many[str], only: Many[str] | None, bytes_read: text_io.BytesRead
 ) -> Table:
-    size = 0
-    if not is_url(source):
-        path = text_io.file_at(source, f"Check the name. Supported are {KINDS}.")
-        source, size = str(path), path.stat().st_size
+    source, lines, share, close = open_lines(
+        source, f"Check the name. Supported are {KINDS}.", bytes_read
+    )
     if source.endswith(".parquet"):
         return _parquet(source, only, bytes_read)
     if text_io.suffix_of(source) == ".json":
         return Table(source, (), _array_rows(source, bytes_read))
-    lines = text_io.read_lines(source, bytes_read)
     try:
         table = _line_table(source, columns, lines)
     except BaseException:
-        lines.close()  # now, not when the error's traceback is collected
+        close()  # now, not when the error's traceback is collected
         raise
-    share = lambda: bytes_read.position / size if size else 0.0  # noqa: E731
-    return replace(table, share=share, close=lines.close)
+    return replace(table, share=share, close=close)
+
+
+class LineFile(NamedTuple):
+    """The numbered lines of a file or of standard input; see `Table`."""
+
+    where: str
+    lines: Iterator[tuple[int, str]]
+    share: Callable[[], float] | None
+    close: Callable[[], None]
+
+
+def open_lines(source: str, fix: str, bytes_read: text_io.BytesRead | None = None) -> LineFile:
+    """Open a file, a URL or standard input as lines, of which none is read yet.
+
+    Args:
+        fix: advice if there is no such file.
+        bytes_read: counts the bytes of the file.
+
+    Raises:
+        DataError: no such file, or a folder.
+        ResourceError: permission denied.
+    """
+    if source == text_io.STDIN:
+        return LineFile(text_io.STANDARD_INPUT, text_io.standard_input(), None, lambda: None)
+    counted, size = bytes_read or text_io.BytesRead(), 0
+    if not is_url(source):
+        path = text_io.file_at(source, fix)
+        source, size = str(path), path.stat().st_size
+    lines = text_io.read_lines(source, counted)
+    share = lambda: counted.position / size if size else 0.0  # noqa: E731
+    return LineFile(source, lines, share, lines.close)
 
 
 def _line_table(location: str, columns: Many[str], lines: Lines) -> Table:
@@ -187,11 +224,9 @@ def _line_table(location: str, columns: Many[str], lines: Lines) -> Table:
 
 
 def _pipe(location: str, lines: Lines, columns: Many[str]) -> Table:
-    return (
-        Table(location, (), json_rows(location, lines))
-        if columns
-        else _plain_lines(location, lines)
-    )
+    if columns:
+        return Table(location, (), json_rows(location, lines))
+    return _plain_lines(location, lines)
 
 
 def _plain_lines(location: str, lines: Lines) -> Table:
@@ -375,21 +410,32 @@ def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
         'Write [{"text": "…"}, …], or one object per line in a .jsonl file. '
         f"For questions as in SQuAD: {argument(task='answer')}."
     )
+    values = read_json_text(path, fix, bytes_read, unique=True)
+    if not isinstance(values, list):
+        raise DataError("is not an array of objects", where=path, fix=fix)
+    for number, value in enumerate(values, 1):
+        location = f"{path}:record {number}"
+        yield TableRow(_json_row(value, location, fix), location)
+
+
+def read_json_text(
+    path: str, fix: str, bytes_read: text_io.BytesRead | None = None, *, unique: bool = False
+) -> Any:
+    """Return the value in a JSON file, which is read whole; `unique` refuses a key that repeats.
+
+    Raises:
+        DataError: the file is not JSON, or longer than `MAX_ARRAY`.
+    """
     chunks, length, last = list[str](), 0, 1
     with contextlib.closing(text_io.read_lines(path, bytes_read, split=True)) as lines:
         for number, line in lines:  # the pieces of a long line have one number
             chunks.append("\n" * (number - last) + line)
             length, last = length + len(chunks[-1]), number
             if length > MAX_ARRAY:
-                message = f"is a JSON array of more than {MAX_ARRAY:,} characters, held in memory"
+                message = f"is JSON of more than {MAX_ARRAY:,} characters, held in memory"
                 fix = "Write one object per line in a .jsonl file, which is read line by line."
                 raise DataError(message, where=path, fix=fix)
-    values = parse_json("".join(chunks), path, fix=fix, unique=True)
-    if not isinstance(values, list):
-        raise DataError("is not an array of objects", where=path, fix=fix)
-    for number, value in enumerate(values, 1):
-        location = f"{path}:record {number}"
-        yield TableRow(_json_row(value, location, fix), location)
+    return parse_json("".join(chunks), path, fix=fix, unique=unique)
 
 
 # Parquet
@@ -442,3 +488,239 @@ def _damage(path: str) -> Iterator[None]:
             raise
         message = f"is not a complete Parquet file ({str(error).splitlines()[0]})"
         raise DataError(message, where=path, fix="Download or write it again.") from error
+
+
+class HubName(NamedTuple):
+    """A split of a data set; `revision` is a commit, a branch or a tag."""
+
+    repository: str
+    revision: str | None
+    config: str | None
+    split: str
+
+
+def parse_hub_name(name: str) -> HubName:
+    """Parse `"hub:owner/name[@revision][:configuration][:split]"`.
+
+    `"hub:nyu-mll/glue:cola"` gives `("nyu-mll/glue", None, "cola", "train")`.
+
+    Raises:
+        DataError: it has another form.
+    """
+    address, *options = name.removeprefix(HUB).split(":")
+    repository, mark, revision = address.partition("@")
+    if not repository or (mark and not revision) or len(options) > 2:
+        fix = f"Write {HUB}owner/name, {HUB}owner/name:configuration or with :split at the end."
+        raise DataError("is not the name of a Hub data set", where=name, fix=fix)
+    config, split = [*options, "", ""][:2]
+    return HubName(repository, revision or None, config or None, split or "train")
+
+
+def without_revision(name: str) -> str:
+    """Return the name of a source without a revision: "hub:a/b@v1:en" → "hub:a/b:en"."""
+    if not name.startswith(HUB):
+        return name
+    address, colon, options = name.removeprefix(HUB).partition(":")
+    return f"{HUB}{address.partition('@')[0]}{colon}{options}"
+
+
+class HubData:
+    """A split of a data set, in the revision that it has when it is opened.
+
+    Attributes:
+        source: its name, with "hub:".
+    """
+
+    def __init__(self, source: str) -> None:
+        """Open a data set.
+
+        Raises:
+            DataError: there is no such data set, or it cannot be read.
+            ResourceError: the package datasets is not installed.
+        """
+        with optional("data", "reading Hub data sets"):
+            from datasets import load_dataset_builder
+
+        self.source = source
+        repository, revision, config, self._split = parse_hub_name(source)
+        with _errors(source):
+            self._builder = load_dataset_builder(repository, config, revision=revision)
+
+    @property
+    def version(self) -> str:
+        """The commit, or a digest of what is known of the files; another one if they change."""
+        files = self._builder.config.data_files or {}
+        origins = sorted({entry for split in files.values() for entry in split.origin_metadata})
+        if len(origins) == 1 and len(origins[0]) == 2:  # repository and commit
+            return str(origins[0][1])
+        return hashlib.sha256(repr(origins).encode()).hexdigest()[:16]
+
+    @functools.cached_property
+    def stream(self) -> Any:
+        """The rows from the first on, as an IterableDataset.
+
+        Raises:
+            DataError: there is no such split.
+        """
+        with _errors(self.source):
+            return self._builder.as_streaming_dataset(split=self._split)
+
+    @property
+    def classes(self) -> dict[str, list[str]]:
+        """The names of the classes of each column that holds classes."""
+        return class_names(getattr(self.stream, "features", None) or {})
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows; classes become their names, and negative classes (unknown) None.
+
+        Raises:
+            DataError: there is no such split, or a row cannot be read.
+            ResourceError: the connection failed.
+        """
+        classes, number = self.classes, 0
+        try:
+            for row in self.stream:
+                number += 1
+                yield named_classes(row, classes)
+        except ValueError as error:  # a damaged file
+            raise _unreadable(self.source, error) from error
+        except Exception as error:  # every store has errors of its own
+            message = f"reading row {number + 1:,}: {error or type(error).__name__}"
+            fix = "Check the connection, and run the same command again."
+            raise ResourceError(message, where=self.source, fix=fix) from error
+
+
+@contextlib.contextmanager
+def _errors(source: str) -> Iterator[None]:
+    try:
+        yield
+    # RuntimeError: a data set that is a program, which is not run.
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _unreadable(source, error) from error
+
+
+def _unreadable(source: str, error: Exception) -> DataError:
+    fix = (
+        f"Check the name, {HUB}owner/name[@revision][:configuration][:split], and the "
+        "connection. Instead of a data set with a loading script, use its Parquet copy."
+    )
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return DataError(f"cannot be read: {reason}", where=source, fix=fix)
+
+
+def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of the classes of each column that holds classes, or lists of them."""
+    from datasets import ClassLabel
+
+    kinds = {
+        name: kind[0] if isinstance(kind, list) else getattr(kind, "feature", kind)
+        for name, kind in features.items()
+    }  # a list of one is that of datasets before 4
+    return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
+
+
+def named_classes(row: Mapping[str, Any], classes: Mapping[str, Many[str]]) -> dict[str, Any]:
+    """Return a row in which classes are their names, and negative classes (unknown) None."""
+    class_values = {
+        name: _named(row[name], names) for name, names in classes.items() if name in row
+    }
+    return {**row, **class_values}
+
+
+def _named(value: Any, names: Many[str]) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value  # an array or a tensor
+    if isinstance(value, list):
+        return [_named(item, names) for item in value]
+    return None if value is None or value < 0 else names[value]
+
+
+@runtime_checkable
+class ArrowTable(Protocol):
+    """A table or an array of pyarrow, which is not an iterable of rows."""
+
+    def to_pylist(self) -> list[Any]:
+        """Return the rows as dicts, or the items."""
+
+
+Given = Iterable[Any] | ArrowTable
+"""Data as `given_rows` takes it."""
+FORMS = "a DataFrame, a datasets.Dataset, or a list of dicts"
+
+
+def given_rows(data: Any, where: str) -> Iterable[Any]:
+    """Return the rows of a table as dicts, or the items of another iterable as they are.
+
+    Iterating over a DataFrame or a mapping would give the names of its columns. Missing values
+    become None, and the classes of a `datasets.Dataset` their names, as in a Hub data set.
+
+    Args:
+        data: a DataFrame of pandas or polars, a table or an array of pyarrow, a `datasets.Dataset`,
+            a mapping from columns to their values, or any iterable.
+        where: the name of the data, for messages.
+
+    Raises:
+        DataError: it is none of these, or its columns differ in length or share a name.
+    """
+    match data:
+        case Mapping():
+            return _rows_of_columns(data, where)
+        case _ if hasattr(data, "to_dicts") or hasattr(data, "to_pylist"):  # polars, pyarrow
+            rows: list[Any] = data.to_dicts() if hasattr(data, "to_dicts") else data.to_pylist()
+            return rows
+        case _ if hasattr(data, "to_dict") and hasattr(data, "columns"):
+            return _rows_of_frame(data, where)
+        case bytes() | str():
+            pass
+        case Iterable():
+            features = getattr(data, "features", None)
+            classes = class_names(features) if isinstance(features, Mapping) else {}
+            return (named_classes(row, classes) for row in data) if classes else data
+    fix = "Give a list, a DataFrame or a datasets.Dataset."
+    raise DataError(f"is of type {type(data).__name__}, which has no rows", where=where, fix=fix)
+
+
+def plain_value(value: Any) -> Any:
+    """Return numbers and arrays of NumPy, PyTorch or pyarrow as values and lists of Python."""
+    if isinstance(value, np.generic | np.ndarray) or hasattr(value, "tolist"):
+        return value.tolist()
+    return value.as_py() if hasattr(value, "as_py") else value
+
+
+def _rows_of_columns(data: Mapping[str, Any], where: str) -> Iterable[dict[str, Any]]:
+    columns = {str(name): plain_value(values) for name, values in data.items()}
+    if not columns or not all(isinstance(values, list | tuple) for values in columns.values()):
+        names = ", ".join(columns) or "nothing"
+        message = f"is of type {type(data).__name__} of {names}, not of columns with their values"
+        raise DataError(message, where=where, fix=f"Give one of its items, or {FORMS}.")
+    sizes = {name: len(values) for name, values in columns.items()}
+    if len({*sizes.values()}) > 1:
+        counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        raise DataError(f"has columns of different length: {counts}", where=where)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _rows_of_frame(frame: Any, where: str) -> Iterable[dict[str, Any]]:
+    names = [str(name) for name in frame.columns]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"two columns are called {twice!r}", where=where, fix="Rename one.")
+    values = frame.astype(object).where(frame.notna(), None)
+    return [dict(zip(names, row, strict=True)) for row in values.itertuples(index=False, name=None)]
+
+
+def listed_classes(data: Any) -> dict[str, list[str]]:
+    """Return the classes that data lists for its columns, with or without rows of them.
+
+    A `datasets.Dataset` lists them in its features, pandas in the categories of a column.
+    """
+    features, kinds = getattr(data, "features", None), getattr(data, "dtypes", ())
+    if isinstance(features, Mapping):
+        return class_names(features)
+    pairs = kinds.items() if hasattr(kinds, "items") else ()
+    listed = {str(name): getattr(kind, "categories", None) for name, kind in pairs}
+    return {name: [*map(str, values)] for name, values in listed.items() if values is not None}
+
+
+def is_example(value: Any) -> bool:
+    """Return True for an example of a task: an instance of a dataclass."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -25,7 +25,7 @@ from bothways.core.paths import local_path
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.sequence import Sequence
 from bothways.core.terminal import listed
-from bothways.data import given_rows as memory
+from bothways.data import tables as memory
 from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import ListPlan, ListSource
 from bothways.data.loader import Loader, Share, unchanged

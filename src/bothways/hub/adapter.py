@@ -152,12 +152,8 @@ def read_adapter(folder: Path) -> Adapter | None:
         name.removeprefix(_PREFIX).replace(".base_layer.", "."): name for name in weights.shapes
     }
     shapes = {bare: weights.shapes[name] for bare, name in names.items()}
-    return Adapter(
-        folder,
-        settings,
-        base,
-        Weights(weights.file, shapes, lambda bare: weights.read(names[bare])),
-    )
+    renamed = Weights(weights.file, shapes, lambda bare: weights.read(names[bare]))
+    return Adapter(folder, settings, base, renamed)
 
 
 def _base_folder(name: Any, file: Path) -> Path:
@@ -245,11 +241,9 @@ def _change(
     if target != shape or rank != other:
         message = f"changes {module} by a matrix of {list(shape)}"
         reason = "does not have it" if target is None else f"has {list(target)} there"
-        raise FolderError(
-            f"{message}, and the base model {reason}",
-            where=adapter.weights.file,
-            fix="Check base_model_name_or_path.",
-        )
+        message += f", and the base model {reason}"
+        fix = "Check base_model_name_or_path."
+        raise FolderError(message, where=adapter.weights.file, fix=fix)
     scale = adapter.scale(module, rank)
 
     def change() -> Tensor:

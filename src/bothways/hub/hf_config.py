@@ -2,6 +2,11 @@
 
 Settings are as strict as tensors: one without a counterpart here is an error, and one that no
 version of the family is known to have is listed in the load report.
+
+In our own format, for a model that no class of transformers can be, `config.json` has the model
+type "bothways" and, under a key of that name, our configuration and heads; weights have our own
+names. Everything else (tokenizer, labels, card, record) is as in any other folder. transformers
+does not open it.
 """
 
 from __future__ import annotations
@@ -16,9 +21,8 @@ from bothways.core.advice import argument, call
 from bothways.core.errors import FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import listed, quantity
-from bothways.hub import native_format
 from bothways.hub.adapter import CONFIG, Adapter, apply_adapter, read_adapter
-from bothways.hub.resolve import MODULES
+from bothways.hub.resolve import MODULES, object_in
 from bothways.hub.weight_files import Weights, open_weights
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES, family_for, family_named
@@ -30,6 +34,15 @@ from bothways.model.model import Model
 
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
+
+
+from bothways.core.config import reader as configs
+from bothways.core.config.tree import join_path
+from bothways.core.errors import ConfigError
+from bothways.model.families.config_rules import LARGEST, check_size
+from bothways.model.families.weight_names import Rename
+from bothways.model.heads import HEADS
+from bothways.model.init import without_weights
 
 Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
 """The purpose of a label head, as transformers names it."""
@@ -107,7 +120,8 @@ class HFConfig:
                 f"id2label must name the outputs 0, 1, 2 … and nothing else, not {names!r:.80}"
             )
             raise FolderError(message, where=self.where)
-        default = len(names) if names is not None else self._count() or 2
+        outputs = [h.count for h in self.heads or () if isinstance(h, LabelHead | TagHead)]
+        default = len(names) if names is not None else max(outputs, default=0) or 2
         count = default
         if self.raw.get("num_labels") is not None:
             count = read_number(self.raw, "num_labels", default, str(self.where))
@@ -124,11 +138,6 @@ class HFConfig:
             raise FolderError(message, where=self.where, fix=fix)
         return tuple(str(names[str(at)]) for at in range(count))
 
-    def _count(self) -> int:
-        """Return the outputs of the heads that are given, 0 without a label or tag head."""
-        heads = self.heads or ()
-        return max((h.count for h in heads if isinstance(h, LabelHead | TagHead)), default=0)
-
     def with_names(self, names: Collection[str]) -> HFConfig:
         """Return the same with what the names of the folder's tensors add to the configuration."""
         family = family_named(self.model_type)
@@ -140,13 +149,9 @@ class HFConfig:
 
 def format_note(folder: Path | None) -> str:
     """Return a sentence about a folder in our own format, "" for one that transformers opens."""
-    if folder is None or not (folder / "config.json").is_file():  # an adapter has none
-        return ""
-    native = (
-        read_object(folder / "config.json", FolderError).get("model_type") == native_format.NATIVE
-    )
-    note = "It is in our own format: transformers has no class with this encoder and these heads."
-    return note if native else ""
+    if folder is None or object_in(folder / "config.json").get("model_type") != NATIVE:
+        return ""  # an adapter has no config.json
+    return "It is in our own format: transformers has no class with this encoder and these heads."
 
 
 def label_name(at: int) -> str:
@@ -180,7 +185,7 @@ def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
             )
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
     raw = read_object(file, FolderError)
-    if raw.get("model_type") == native_format.NATIVE:
+    if raw.get("model_type") == NATIVE:
         return _read_native(raw, file, custom)
     family = family_named(str(raw.get("model_type")))
     if family is None:
@@ -203,11 +208,10 @@ def _read_adapted(adapter: Adapter) -> HFConfig:
     outputs = adapter.outputs(architecture, base.keys)
     if outputs is not None and outputs != len(base.labels()):
         raw |= {"id2label": {str(i): label_name(i) for i in range(outputs)}, "num_labels": outputs}
-    record = adapter.folder / RECORD
-    recorded = read_object(record, FolderError).get(CONFIG, {}) if record.is_file() else {}
+    recorded = object_in(adapter.folder / RECORD).get(CONFIG, {})
     if not isinstance(recorded, dict):
         message = f"{CONFIG} must be an object of settings, not {recorded!r:.40}"
-        raise FolderError(message, where=record)
+        raise FolderError(message, where=adapter.folder / RECORD)
     if recorded:
         replaced = {*_OUTPUT_KEYS, *(key for key, _ in family.dropouts.values())}
         # The base model's outputs and dropouts are not those of the adapted head.
@@ -248,12 +252,10 @@ def _unknown_family(raw: Mapping[str, Any], file: Path) -> FolderError:
     """Return the error for a `config.json` of no known family."""
     kind, types = raw.get("model_type"), [family.model_type for family in FAMILIES]
     if kind is None:
-        message = (
-            f"names no model_type, which must be one of {', '.join([*types, native_format.NATIVE])}"
-        )
+        message = f"names no model_type, which must be one of {', '.join([*types, NATIVE])}"
         fix = 'To a config.json from before model_type existed, add "model_type": "bert".'
         return FolderError(message, where=file, fix=fix)
-    allowed = ", ".join([*types, native_format.NATIVE])
+    allowed = ", ".join([*types, NATIVE])
     message = f"model_type {kind!r:.80} is unknown: it must be one of {allowed}"
     names = [_RELATIVES.get(str(kind), ""), *difflib.get_close_matches(str(kind), types, n=1)]
     near = next((name for name in names if name in types), None)
@@ -275,24 +277,19 @@ def read_family_config(family: Family, raw: Mapping[str, Any], location: Path) -
         raise FolderError(message, where=location)
     encoder, unknown = family.config_rules.read_all(raw, str(location))
     dropout_keys = {key for key, _ in family.dropouts.values()}
-    return HFConfig(
-        raw,
-        location,
-        family.model_type,
-        encoder,
-        family.keys_for(encoder),
-        family.architecture_named(map(str, classes)),
-        dropouts={
-            kind: default if raw.get(key) is None else read_number(raw, key, 0.0, str(location))
-            for kind, (key, default) in family.dropouts.items()
-        },
-        unknown={key: value for key, value in unknown.items() if key not in dropout_keys},
-    )
+    dropouts = {
+        kind: default if raw.get(key) is None else read_number(raw, key, 0.0, str(location))
+        for kind, (key, default) in family.dropouts.items()
+    }
+    unknown = {key: value for key, value in unknown.items() if key not in dropout_keys}
+    keys, architecture = family.keys_for(encoder), family.architecture_named(map(str, classes))
+    config = HFConfig(raw, location, family.model_type, encoder, keys, architecture)
+    return replace(config, dropouts=dropouts, unknown=unknown)
 
 
 def _recorded_dropouts(folder: Path) -> dict[str, float]:
     file = folder / RECORD
-    rates = read_object(file, FolderError).get(DROPOUTS, {}) if file.is_file() else {}
+    rates = object_in(file).get(DROPOUTS, {})
     if not isinstance(rates, dict):
         message = f"{DROPOUTS} must be an object of heads and rates, not {rates!r:.40}"
         raise FolderError(message, where=file)
@@ -302,9 +299,9 @@ def _recorded_dropouts(folder: Path) -> dict[str, float]:
 
 
 def _read_native(raw: Mapping[str, Any], file: Path, custom: Iterable[Head]) -> HFConfig:
-    encoder, heads = native_format.read_native(raw, file, custom)
-    keys, architecture = native_format.native_keys(heads), native_format.native_architecture(heads)
-    config = HFConfig(raw, file, native_format.NATIVE, encoder, keys, architecture, heads)
+    encoder, heads = read_native(raw, file, custom)
+    keys, architecture = native_keys(heads), native_architecture(heads)
+    config = HFConfig(raw, file, NATIVE, encoder, keys, architecture, heads)
     counts = {head.count for head in heads if isinstance(head, LabelHead | TagHead)}
     if "id2label" in raw and counts != {len(config.labels())}:
         count, outputs = len(config.labels()), sorted(counts) or "none"
@@ -337,9 +334,9 @@ def write_hf_config(
     outputs = _output_settings(model, labels, problem, location)
     if family is None or architecture is None:
         heads = model.specification
-        raw = {**native_format.native_settings(config, heads), **outputs}
-        keys, stand_in = native_format.native_keys(heads), native_format.native_architecture(heads)
-        return HFConfig(raw, location, native_format.NATIVE, config, keys, stand_in, heads)
+        raw = {**native_settings(config, heads), **outputs}
+        keys, stand_in = native_keys(heads), native_architecture(heads)
+        return HFConfig(raw, location, NATIVE, config, keys, stand_in, heads)
     ids = kept_settings if tokenizer is None else _special_ids(tokenizer)
     ids = {key: value for key, value in ids.items() if key != "model_type"}
     dropouts, record = _dropout_settings(family, model)
@@ -350,16 +347,8 @@ def write_hf_config(
     }  # fmt: skip
     keys = family.keys_for(config)
     head_settings = {"architectures": [architecture.name], **outputs, **dropouts}
-    return HFConfig(
-        raw,
-        location,
-        family.model_type,
-        config,
-        keys,
-        architecture,
-        record=record,
-        outputs=head_settings,
-    )
+    written = HFConfig(raw, location, family.model_type, config, keys, architecture)
+    return replace(written, record=record, outputs=head_settings)
 
 
 def _special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
@@ -409,3 +398,114 @@ def _output_settings(
     if head is not None and problem is not None:
         settings["problem_type"] = problem
     return settings
+
+
+NATIVE = "bothways"
+"""The model type, and the key of our configuration in `config.json`."""
+
+
+def native_keys(heads: Iterable[Head]) -> KeyTable:
+    """Return the names of the tensors: our own, for every head of the library and for these."""
+    kinds = dict.fromkeys([*HEADS, *(head.kind for head in heads)])
+    renames = (Rename(f"heads.{kind}", f"heads.{kind}") for kind in kinds)
+    return KeyTable("", (Rename("encoder", "encoder"), *renames))
+
+
+@dataclass(frozen=True)
+class NativeConfig:
+    """The content of the key.
+
+    Attributes:
+        encoder: the encoder's configuration.
+        heads: the heads of the folder, at most one of each kind.
+    """
+
+    encoder: EncoderConfig
+    heads: tuple[Head, ...] = ()
+
+    def __post_init__(self) -> None:
+        kinds = [head.kind for head in self.heads]
+        if len(set(kinds)) < len(kinds):
+            message = f"must hold at most one head of each kind, not {', '.join(kinds)}"
+            raise ConfigError(message, where="heads")
+
+
+def native_architecture(heads: Iterable[Head]) -> Architecture:
+    """Return the stand-in for a class of transformers."""
+    return Architecture("bothways.Model", frozenset(head.kind for head in heads), own=True)
+
+
+def native_settings(config: EncoderConfig, heads: tuple[Head, ...]) -> dict[str, Any]:
+    """Return the content of `config.json`, without labels."""
+    return {
+        "architectures": [native_architecture(heads).name],
+        "model_type": NATIVE,
+        "dtype": "float32",
+        NATIVE: configs.to_dict(NativeConfig(config, heads)),
+    }
+
+
+def read_native(
+    raw: Mapping[str, Any], file: Path, custom: Iterable[Head] = ()
+) -> tuple[EncoderConfig, tuple[Head, ...]]:
+    """Return the encoder and the heads that a `config.json` in our own format describes.
+
+    Args:
+        custom: heads from outside the library, which the file may name.
+
+    Raises:
+        FolderError: a key or value is missing, unknown or malformed; it has the dotted path.
+    """
+    tree = raw.get(NATIVE)
+    if not isinstance(tree, Mapping):
+        message = f"{NATIVE}: must be an object with encoder and heads, not {tree!r:.40}"
+        raise FolderError(message, where=file, fix="Save the model again, or copy the file again.")
+    custom_heads: dict[str, Head] = {head.kind: head for head in custom if head.kind not in HEADS}
+    tree, outside = _without(tree, custom_heads, file)
+    try:
+        config = configs.read(NativeConfig, tree, where=NATIVE)
+        _compare(tree, configs.to_dict(config), NATIVE)
+        check_size(config.encoder, f"{NATIVE}.encoder")
+        # Impossible shapes are found by building, which allocates nothing here.
+        with without_weights():
+            Model(config.encoder, (*config.heads, *outside))
+    except ConfigError as error:
+        raise FolderError(f"{error.where}: {error.what}", where=file, fix=error.fix) from error
+    return config.encoder, (*config.heads, *outside)
+
+
+def _without(
+    tree: Mapping[str, Any], custom_heads: Mapping[str, Head], file: Path
+) -> tuple[Mapping[str, Any], list[Head]]:
+    """Return the tree without the heads that are given, and these heads."""
+    entries, remaining, outside = tree.get("heads"), [], []
+    if not custom_heads or not isinstance(entries, list):
+        return tree, []
+    for entry in entries:
+        head = custom_heads.get(str(entry.get("kind") if isinstance(entry, Mapping) else entry))
+        if head is None:
+            remaining.append(entry)
+        elif entry in (head.kind, configs.to_dict(head)):
+            outside.append(head)
+        else:
+            message = f"{NATIVE}.heads: holds {entry!r:.80}, and {configs.to_dict(head)} is given"
+            raise FolderError(
+                message, where=file, fix="Give the head that the model was saved with."
+            )
+    return {**tree, "heads": remaining}, outside
+
+
+def _compare(raw: Any, parsed: Any, location: str) -> None:
+    """Refuse values of another type, which the config reader accepts for the command line."""
+    if isinstance(raw, Mapping) and isinstance(parsed, Mapping):
+        for key in raw:
+            _compare(raw[key], parsed[key], join_path(location, str(key)))
+    elif isinstance(raw, list) and isinstance(parsed, list) and len(raw) == len(parsed):
+        for at, pair in enumerate(zip(raw, parsed, strict=True)):
+            _compare(*pair, join_path(location, str(at)))
+    elif isinstance(raw, Mapping) and isinstance(parsed, str):
+        pass  # {"kind": "masked"} is written as "masked"
+    elif type(raw) is not type(parsed) and not (type(raw) is int and type(parsed) is float):
+        raise ConfigError(f"must be {parsed!r:.40}, not {raw!r:.40}", where=location)
+    elif isinstance(parsed, int | float) and not abs(parsed) <= LARGEST:
+        raise ConfigError(f"must be at most {LARGEST:,}, not {raw!r:.40}", where=location)

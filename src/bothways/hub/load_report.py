@@ -117,7 +117,14 @@ def plan_loading(
     # Heads of several classes may have one name in files: the class decides which one it is.
     shared = set() if has is None else {head_of(module) for module in table.shared} - set(has)
     full = {name: table.full_name(name) for name in actual}
-    sources = _by_full_name(table, full)
+    sources = dict[str, str]()  # the file's names by full name
+    # A name that is already full has priority over others that become the same.
+    for name in sorted(full, key=lambda name: (full[name] != name, name)):
+        sources.setdefault(full[name], name)
+    # A lone copy or spare replaces the original.
+    for name, other in (table.ties | table.spares).items():
+        if other.stored in sources:
+            sources.setdefault(name, sources[other.stored])
     loaded, missing, misshapen = [], [], {}
     random = tuple(tensor_name for tensor_name in expected if head_of(tensor_name) in fresh)
     for tensor_name in expected.keys() - set(random):
@@ -139,11 +146,8 @@ def plan_loading(
     copies = tuple((source, name) for source, name in ties if source in sources)
     # A tensor of another shape is a fault of its own, not an unused one.
     taken = {sources[name] for name in (*loaded, *misshapen)}
-    unused = {
-        name: _reason(table, name, full[name], sources, heads, fresh)
-        for name in actual
-        if name not in taken
-    }
+    remaining = [name for name in actual if name not in taken]
+    unused = {n: _reason(table, n, full[n], sources, heads, fresh) for n in remaining}
     return LoadReport(
         tuple(sorted(loaded)), tuple(sorted(missing)), misshapen, unused, random,
         sources=sources, copies=copies,
@@ -154,18 +158,6 @@ def head_of(name: str) -> str | None:
     """Return the kind of head of one of our tensors or parts, None for the encoder's."""
     root, _, remainder = name.partition(".")
     return remainder.partition(".")[0] if root == "heads" else None
-
-
-def _by_full_name(table: KeyTable, full: Mapping[str, str]) -> dict[str, str]:
-    """Return the file's names by full name; a lone copy or spare replaces the original."""
-    sources: dict[str, str] = {}
-    # A name that is already full has priority over others that become the same.
-    for name in sorted(full, key=lambda name: (full[name] != name, name)):
-        sources.setdefault(full[name], name)
-    for name, other in (table.ties | table.spares).items():
-        if other.stored in sources:
-            sources.setdefault(name, sources[other.stored])
-    return sources
 
 
 def _reason(

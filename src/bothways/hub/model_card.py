@@ -21,10 +21,7 @@ _PIPELINES = {
     "choice": "multiple-choice", "masked": "fill-mask", "causal": "text-generation",
 }  # fmt: skip
 """The Hub's names for what a head does; the first one that a model has is its tag."""
-_PREDICTS = {
-    MaskedHead: "masked tokens",
-    NextTokenHead: "the next token",
-}
+_PREDICTS = {MaskedHead: "masked tokens", NextTokenHead: "the next token"}
 _LIMITS = "## Limits\n\n"
 UNSEEN = "Language and domain are those of its data; other languages and domains were not measured."
 """The first limit of every trained model."""
@@ -55,14 +52,8 @@ def render_card(card: Card, architecture: Architecture) -> str:
     """Return the card as Markdown, with the header that the Hub reads."""
     tags = (name for kind, name in _PIPELINES.items() if kind in architecture.heads)
     library = "bothways" if architecture.own else "transformers"
-    header = [
-        "---",
-        f"library_name: {library}",
-        f"pipeline_tag: {next(tags, 'feature-extraction')}",
-        "tags:",
-        "- bothways",
-        "---",
-    ]
+    tag = next(tags, "feature-extraction")
+    header = f"---\nlibrary_name: {library}\npipeline_tag: {tag}\ntags:\n- bothways\n---\n\n"
     limits = "".join(f"- {_line(limit)}\n" for limit in card.limits)
     body = [
         f"# {_line(card.title)}",
@@ -74,7 +65,7 @@ def render_card(card: Card, architecture: Architecture) -> str:
         _table("Settings", card.settings),
         _table("Versions", _versions(architecture)),
     ]
-    return "\n".join(header) + "\n\n" + "\n\n".join(section for section in body if section) + "\n"
+    return header + "\n\n".join(filter(None, body)) + "\n"
 
 
 def with_first_limit(card: str, limit: str) -> str:

@@ -2,8 +2,8 @@
 
 `config.json`, `model.safetensors` and the tokenizer's files are those of transformers;
 `bothways.json` holds what they have no place for. A model that no class of transformers can be is
-saved in our own format (`hub.native_format`). Loading is strict: a part that the folder lacks
-starts at random only if it is requested by name.
+saved in our own format (`NativeConfig`). Loading is strict: a part that the folder lacks starts at
+random only if it is requested by name. `PretrainedModel` is for a training loop of one's own.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ from torch import Tensor
 from bothways._version import __version__
 from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import ConfigError, FolderError
-from bothways.core.json_reader import read_object, read_utf8
+from bothways.core.json_reader import read_utf8
 from bothways.core.terminal import listed
 from bothways.hub import hf_config
 from bothways.hub.adapter import CONFIG, TrainedAdapter, read_adapter
-from bothways.hub.infer_heads import faults_of, heads_of, lacks
 from bothways.hub.load_report import LoadReport, head_of, plan_loading
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import (
@@ -41,6 +40,7 @@ from bothways.hub.resolve import (
     PICKLE_FILES,
     PROGRAM,
     modules_folder,
+    object_in,
     resolve,
     resolve_run,
 )
@@ -54,6 +54,16 @@ from bothways.model.model import Model
 
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
+
+
+import functools
+
+from torch import nn
+
+from bothways.hub.hf_config import HFConfig
+from bothways.model.families.weight_names import Shape
+from bothways.model.heads import HEADS
+from bothways.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +117,7 @@ class LoadedModel:
         return tokenizer.for_segments(self.model.config.segments)
 
     def _check_vocabulary(self, tokenizer: Tokenizer, folder: Path) -> None:
-        recorded = _read_record(folder).get(VOCABULARY)
+        recorded = object_in(folder / hf_config.RECORD).get(VOCABULARY)
         if recorded is not None and recorded != vocabulary_digest(tokenizer):
             message = "holds another vocabulary than the model was saved with, by its digest"
             fix = (
@@ -137,18 +147,11 @@ def vocabulary_digest(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read_record(folder: Path) -> dict[str, Any]:
-    return (
-        read_object(folder / hf_config.RECORD, FolderError)
-        if (folder / hf_config.RECORD).exists()
-        else {}
-    )
-
-
 def read_record(folder: Path) -> dict[str, Any]:
     """Return `bothways.json` without the parts that belong to the format of the folder."""
     reserved = (VERSION, hf_config.DROPOUTS, VOCABULARY, UNTRAINED, CONFIG)
-    return {key: value for key, value in _read_record(folder).items() if key not in reserved}
+    record = object_in(folder / hf_config.RECORD)
+    return {key: value for key, value in record.items() if key not in reserved}
 
 
 def load_model(
@@ -203,16 +206,13 @@ def load_model(
     model, report = build_model(config, weights, selected, fresh)
     for line in report.warnings:
         logger.warning("%s: %s", folder, line)
-    program = modules_folder(folder) / PROGRAM
-    model.kept = {
-        "config.json": config.kept,
-        PROGRAM: read_object(program, FolderError) if program.is_file() else {},
-    }
+    program = object_in(modules_folder(folder) / PROGRAM)
+    model.kept = {"config.json": config.kept, PROGRAM: program}
     with_labels = [
         h for h in selected if isinstance(h, LabelHead | TagHead) and h.kind not in fresh
     ]
     labels = config.labels() if with_labels else ()
-    untrained = tuple(kinds & {*_read_record(folder).get(UNTRAINED, ())})
+    untrained = tuple(kinds & {*object_in(folder / hf_config.RECORD).get(UNTRAINED, ())})
     extra, tokenizer_folder = read_record(folder), None
     if (adapter := read_adapter(folder)) is not None:
         # PEFT saves neither tokenizer nor poolings; other programs write theirs next to it.
@@ -397,7 +397,11 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
     state = _state(model, architecture)
     if adapter is None:
         files["config.json"] = {**config.raw, **files.get("config.json", {})}
-        weights_file, tensors = "model.safetensors", _tensors(state, config.keys, architecture)
+        weights_file, table = "model.safetensors", config.keys
+        named = to_file_names(table, state)
+        named |= {spare.stored: named[n] for n, spare in table.spares.items() if n in named}
+        prefix = table.prefix if architecture.bare else ""
+        tensors = {name.removeprefix(prefix): tensor.clone() for name, tensor in named.items()}
     else:
         files[hf_config.RECORD][CONFIG] = {**config.outputs, **files.pop("config.json", {})}
         weights_file = ADAPTER_WEIGHTS
@@ -470,10 +474,8 @@ def _needs_pooler(model: Model, architecture: Architecture) -> bool:
 
 def _state(model: Model, architecture: Architecture) -> dict[str, Tensor]:
     """Return the weights in fp32, with new values for a pooler that only the class has."""
-    state = {
-        name: tensor.detach().to("cpu", torch.float32)
-        for name, tensor in model.state_dict().items()
-    }
+    tensors = model.state_dict().items()
+    state = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in tensors}
     if _needs_pooler(model, architecture):
         # A seed of its own, so that equal models give equal files.
         with torch.random.fork_rng(devices=[]):
@@ -483,13 +485,143 @@ def _state(model: Model, architecture: Architecture) -> dict[str, Tensor]:
     return state
 
 
-def _tensors(
-    state: Mapping[str, Tensor], table: KeyTable, architecture: Architecture
-) -> dict[str, Tensor]:
-    """Return the weights by their names in the file."""
-    prefix = table.prefix if architecture.bare else ""
-    tensors = to_file_names(table, state)
-    tensors |= {
-        spare.stored: tensors[name] for name, spare in table.spares.items() if name in tensors
-    }
-    return {name.removeprefix(prefix): tensor.clone() for name, tensor in tensors.items()}
+def heads_of(config: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
+    """Return the heads of a folder whose tensors have these names.
+
+    They are the heads of the class in `config.json`, or else those that the file holds tensors of.
+    A `classifier` of an unknown class is dropped: its name does not determine what it reads.
+    """
+    if config.heads is not None:
+        return config.heads
+    if config.architecture is not None:
+        kinds: Collection[str | None] = config.architecture.heads
+    else:
+        table = config.keys
+        rules = [table.origin(table.full_name(name)) for name in names]
+        module_names = (
+            rule.name for rule in rules if rule is not None and rule.name not in table.shared
+        )
+        kinds = {head_of(name_of) for name_of in module_names}
+    return tuple(_head(config, kind) for kind in HEADS if kind in kinds)
+
+
+def _head(config: HFConfig, kind: str) -> Head:
+    """Return a head with as many outputs as there are labels, and its own dropout."""
+    # Only the fields that this kind has: the pooler has neither outputs nor a dropout.
+    fields = HEADS[kind].__dataclass_fields__
+    settings: dict[str, Any] = {}
+    if "count" in fields:
+        settings["count"] = len(config.labels())
+    if "dropout" in fields:
+        settings["dropout"] = config.dropouts.get(kind)
+    return HEADS[kind](**settings)
+
+
+def faults_of(
+    config: HFConfig,
+    shapes: Mapping[str, Shape],
+    heads: Iterable[Head],
+    fresh: Collection[str] = (),
+) -> dict[str, str]:
+    """Return the faults of heads in a file with tensors of these shapes, by kind of head.
+
+    A head counts with the pooler if it reads that; complete heads are dropped.
+    """
+    has = None if config.architecture is None else config.architecture.heads
+    faults = dict[str, str]()
+    for head in heads:
+        report = plan_loading(config.keys, _shapes(config, head), shapes, fresh, has)
+        if report.faults:
+            faults[head.kind] = "; ".join(report.faults)
+    return faults
+
+
+def lacks(config: HFConfig, shapes: Mapping[str, Shape], head: Head) -> bool:
+    """Return True if a folder was saved without a head: its class has none, its file no part.
+
+    The head of a bare model may be absent: transformers has `add_pooling_layer=False`.
+    """
+    architecture = config.architecture
+    kinds: set[str] = {item.kind for item in config.heads or ()}
+    if architecture is not None and not architecture.bare:
+        kinds |= architecture.heads
+    report = plan_loading(config.keys, _shapes(config, head), shapes, ())
+    return head.kind not in kinds and not report.loaded and not report.misshapen
+
+
+def _shapes(config: HFConfig, head: Head) -> dict[str, Shape]:
+    """Return the shapes of the head's tensors, and of the pooler's if it reads that."""
+    with without_weights():
+        return {
+            f"heads.{part_head.kind}.{name}": tuple(tensor.shape)
+            for part_head in with_pooler(config.encoder, (head,))
+            for name, tensor in part_head.build(config.encoder).state_dict().items()
+        }
+
+
+_STILL_TRUE = ("task", "length")
+"""The parts of the folder's record that hold after further training."""
+
+
+class PretrainedModel(Model):
+    """A `Model` with the tokenizer and the labels of its folder, in evaluation mode.
+
+        model = bothways.load_model("bert-base-uncased")
+        output = model(model.tokenizer.batch(["A good film.", "A bad play."]))
+        output.last_hidden_state, output.logits, output.pooler_output
+
+    Args:
+        loaded: the folder in memory; its modules become those of this model.
+
+    Attributes:
+        labels: names of the outputs of the label or tag head, in order; empty without such a head
+            or with a fresh one.
+        report: the fate of every tensor of the folder.
+
+    Examples:
+        >>> model = bothways.load_model("my-classifier")
+        >>> isinstance(model, bothways.PretrainedModel), model.labels
+        (True, ('negative', 'positive'))
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        nn.Module.__init__(self)
+        model = loaded.model
+        self.config, self.specification, self.kept = model.config, model.specification, model.kept
+        self.encoder, self.heads = model.encoder, model.heads
+        self.labels, self.report = loaded.labels, loaded.report
+        self._loaded = loaded
+        self.eval()
+
+    def __repr__(self) -> str:
+        shape = self.config
+        parameters = sum(parameter.numel() for parameter in self.parameters())
+        return (
+            f"PretrainedModel(layers={shape.depth}, width={shape.width}, "
+            f"parameters={parameters:,}, heads=[{', '.join(self.heads)}], labels={self.labels})"
+        )
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer.
+
+        Raises:
+            TokenizerError: the folder has no tokenizer, or one that cannot be read.
+            FolderError: the vocabulary is not the one that the model was saved with.
+        """
+        return self._loaded.tokenizer()
+
+    def save(self, folder: str | Path) -> Path:
+        """Save model, tokenizer and labels as a Hugging Face folder; return its path.
+
+        `bothways.save_model` has more settings, such as the model card.
+
+        Raises:
+            FolderError: the labels do not fit the outputs, or the folder holds something else.
+            ResourceError: the folder cannot be written.
+        """
+        loaded, fresh = self._loaded, bool(self.report.fresh)
+        record = {} if fresh else {k: v for k, v in loaded.extra.items() if k in _STILL_TRUE}
+        problem = None if fresh else loaded.problem
+        save_model(folder, self, self.tokenizer, labels=self.labels, problem=problem, extra=record)
+        return Path(folder)

@@ -52,15 +52,11 @@ def push_to_hub(
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "model"
             save_model(folder, source, tokenizer, card=card)
-            return _upload(folder, repo_id, private, message)
+            return push_to_hub(folder, repo_id, private=private, message=message)
     folder = local_path(source)
     if not is_model_folder(folder):
         fix = "Give the folder that save_model wrote."
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
-    return _upload(folder, repo_id, private, message)
-
-
-def _upload(folder: Path, repo_id: str, private: bool | None, message: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -6,10 +6,11 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from bothways.core.atomic_files import recover_folder
 from bothways.core.errors import FolderError, os_errors
-from bothways.core.json_reader import read_json
+from bothways.core.json_reader import read_json, read_object
 from bothways.core.paths import local_path, require_utf8
 
 MODULES, PROGRAM = "modules.json", "config_sentence_transformers.json"
@@ -52,6 +53,11 @@ _OWNERS = {
 _FIX = (
     "Give the folder that holds config.json, or a model of the Hub as owner/name or hub:owner/name."
 )
+
+
+def object_in(file: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a model folder; empty if there is no file."""
+    return read_object(file, FolderError) if file.exists() else {}
 
 
 def resolve_run(name: str) -> str | Path:

@@ -31,7 +31,7 @@ from bothways.core.json_reader import read_json, read_object
 from bothways.hub.hf_config import RECORD, write_hf_config
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import check_replaceable, save_model, write_files
-from bothways.hub.resolve import MODULES, PROGRAM, modules_folder, require_inside
+from bothways.hub.resolve import MODULES, PROGRAM, modules_folder, object_in, require_inside
 from bothways.hub.static_embedding import STATIC, StaticEncoder, StaticTokenizer, static_files
 from bothways.hub.weight_files import open_weights
 from bothways.model.block import activate
@@ -155,9 +155,7 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     """
     root = modules_folder(folder)
     file = root / PROGRAM
-    program = read_object(file, FolderError) if file.is_file() else {}
-    settings = folder / "config.json"  # an adapter has none
-    config = read_object(settings, FolderError) if settings.is_file() else {}
+    program, config = object_in(file), object_in(folder / "config.json")  # an adapter has none
     section: Any = config.get(_SECTION)
     # A longer one in the files cannot be computed: there are no positions for it.
     length = min(positions, _read_length(folder) or positions)
@@ -249,10 +247,8 @@ def _has_modules(kinds: list[str]) -> str:
 
 def _read_activation(names: list[Any], folder: Path) -> ScoreActivation:
     """Return the last activation that is named, by its class; the default is the sigmoid."""
-    name = next(
-        (candidate for candidate in reversed(names) if candidate is not None),
-        _SCORE_ACTIVATIONS["sigmoid"],
-    )
+    stated = [name for name in names if name is not None]
+    name = stated[-1] if stated else _SCORE_ACTIVATIONS["sigmoid"]
     kinds = {path.rpartition(".")[2]: activation for activation, path in _SCORE_ACTIVATIONS.items()}
     kind = str(name).rpartition(".")[2]
     if kind not in kinds:
@@ -309,13 +305,13 @@ def _read_pooling(file: Path) -> tuple[Pooling | tuple[Pooling, ...], bool]:
 def _read_length(folder: Path) -> int | None:
     """Return the longest text in tokens: of the module, else of the tokenizer."""
     file = folder / _TRANSFORMER
-    raw = read_object(file, FolderError) if file.is_file() else {}
+    raw = object_in(file)
     if raw.get("do_lower_case"):
         fix = "Let the tokenizer do it, and set do_lower_case to false."
         raise FolderError("lower-cases texts before they are tokenized", where=file, fix=fix)
     length = raw.get("max_seq_length")
-    if length is None and (folder / "tokenizer_config.json").is_file():
-        length = read_object(folder / "tokenizer_config.json", FolderError).get("model_max_length")
+    if length is None:
+        length = object_in(folder / "tokenizer_config.json").get("model_max_length")
     return length if isinstance(length, int) and length > 0 else None
 
 

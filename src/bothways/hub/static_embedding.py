@@ -116,7 +116,13 @@ def read_static(folder: Path) -> tuple[StaticEncoder, StaticTokenizer]:
         TokenizerError: the tokenizer cannot be read.
     """
     weights = open_weights(folder)
-    table, (tokenizer, length) = _read_table(weights), _read_tokenizer(folder / "tokenizer.json")
+    table, file = _read_table(weights), folder / "tokenizer.json"
+    content = read_utf8(file, TokenizerError)
+    cut = parse_backend(content, file).truncation or {}
+    if cut.get("direction", "right").lower() != "right":
+        message = "truncates texts at their beginning"
+        raise TokenizerError(message, where=file, fix='Set its "truncation" to null.')
+    tokenizer, length = _tokenizer_from(content), int(cut.get("max_length", UNLIMITED))
     if tokenizer.size > len(table):
         message = f"has {len(table):,} vectors for {tokenizer.size:,} tokens"
         raise FolderError(message, where=weights.file, fix=AGAIN)
@@ -136,16 +142,6 @@ def _read_table(weights: Weights) -> Float[Tensor, "vocab width"]:
     if "mapping" in names:
         table = table[weights.read("mapping").long()]
     return table * weights.read("weights").float()[:, None] if "weights" in names else table
-
-
-def _read_tokenizer(file: Path) -> tuple[StaticTokenizer, int]:
-    """Return the tokenizer, and the length to which it truncates texts."""
-    content = read_utf8(file, TokenizerError)
-    cut = parse_backend(content, file).truncation or {}
-    if cut.get("direction", "right").lower() != "right":
-        message = "truncates texts at their beginning"
-        raise TokenizerError(message, where=file, fix='Set its "truncation" to null.')
-    return _tokenizer_from(content), int(cut.get("max_length", UNLIMITED))
 
 
 def _tokenizer_from(content: str) -> StaticTokenizer:

@@ -134,14 +134,8 @@ def unread_files(folder: Path, weights: Path) -> tuple[str, ...]:
     """
     names = (file.name for file in folder.iterdir() if file.is_file())
     shards = weights.name.removesuffix(".index.json").rpartition(".")[0]
-    return tuple(
-        sorted(
-            name
-            for name in names
-            if name.endswith(_PARTS)
-            and not name.startswith((f"{shards}-", "model.", "model-", "pytorch_model"))
-        )
-    )
+    known = (f"{shards}-", "model.", "model-", "pytorch_model")
+    return tuple(sorted(n for n in names if n.endswith(_PARTS) and not n.startswith(known)))
 
 
 def _open_safetensors(file: Path) -> Weights:
@@ -226,11 +220,8 @@ def _open_shards(index: Path) -> Weights:
         if tensor not in shards[name].shapes:
             message = f"says that {name} holds {tensor}, which it does not"
             raise FolderError(message, where=index, fix=AGAIN)
-    return Weights(
-        index,
-        {tensor: shards[name].shapes[tensor] for tensor, name in shard_of.items()},
-        lambda tensor: shards[shard_of[tensor]].read(tensor),
-    )
+    shapes = {tensor: shards[name].shapes[tensor] for tensor, name in shard_of.items()}
+    return Weights(index, shapes, lambda tensor: shards[shard_of[tensor]].read(tensor))
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -48,7 +48,7 @@ from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking, Vocabulary, mask_tokens
 from bothways.data.segments import FullSentences
 from bothways.hub.hf_config import open_model, read_hf_config
-from bothways.hub.infer_heads import heads_of
+from bothways.hub.model_folder import heads_of
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.config import EncoderConfig
 from bothways.model.encoder import Hidden, recorded_projections

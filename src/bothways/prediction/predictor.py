@@ -24,8 +24,7 @@ from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.finding import report_findings
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import listed, quantity
-from bothways.data.given_rows import Given, given_rows, is_example, plain_value
-from bothways.data.tables import TableRow
+from bothways.data.tables import Given, TableRow, given_rows, is_example, plain_value
 from bothways.hub import sentence_transformers
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model

@@ -44,11 +44,14 @@ E = TypeVar("E")
 P = TypeVar("P")
 """A prediction of a task."""
 T = TypeVar("T", bound="Task[Any, Any]")
+A = TypeVar("A")
 
 Direction = Literal["lowest", "highest"]
 Metrics = Mapping[str, float]
 Row = Mapping[str, object]
 """Values by column name: a JSON object, a DataFrame row or a row of a Hub data set."""
+Results = Iterable[tuple[E, P]]
+"""Examples with their predictions."""
 Output = NDArray[np.float32]
 """The model's output for one sequence: a vector of logits, or one vector per token."""
 
@@ -63,6 +66,12 @@ class OutputScale(NamedTuple):
 
     mean: float
     unit: float
+
+
+def directions(*highest: str, lowest: str = "") -> dict[str, Direction]:
+    """Return metrics with their better direction, which is "highest" for all but one."""
+    result: dict[str, Direction] = dict.fromkeys(highest, "highest")
+    return {**result, lowest: "lowest"} if lowest else result
 
 
 MIN_LENGTH = 5
@@ -110,11 +119,7 @@ class Reading(Generic[E]):
 
     @classmethod
     def of_table(
-        cls,
-        task: Task[E, Any],
-        table: Table,
-        parse: Callable[[TableRow], E],
-        notes: Many[str] = (),
+        cls, task: Task[E, Any], table: Table, parse: Callable[[TableRow], E], notes: Many[str] = ()
     ) -> Reading[E]:
         """Return the reading of a table with one example per row."""
 
@@ -131,7 +136,7 @@ class Task(Generic[E, P]):
     """A task without a model. Subclasses are frozen dataclasses whose last field is `kind`.
 
     Class attributes:
-        aliases: common names of the task, among them the pipelines of transformers.
+        aliases: common names of the task, among them the pipelines of transformers; "ner pos".
         metric: the metric that selects the best weights by default.
         metrics: the metrics that can, where labels do not decide them (`directions`).
         length: maximum sequence length by default, in tokens.
@@ -144,7 +149,7 @@ class Task(Generic[E, P]):
         task_model: the class that binds the task to a model.
     """
 
-    aliases: ClassVar[Many[str]] = ()
+    aliases: ClassVar[str] = ""
     metric: ClassVar[str] = ""
     metrics: ClassVar[Mapping[str, Direction]] = {}
     length: ClassVar[int] = 128
@@ -278,7 +283,7 @@ class Task(Generic[E, P]):
         """
         return encoded.sequences
 
-    def score(self, results: Iterable[tuple[E, P]], labels: Many[str]) -> Metrics:
+    def score(self, results: Results[E, P], labels: Many[str]) -> Metrics:
         """Return the metrics of predictions, in one pass over the results.
 
         Raises:
@@ -286,9 +291,7 @@ class Task(Generic[E, P]):
         """
         raise NotImplementedError
 
-    def score_tuned(
-        self, results: Iterable[tuple[E, P]], labels: Many[str], metric: str
-    ) -> Metrics:
+    def score_tuned(self, results: Results[E, P], labels: Many[str], metric: str) -> Metrics:
         """Return the metrics of the task that is `tuned` for one of them on the same results.
 
         Selects among weights in training, where nothing is tuned yet.
@@ -299,7 +302,7 @@ class Task(Generic[E, P]):
         """Return the quality of one prediction, higher is better; used to compare models."""
         raise NotImplementedError
 
-    def tuned(self: T, results: Iterable[tuple[Any, Any]], labels: Many[str], metric: str) -> T:
+    def tuned(self: T, results: Results[Any, Any], labels: Many[str], metric: str) -> T:
         """Return the task with settings chosen on development data, such as thresholds.
 
         Args:
@@ -379,6 +382,7 @@ class TaskModel(TrainingModule, Generic[E, P]):
         self, task: Task[E, P], model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> None:
         super().__init__()
+        # Longer inputs have no position, and shorter ones no room for a token of each text
         positions = model.config.max_positions
         if not MIN_LENGTH <= length <= positions:
             message = (
@@ -425,11 +429,11 @@ class TaskModel(TrainingModule, Generic[E, P]):
         """Return the prediction for an example, from the outputs of its sequences."""
         raise NotImplementedError
 
-    def score(self, results: Iterable[tuple[E, P]]) -> Metrics:
+    def score(self, results: Results[E, P]) -> Metrics:
         """Return the metrics of predictions; see `Task.score`."""
         return self.task.score(results, self.labels)
 
-    def score_tuned(self, results: Iterable[tuple[E, P]], metric: str = "") -> Metrics:
+    def score_tuned(self, results: Results[E, P], metric: str = "") -> Metrics:
         """Return the metrics with settings chosen on the results; see `Task.score_tuned`."""
         return self.task.score_tuned(results, self.labels, metric or self.task.metric)
 
@@ -437,7 +441,7 @@ class TaskModel(TrainingModule, Generic[E, P]):
         """Return the quality of one prediction; see `Task.grade`."""
         return self.task.grade(example, prediction, self.labels)
 
-    def tuned(self, results: Iterable[tuple[E, P]], metric: str = "") -> Task[E, P]:
+    def tuned(self, results: Results[E, P], metric: str = "") -> Task[E, P]:
         """Return the task with settings chosen on development data; see `Task.tuned`."""
         return self.task.tuned(results, self.labels, metric or self.task.metric)
 
@@ -474,18 +478,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def unknown_label(message: str, label: str, labels: Many[str], where: str) -> DataError:
     """Return the error for a label (`message` names it) that the model does not have."""
-    return DataError(
-        f"{message} is not among the model's {quantity(len(labels), 'label(s)')}"
-        + did_you_mean(label, labels),
-        where=where,
-        fix=f"Give data with the labels of the training data: {places(labels)}.",
-    )
+    message += f" is not among the model's {quantity(len(labels), 'label(s)')}"
+    fix = f"Give data with the labels of the training data: {places(labels)}."
+    return DataError(message + did_you_mean(label, labels), where=where, fix=fix)
 
 
 def unlabelled(where: str, message: str = "label") -> DataError:
     """Return the error for an example that cannot be scored."""
     fix = "Add it, or use predict."
     return DataError(f"has no {message}, so it cannot be scored", where=where, fix=fix)
+
+
+def required(answer: A | None, where: str, noun: str = "label") -> A:
+    """Return the answer of an example; the error `unlabelled` if it has none."""
+    if answer is None:
+        raise unlabelled(where, noun)
+    return answer
 
 
 def nothing_to_score(kind: str = "example") -> DataError:

@@ -13,8 +13,7 @@ from bothways.tasks.base import did_you_mean
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.entailment.task import ZeroShotTask
-from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
-from bothways.tasks.likelihood.task import LikelihoodTask
+from bothways.tasks.likelihood.task import LikelihoodTask, MinimalPairTask
 from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
@@ -43,7 +42,7 @@ TASKS: dict[str, type[Trainable]] = {cls().name: cls for cls in get_args(Trainab
 ALL_TASKS: dict[str, type[AnyTask]] = {cls().name: cls for cls in get_args(AnyTask)}
 """Every task by kind."""
 
-ALIASES = {alias: kind for kind, task in ALL_TASKS.items() for alias in task.aliases}
+ALIASES = {alias: kind for kind, task in ALL_TASKS.items() for alias in task.aliases.split()}
 """Common names of tasks, among them the pipelines of transformers, and their kinds here."""
 
 

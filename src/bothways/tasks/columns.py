@@ -20,8 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from bothways.core.advice import argument
 from bothways.core.errors import DataError
 from bothways.core.terminal import listed, surrogate_in
-from bothways.data.given_rows import plain_value
-from bothways.data.tables import Table, open_table, separator_advice
+from bothways.data.tables import Table, open_table, plain_value, separator_advice
 from bothways.data.text_io import is_stream
 from bothways.tasks.base import E, P, Reading, Row, Task, did_you_mean
 
@@ -215,12 +214,8 @@ class TableTask(Task[E, P]):
             DataError: columns go by number and the first row is a header, which would be an
                 example.
         """
-        numbers = {
-            role: column
-            for role, value in vars(columns).items()
-            for column in _listed(value)
-            if column.isdecimal()
-        }
+        named = ((role, name) for role, value in vars(columns).items() for name in _listed(value))
+        numbers = {role: name for role, name in named if name.isdecimal()}
         if not numbers:
             return table
         head_row = next(table.rows)
@@ -234,11 +229,8 @@ class TableTask(Task[E, P]):
 
     def read(self, source: str, columns: Any = None, *, labelled: bool = True) -> Reading[E]:
         table, selected = self.open(source, columns, labelled)
-        return Reading.of_table(
-            self.with_columns(selected),
-            table,
-            lambda row: self.parse(row.values, selected, row.where),
-        )
+        parse = lambda row: self.parse(row.values, selected, row.where)  # noqa: E731
+        return Reading.of_table(self.with_columns(selected), table, parse)
 
     def example(self, row: Row, *, where: str = "an example") -> E:
         defaults = self.usual_columns(labelled=True)
@@ -286,16 +278,13 @@ def require_columns(requested: Many[str | None], names: Many[str], where: str, f
 def usual_columns(aliases: Many[str], names: Many[str]) -> list[str]:
     """Return the columns with known names, as these are spelled or else in any case: "Text"."""
     spelled = {name.strip().lower(): name for name in reversed(names)}
+    # A name as it is spelled wins over one in another case: "text" over "Text"
     exact = [name for name in aliases if name in names]
     return exact or [spelled[name.lower()] for name in aliases if name.lower() in spelled]
 
 
 def guess_column(
-    column: Column,
-    aliases: Many[str],
-    names: Many[str],
-    where: str,
-    free: Many[str] | None = None,
+    column: Column, aliases: Many[str], names: Many[str], where: str, free: Many[str] | None = None
 ) -> str:
     """Return the one column that has a known name.
 
@@ -376,12 +365,20 @@ def label_of(value: Any, column: str, where: str) -> str | None:
         case str():
             return value.strip() or None
         case _:
-            raise DataError(
-                f"column {column!r} holds {type(value).__name__}, not a label",
-                where=where,
-                fix="Give one label, or a list of labels for the task multilabel, or name another "
-                f"column: {argument(label='NAME')}.",
-            )
+            fix = "Give one label, or a list of labels for the task multilabel, or name another "
+            fix += f"column: {argument(label='NAME')}."
+            message = f"column {column!r} holds {type(value).__name__}, not a label"
+            raise DataError(message, where=where, fix=fix)
+
+
+def number_of(label: str | None) -> float:
+    """Return a label as a number; NaN if it is absent or not a finite number."""
+    try:
+        # float() takes "1_0" for 10.
+        value = math.nan if label is None or "_" in label else float(label)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
 
 
 _DASHES = frozenset({"-", "--", "–", "—", "?", "_"})

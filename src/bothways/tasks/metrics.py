@@ -1,12 +1,22 @@
 """Metrics from counts, so that memory does not grow with the examples; formulas as in scikit-learn.
 
 Correlations and thresholds are exceptions: they need all scores at once.
+
+nDCG@10, MRR@10 and MAP of rankings are as trec_eval defines them. The gain of a document is its
+label (linear, not 2^label − 1), the discount of the place r is 1 / log2(r + 1), and a document is
+relevant if its label is above 0. The best possible ranking is that of the documents which were
+scored. A query without a relevant document counts 0.
+
+Documents with equal scores have no order: each metric is its mean over all orders of them (McSherry
+and Najork 2008), where trec_eval orders them by their names.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -85,6 +95,7 @@ def classification_metrics(confusion: Confusion) -> dict[str, float]:
     correct = confusion.right.astype(np.float64)
     true, predicted = confusion.true.astype(np.float64), confusion.predicted.astype(np.float64)
     total, occurring = true.sum(), true + predicted > 0
+    # F1 = 2·TP / (2·TP + FP + FN) = 2·right / (true + predicted), of each class
     f1 = 2 * correct / np.maximum(1, true + predicted)
     # Matthews correlation of several classes (Gorodkin 2004), in counts.
     norm = np.sqrt(total**2 - true @ true) * np.sqrt(total**2 - predicted @ predicted)
@@ -111,6 +122,7 @@ def multilabel_metrics(
         "f1_micro" of all decisions together and "f1_macro", the mean over labels; 0 for labels that
         no example has or was assigned.
     """
+    # Errors are FP + FN: F1 = 2·TP / (2·TP + FP + FN), of all labels together and of each
     pooled = int(2 * correct.sum() + errors.sum())
     per_label = 2 * correct / np.maximum(1, 2 * correct + errors)
     return {
@@ -211,3 +223,96 @@ def _ranks(x: NDArray[np.float64]) -> NDArray[np.float64]:
     _, position, counts = np.unique(x, return_inverse=True, return_counts=True)
     result: NDArray[np.float64] = (counts.cumsum() - (counts - 1) / 2)[position]
     return result
+
+
+PLACES = 10
+"""The places that nDCG@10 and MRR@10 look at."""
+
+Numbers = Float64[np.ndarray, " documents"]
+
+
+def _tied(scores: Numbers, labels: Numbers) -> Iterator[tuple[int, Numbers]]:
+    """Yield the labels of documents with equal scores, best first, and the number before them."""
+    order = np.argsort(-scores, kind="stable")
+    changes = np.flatnonzero(np.diff(scores[order])) + 1
+    starts = [0, *changes.tolist()]
+    yield from zip(starts, np.split(labels[order], changes), strict=True)
+
+
+def ndcg(scores: Numbers, labels: Numbers, cutoff: int = PLACES) -> float:
+    """Return the normalised discounted cumulative gain of the first places."""
+    # The place r has 1 / log2(r + 1): 1, 0.63, 0.5 …
+    discounts = np.zeros(max(cutoff, len(labels)))
+    discounts[:cutoff] = 1 / np.log2(np.arange(cutoff) + 2)
+    ideal = float(-np.sort(-labels) @ discounts[: len(labels)])
+    if ideal == 0:
+        return 0.0
+    gain = sum(
+        float(tied.mean() * discounts[start : start + len(tied)].sum())
+        for start, tied in _tied(scores, labels)
+    )
+    return gain / ideal
+
+
+def reciprocal_rank(scores: Numbers, labels: Numbers, cutoff: int = PLACES) -> float:
+    """Return 1 / the place of the first relevant document; 0 beyond the first places."""
+    for start, tied in _tied(scores, labels):
+        count, relevant = len(tied), int((tied > 0).sum())
+        if not relevant:
+            continue
+        # Σ over n of P(none of the first n in the tie is relevant) · P(the next one is) / its place
+        mean, none_yet = 0.0, 1.0
+        for n in range(min(count - relevant + 1, cutoff - start)):
+            mean += none_yet * relevant / (count - n) / (start + n + 1)
+            none_yet *= (count - n - relevant) / (count - n)
+        return mean
+    return 0.0
+
+
+def average_precision(scores: Numbers, labels: Numbers) -> float:
+    """Return the mean, over relevant documents, of the share of relevant ones down to each."""
+    total, relevant_before = 0.0, 0
+    for start, tied in _tied(scores, labels):
+        count, relevant = len(tied), int((tied > 0).sum())
+        if relevant:
+            # The relevant ones, on average, before a relevant document at place n of the tie
+            n = np.arange(count)
+            remaining = n * (relevant - 1) / max(1, count - 1)
+            total += (
+                relevant
+                / count
+                * float(((relevant_before + 1 + remaining) / (start + n + 1)).sum())
+            )
+        relevant_before += relevant
+    return total / relevant_before if relevant_before else 0.0
+
+
+@dataclass
+class Rankings:
+    """Scored documents, collected by query, wherever they are in the data.
+
+    Memory: 16 bytes a document, and the queries.
+    """
+
+    by_query: dict[str, tuple[array[float], array[float]]] = field(default_factory=dict)
+
+    def add(self, query: str, score: float, label: float) -> None:
+        """Add a document."""
+        scores, labels = self.by_query.setdefault(query, (array("d"), array("d")))
+        scores.append(score)
+        labels.append(label)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the mean over queries of each metric; there must be a query."""
+        pairs = self.by_query.values()
+        return mean_ranking((np.frombuffer(s), np.frombuffer(labels)) for s, labels in pairs)
+
+
+RANKING = {"ndcg@10": ndcg, "mrr@10": reciprocal_rank, "map": average_precision}
+"""The metrics of a ranking by name."""
+
+
+def mean_ranking(queries: Iterable[tuple[Numbers, Numbers]]) -> dict[str, float]:
+    """Return the mean of each metric over the scores and the labels of each query."""
+    values = [[metric(*pair) for metric in RANKING.values()] for pair in queries]
+    return dict(zip(RANKING, np.mean(values, axis=0).tolist(), strict=True))

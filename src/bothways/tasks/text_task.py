@@ -5,30 +5,36 @@ Texts that are too long for the model:
 truncate     the first tokens                                       (Google's run_classifier.py)
 head_tail    the first quarter of the room and the last tokens      (Sun et al. 2019, section 5.3.1)
 windows      all tokens, in overlapping windows whose outputs are averaged
+
+The windows are those of google-research/bert run_squad.py. A token that several windows hold counts
+in the window in which it has the most context on its poorer side ("max context").
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 from typing_extensions import assert_never
 
+from bothways.core.advice import argument
 from bothways.core.batch import Batch, LabelTargets, Targets, WindowWeight
 from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.terminal import quantity
-from bothways.tasks.base import E, EncodedExample, Output, P, Row, Scale, TaskModel, did_you_mean
+from bothways.model.heads import Head, LabelHead, MaskedHead
+from bothways.model.model import Model
+from bothways.tasks import base
+from bothways.tasks.base import E, EncodedExample, Output, P
 from bothways.tasks.columns import Column, Columns, TableTask, cell_of, label_of, text_of
-from bothways.tasks.windows import windows
 from bothways.text.template import Template, assemble, truncated
 from bothways.text.tokenizer import Tokenizer
 
@@ -92,7 +98,7 @@ TEXT = Column("text", "text", TEXTS, companion="text_b", both=True, pairs=PAIRS)
 LABEL = Column("label", "label", LABELS, answer=True)
 
 
-def example_of(row: Row, columns: TextColumns, where: str) -> TextExample:
+def example_of(row: base.Row, columns: TextColumns, where: str) -> TextExample:
     """Return the example in a row.
 
     Raises:
@@ -105,7 +111,7 @@ def example_of(row: Row, columns: TextColumns, where: str) -> TextExample:
     return TextExample(text, text_b, label, where)
 
 
-def texts_of_row(row: Row, columns: TextColumns, where: str) -> tuple[str, str | None]:
+def texts_of_row(row: base.Row, columns: TextColumns, where: str) -> tuple[str, str | None]:
     """Return the text or the two texts in a row; errors as `example_of`."""
     assert columns.text is not None
     text = text_of(row, columns.text, where)
@@ -197,6 +203,7 @@ class Fit:
         first, second = truncated(len(a), len(b), room)
         if self.long_texts == "windows" and len(a) + len(b) > room:
             if len(a) > len(b):
+                # The windows move over A, and B is in each of them
                 second = min(len(b), room // 2)
                 first = room - second
                 chunks, cut = self._parts(a, first)
@@ -236,10 +243,8 @@ def encode_texts(
     Where long texts are read in windows, each sequence also has its "weight": the windows of a text
     weigh as much together as one short text.
     """
-    firsts = tokenizer.encode([example.text for example in examples])
-    seconds = iter(
-        tokenizer.encode([example.text_b for example in examples if example.text_b is not None])
-    )
+    firsts = tokenizer.encode([e.text for e in examples])
+    seconds = iter(tokenizer.encode([e.text_b for e in examples if e.text_b is not None]))
     template, results = tokenizer.template, []
     for example, a, target in zip(examples, firsts, targets, strict=True):
         if example.text_b is None:
@@ -249,9 +254,8 @@ def encode_texts(
             tokens, (chunks, cut) = len(a) + len(b), fit.pair(a, b, template)
         targets_of_example: dict[str, Targets] = {"label": target}
         if fit.long_texts == "windows":
-            targets_of_example["weight"] = WindowWeight(
-                np.array([1 / len(chunks)], dtype=np.float32)
-            )
+            weight = np.array([1 / len(chunks)], dtype=np.float32)
+            targets_of_example["weight"] = WindowWeight(weight)
         # [CLS], which the head reads, is global in Longformer.
         masks = (np.arange(len(chunk.ids)) == 0 for chunk in chunks)
         sequences = tuple(
@@ -272,6 +276,43 @@ def window_weight(batch: Batch) -> Float[Tensor, " sequences"]:
 def averaged(outputs: Many[Output]) -> Output:
     """Return the mean output of the windows of a text."""
     return outputs[0] if len(outputs) == 1 else np.mean(outputs, axis=0, dtype=np.float32)
+
+
+class TextWindow(NamedTuple):
+    """The tokens `[start, stop)` of a text."""
+
+    start: int
+    stop: int
+
+
+def windows(tokens: int, room: int, stride: int, *, full: bool = False) -> list[TextWindow]:
+    """Split a text into windows of at most `room` tokens, one every `stride`; at least one window.
+
+    Examples:
+        >>> windows(7, room=4, stride=2)
+        [TextWindow(start=0, stop=4), TextWindow(start=2, stop=6), TextWindow(start=4, stop=7)]
+
+    Args:
+        full: move the last window back so that it has `room` tokens too: `(3, 7)` in the example.
+    """
+    step, last = min(room, stride), max(0, tokens - room)
+    count = 1 - (-last // step)  # 1 + last / step, rounded up
+    starts = [min(step * number, last) if full else step * number for number in range(count)]
+    return [TextWindow(start, min(start + room, tokens)) for start in starts]
+
+
+def owners(
+    positions: Int64[np.ndarray, " words"], chunks: Many[TextWindow], room: int
+) -> Int64[np.ndarray, " words"]:
+    """Return the window in which each position counts, for windows that all hold `room` tokens.
+
+    That is the window with the nearest middle; of two at equal distance, the earlier.
+    """
+    # A token belongs to the window with the nearest middle: there it has the most context
+    starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
+    # Twice the point halfway between the middles of neighbouring windows: whole numbers.
+    borders = starts[:-1] + starts[1:] + room - 1
+    return np.searchsorted(borders, 2 * positions).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -297,7 +338,7 @@ class TextTask(TableTask[Any, P]):
     def answered(self, example: Any, answer: Any) -> Any:
         return dataclasses.replace(example, label=label_of(answer, "answers", example.where))
 
-    def parse(self, row: Row, columns: TextColumns, where: str) -> Any:
+    def parse(self, row: base.Row, columns: TextColumns, where: str) -> Any:
         return example_of(row, columns, where)
 
     def stratum(self, example: Any) -> Hashable:
@@ -345,6 +386,20 @@ class LongTextTask(TextTask[P]):
             raise DataError(message, where=where, fix=fix)
         return super().from_texts(texts, where=where)
 
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        return (LabelHead(max(1, len(labels)), dropout),)
+
+    def target(self, example: Any, index: Mapping[str, int]) -> Targets:
+        """Return the answer of an example for the loss, by the index of each label."""
+        raise NotImplementedError
+
+    def encode(
+        self, examples: Many[Any], tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> Many[base.EncodedExample]:
+        index = {label: number for number, label in enumerate(labels)}
+        targets = [self.target(example, index) for example in examples]
+        return encode_texts(examples, targets, tokenizer, self.fit(length))
+
     def fit(self, length: int) -> Fit:
         """Return the treatment of texts that are longer than a length."""
         return Fit(length, self.long_texts, self.stride)
@@ -388,7 +443,7 @@ class PromptedTask(LongTextTask[P]):
             message = f"the model has no prompt {name!r:.80}; it has {names}"
             fix = "Name one of these, or give the text of a prompt."
             raise ConfigError(
-                message + did_you_mean(name, self.prompts), where="prompt_name", fix=fix
+                message + base.did_you_mean(name, self.prompts), where="prompt_name", fix=fix
             )
         return self.prompts[name]
 
@@ -408,13 +463,20 @@ class PromptedTask(LongTextTask[P]):
         return {**self.prompts, "default": self.prompt}, "default"
 
 
-class NumberModel(TaskModel[E, P]):
+class LabelModel(base.TaskModel[E, P]):
+    """A task with a model that has the head "labels": a row of logits for each sequence."""
+
+    def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
+        return self.model.read("labels", batch)
+
+
+class NumberModel(base.TaskModel[E, P]):
     """A task with one number for each text: regression and reranking.
 
     The head "labels" of the model has one output. Subclasses define `losses`.
     """
 
-    scale: ClassVar[Scale | None] = "number"
+    scale: ClassVar[base.Scale | None] = "number"
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of texts with a label; the windows of a text count as one."""
@@ -425,7 +487,7 @@ class NumberModel(TaskModel[E, P]):
         result: Tensor = self.model.read("labels", batch)
         return result[:, 0]
 
-    def outputs(self, batch: Batch) -> list[Output]:
+    def outputs(self, batch: Batch) -> list[base.Output]:
         """Return the number of each sequence `(1)`."""
         return list(self.scores(batch).float().cpu().numpy()[:, None])
 
@@ -433,3 +495,36 @@ class NumberModel(TaskModel[E, P]):
 def targets_of(batch: Batch) -> Shaped[Tensor, " sequences"]:
     """Return the label of each sequence, a class or a number; IGNORED or NaN for none."""
     return torch.as_tensor(batch.target("label", LabelTargets).labels)
+
+
+ROWS = 1024
+"""Number of positions whose logits over the vocabulary are in memory at once."""
+
+
+@dataclass(frozen=True)
+class MaskedTask(TextTask[P]):
+    """A task on single texts for the masked head. Its metric, if any, does not select weights."""
+
+    def read(
+        self, source: str, columns: TextColumns | None = None, *, labelled: bool = True
+    ) -> base.Reading[TextExample]:
+        """Open a source and stream its texts; labels are not read."""
+        return super().read(source, columns, labelled=False)
+
+    def check_columns(self, columns: TextColumns, where: str) -> None:
+        """Raise a DataError for a second text."""
+        if columns.text_b is not None:
+            message = f"has two texts a row, {columns.text!r} and {columns.text_b!r}; one is read"
+            raise DataError(message, where=where, fix=f"Name one: {argument(text='NAME')}.")
+
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return the masked head."""
+        return (MaskedHead(),)
+
+
+def vocabulary_logits(model: Model, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
+    """Yield the masked head's logits at these positions, `ROWS` at a time `(part, vocab)`."""
+    hidden = model.encoder(batch, only=rows)
+    x = model.before_masked(batch, hidden, rows)
+    for chunk in torch.split(rows, ROWS):
+        yield model.heads["masked"](x[chunk], hidden.table).float()

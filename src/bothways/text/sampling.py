@@ -41,6 +41,7 @@ def sample(texts: Iterable[str], ceiling: int, seed: int = 0) -> Sample:
     if ceiling < 1:
         message = f"must be at least one character, is {ceiling}"
         raise ConfigError(message, where="ceiling", fix="Give a positive number.")
+    # The heap's first block has the largest number, and is the next to be dropped
     heap: list[tuple[float, int, tuple[str, ...]]] = []
     size_kept = size_seen = 0
     for index, block in enumerate(_blocks(texts, min(ceiling, max(_BLOCK, ceiling // 1000)))):
@@ -74,11 +75,8 @@ def sample_languages(
             if language_sample.characters > room:
                 smaller = sample(language_sample.read(), room, seed)
                 samples[known] = Sample(smaller.blocks, smaller.characters, language_sample.total)
-    blocks = [
-        block
-        for name, room in _quotas(samples, alpha, ceiling).items()
-        for block in _repeated(samples[name], room)
-    ]
+    quotas = _quotas(samples, alpha, ceiling).items()
+    blocks = [block for name, room in quotas for block in _repeated(samples[name], room)]
     size = sum(len(text) for block in blocks for text in block)
     return Sample(
         tuple(blocks), size, sum(language_sample.total for language_sample in samples.values())

@@ -93,6 +93,7 @@ class Template:
             if len(backend.encode(token, add_special_tokens=False).ids)
         )
         single, pair_encoding = backend.encode(word), backend.encode(word, word)
+        # [CLS] w [SEP] w [SEP] → −1 0 −1 1 −1: what is before, between and behind the texts
         a, pair = np.array(_owners(single)), np.array(_owners(pair_encoding))
         (one,), (first,), (second,) = (
             np.flatnonzero(owner)[:1] for owner in (a == 0, pair == 0, pair == 1)
@@ -129,13 +130,8 @@ def assemble(a: Ids, b: Ids | None, template: Template, length: int | None = Non
             for ids, segment in zip((a, b), t.segments, strict=True)
         ]
         pieces = [t.first.ids, a, t.between.ids, b, t.last.ids]
-        segments = [
-            t.first.segments,
-            text_segments[0],
-            t.between.segments,
-            text_segments[1],
-            t.last.segments,
-        ]
+        of_a, of_b = text_segments
+        segments = [t.first.segments, of_a, t.between.segments, of_b, t.last.segments]
     return Sequence(np.concatenate(pieces).astype(np.int32), np.concatenate(segments))
 
 

@@ -31,9 +31,8 @@ from numpy.typing import NDArray
 from bothways.core.errors import ConfigError, DataError, TokenizerError, os_errors
 from bothways.core.sequence import Ids
 from bothways.core.terminal import surrogate_in
-from bothways.text.japanese import JapaneseWords
 from bothways.text.template import AGAIN, Template, assemble, foreign
-from bothways.text.tokenizer_classes import Specials
+from bothways.text.tokenizer_classes import JapaneseWords, Specials
 from bothways.text.tokenizer_files import load_backend, tokenizer_config
 from bothways.text.word_cache import PieceTable, find_cutter
 from bothways.text.wordpiece import compile_wordpiece
@@ -159,11 +158,8 @@ class Tokenizer:
         Example: "2 tokens differ, such as '##ab' (7, not 9), '##ac' (9, not 7)".
         """
         vocabulary, other_ids = self.backend.get_vocab(), other.backend.get_vocab()
-        differs = [
-            token
-            for token in vocabulary | other_ids
-            if vocabulary.get(token) != other_ids.get(token)
-        ]
+        tokens = vocabulary | other_ids
+        differs = [token for token in tokens if vocabulary.get(token) != other_ids.get(token)]
         if not differs:
             return None
         differs.sort(key=lambda token: (vocabulary.get(token, other_ids.get(token)), token))
@@ -471,15 +467,20 @@ def byte_of() -> dict[str, int]:
     }
 
 
+def bytes_in(token: str) -> bytes | None:
+    """Return the bytes that a token of byte-level BPE represents; None for another token."""
+    table = byte_of()
+    return bytes(map(table.__getitem__, token)) if all(map(table.__contains__, token)) else None
+
+
 def _characters_of(token: str, bytewise: bool) -> tuple[str, bool, bool]:
     """Return the characters of a token, and whether it begins inside a script without spaces.
 
     Also whether it is whole: tokens of byte-level BPE may hold a part of a character. The first
     byte of a three-byte ideograph or kana is 0xE3 to 0xE9.
     """
-    if not bytewise or not all(character in byte_of() for character in token):
+    if not bytewise or (raw := bytes_in(token)) is None:
         return token.lstrip("▁"), False, True
-    raw = bytes(byte_of()[character] for character in token)
     text = raw.decode("utf-8", "ignore")
     begins = 0xE3 <= raw[0] <= 0xE9 if raw else False
     return text.strip(), begins, text.encode() == raw

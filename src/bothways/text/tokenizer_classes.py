@@ -19,26 +19,42 @@ Notable choices. `<mask>`, and the [MASK] of ALBERT, BigBird and DeBERTa version
 space before them, as in the published `tokenizer.json`. DeBERTa's authors write [CLS] A [SEP] B
 [SEP] and normalise as SentencePiece does, and so do folders in the older layout here; transformers
 5 puts a second [SEP] between texts in version 1, and uses its own normalisation in later versions.
+
+Tohoku University's Japanese BERT divides text by MeCab (Kudo et al. 2004) with UniDic, after NFKC,
+then into WordPiece or single characters. A divider in Python cannot be part of a `tokenizer.json`,
+so it is kept with the backend, and the folder is saved in the layout of BertJapaneseTokenizer.
 """
 
 from __future__ import annotations
 
 import base64
+import importlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tokenizers
-from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    NormalizedString,
+    PreTokenizedString,
+    Regex,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from typing_extensions import assert_never
 
 from bothways.core.advice import call
-from bothways.core.errors import TokenizerError
+from bothways.core.errors import TokenizerError, optional
 from bothways.core.json_reader import read_object
 from bothways.core.terminal import surrogate_in
 
+Backend = tokenizers.Tokenizer
 CONFIG = "tokenizer_config.json"
 
 D = TypeVar("D", bound="bool | None")
@@ -67,9 +83,7 @@ class Specials:
     mask: int
 
 
-def find_specials(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], location: Path | str
-) -> Specials:
+def find_specials(backend: Backend, config: Mapping[str, Any], location: Path | str) -> Specials:
     """Find the special tokens that the configuration names, or else the customary ones.
 
     Raises:
@@ -250,6 +264,7 @@ class Parts:
 
 def parts(pipeline: Pipeline, ends: Ends) -> Parts:
     """Build the parts of a pipeline."""
+    steps: list[normalizers.Normalizer]
     match pipeline:
         case Bert(lowercase, accents, cjk, roberta):
             pair = PAIR if roberta else PAIR_OF_SEGMENTS
@@ -269,33 +284,38 @@ def parts(pipeline: Pipeline, ends: Ends) -> Parts:
         case XlmRoberta(prefix, charsmap):
             norm = None if charsmap is None else normalizers.Precompiled(charsmap)
             return Parts(norm, *_words(prefix), _template(PAIR, ends))
-        case Albert(_, _, prefix, _):
-            return Parts(
-                _albert_normalizer(pipeline), *_words(prefix), _template(PAIR_OF_SEGMENTS, ends)
-            )
+        case Albert(lowercase, keep_accents, prefix, charsmap):
+            steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+            steps += [] if keep_accents else [normalizers.NFKD(), normalizers.StripAccents()]
+            steps += [normalizers.Lowercase()] if lowercase else []
+            steps += [] if charsmap is None else [normalizers.Precompiled(charsmap)]
+            around = _template(PAIR_OF_SEGMENTS, ends)
+            return Parts(normalizers.Sequence(steps), *_words(prefix), around)
         case ByteDeberta(prefix, doubled):
             between = PAIR if doubled else PAIR_OF_SEGMENTS
-            cut = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-            return Parts(None, cut, decoders.ByteLevel(), _template(between, ends))
-        case PieceDeberta(_, split, prefix, _):
+            words_of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+            return Parts(None, words_of_bytes, decoders.ByteLevel(), _template(between, ends))
+        case PieceDeberta(lowercase, split, prefix, charsmap):
             spaces, joined = _spaces("always" if prefix else "first")
             marks = [pre_tokenizers.Punctuation("isolated")] if split else []
-            pre_tokenizer = pre_tokenizers.Sequence([*marks, spaces])
-            return Parts(
-                _deberta_normalizer(pipeline),
-                pre_tokenizer,
-                joined,
-                _template(PAIR_OF_SEGMENTS, ends),
-            )
+            steps = [normalizers.Lowercase()] if lowercase else []
+            if charsmap is None:
+                white = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+                steps += [white, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
+            else:
+                steps += [normalizers.Strip(), normalizers.Precompiled(charsmap)]
+                steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+            cut = pre_tokenizers.Sequence([*marks, spaces])
+            around = _template(PAIR_OF_SEGMENTS, ends)
+            return Parts(normalizers.Sequence(steps), cut, joined, around)
         case BigBird(prefix, charsmap):
-            charsmap_step = (
-                normalizers.Strip(left=False, right=False)
-                if charsmap is None
-                else normalizers.Precompiled(charsmap)
-            )
-            steps = normalizers.Sequence([charsmap_step, normalizers.Replace(Regex(" {2,}"), "▁")])
+            steps = [normalizers.Strip(left=False, right=False)]
+            if charsmap is not None:
+                steps = [normalizers.Precompiled(charsmap)]
+            steps.append(normalizers.Replace(Regex(" {2,}"), "▁"))
+            around = _template(PAIR_OF_SEGMENTS, ends)
             return Parts(
-                steps, *_spaces("always" if prefix else "never"), _template(PAIR_OF_SEGMENTS, ends)
+                normalizers.Sequence(steps), *_spaces("always" if prefix else "never"), around
             )
         case _:
             assert_never(pipeline)
@@ -319,35 +339,6 @@ def _spaces(scheme: str) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]
     return pre_tokenizers.Metaspace("▁", prepend_scheme=scheme), decoders.Metaspace(
         "▁", prepend_scheme=scheme
     )
-
-
-def _deberta_normalizer(deberta: PieceDeberta) -> normalizers.Normalizer:
-    lowercase = [normalizers.Lowercase()] if deberta.lowercase else []
-    if deberta.charsmap is None:
-        white = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
-        return normalizers.Sequence(
-            [*lowercase, white, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
-        )
-    mapped = [
-        normalizers.Strip(),
-        normalizers.Precompiled(deberta.charsmap),
-        normalizers.Replace(Regex(" {2,}"), " "),
-    ]
-    return normalizers.Sequence([*lowercase, *mapped])
-
-
-def _albert_normalizer(albert: Albert) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = [
-        normalizers.Replace("``", '"'),
-        normalizers.Replace("''", '"'),
-    ]
-    if not albert.keep_accents:
-        steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    if albert.lowercase:
-        steps.append(normalizers.Lowercase())
-    if albert.charsmap is not None:
-        steps.append(normalizers.Precompiled(albert.charsmap))
-    return normalizers.Sequence(steps)
 
 
 def _template(pair: str, ends: Ends) -> processors.PostProcessor:
@@ -578,11 +569,7 @@ def find_class(folder: Path, config: Mapping[str, Any]) -> Naming:
 
 
 def reconcile(
-    backend: tokenizers.Tokenizer,
-    ends: Ends,
-    naming: Naming,
-    config: Mapping[str, Any],
-    file: Path,
+    backend: Backend, ends: Ends, naming: Naming, config: Mapping[str, Any], file: Path
 ) -> None:
     """Apply the settings to the backend of `tokenizer.json`, and compare it with its class.
 
@@ -595,6 +582,7 @@ def reconcile(
         if config.get("tokenizer_class") is None:  # a file alone: its settings count, if any
             _follow(backend, config, file)
         return
+    # Merges cannot be read as pieces, whatever the settings say
     kind = _kind(backend)
     if kind != tokenizer_class.model:
         raise _mismatch(
@@ -630,7 +618,7 @@ def reconcile(
     _compare(backend, [parts(pipeline, ends) for pipeline in pipelines], tokenizer_class, file)
 
 
-def _follow(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> None:
+def _follow(backend: Backend, config: Mapping[str, Any], file: Path) -> None:
     """Apply settings that are stated, of BERT's and of byte-level tokenizers."""
     norm, cut, post = backend.normalizer, backend.pre_tokenizer, backend.post_processor
     if isinstance(norm, normalizers.BertNormalizer) and _kind(backend) == "WordPiece":
@@ -647,11 +635,11 @@ def _follow(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path
             post.trim_offsets = flag(config, file, "trim_offsets", post.trim_offsets)
 
 
-def _kind(backend: tokenizers.Tokenizer) -> str:
+def _kind(backend: Backend) -> str:
     return type(backend.model).__name__
 
 
-def backend_settings(backend: tokenizers.Tokenizer) -> dict[str, bool]:
+def backend_settings(backend: Backend) -> dict[str, bool]:
     """Return the settings that the parts of a backend correspond to."""
     norm, cut = backend.normalizer, backend.pre_tokenizer
     match _kind(backend):
@@ -665,11 +653,8 @@ def backend_settings(backend: tokenizers.Tokenizer) -> dict[str, bool]:
         case "BPE" if isinstance(cut, pre_tokenizers.ByteLevel):
             return {"add_prefix_space": cut.add_prefix_space}
         case "Unigram":
-            steps = {
-                step["type"]: step
-                for component in (norm, cut)
-                for step in steps_of(part_spec(component))
-            }
+            all_steps = [*steps_of(part_spec(norm)), *steps_of(part_spec(cut))]
+            steps = {step["type"]: step for step in all_steps}
             return {
                 "do_lower_case": "Lowercase" in steps,
                 "keep_accents": "StripAccents" not in steps,
@@ -697,10 +682,7 @@ _BLANKS = (
 
 
 def _compare(
-    backend: tokenizers.Tokenizer,
-    choices: list[Parts],
-    tokenizer_class: TokenizerClass,
-    file: Path,
+    backend: Backend, choices: list[Parts], tokenizer_class: TokenizerClass, file: Path
 ) -> None:
     """Refuse a `tokenizer.json` that divides odd texts otherwise than its class.
 
@@ -729,9 +711,7 @@ def _compare(
             )
 
 
-def edges(
-    backend: tokenizers.Tokenizer, post: processors.PostProcessor
-) -> list[tuple[list[int], list[int]]]:
+def edges(backend: Backend, post: processors.PostProcessor) -> list[tuple[list[int], list[int]]]:
     """Return the ids and segments of a text and of a pair after a post-processor."""
     original = backend.post_processor
     backend.post_processor = post
@@ -740,9 +720,7 @@ def edges(
     return [(row.ids, row.type_ids) for row in rows]
 
 
-def _check_model(
-    backend: tokenizers.Tokenizer, tokenizer_class: TokenizerClass, file: Path
-) -> None:
+def _check_model(backend: Backend, tokenizer_class: TokenizerClass, file: Path) -> None:
     """Refuse settings of a model that its class does not have."""
     model = backend.model
     if tokenizer_class.model == "WordPiece":
@@ -783,3 +761,152 @@ def part_spec(component: Any) -> Mapping[str, Any] | None:
 def _mismatch(file: Path, how: str, tokenizer_class: TokenizerClass, other: str) -> TokenizerError:
     message = f"{how}; {tokenizer_class.name}, the tokenizer class of the folder, {other}"
     return TokenizerError(message, where=file, fix=_UNCHANGED)
+
+
+# Japanese words
+
+_JAPANESE_FIX = (
+    'Supported are "word_tokenizer_type": "mecab" with "subword_tokenizer_type": "wordpiece" or '
+    '"character", and in "mecab_kwargs" the keys mecab_dic, mecab_option and normalize_text.'
+)
+_MECAB_KEYS = {"mecab_dic", "mecab_option", "normalize_text"}
+
+
+@dataclass(frozen=True)
+class JapaneseWords:
+    """How text is divided.
+
+    Attributes:
+        dictionary: the package of MeCab's dictionary: unidic_lite, unidic or ipadic; None for that
+            of the system.
+        option: further options of MeCab.
+        normalise: apply NFKC first.
+        lowercase: convert words to lower case.
+        characters: divide words into characters instead of WordPiece.
+    """
+
+    dictionary: str | None = "unidic_lite"
+    option: str = ""
+    normalise: bool = True
+    lowercase: bool = False
+    characters: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of `tokenizer_config.json`."""
+        return {
+            "tokenizer_class": JAPANESE,
+            "do_lower_case": self.lowercase,
+            "word_tokenizer_type": "mecab",
+            "subword_tokenizer_type": "character" if self.characters else "wordpiece",
+            "mecab_kwargs": {
+                "mecab_dic": self.dictionary,
+                "mecab_option": self.option or None,
+                "normalize_text": self.normalise,
+            },
+        }
+
+    def attach(self, backend: Backend) -> Backend:
+        """Return a copy of a backend that divides words by MeCab.
+
+        Raises:
+            ResourceError: MeCab or its dictionary is not installed.
+        """
+        with optional("ja", "dividing Japanese words"):
+            import fugashi
+
+            option = self.option
+            if self.dictionary is not None:
+                folder = importlib.import_module(self.dictionary).DICDIR
+                option = f'-d "{folder}" -r "{folder}/mecabrc" {option}'
+        copy = Backend.from_str(backend.to_str())
+        divider = _Divider(fugashi.GenericTagger(option), self.lowercase, self.characters)
+        copy.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(divider)
+        return copy
+
+
+class _Divider:
+    """A pre-tokenizer: the parts of a text that MeCab says are words."""
+
+    def __init__(self, tagger: Any, lowercase: bool, characters: bool) -> None:
+        self._tagger, self._lowercase, self._characters = tagger, lowercase, characters
+
+    def pre_tokenize(self, text: PreTokenizedString) -> None:
+        text.split(self._split)
+
+    def _split(self, _: int, normalized: NormalizedString) -> list[NormalizedString]:
+        text, end, words = str(normalized), 0, list[NormalizedString]()
+        for node in self._tagger(text):
+            start = text.index(node.surface, end)
+            end = start + len(node.surface)
+            word = normalized[start:end]
+            assert word is not None
+            if self._lowercase:
+                _lower(word)
+            # MeCab takes few blanks for such; transformers' WordPiece splits at the others.
+            for match in re.finditer(r"(?s)." if self._characters else r"\S+", str(word)):
+                piece = word[match.start() : match.end()]
+                assert piece is not None
+                words.append(piece)
+        return words
+
+
+def _lower(word: NormalizedString) -> None:
+    """Convert a word to lower case as Python does: Σ at its end becomes ς."""
+    lowered = str(word).lower()
+    word.lowercase()
+    if len(lowered) == len(str(word)):
+        letters = iter(lowered)
+        word.map(lambda _: next(letters))
+
+
+def japanese_backend(vocab: Mapping[str, int], words: JapaneseWords, unknown: str) -> Backend:
+    """Return the backend without its division into words, which `JapaneseWords.attach` adds."""
+    backend = Backend(
+        models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=100)
+    )
+    if words.normalise:
+        backend.normalizer = normalizers.NFKC()
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
+    """Read the settings of a folder with this class.
+
+    Raises:
+        TokenizerError: words are divided in a way that is not supported.
+    """
+    word = config.get("word_tokenizer_type") or "basic"
+    subword = config.get("subword_tokenizer_type") or "wordpiece"
+    options = config.get("mecab_kwargs") or {}
+    divides = all(
+        flag(config, file, key, True) for key in ("do_word_tokenize", "do_subword_tokenize")
+    )
+    supported = word == "mecab" and subword in ("wordpiece", "character") and divides
+    if not supported or config.get("never_split"):
+        message = f"{JAPANESE} divides text into words by {word!r}, and words by {subword!r}"
+        raise TokenizerError(message, where=file.with_name(CONFIG), fix=_JAPANESE_FIX)
+    if not isinstance(options, dict) or not set(options) <= _MECAB_KEYS:
+        message = f"'mecab_kwargs' is {options!r:.80}"
+        raise TokenizerError(message, where=file.with_name(CONFIG), fix=_JAPANESE_FIX)
+    words = JapaneseWords(
+        dictionary=options.get("mecab_dic", "unidic_lite"),
+        option=options.get("mecab_option") or "",
+        normalise=options.get("normalize_text", True),
+        lowercase=flag(config, file, "do_lower_case", False),
+        characters=subword == "character",
+    )
+    supported_dictionary = words.dictionary in (None, "unidic_lite", "unidic", "ipadic")
+    if (
+        not supported_dictionary
+        or not isinstance(words.option, str)
+        or words.normalise not in (True, False)
+    ):
+        message = f"'mecab_kwargs' is {options!r:.80}"
+        raise TokenizerError(message, where=file.with_name(CONFIG), fix=_JAPANESE_FIX)
+    if words.characters and not words.normalise:
+        message = f"{JAPANESE} divides unnormalised words into characters"
+        raise TokenizerError(message, where=file.with_name(CONFIG), fix=_JAPANESE_FIX)
+    return words

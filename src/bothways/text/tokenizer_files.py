@@ -11,6 +11,9 @@ tokenizer without a post-processor gets [CLS] A [SEP] B [SEP], so that other pro
 saved tokenizer is declared a `BertTokenizer` only if transformers, which rebuilds that class from
 vocabulary and settings, gets the same tokenizer; else as the generic class, which uses
 `tokenizer.json` unchanged.
+
+SentencePiece's `.model` file (Kudo & Richardson 2018) is a Protocol Buffers message, of which three
+fields are read; their numbers are those of `sentencepiece_model.proto` in google/sentencepiece.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 from tokenizers import models, processors
@@ -29,11 +32,16 @@ from tokenizers import models, processors
 from bothways.core.advice import call
 from bothways.core.errors import TokenizerError
 from bothways.core.json_reader import read_regular, read_utf8
-from bothways.text import tokenizer_classes
-from bothways.text.japanese import JapaneseWords, japanese_backend, read_words
-from bothways.text.sentencepiece import SentencePieceModel, read_sentencepiece
+from bothways.text import tokenizer_classes as classes
+from bothways.text.protobuf import Fixed, fields
 from bothways.text.template import AGAIN, foreign
-from bothways.text.tokenizer_classes import CONFIG
+from bothways.text.tokenizer_classes import (
+    CONFIG,
+    Backend,
+    JapaneseWords,
+    japanese_backend,
+    read_words,
+)
 
 FILES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model",
@@ -49,26 +57,24 @@ _ELSEWHERE = (
 _MAX_GAPS = 2**20
 _MAX_EXPANSION = 1000
 
+Opened = tuple[Backend, classes.Pipeline | None]
+"""A backend, and the pipeline to apply if its file does not contain one."""
 LONGEST_WORD = 100
 """The length in characters above which a word is unknown; google-research/bert has 200."""
 
 
-def bert_backend(
-    vocab: Mapping[str, int], bert: tokenizer_classes.Bert, unknown: str = "[UNK]"
-) -> tokenizers.Tokenizer:
+def bert_backend(vocab: Mapping[str, int], bert: classes.Bert, unknown: str = "[UNK]") -> Backend:
     """Return the backend of transformers' BertTokenizer: WordPiece with BERT's normalisation."""
     model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
-    backend = tokenizers.Tokenizer(model)
-    components = tokenizer_classes.parts(bert, (("[CLS]", 0), ("[SEP]", 0)))
+    backend = Backend(model)
+    components = classes.parts(bert, (("[CLS]", 0), ("[SEP]", 0)))
     assert components.normalizer is not None
     backend.normalizer, backend.pre_tokenizer = components.normalizer, components.pre_tokenizer
     backend.decoder = components.decoder
     return backend
 
 
-def load_backend(
-    path: Path,
-) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Specials, bool, JapaneseWords | None]:
+def load_backend(path: Path) -> tuple[Backend, classes.Specials, bool, JapaneseWords | None]:
     """Load a folder, or one of `FILES`.
 
     Returns:
@@ -85,11 +91,11 @@ def load_backend(
         fix = "Give a folder, a tokenizer.json or a vocab.txt."
         raise TokenizerError("no such file or folder", where=path, fix=fix)
     folder = path if path.is_dir() else path.parent
-    config = tokenizer_classes.read_settings(folder / CONFIG)
-    special_names = tokenizer_classes.read_settings(folder / "special_tokens_map.json")
+    config = classes.read_settings(folder / CONFIG)
+    special_names = classes.read_settings(folder / "special_tokens_map.json")
     # As in transformers: the map has priority over a file from before tokens were listed by id.
     config = special_names | config if "added_tokens_decoder" in config else config | special_names
-    naming = tokenizer_classes.find_class(folder, config)
+    naming = classes.find_class(folder, config)
     file = _find(path, naming) if path.is_dir() else path
     is_json = file.suffix not in (".txt", ".model") and file.name != "vocab.json"
     tokenizer_class = (
@@ -99,75 +105,55 @@ def load_backend(
     )
     words = (
         read_words(config, file)
-        if tokenizer_class is not None and tokenizer_class.name == tokenizer_classes.JAPANESE
+        if tokenizer_class is not None and tokenizer_class.name == classes.JAPANESE
         else None
     )
     with foreign(file):
+        # A tokenizer.json holds its pipeline; the other files get that of their class
         backend, pipeline = _open(file, config, tokenizer_class, words)
-        _check_ids(backend, file)
-        _check_growth(backend, file)
+        # `to_str` takes memory for every id up to the largest.
+        vocabulary, growth = backend.get_vocab(), 1
+        largest = max(vocabulary.values(), default=-1)
+        if largest >= len(vocabulary) + _MAX_GAPS:
+            message = f"has ids up to {largest:,} for {len(vocabulary):,} tokens"
+            raise TokenizerError(message, where=file, fix=AGAIN)
+        # A few kilobytes fill the memory by a normaliser that multiplies the text.
+        for step in classes.steps_of(classes.part_spec(backend.normalizer)):
+            growth *= max(1, len(str(step.get("content", "") or step.get("prepend", ""))))
+        if growth > _MAX_EXPANSION:
+            message = f"its normaliser makes up to {growth:,} characters of one"
+            raise TokenizerError(message, where=file, fix=AGAIN)
         add_numbered(backend, config, file)
-        specials = tokenizer_classes.find_specials(backend, config, file)
+        specials = classes.find_specials(backend, config, file)
         if is_json:
-            tokenizer_classes.reconcile(backend, _ends(backend, specials), naming, config, file)
+            classes.reconcile(backend, _ends(backend, specials), naming, config, file)
         if pipeline is not None:
             dress(backend, pipeline, specials)
             add_numbered(backend, config, file)  # again: listed flags win over the pipeline's
         add_special(backend, config, file)
         finish(backend, specials)
-        backend.encode_batch_fast(
-            list(tokenizer_classes.PROBES)
-        )  # finds a damaged table of normalisation
+        backend.encode_batch_fast(list(classes.PROBES))  # finds a damaged table of normalisation
     names = config.get("model_input_names")
     flat = isinstance(names, list) and "token_type_ids" not in names
     return backend, specials, flat, words
 
 
-def _check_ids(backend: tokenizers.Tokenizer, file: Path) -> None:
-    """Refuse ids far beyond the number of tokens; `to_str` takes memory for every id up to them."""
-    vocabulary = backend.get_vocab()
-    largest = max(vocabulary.values(), default=-1)
-    if largest >= len(vocabulary) + _MAX_GAPS:
-        message = f"has ids up to {largest:,} for {len(vocabulary):,} tokens"
-        raise TokenizerError(message, where=file, fix=AGAIN)
-
-
-def _check_growth(backend: tokenizers.Tokenizer, file: Path) -> None:
-    """Refuse a normaliser that multiplies the text, of which a few kilobytes fill the memory."""
-    growth = 1
-    for step in tokenizer_classes.steps_of(tokenizer_classes.part_spec(backend.normalizer)):
-        growth *= max(1, len(str(step.get("content", "") or step.get("prepend", ""))))
-    if growth > _MAX_EXPANSION:
-        message = f"its normaliser makes up to {growth:,} characters of one"
-        raise TokenizerError(message, where=file, fix=AGAIN)
-
-
-def dress(
-    backend: tokenizers.Tokenizer,
-    pipeline: tokenizer_classes.Pipeline,
-    specials: tokenizer_classes.Specials,
-) -> None:
+def dress(backend: Backend, pipeline: classes.Pipeline, specials: classes.Specials) -> None:
     """Set the parts of a pipeline; [MASK] absorbs white space before it, except in PieceDeberta."""
-    components = tokenizer_classes.parts(pipeline, _ends(backend, specials))
+    components = classes.parts(pipeline, _ends(backend, specials))
     if components.normalizer is not None:
         backend.normalizer = components.normalizer
     backend.pre_tokenizer, backend.decoder = components.pre_tokenizer, components.decoder
     backend.post_processor = components.post_processor
     match pipeline:
-        case (
-            tokenizer_classes.PieceDeberta()
-            | tokenizer_classes.WordEnds()
-            | tokenizer_classes.Bert(roberta=False)
-        ):
+        case classes.PieceDeberta() | classes.WordEnds() | classes.Bert(roberta=False):
             strips = False
         case _:
             strips = True
     mask = tokenizers.AddedToken(
         backend.id_to_token(specials.mask), lstrip=strips, special=True, normalized=False
     )
-    bigbird = (
-        isinstance(pipeline, tokenizer_classes.BigBird) and backend.token_to_id("</s>") is not None
-    )
+    bigbird = isinstance(pipeline, classes.BigBird) and backend.token_to_id("</s>") is not None
     ends = ("<s>", "</s>") if bigbird else ()
     backend.add_special_tokens([mask, *map(_special, ends)])
 
@@ -176,16 +162,12 @@ def _special(content: str | None) -> tokenizers.AddedToken:
     return tokenizers.AddedToken(content, special=True, normalized=False)
 
 
-def _ends(
-    backend: tokenizers.Tokenizer, specials: tokenizer_classes.Specials
-) -> tuple[tuple[str, int], tuple[str, int]]:
+def _ends(backend: Backend, specials: classes.Specials) -> tuple[tuple[str, int], tuple[str, int]]:
     cls, sep = ((str(backend.id_to_token(id)), id) for id in (specials.cls, specials.sep))
     return cls, sep
 
 
-def finish(
-    backend: tokenizers.Tokenizer, specials: tokenizer_classes.Specials
-) -> tokenizers.Tokenizer:
+def finish(backend: Backend, specials: classes.Specials) -> Backend:
     """Mark special tokens, disable truncation and padding, and add a template if there is none."""
     contents = [backend.id_to_token(id) for id in asdict(specials).values()]
     special_tokens = {
@@ -199,14 +181,9 @@ def finish(
     return backend
 
 
-def tokenizer_config(
-    backend: tokenizers.Tokenizer, specials: tokenizer_classes.Specials
-) -> dict[str, Any]:
+def tokenizer_config(backend: Backend, specials: classes.Specials) -> dict[str, Any]:
     """Return the `tokenizer_config.json` with which transformers builds the same tokenizer."""
-    names = {
-        tokenizer_classes.SETTINGS[use]: backend.id_to_token(id)
-        for use, id in asdict(specials).items()
-    }
+    names = {classes.SETTINGS[use]: backend.id_to_token(id) for use, id in asdict(specials).items()}
     spec, post = json.loads(backend.to_str()), backend.post_processor
     added = {token["content"] for token in spec["added_tokens"]}
     bert = _bert_post_processor(backend, specials)
@@ -220,8 +197,7 @@ def tokenizer_config(
                 "max_input_chars_per_word": 100,
             },
         } if added == set(names.values()) and (
-            post is None
-            or tokenizer_classes.edges(backend, post) == tokenizer_classes.edges(backend, bert)
+            post is None or classes.edges(backend, post) == classes.edges(backend, bert)
         ):
             return {
                 "tokenizer_class": "BertTokenizer",
@@ -233,24 +209,22 @@ def tokenizer_config(
         case _:
             # BigBird has both kinds of names, RoBERTa has these alone.
             ends = {"bos_token": "<s>", "eos_token": "</s>"} if {"<s>", "</s>"} <= added else {}
-            return {"tokenizer_class": tokenizer_classes.GENERIC[0], **names, **ends}
+            return {"tokenizer_class": classes.GENERIC[0], **names, **ends}
 
 
-def _bert_post_processor(
-    backend: tokenizers.Tokenizer, specials: tokenizer_classes.Specials
-) -> processors.PostProcessor:
+def _bert_post_processor(backend: Backend, specials: classes.Specials) -> processors.PostProcessor:
     """Return the post-processor of BertTokenizer: [CLS] A [SEP] B [SEP] in two segments."""
     ends = _ends(backend, specials)
-    return tokenizer_classes.parts(tokenizer_classes.Bert(), ends).post_processor
+    return classes.parts(classes.Bert(), ends).post_processor
 
 
-def _find(folder: Path, naming: tokenizer_classes.Naming) -> Path:
+def _find(folder: Path, naming: classes.Naming) -> Path:
     """Return the file that a tokenizer of this class is read from."""
     tokenizer_class = naming.tokenizer_class
     names = [name for name in FILES if (folder / name).exists()]
     if tokenizer_class is not None:
         class_files = [name for name in tokenizer_class.files if name in names]
-        if tokenizer_class.name != tokenizer_classes.JAPANESE and "tokenizer.json" in names:
+        if tokenizer_class.name != classes.JAPANESE and "tokenizer.json" in names:
             class_files = ["tokenizer.json"]
         if class_files:
             return folder / class_files[0]
@@ -281,9 +255,9 @@ def _find(folder: Path, naming: tokenizer_classes.Naming) -> Path:
 def _open(
     file: Path,
     config: Mapping[str, Any],
-    tokenizer_class: tokenizer_classes.TokenizerClass | None,
+    tokenizer_class: classes.TokenizerClass | None,
     words: JapaneseWords | None,
-) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Pipeline | None]:
+) -> Opened:
     """Return the backend, and the pipeline to apply if the file does not contain one.
 
     Args:
@@ -300,16 +274,16 @@ def _open(
             return _from_json(file), None
 
 
-def parse_backend(content: str, file: Path) -> tokenizers.Tokenizer:
+def parse_backend(content: str, file: Path) -> Backend:
     """Return the backend in the content of a `tokenizer.json`; errors as `load_backend`."""
     try:
-        return tokenizers.Tokenizer.from_str(content)
+        return Backend.from_str(content)
     except Exception as error:  # tokenizers raises nothing narrower
         message = f"is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
         raise TokenizerError(message, where=file, fix="Fetch or train it again.") from error
 
 
-def _from_json(file: Path) -> tokenizers.Tokenizer:
+def _from_json(file: Path) -> Backend:
     backend = parse_backend(read_utf8(file, TokenizerError), file)
     dropout = getattr(backend.model, "dropout", None)
     if dropout:
@@ -328,22 +302,22 @@ def _from_json(file: Path) -> tokenizers.Tokenizer:
 def _from_vocabulary(
     file: Path,
     config: Mapping[str, Any],
-    tokenizer_class: tokenizer_classes.TokenizerClass | None,
+    tokenizer_class: classes.TokenizerClass | None,
     words: JapaneseWords | None,
-) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Pipeline | None]:
+) -> Opened:
     lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")
     vocab = {token: id for id, token in enumerate(lines)}
-    unknown = tokenizer_classes.name_in(config, tokenizer_classes.SETTINGS["unknown"]) or "[UNK]"
+    unknown = classes.name_in(config, classes.SETTINGS["unknown"]) or "[UNK]"
     if words is not None:
         return japanese_backend(vocab, words, unknown), None
-    bert = (tokenizer_class or tokenizer_classes.CLASSES["BertTokenizer"]).pipeline(config, file)
-    assert isinstance(bert, tokenizer_classes.Bert)
+    bert = (tokenizer_class or classes.CLASSES["BertTokenizer"]).pipeline(config, file)
+    assert isinstance(bert, classes.Bert)
     return bert_backend(vocab, bert, unknown), bert if bert.roberta else None
 
 
 def _from_merges(
-    file: Path, config: Mapping[str, Any], tokenizer_class: tokenizer_classes.TokenizerClass | None
-) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Pipeline]:
+    file: Path, config: Mapping[str, Any], tokenizer_class: classes.TokenizerClass | None
+) -> Opened:
     merges = file.with_name("merges.txt")
     if not merges.exists():
         message = "the folder has a vocab.json, but not its merges.txt"
@@ -353,11 +327,10 @@ def _from_merges(
     ends = any(line.endswith("</w>") for line in read_utf8(merges, TokenizerError).splitlines())
     byte_bert = '"[CLS]"' in read_utf8(file, TokenizerError)
     tokenizer_class = (
-        tokenizer_class
-        or tokenizer_classes.CLASSES["DebertaTokenizer" if byte_bert else "RobertaTokenizer"]
+        tokenizer_class or classes.CLASSES["DebertaTokenizer" if byte_bert else "RobertaTokenizer"]
     )
     pipeline = tokenizer_class.pipeline(config, file)
-    if ends != isinstance(pipeline, tokenizer_classes.WordEnds):
+    if ends != isinstance(pipeline, classes.WordEnds):
         marks = "marks" if ends else "does not mark"
         title = f"{tokenizer_class.name}, the class of the folder"
         message = f"{marks} the ends of words by </w>, "
@@ -369,9 +342,7 @@ def _from_merges(
         raise TokenizerError(message, where=merges, fix=fix)
     settings: dict[str, Any] = {}
     if ends:
-        unknown = (
-            tokenizer_classes.name_in(config, tokenizer_classes.SETTINGS["unknown"]) or "<unk>"
-        )
+        unknown = classes.name_in(config, classes.SETTINGS["unknown"]) or "<unk>"
         settings = {"end_of_word_suffix": "</w>", "unk_token": unknown}
     try:
         model = models.BPE.from_file(str(file), str(merges), **settings)
@@ -380,16 +351,16 @@ def _from_merges(
         raise TokenizerError(
             message, where=file, fix="Fetch both again, or tokenizer.json."
         ) from error
-    return tokenizers.Tokenizer(model), pipeline
+    return Backend(model), pipeline
 
 
-def _unigram(pieces: list[tuple[str, float]], unknown: int) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=unknown))
+def _unigram(pieces: list[tuple[str, float]], unknown: int) -> Backend:
+    return Backend(models.Unigram(pieces, unk_id=unknown))
 
 
 def _from_pieces(
-    file: Path, config: Mapping[str, Any], tokenizer_class: tokenizer_classes.TokenizerClass | None
-) -> tuple[tokenizers.Tokenizer, tokenizer_classes.Pipeline]:
+    file: Path, config: Mapping[str, Any], tokenizer_class: classes.TokenizerClass | None
+) -> Opened:
     """Read a SentencePiece file.
 
     XLM-R's vocabulary replaces the first three pieces by four tokens and appends <mask>:
@@ -405,10 +376,7 @@ def _from_pieces(
     pieces, by_content = list(model.pieces), _piece_class(model, file)
     tokenizer_class = tokenizer_class or by_content
     layouts = {tokenizer_class, by_content} - {None}
-    shared_layouts = {
-        tokenizer_classes.CLASSES["XLMRobertaTokenizer"],
-        tokenizer_classes.CLASSES["CamembertTokenizer"],
-    }
+    shared_layouts = {classes.CLASSES["XLMRobertaTokenizer"], classes.CLASSES["CamembertTokenizer"]}
     if (
         model.kind != "unigram"
         or tokenizer_class is None
@@ -423,10 +391,10 @@ def _from_pieces(
         raise TokenizerError(message, where=file, fix=_ELSEWHERE)
     pipeline = tokenizer_class.pipeline(config, file, model.charsmap)
     names = {
-        use: tokenizer_classes.name_in(config, tokenizer_classes.SETTINGS[use])
-        or tokenizer_classes.NAMES[use][1]
-        for use in tokenizer_classes.NAMES
+        use: classes.name_in(config, classes.SETTINGS[use]) or classes.NAMES[use][1]
+        for use in classes.NAMES
     }
+    # The position of a piece in the file is its id
     ids = {piece: id for id, (piece, _) in enumerate(pieces)}
     match tokenizer_class.name:
         case "XLMRobertaTokenizer":
@@ -446,24 +414,21 @@ def _from_pieces(
             scored = [(p, score - 100 if comma.search(p) else score) for p, score in pieces]
             return _unigram(scored, ids["<unk>"]), pipeline
         case _:
-            mask = (
-                tokenizer_classes.name_in(config, tokenizer_classes.SETTINGS["mask"])
-                or tokenizer_classes.NAMES["mask"][0]
-            )
+            mask = classes.name_in(config, classes.SETTINGS["mask"]) or classes.NAMES["mask"][0]
             added = [] if mask in ids else [(mask, 0.0)]
             return _unigram([*pieces, *added], ids["[UNK]"]), pipeline
 
 
-def _piece_class(model: SentencePieceModel, file: Path) -> tokenizer_classes.TokenizerClass | None:
+def _piece_class(model: SentencePieceModel, file: Path) -> classes.TokenizerClass | None:
     """Return the class whose special tokens are among the pieces."""
     names = {piece for piece, _ in model.pieces}
     if file.name == "sentencepiece.bpe.model":
-        return tokenizer_classes.CLASSES["XLMRobertaTokenizer"]
+        return classes.CLASSES["XLMRobertaTokenizer"]
     if {"<unk>", "<s>", "[CLS]"} <= names:
-        return tokenizer_classes.CLASSES["BigBirdTokenizer"]
+        return classes.CLASSES["BigBirdTokenizer"]
     if {"<unk>", "[CLS]"} <= names:
-        return tokenizer_classes.CLASSES["AlbertTokenizer"]
-    return tokenizer_classes.CLASSES["DebertaV2Tokenizer"] if {"[UNK]", "[CLS]"} <= names else None
+        return classes.CLASSES["AlbertTokenizer"]
+    return classes.CLASSES["DebertaV2Tokenizer"] if {"[UNK]", "[CLS]"} <= names else None
 
 
 # Added tokens
@@ -473,7 +438,7 @@ _EXTRA = ("extra_special_tokens", "additional_special_tokens")
 _FLAGS = {"single_word", "lstrip", "rstrip", "normalized", "special"}
 
 
-def add_numbered(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> None:
+def add_numbered(backend: Backend, config: Mapping[str, Any], file: Path) -> None:
     """Add the tokens that files next to `file` list with ids; flags in `added_tokens_decoder` win.
 
     Raises:
@@ -482,7 +447,7 @@ def add_numbered(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file:
     if config.get(NUMBERED) is None:
         location, contents = file.with_name(OLDER), _contents(backend)
         stated = _older(
-            tokenizer_classes.read_settings(location),
+            classes.read_settings(location),
             {token.content for token in _special_tokens(config, file)},
             location,
         )
@@ -504,7 +469,7 @@ def add_numbered(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file:
             )
 
 
-def add_special(backend: tokenizers.Tokenizer, config: Mapping[str, Any], file: Path) -> None:
+def add_special(backend: Backend, config: Mapping[str, Any], file: Path) -> None:
     """Add the special tokens that are named without ids and are not added tokens yet.
 
     Raises:
@@ -543,7 +508,7 @@ def _numbered(table: Any, location: Path) -> list[tuple[int, tokenizers.AddedTok
     return sorted(stated, key=operator.itemgetter(0))
 
 
-def _contents(backend: tokenizers.Tokenizer) -> set[str]:
+def _contents(backend: Backend) -> set[str]:
     """Return the contents of the added tokens of a backend."""
     return {token.content for token in backend.get_added_tokens_decoder().values()}
 
@@ -553,10 +518,13 @@ def _special_tokens(config: Mapping[str, Any], file: Path) -> list[tokenizers.Ad
     entries = [
         config[key]
         for key in ("bos_token", "eos_token", *config)
-        if key.endswith("_token") and tokenizer_classes.name_in(config, key)
+        if key.endswith("_token") and classes.name_in(config, key)
     ]
     tokens = []
-    for entry in (*entries, *_extras(config)):
+    extras: Any = next((config[key] for key in _EXTRA if config.get(key)), [])
+    if isinstance(extras, dict):
+        extras = [*extras.values()]  # of a table of names
+    for entry in (*entries, *(extras if isinstance(extras, list) else [extras])):
         token = _token({"content": entry} if isinstance(entry, str) else entry, special=True)
         if token is None:
             message = f"names the special token {entry!r}"
@@ -564,14 +532,6 @@ def _special_tokens(config: Mapping[str, Any], file: Path) -> list[tokenizers.Ad
             raise TokenizerError(message, where=file.parent, fix=fix)
         tokens.append(token)
     return tokens
-
-
-def _extras(config: Mapping[str, Any]) -> Iterable[Any]:
-    """Return the special tokens without a use, from a list or a table of names."""
-    extras: Any = next((config[key] for key in _EXTRA if config.get(key)), [])
-    if isinstance(extras, dict):
-        return extras.values()
-    return extras if isinstance(extras, list) else [extras]
 
 
 def _token(entry: Any, **extra_flags: bool) -> tokenizers.AddedToken | None:
@@ -583,3 +543,56 @@ def _token(entry: Any, **extra_flags: bool) -> tokenizers.AddedToken | None:
             return tokenizers.AddedToken(content, **(flags | extra_flags)) if valid else None
         case _:
             return None
+
+
+Kind = Literal["unigram", "bpe", "word", "char"]
+
+_KINDS: dict[int, Kind] = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
+# Field numbers: of the model, of a piece, of the trainer's and of the normaliser's settings.
+_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
+_PIECE, _SCORE = 1, 2
+_MODEL_TYPE = 3
+_CHARSMAP = 2
+
+
+@dataclass(frozen=True)
+class SentencePieceModel:
+    """The content of the file.
+
+    Attributes:
+        pieces: (piece, score) by id.
+        kind: the model that the pieces were trained for.
+        charsmap: the compiled normalisation; None without one.
+    """
+
+    pieces: tuple[tuple[str, float], ...]
+    kind: Kind
+    charsmap: bytes | None
+
+
+def read_sentencepiece(content: bytes) -> SentencePieceModel:
+    """Read the content of a `.model` file.
+
+    Raises:
+        ValueError: the bytes are not such a message.
+    """
+    pieces, kind, charsmap = list[tuple[str, float]](), 1, b""
+    for number, value in fields(content):
+        message = value if isinstance(value, bytes) else b""
+        if number == _PIECES:
+            values = dict(fields(message))
+            text, score = values.get(_PIECE), values.get(_SCORE)
+            if not isinstance(text, bytes) or not (score is None or isinstance(score, Fixed)):
+                raise ValueError("a piece has no text, or its score is not a number")
+            pieces.append((text.decode("utf-8"), 0.0 if score is None else score.real))
+        elif number == _TRAINER:
+            types = (v for at, v in fields(message) if at == _MODEL_TYPE and isinstance(v, int))
+            kind = next(types, kind)
+        elif number == _NORMALIZER:
+            maps = (v for at, v in fields(message) if at == _CHARSMAP and isinstance(v, bytes))
+            charsmap = next(maps, b"")
+    if not pieces or kind not in _KINDS:
+        raise ValueError(
+            "it holds no pieces" if not pieces else f"its model is of the unknown kind {kind}"
+        )
+    return SentencePieceModel(tuple(pieces), _KINDS[kind], charsmap or None)

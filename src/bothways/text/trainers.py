@@ -27,13 +27,13 @@ from dataclasses import dataclass
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
-from typing_extensions import assert_never
 
+from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.core.terminal import surrogate_in
 from bothways.text.sampling import Sample, sample
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.tokenizer_classes import NAMES, Bert, Roberta, find_specials
+from bothways.text.tokenizer_classes import NAMES, Backend, Bert, Roberta, find_specials
 from bothways.text.tokenizer_files import bert_backend, dress, finish
 
 SPECIALS = [names[0] for names in NAMES.values()]
@@ -74,8 +74,7 @@ class WordPiece:
     coverage: float = 0.9995
 
     def __post_init__(self) -> None:
-        _check_positive(self, "size", "min_frequency", "alphabet")
-        _check_coverage(self)
+        _check(self, "size", "min_frequency", "alphabet")
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class ByteBPE:
     prefix_space: bool = True
 
     def __post_init__(self) -> None:
-        _check_positive(self, "size", "min_frequency")
+        _check(self, "size", "min_frequency")
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,7 @@ class Unigram:
     coverage: float = 0.9995
 
     def __post_init__(self) -> None:
-        _check_positive(self, "size", "longest")
-        _check_coverage(self)
+        _check(self, "size", "longest")
 
 
 LARGEST = 10_000_000
@@ -128,22 +126,15 @@ KINDS: Mapping[str, type[Kind]] = {"wordpiece": WordPiece, "bpe": ByteBPE, "unig
 Reader = Callable[[Sample], Iterator[str]]
 
 
-def _check_positive(kind: Kind, *names: str) -> None:
+def _check(kind: Kind, *positive: str) -> None:
+    location, coverage = type(kind).__name__, getattr(kind, "coverage", 1.0)
+    require_at_least(1, location, **{name: getattr(kind, name) for name in positive})
     if kind.size > LARGEST:
-        location, message = f"{type(kind).__name__}.size", f"must be at most {LARGEST:,}"
-        raise ConfigError(f"{message}, is {kind.size}", where=location, fix="BERT has 30,522.")
-    for name in names:
-        if getattr(kind, name) is not None and getattr(kind, name) < 1:
-            location, message = f"{type(kind).__name__}.{name}", f"is {getattr(kind, name)}"
-            fix = "Give a positive number."
-            raise ConfigError(f"must be at least 1, {message}", where=location, fix=fix)
-
-
-def _check_coverage(kind: WordPiece | Unigram) -> None:
-    if not 0 <= kind.coverage <= 1:
-        location, message = f"{type(kind).__name__}.coverage", f"is {kind.coverage}"
-        fix = "0.9995 keeps all but rare ones."
-        raise ConfigError(f"must be between 0 and 1, {message}", where=location, fix=fix)
+        message = f"must be at most {LARGEST:,}, not {kind.size}"
+        raise ConfigError(message, where=f"{location}.size", fix="BERT has 30,522.")
+    if not 0 <= coverage <= 1:
+        message, fix = f"must be between 0 and 1, not {coverage}", "0.9995 keeps all but rare ones."
+        raise ConfigError(message, where=f"{location}.coverage", fix=fix)
 
 
 def train_tokenizer(
@@ -163,7 +154,13 @@ def train_tokenizer(
 def learn(texts: Sample, kind: Kind, read: Reader = Sample.read) -> Tokenizer:
     """Train a tokenizer on a sample; `read` iterates over it and can report progress."""
     try:
-        backend = _learn(texts, kind, read)
+        match kind:
+            case WordPiece():
+                backend = _learn_word_piece(texts, kind, read)
+            case ByteBPE():
+                backend = _learn_byte_bpe(texts, kind, read)
+            case Unigram():
+                backend = _learn_unigram(texts, kind, read)
     except UnicodeEncodeError as error:
         fix = 'Fix the source, or drop them: text.encode("utf-8", "ignore").decode("utf-8")'
         raise DataError(f"a text holds {surrogate_in(str(error.object))}", fix=fix) from error
@@ -173,22 +170,16 @@ def learn(texts: Sample, kind: Kind, read: Reader = Sample.read) -> Tokenizer:
     return Tokenizer(finish(backend, specials), specials)
 
 
-def _learn(texts: Sample, kind: Kind, reader: Reader) -> tokenizers.Tokenizer:
-    match kind:
-        case WordPiece():
-            return _learn_word_piece(texts, kind, reader)
-        case ByteBPE():
-            return _learn_byte_bpe(texts, kind, reader)
-        case Unigram():
-            return _learn_unigram(texts, kind, reader)
-        case _:
-            assert_never(kind)
-
-
-def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> tokenizers.Tokenizer:
+def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> Backend:
     bert = Bert(kind.lowercase, kind.strip_accents, kind.cjk)
     backend = bert_backend({}, bert)
-    letters = sorted(_alphabet(_normal_characters(texts, backend), kind, backend))
+    counts = _normal_characters(texts, backend)
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    if kind.alphabet is not None:
+        letters = sorted(letter for letter, _ in ranked[: kind.alphabet])
+    else:
+        # coverage=0.9 and the counts a 50, b 30, c 15, d 5 → a, b, c, if at least two are kept.
+        letters = sorted(_covering(ranked, kind, lambda letter: 1 + _goes_on(letter, backend)))
     inner = ["##" + letter for letter in letters if _goes_on(letter, backend)]
     characters = f"{len(letters)} characters, {len(inner)} of them also within words"
     _check_size(kind.size, len(letters) + len(inner), characters, "raise size, or lower alphabet")
@@ -202,17 +193,6 @@ def _learn_word_piece(texts: Sample, kind: WordPiece, reader: Reader) -> tokeniz
     )
     backend.train_from_iterator(reader(texts), trainer)
     return bert_backend(backend.get_vocab(), bert)
-
-
-def _alphabet(counts: Counter[str], kind: WordPiece, backend: tokenizers.Tokenizer) -> list[str]:
-    """Choose the characters to keep, the most frequent first.
-
-    Example: coverage=0.9 and the counts a 50, b 30, c 15, d 5 → a, b, c, if at least two are kept.
-    """
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    if kind.alphabet is not None:
-        return [letter for letter, _ in ranked[: kind.alphabet]]
-    return _covering(ranked, kind, lambda letter: 1 + _goes_on(letter, backend))
 
 
 def _covering(
@@ -234,18 +214,18 @@ def _covering(
     return letters
 
 
-def _goes_on(letter: str, backend: tokenizers.Tokenizer) -> bool:
+def _goes_on(letter: str, backend: Backend) -> bool:
     """Return True if a word can continue with the character."""
     normal = backend.normalizer.normalize_str("a" + letter)
     return len(backend.pre_tokenizer.pre_tokenize_str(normal)) == 1
 
 
-def _learn_byte_bpe(texts: Sample, kind: ByteBPE, reader: Reader) -> tokenizers.Tokenizer:
+def _learn_byte_bpe(texts: Sample, kind: ByteBPE, reader: Reader) -> Backend:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     _check_size(
         kind.size, len(alphabet) if texts.characters else 0, f"{len(alphabet)} bytes", "raise size"
     )
-    backend = tokenizers.Tokenizer(models.BPE())
+    backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind.prefix_space)
     trainer = trainers.BpeTrainer(
         vocab_size=kind.size,
@@ -258,8 +238,8 @@ def _learn_byte_bpe(texts: Sample, kind: ByteBPE, reader: Reader) -> tokenizers.
     return backend
 
 
-def _learn_unigram(texts: Sample, kind: Unigram, reader: Reader) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(models.Unigram())
+def _learn_unigram(texts: Sample, kind: Unigram, reader: Reader) -> Backend:
+    backend = Backend(models.Unigram())
     backend.normalizer = _sentencepiece_normalizer(kind)
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
@@ -275,6 +255,7 @@ def _learn_unigram(texts: Sample, kind: Unigram, reader: Reader) -> tokenizers.T
     _check_size(
         kind.size, needed, f"{needed} characters", "raise size, or drop texts with rare characters"
     )
+    # A rare character becomes a space in training, and so unknown afterwards
     rare = dict.fromkeys(map(ord, counts.keys() - letters), " ")
     scores = _unigram_scores(backend, _without(rare, reader(texts), kind), kind, kind.size)
     # The trainer drops rare pieces once more after it has come down to the size.
@@ -304,7 +285,7 @@ def _without(rare: dict[int, str], texts: Iterator[str], kind: Unigram) -> Itera
 
 
 def _unigram_scores(
-    backend: tokenizers.Tokenizer, texts: Iterator[str], kind: Unigram, size: int
+    backend: Backend, texts: Iterator[str], kind: Unigram, size: int
 ) -> dict[str, float]:
     """Return pieces with log probabilities: `size` with special tokens, or as many as are found."""
     trainer = trainers.UnigramTrainer(
@@ -315,11 +296,8 @@ def _unigram_scores(
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    return {
-        piece: score
-        for piece, score in json.loads(backend.to_str())["model"]["vocab"]
-        if piece not in SPECIALS
-    }
+    vocabulary = json.loads(backend.to_str())["model"]["vocab"]
+    return {piece: score for piece, score in vocabulary if piece not in SPECIALS}
 
 
 def removed_marks(texts: Iterable[str]) -> tuple[float, str]:
@@ -335,13 +313,8 @@ def removed_marks(texts: Iterable[str]) -> tuple[float, str]:
     for text in itertools.islice(texts, 1000):
         counts.update(text[:2000])
     decomposed = {letter: unicodedata.normalize("NFD", letter) for letter in counts}
-    marked = Counter(
-        {
-            letter: count
-            for letter, count in counts.items()
-            if any(unicodedata.category(mark) == "Mn" for mark in decomposed[letter])
-        }
-    )
+    categories = {x: {*map(unicodedata.category, text)} for x, text in decomposed.items()}
+    marked = Counter({x: count for x, count in counts.items() if "Mn" in categories[x]})
     letters = sum(n for x, n in counts.items() if x.isalpha() or x in marked)
     [(letter, _)] = marked.most_common(1) or [("", 0)]
     return marked.total() / max(letters, 1), letter
@@ -363,6 +336,7 @@ def _steady(scores: dict[str, float]) -> dict[str, float]:
     The trainer gives characters that no word needs the least score plus a step each, in the order
     of a hash table. Here they all get the least score.
     """
+    # The scores least, least + step, least + 2 · step … are those of unneeded characters
     least = rung = min(scores.values())
     steady = dict(scores)
     for piece in sorted((piece for piece in scores if len(piece) == 1), key=scores.__getitem__):
@@ -372,7 +346,7 @@ def _steady(scores: dict[str, float]) -> dict[str, float]:
     return {piece: round(score, _DECIMALS) for piece, score in steady.items()}
 
 
-def _normal_characters(texts: Sample, backend: tokenizers.Tokenizer) -> Counter[str]:
+def _normal_characters(texts: Sample, backend: Backend) -> Counter[str]:
     """Count the characters after BERT's normaliser, which works on single characters."""
     raw = np.zeros(0x110000, dtype=np.int64)
     for block in texts.blocks:

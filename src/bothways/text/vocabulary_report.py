@@ -21,7 +21,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from bothways.core.errors import DataError
 from bothways.core.sequence import Ids
-from bothways.text.tokenizer import Tokenizer, byte_of
+from bothways.text.tokenizer import Tokenizer, bytes_in
 from bothways.text.word_cache import bert_words
 
 _BLOCK = 256
@@ -91,6 +91,7 @@ def vocabulary_report(
     ranked = sorted(words, key=lambda word: (-words[word], word))
     spelled = _spelled(tokenizer, ranked)
     counts = np.array([words[word] for word in ranked])
+    # Characters of a word, times its occurrences
     letters = counts * np.array(list(map(len, ranked)))
     lengths = np.array(list(map(len, spelled)))
     strange = np.array([tokenizer.specials.unknown in ids for ids in spelled])
@@ -100,15 +101,11 @@ def vocabulary_report(
 
     def show(mask: NDArray[np.bool_]) -> tuple[SplitWord, ...]:
         """Return the most frequent of these words, with their tokens."""
-        indices = np.flatnonzero(mask)[:examples].tolist()
-        return tuple(
-            SplitWord(
-                ranked[i],
-                tuple(_readable_token(tokenizer, id)[1] for id in spelled[i]),
-                int(counts[i]),
-            )
-            for i in indices
-        )
+        result = list[SplitWord]()
+        for i in np.flatnonzero(mask)[:examples].tolist():
+            pieces = tuple(_readable_token(tokenizer, id)[1] for id in spelled[i])
+            result.append(SplitWord(ranked[i], pieces, int(counts[i])))
+        return tuple(result)
 
     return VocabularyReport(
         size=tokenizer.size,
@@ -137,16 +134,11 @@ def _spelled(tokenizer: Tokenizer, words: list[str]) -> list[Ids]:
     """
     marks = [id for mark in _SPACES if (id := tokenizer.id(mark)) is not None]
     spelled = tokenizer.encode([" " + word for word in words])
-    return [
+    for at, (word, ids) in enumerate(zip(words, spelled, strict=True)):
         # BERT's normaliser puts an ideograph between spaces.
-        ids[1:]
-        if len(ids) > 1
-        and ids[0] in marks
-        and len(word) == 1
-        and _CLEAN.normalize_str(word) != word
-        else ids
-        for word, ids in zip(words, spelled, strict=True)
-    ]
+        if len(word) == 1 < len(ids) and ids[0] in marks and _CLEAN.normalize_str(word) != word:
+            spelled[at] = ids[1:]
+    return spelled
 
 
 def _readable_token(tokenizer: Tokenizer, id: int) -> tuple[int, str]:
@@ -154,10 +146,9 @@ def _readable_token(tokenizer: Tokenizer, id: int) -> tuple[int, str]:
 
     Tokens of bytes are shown as the characters that they spell, ä¸Ń → 中, unless one is cut.
     """
-    token, bytes_by_character = tokenizer.token(int(id)), byte_of()
-    if tokenizer.kind != "BPE" or not all(character in bytes_by_character for character in token):
+    token = tokenizer.token(int(id))
+    if tokenizer.kind != "BPE" or (raw := bytes_in(token)) is None:
         return len(token), token
-    raw = bytes(bytes_by_character[character] for character in token)
     text = raw.decode("utf-8", "ignore").replace(" ", "Ġ")
     is_whole = text.replace("Ġ", " ").encode() == raw and text.isprintable()
     return len(text), text if is_whole else token

@@ -102,6 +102,7 @@ class PieceTable(dict[str, bytes]):
         return [b"".join(map(self.__getitem__, self._find(text))) for text in texts]
 
     def __missing__(self, piece: str) -> bytes:
+        # A text without repetition would otherwise fill the memory with its words
         self._room -= _ENTRY + 8 * len(piece)
         if self._room < 0:
             self.clear()

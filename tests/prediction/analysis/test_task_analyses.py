@@ -46,8 +46,7 @@ from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RankExample, RerankingTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.tagging.examples import TagExample
-from bothways.tasks.tagging.metrics import EntityCounts
-from bothways.tasks.tagging.schemes import Chunk, chunks
+from bothways.tasks.tagging.schemes import Chunk, EntityCounts, chunks
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextExample
 from toy_folder import VOCABULARY, make_examples, make_tokenizer

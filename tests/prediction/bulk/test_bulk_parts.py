@@ -381,7 +381,7 @@ def test_a_data_set_of_the_hub_is_read_in_one_revision(model: str, tmp_path: Pat
     named = replace(asked, files=(f"{name}@main",))
     assert predict_files(named, out).again == len(before)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bothways.data.hub_rows.HubData.rows", lambda _: 1 / 0)
+        patch.setattr("bothways.data.tables.HubData.rows", lambda _: 1 / 0)
         patch.setattr("bothways.prediction.bulk.run._first_part", lambda *_: None)
         assert predict_files(asked, out, progress=heard).again == 5, "what is finished is not read"
     assert [row["id"] for row in lines(out)] == [*range(9)]

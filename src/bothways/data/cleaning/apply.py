@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from bothways.data.cleaning.batch import TextBatch
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning.line_rules import remove_lines
-from bothways.data.cleaning.near_duplicates import NearDuplicates, SignedTexts, sign_texts
+from bothways.data.cleaning.near_duplicates import SignedTexts, sign_texts
 from bothways.data.cleaning.shingles import ShingleTable
 
 BATCH_CHARACTERS = 2**19
@@ -50,7 +50,13 @@ def clean_texts(
         cleaning: the steps.
         split: returns the sentences of a text in a language.
     """
-    cut, removed = _cut(texts, cleaning)
+    line_rules, cut = list(cleaning.line_rules.values()), list[str]()
+    removed = np.zeros((len(line_rules), 2), dtype=np.int64)
+    for text in texts:
+        cleaned, lines = remove_lines(text, line_rules)
+        cut.append(cleaned)
+        for number, line in lines:
+            removed[number] += (1, len(line.encode()))
     fates = np.zeros(len(texts), dtype=np.uint8)
     batches = list(_batches(cut))
     for batch in batches:
@@ -61,30 +67,15 @@ def clean_texts(
     signed = None
     if cleaning.near_duplicates:
         staying = ["" if fate else text for text, fate in zip(cut, fates, strict=True)]
-        signed = _sign([staying[batch] for batch in batches], cleaning.near_duplicates)
+        signatures = [sign_texts([], cleaning.near_duplicates)]
+        signatures += [sign_texts(staying[batch], cleaning.near_duplicates) for batch in batches]
+        shingles = ShingleTable(
+            np.concatenate([batch.shingles.values for batch in signatures]),
+            np.cumsum(np.concatenate([[0], *(batch.shingles.counts for batch in signatures)])),
+        )
+        values = np.concatenate([batch.signatures for batch in signatures])
+        signed = SignedTexts(shingles, values)
     return CleanedTexts(cut, fates, removed, signed)
-
-
-def _cut(texts: Sequence[str], cleaning: Cleaning) -> tuple[list[str], NDArray[np.int64]]:
-    """Apply the rules for lines; return the texts, and the lines and bytes that each removed."""
-    rules, cut = list(cleaning.line_rules.values()), list[str]()
-    counts = np.zeros((len(rules), 2), dtype=np.int64)
-    for text in texts:
-        cleaned, removed = remove_lines(text, rules)
-        cut.append(cleaned)
-        for rule, line in removed:
-            counts[rule] += (1, len(line.encode()))
-    return cut, counts
-
-
-def _sign(batches: Iterable[Sequence[str]], settings: NearDuplicates) -> SignedTexts:
-    """Return the shingles and signatures of parts of texts, one after the other."""
-    signed = [sign_texts([], settings), *(sign_texts(batch, settings) for batch in batches)]
-    shingles = ShingleTable(
-        np.concatenate([batch.shingles.values for batch in signed]),
-        np.cumsum(np.concatenate([[0], *(batch.shingles.counts for batch in signed)])),
-    )
-    return SignedTexts(shingles, np.concatenate([batch.signatures for batch in signed]))
 
 
 def _batches(texts: Sequence[str]) -> Iterator[slice]:

@@ -137,12 +137,8 @@ def find_near_duplicates(
     for number, document in enumerate(table.documents):
         buckets = table.buckets[table.edges[number] : table.edges[number + 1]]
         begins = table.starts[buckets]
-        candidates = np.concatenate(
-            [
-                members[start : start + count]
-                for start, count in zip(begins, filled[buckets], strict=True)
-            ]
-        )
+        ranges = zip(begins, filled[buckets], strict=True)
+        candidates = np.concatenate([members[start : start + count] for start, count in ranges])
         if _repeats(int(document), np.unique(candidates), texts, settings):
             documents.append(document)
         else:
@@ -155,10 +151,7 @@ def find_near_duplicates(
 
 
 def _repeats(
-    document: int,
-    candidates: NDArray[np.int64],
-    texts: SignedTexts,
-    settings: NearDuplicates,
+    document: int, candidates: NDArray[np.int64], texts: SignedTexts, settings: NearDuplicates
 ) -> bool:
     """Return True if a candidate is similar; those of high estimates are tried first."""
     estimates = (texts.signatures[candidates] == texts.signatures[document]).mean(axis=1)

@@ -89,7 +89,11 @@ def find_words(texts: Sequence[str], *, letters: bool = False) -> WordTable:
     joint = inside[1:] & inside[:-1] & ~single[1:] & ~single[:-1]
     begins = np.flatnonzero(inside[1:] & ~joint)
     ends = np.flatnonzero(inside[:-1] & ~joint)  # classes[i + 1] is that of character i
-    lexical = _lexical(classes, begins, ends)
+    # False for punctuation that touches other text.
+    spaces = (classes & SPACE) != 0
+    space_after = np.append(spaces[1:], True)
+    apart: NDArray[np.bool_] = spaces[begins] & space_after[ends]
+    lexical = apart | (_count(classes, WORD, begins, ends) > 0)
     begins, ends = begins[lexical], ends[lexical]
     edges = np.cumsum([0, *(len(text) + 1 for text in texts)])
     return WordTable(
@@ -107,16 +111,6 @@ def count_words(text: str) -> int:
     if text.isascii():
         return len(text.split())
     return len(find_words([text]).begins)
-
-
-def _lexical(
-    classes: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Return False for punctuation that touches other text."""
-    spaces = (classes & SPACE) != 0
-    space_after = np.append(spaces[1:], True)
-    apart: NDArray[np.bool_] = spaces[begins] & space_after[ends]
-    return apart | (_count(classes, WORD, begins, ends) > 0)
 
 
 def _count(

@@ -4,24 +4,32 @@ The rows of tokens that both vocabularies have are copied to the bit. A new toke
 mean of the rows of the pieces that it was split into. Everything with a row for each token changes
 alike: the token embedding, the bias of the masked LM head and output matrices of their own. The
 weights that two models share, as ELECTRA's, stay equal.
+
+WordPiece and Unigram get a word as an entry of their model, so that it is found where words are
+looked up: WordPiece takes the longest entry, and Unigram's new entry has a higher score than the
+pieces that it replaces. Byte-level BPE has no entry without merges, which would change other words;
+it gets an added token that matches whole words only.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import tokenizers
 import torch
 from torch import Tensor
 
 from bothways.core.atomic_files import check_not_input, replace_text
-from bothways.core.errors import FolderError, TokenizerError
+from bothways.core.errors import ConfigError, FolderError, TokenizerError
 from bothways.core.json_reader import read_utf8
 from bothways.core.progress import SILENT, Progress
+from bothways.core.terminal import listed
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.sentence_transformers import kept_files
@@ -29,9 +37,8 @@ from bothways.model.config import EncoderConfig, with_vocabulary
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer import Tokenizer, byte_of, bytes_in, is_spaceless
 from bothways.text.tokenizer_files import FILES
-from bothways.text.vocabulary_change import Form, form_of, pieces_of, with_words
 
 TABLE = "vocabulary.tsv"
 """The file in the new folder with the fate of each row."""
@@ -79,10 +86,7 @@ class VocabularyChange:
 
 
 def convert_vocabulary(
-    source: str | Path,
-    out: str | Path,
-    vocabulary: str | Path,
-    progress: Progress = SILENT,
+    source: str | Path, out: str | Path, vocabulary: str | Path, progress: Progress = SILENT
 ) -> VocabularyChange:
     """Save a model with another vocabulary; return what became of each row.
 
@@ -117,16 +121,12 @@ def convert_vocabulary(
             f"{loaded.folder.name} with another vocabulary, by `bothways convert --vocabulary`. "
             f"Rows: {counts}. Continue its pre-training before using it."
         )
+        card = Card(f"{loaded.folder.name}, another vocabulary", summary)
+        files = kept_files(loaded.folder, model)
         save_model(
-            target / role,
-            model,
-            change.new,
-            labels=loaded.labels,
-            problem=loaded.problem,
-            card=Card(f"{loaded.folder.name}, another vocabulary", summary),
-            extra=loaded.extra,
-            extra_files=kept_files(loaded.folder, model),
-        )
+            target / role, model, change.new, labels=loaded.labels, problem=loaded.problem,
+            card=card, extra=loaded.extra, extra_files=files,
+        )  # fmt: skip
         table = change.table()
         replace_text(target / role / TABLE, table)
     assert change is not None
@@ -192,27 +192,19 @@ def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
         size = max(size, model.config.vocab)
     config = with_vocabulary(model.config, size, change.new.specials.pad)
     state = dict(model.state_dict())
-    for name in _by_token(model):
-        state[name] = _rows(state[name], change, size, seed)
+    # A model with one token more shows which tensors have a row for each token.
+    larger_config = with_vocabulary(model.config, model.config.vocab + 1, model.config.pad)
+    with without_weights():
+        larger = Model(larger_config, model.specification).state_dict()
+    for name, tensor in model.state_dict().items():
+        if tensor.shape != larger[name].shape:
+            state[name] = _rows(tensor, change, size, seed)
     _shift_positions(state, model.config, config)
     with without_weights():
         result = Model(config, model.specification)
     result.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
     result.kept = model.kept
     return result.eval()
-
-
-def _by_token(model: Model) -> list[str]:
-    """Return the names of the tensors with a row for each token: those that grow with it."""
-    # A model with one token more shows which tensors have a row for each token.
-    size = model.config.vocab + 1
-    with without_weights():
-        larger = Model(
-            with_vocabulary(model.config, size, model.config.pad), model.specification
-        ).state_dict()
-    return [
-        name for name, tensor in model.state_dict().items() if tensor.shape != larger[name].shape
-    ]
 
 
 def _rows(old: Tensor, change: VocabularyChange, size: int, seed: int) -> Tensor:
@@ -248,3 +240,123 @@ def _shift_positions(state: dict[str, Tensor], old: EncoderConfig, new: EncoderC
         leading = rows.new_zeros(new_position.offset, rows.shape[1])
         leading[: len(unused)] = unused[: new_position.offset]
         state[name] = torch.cat([leading, rows])
+
+
+_PREFERRED = 1e-3
+"""The score of a new Unigram entry above the sum of its pieces' scores."""
+
+
+class Form(NamedTuple):
+    """A token without the marks of its vocabulary."""
+
+    text: str
+    begins: bool
+    """True at the beginning of a word: "the", "Ġthe" and "▁the", not "##the"."""
+
+
+def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
+    """Return the tokenizer with words appended to the vocabulary; known ones are skipped.
+
+    Raises:
+        ConfigError: a word consists of several words for this tokenizer.
+        TokenizerError: no word is new.
+    """
+    tokens = _new_tokens(tokenizer, words)
+    spec: dict[str, Any] = json.loads(tokenizer.backend.to_str())
+    next_id = tokenizer.size
+    vocabulary = spec["model"]["vocab"]
+    match tokenizer.kind:
+        case "WordPiece":
+            vocabulary |= {token: next_id + n for n, token in enumerate(tokens)}
+        case "Unigram" if len(vocabulary) == next_id:
+            scores = dict(map(tuple, vocabulary))
+            lowest, split = min(scores.values()), tokenizer.backend.model.tokenize
+            for token in tokens:
+                score = sum(scores.get(piece.value, lowest) for piece in split(token))
+                vocabulary.append([token, score + _PREFERRED])
+        case _:
+            backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+            for word in tokens:
+                flags = {"single_word": not is_spaceless(word), "lstrip": True, "normalized": False}
+                backend.add_tokens([tokenizers.AddedToken(word, **flags)])
+            return Tokenizer(backend, tokenizer.specials, tokenizer.flat, tokenizer.words)
+    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    return Tokenizer(backend, tokenizer.specials, tokenizer.flat, tokenizer.words)
+
+
+def form_of(tokenizer: Tokenizer, token: str) -> Form | None:
+    """Return a token without marks; None for special tokens and parts of characters."""
+    id = tokenizer.id(token)
+    if id is None or tokenizer.special[id] or id == tokenizer.specials.unknown:
+        return None
+    added = tokenizer.backend.get_added_tokens_decoder().values()
+    if token in {added_token.content for added_token in added}:
+        return Form(token, not is_spaceless(token))
+    match tokenizer.kind:
+        case "BPE" if (raw := bytes_in(token)) is not None:
+            text = raw.decode("utf-8", "ignore")
+            return Form(text.lstrip(" "), text.startswith(" ")) if text.encode() == raw else None
+        case "WordPiece":
+            return Form(token.removeprefix("##"), not token.startswith("##"))
+        case _:
+            return Form(token.removeprefix("▁"), token.startswith("▁"))
+
+
+def pieces_of(tokenizer: Tokenizer, form: Form) -> list[int]:
+    """Return the ids that a vocabulary has for a form, without unknown ones.
+
+    Example: "anfield" in BERT's vocabulary → those of an, ##field.
+    """
+    normalizer = tokenizer.backend.normalizer
+    text = form.text if normalizer is None else normalizer.normalize_str(form.text)
+    text = text.strip().strip("▁")
+    match tokenizer.kind:
+        case "BPE":
+            characters = {byte: character for character, byte in byte_of().items()}
+            raw = (" " if form.begins else "") + text
+            marked = "".join(characters[byte] for byte in raw.encode())
+        case "WordPiece":
+            marked = text if form.begins else f"##{text}"
+        case _:
+            marked = ("▁" if form.begins else "") + text
+    if not text:
+        return []
+    ids = [token.id for token in tokenizer.backend.model.tokenize(marked)]
+    return [id for id in ids if id != tokenizer.specials.unknown]
+
+
+def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
+    """Return words as entries of the vocabulary, without those that it has."""
+    tokens, several, backend = dict[str, None](), list[str](), tokenizer.backend
+    for word in words:
+        if tokenizer.kind == "BPE":
+            pieces = word.split()
+        else:
+            plain = word if backend.normalizer is None else backend.normalizer.normalize_str(word)
+            cut = backend.pre_tokenizer
+            pieces = [plain] if cut is None else [piece for piece, _ in cut.pre_tokenize_str(plain)]
+            if tokenizer.kind == "Unigram" and is_spaceless(word):
+                pieces = [piece.removeprefix("▁") for piece in pieces]
+        if len(pieces) != 1:
+            several.append(word)
+        elif tokenizer.kind != "BPE" and tokenizer.id(pieces[0]) is None:
+            tokens[pieces[0]] = None
+        elif tokenizer.kind == "BPE" and len(tokenizer.encode(" " + word)) > 1:
+            tokens[word] = None
+    if several:
+        spaced = [word for word in several if len(word.split()) > 1]
+        message = f"several words on a line: {listed(list(map(repr, spaced)))}"
+        fix = "Give one word a line: a vocabulary holds no white space."
+        if not spaced:
+            message = (
+                f"for this tokenizer these are several words: {listed(list(map(repr, several)))}"
+            )
+            fix = (
+                "Leave them out: it divides text at punctuation marks and, if it is BERT's, "
+                "between Chinese characters, before it looks up words."
+            )
+        raise ConfigError(message, where="vocabulary", fix=fix)
+    if not tokens:
+        message = f"the vocabulary already has every word: {listed(list(map(repr, words)))}"
+        raise TokenizerError(message, where="vocabulary", fix="Give words that it splits.")
+    return list(tokens)

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bothways.core.errors import DataError
-from bothways.data.hub_rows import HUB
-from bothways.data.tables import open_table
+from bothways.data.tables import HUB, open_table
 from bothways.data.text_io import read_lines
 from bothways.lab.paper import experiment, published
 from bothways.tasks.catalogue import TASKS

@@ -28,12 +28,11 @@ from bothways.tasks import metrics
 from bothways.tasks import predictions as p
 from bothways.tasks.base import Metrics
 from bothways.tasks.choice.task import ChoiceExample
-from bothways.tasks.metrics import TINY, Confusion, sigmoid
+from bothways.tasks.metrics import TINY, Confusion, Rankings, ndcg, sigmoid
 from bothways.tasks.multilabel.task import LEAST, MultilabelExample, constant_labels
 from bothways.tasks.predictions import AnswerPrediction, RankPrediction, TagPrediction
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.metrics import grade_answer
-from bothways.tasks.reranking.metrics import Rankings, ndcg
 from bothways.tasks.reranking.task import RankExample
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import Chunk, chunks

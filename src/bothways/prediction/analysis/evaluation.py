@@ -49,10 +49,10 @@ from bothways.tasks.base import (
     TaskModel,
     hashed,
 )
-from bothways.tasks.likelihood.minimal_pairs import MinimalPairTask
+from bothways.tasks.likelihood.task import MinimalPairTask
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding import task as embedding
-from bothways.tasks.sentence_embedding.sts import Agreement, Correlation, gold_score
+from bothways.tasks.sentence_embedding.metrics import Agreement, Correlation, gold_score
 from bothways.tasks.text_task import TextColumns, TextExample, example_of
 
 MAX_LOSS = 0.5

@@ -39,7 +39,7 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError, Resource
 from bothways.core.folder_lock import LOCK, OWNER
 from bothways.core.json_reader import read_object
 from bothways.data.documents import Origin, check_versions, origin_of
-from bothways.data.hub_rows import HUB, without_revision
+from bothways.data.tables import HUB, without_revision
 from bothways.data.text_io import STANDARD_INPUT, STDIN, file_at, read_lines, standard_input
 from bothways.prediction.bulk.parts import BulkRequest, PartFormat, PartJob, PartMarker, PartResult
 

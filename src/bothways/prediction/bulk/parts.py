@@ -22,8 +22,7 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.config.tree import nest
 from bothways.core.errors import BothwaysError, ConfigError, DataError, optional
 from bothways.core.paths import is_url, local_path
-from bothways.data.hub_rows import HUB, without_revision
-from bothways.data.tables import RowError
+from bothways.data.tables import HUB, RowError, without_revision
 from bothways.data.text_io import file_at, is_stream, matching_files
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction import engine

@@ -25,7 +25,7 @@ from bothways.core.runtime.devices import choose_device, resolve_precision
 from bothways.core.runtime.limits import usable_cores
 from bothways.core.terminal import quantity
 from bothways.data.documents import check_origin
-from bothways.data.hub_rows import HUB
+from bothways.data.tables import HUB
 from bothways.data.text_io import file_at, is_stream
 from bothways.prediction.bulk.folder import (
     BEGUN,

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -104,6 +104,7 @@ class Chooser(base.TaskModel[ChoiceExample, ChoicePrediction]):
 
     def outputs(self, batch: Batch) -> list[base.Output]:
         """Return the scores of each question `(its choices)`."""
+        # Questions of 2, 3 and 2 choices end at 2, 5 and 7
         ends = _targets(batch)[0].cpu().numpy().cumsum()
         return np.split(self.scores(batch).float().cpu().numpy(), ends[:-1])
 
@@ -124,13 +125,13 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
         columns: the columns of contexts, endings and labels.
     """
 
-    aliases: ClassVar[Many[str]] = ("multiple-choice",)
-    model_class: ClassVar[type[Chooser]] = Chooser
-    metric: ClassVar[str] = "accuracy"
-    metrics: ClassVar[Mapping[str, base.Direction]] = {"accuracy": "highest", "loss": "lowest"}
-    window: ClassVar[int] = 1024
+    aliases = "multiple-choice"
+    model_class = Chooser
+    metric = "accuracy"
+    metrics = base.directions("accuracy", lowest="loss")
+    window = 1024
 
-    column_table: ClassVar[Many[Column]] = TABLE
+    column_table = TABLE
 
     columns: ChoiceColumns = ChoiceColumns()
     kind: Literal["choice"] = "choice"
@@ -157,11 +158,9 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
 
     def check(self, train: Many[ChoiceExample], dev: Many[ChoiceExample]) -> list[Finding]:
         examples = [*train, *dev]
-        outside = [
-            f"{e.where} ({e.label} of {len(e.endings)})"
-            for e in examples
-            if e.label is not None and not 0 <= e.label < len(e.endings)
-        ]
+        labelled = [(e, e.label) for e in examples if e.label is not None]
+        places = ((e.where, label, len(e.endings)) for e, label in labelled)
+        outside = [f"{at} ({label} of {n})" for at, label, n in places if not 0 <= label < n]
         short = {"example(s) has|have fewer than two endings": lambda e: len(e.endings) < 2}
         double = {
             "example(s) has|have the same ending twice": lambda e: (
@@ -199,12 +198,15 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
         ]
 
     def score(
-        self, results: Iterable[tuple[ChoiceExample, ChoicePrediction]], labels: Many[str]
+        self, results: base.Results[ChoiceExample, ChoicePrediction], labels: Many[str]
     ) -> base.Metrics:
         """Return accuracy and mean cross-entropy ("loss", in nats)."""
         count, correct, loss = 0, 0, 0.0
         for example, prediction in results:
-            label = _known(example)
+            label, endings = base.required(example.label, example.where), len(example.endings)
+            if not 0 <= label < endings:
+                message = f"label {label} is out of range for {endings} endings"
+                raise DataError(message, where=example.where, fix=_FIX)
             count, correct = count + 1, correct + int(prediction.index == label)
             loss += negative_log(prediction.probabilities[label])
         if not count:
@@ -250,15 +252,6 @@ def _encode(
     )
     tokens = len(context) * len(endings) + sum(map(len, endings))
     return base.EncodedExample((sequence,), tokens, tokens - kept_tokens)
-
-
-def _known(example: ChoiceExample) -> int:
-    if example.label is None:
-        raise base.unlabelled(example.where)
-    if not 0 <= example.label < len(example.endings):
-        message = f"label {example.label} is out of range for {len(example.endings)} endings"
-        raise DataError(message, where=example.where, fix=_FIX)
-    return example.label
 
 
 def _targets(batch: Batch) -> tuple[Tensor, Tensor]:

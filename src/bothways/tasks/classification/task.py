@@ -18,7 +18,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.advice import argument
@@ -27,7 +26,6 @@ from bothways.core.config.checks import require_probability, require_share
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
-from bothways.model.heads import Head, LabelHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.losses import weighted_cross_entropy
@@ -36,10 +34,10 @@ from bothways.tasks.columns import unlabelled_marks
 from bothways.tasks.metrics import Confusion, classification_metrics, negative_log
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_task import (
+    LabelModel,
     LongTextTask,
     TextExample,
     averaged,
-    encode_texts,
     in_order,
     label_names,
     targets_of,
@@ -52,14 +50,7 @@ MANY = 20
 _FRACTION = re.compile(r"-?\d+\.\d+")
 
 
-class LabelReader(base.TaskModel[TextExample, ClassPrediction]):
-    """A task on the head "labels"; see `TaskModel`."""
-
-    def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
-        return self.model.read("labels", batch)
-
-
-class TextClassifier(LabelReader):
+class TextClassifier(LabelModel[TextExample, ClassPrediction]):
     """A classification task with a model that has the head "labels"; see `TaskModel`.
 
     Raises:
@@ -132,16 +123,11 @@ class ClassScores:
 
     def directions(self, labels: Many[str]) -> Mapping[str, base.Direction]:
         """Return accuracy, F1, Matthews correlation and loss."""
-        rules: dict[str, base.Direction] = {
-            "accuracy": "highest",
-            "f1_macro": "highest",
-            "mcc": "highest",
-            "loss": "lowest",
-        }
-        return rules | {"f1": "highest"} if len(labels) == 2 else rules
+        of_two = ("f1",) * (len(labels) == 2)
+        return base.directions("accuracy", "f1_macro", "mcc", *of_two, lowest="loss")
 
     def score(
-        self, results: Iterable[tuple[TextExample, ClassPrediction]], labels: Many[str]
+        self, results: base.Results[TextExample, ClassPrediction], labels: Many[str]
     ) -> base.Metrics:
         """Return accuracy, F1, Matthews correlation and mean cross-entropy ("loss", in nats).
 
@@ -153,10 +139,9 @@ class ClassScores:
         confusion, loss = Confusion(len(index)), 0.0
         covered, right, held, size, conformal = 0, 0, 0, 0, False
         for example, prediction in results:
-            if example.label is None:
-                raise base.unlabelled(example.where)
+            label = base.required(example.label, example.where)
             confusion.pairs[_index(example, index), prediction.index] += 1
-            loss += negative_log(prediction.probabilities[example.label])
+            loss += negative_log(prediction.probabilities[label])
             covered += prediction.label is not None
             right += prediction.label == example.label
             conformal = prediction.label_set is not None
@@ -191,16 +176,8 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             as guaranteed; `bothways calibrate` chooses it. None for no sets.
     """
 
-    aliases: ClassVar[Many[str]] = (
-        "binary",
-        "classification",
-        "intent",
-        "nli",
-        "sentiment",
-        "sentiment-analysis",
-        "text-classification",
-    )
-    model_class: ClassVar[type[TextClassifier]] = TextClassifier
+    aliases = "binary classification intent nli sentiment sentiment-analysis text-classification"
+    model_class = TextClassifier
 
     smoothing: float = 0.0
     weighting: Literal["equal", "balanced"] | tuple[float, ...] = "equal"
@@ -227,9 +204,6 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
     def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
         return label_names(examples)
 
-    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        return (LabelHead(max(1, len(labels)), dropout),)
-
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         labels = {e.label for e in (*train, *dev) if e.label is not None}
         marks = unlabelled_marks(labels)
@@ -244,14 +218,8 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             *_check_balance(train),
         ]
 
-    def encode(
-        self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[base.EncodedExample]:
-        index = {label: position for position, label in enumerate(labels)}
-        targets = [
-            LabelTargets(np.array([_index(example, index)], dtype=np.int64)) for example in examples
-        ]
-        return encode_texts(examples, targets, tokenizer, self.fit(length))
+    def target(self, example: TextExample, index: Mapping[str, int]) -> LabelTargets:
+        return LabelTargets(np.array([_index(example, index)], dtype=np.int64))
 
     def baseline(self, examples: Many[TextExample]) -> base.Metrics:
         """Return the metrics of the most frequent class.
@@ -264,6 +232,7 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
         confusion = Confusion(
             len(index), ((_index(example, index), index[top]) for example in examples)
         )
+        # The best constant probabilities are the frequencies: the loss is their entropy
         total = counts.total()
         loss = -sum(math.log(counts[example.label] / total) for example in examples)
         plain = self.smoothing == 0 and self.weighting == "equal"

@@ -9,7 +9,6 @@ pairs of a text are sequences of one example, so they are packed and computed to
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -21,14 +20,14 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.model.heads import Head, LabelHead
 from bothways.model.model import Model
 from bothways.tasks import base
-from bothways.tasks.classification.task import ClassScores, LabelReader
+from bothways.tasks.classification.task import ClassScores
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.text_task import TextColumns, TextExample, TextTask
+from bothways.tasks.text_task import LabelModel, TextColumns, TextExample, TextTask
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
 
-class EntailmentClassifier(LabelReader):
+class EntailmentClassifier(LabelModel[TextExample, ClassPrediction]):
     """Candidates with a model that has outputs for entailment; see `TaskModel`.
 
     Raises:
@@ -88,8 +87,8 @@ class ZeroShotTask(ClassScores, TextTask[ClassPrediction]):
         abstain: the probability below which a prediction has no label.
     """
 
-    aliases: ClassVar[Many[str]] = ("zero-shot-classification",)
-    model_class: ClassVar[type[EntailmentClassifier]] = EntailmentClassifier
+    aliases = "zero-shot-classification"
+    model_class = EntailmentClassifier
     window: ClassVar[int] = 256
 
     candidates: tuple[str, ...] = ()
@@ -155,7 +154,7 @@ class ZeroShotTask(ClassScores, TextTask[ClassPrediction]):
         return results
 
     def score(
-        self, results: Iterable[tuple[TextExample, ClassPrediction]], labels: Many[str]
+        self, results: base.Results[TextExample, ClassPrediction], labels: Many[str]
     ) -> base.Metrics:
         """Return the metrics of classification; `labels` are the model's, not the candidates."""
         return super().score(results, self.candidates)

@@ -10,14 +10,21 @@ head is computed at the predicted token only. A text longer than the model's inp
 pieces, one after the other and each by itself, so that no token is dropped. The pseudo-perplexity
 of several texts is exp(−ΣPLL / Σtokens); special tokens are visible but not predicted, and do not
 count.
+
+The texts of a minimal pair differ in one point of grammar, and the first is right, as in BLiMP
+(Warstadt et al. 2020). A model is right if the log-likelihood of the first text is higher: for a
+masked language model the pseudo-log-likelihood (Salazar et al. 2020), for one that reads left to
+right the sum of log p(token | tokens before it). No label and no training is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import dataclasses
+import math
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,14 +32,21 @@ from numpy.typing import NDArray
 from typing_extensions import assert_never
 
 from bothways.core.advice import argument
-from bothways.core.batch import Batch, TokenTargets
+from bothways.core.batch import Batch, TokenTargets, next_tokens
 from bothways.core.errors import DataError
 from bothways.core.loss import perplexity
 from bothways.core.sequence import Sequence
+from bothways.model.heads import Head, MaskedHead, NextTokenHead
 from bothways.tasks import base
-from bothways.tasks.predictions import LikelihoodPrediction
-from bothways.tasks.text_task import TextExample
-from bothways.tasks.zero_shot import ROWS, MaskedTask, vocabulary_logits
+from bothways.tasks.predictions import LikelihoodPrediction, PreferencePrediction
+from bothways.tasks.text_task import (
+    ROWS,
+    EncodedTexts,
+    MaskedTask,
+    TextColumns,
+    TextExample,
+    vocabulary_logits,
+)
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
 
@@ -46,17 +60,14 @@ class MaskedScorer(base.TaskModel[TextExample, base.P]):
         index, truth = torch.as_tensor(targets.index), torch.as_tensor(targets.ids)
         owners = batch.layout.sequence_ids[index]
         counts = torch.bincount(owners, minlength=batch.layout.sequences)
+        # Of the masked tokens of a sequence, the first is the one that is predicted
         first = counts.cumsum(0) - counts
         ids = batch.ids.index_fill(0, index, self.tokenizer.specials.mask)
         masked = Batch(ids, batch.segments, batch.layout)
         logits = vocabulary_logits(self.model, masked, index[first])
-        logs = torch.cat(
-            [
-                chunk.log_softmax(-1).gather(1, wanted[:, None])
-                for chunk, wanted in zip(logits, torch.split(truth[first], ROWS), strict=True)
-            ]
-        )
-        return list(logs.cpu().numpy())
+        pairs = zip(logits, torch.split(truth[first], ROWS), strict=True)
+        logs = [chunk.log_softmax(-1).gather(1, ids[:, None]) for chunk, ids in pairs]
+        return list(torch.cat(logs).cpu().numpy())
 
 
 class LikelihoodScorer(MaskedScorer[LikelihoodPrediction]):
@@ -79,11 +90,11 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
         variant: what is masked with a token: nothing else, or the rest of its word too.
     """
 
-    aliases: ClassVar[Many[str]] = ("perplexity", "pll")
-    model_class: ClassVar[type[base.TaskModel[Any, Any]]] = LikelihoodScorer
-    metric: ClassVar[str] = "pseudo_perplexity"
-    metrics: ClassVar[Mapping[str, base.Direction]] = {"pseudo_perplexity": "lowest"}
-    window: ClassVar[int] = 256
+    aliases = "perplexity pll"
+    model_class = LikelihoodScorer
+    metric = "pseudo_perplexity"
+    metrics = base.directions(lowest="pseudo_perplexity")
+    window = 256
 
     variant: Literal["original", "word_l2r"] = "original"
     kind: Literal["likelihood"] = "likelihood"
@@ -97,10 +108,8 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
             DataError: a text has a mask, whose token is unknown.
         """
         texts = tokenizer.encode_with_offsets([example.text for example in examples])
-        return [
-            self._encode(example, text, tokenizer, length)
-            for example, text in zip(examples, texts, strict=True)
-        ]
+        pairs = zip(examples, texts, strict=True)
+        return [self._encode(example, text, tokenizer, length) for example, text in pairs]
 
     def _encode(
         self, example: TextExample, text: Encoded, tokenizer: Tokenizer, length: int
@@ -133,6 +142,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
             case "original":
                 stops = starts + 1
             case "word_l2r":
+                # In "un ##happi ##ness", "##happi" is predicted with "##ness" masked, too
                 stops = np.searchsorted(words, words, side="right") + first
             case _:
                 assert_never(self.variant)
@@ -140,7 +150,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
         return [np.arange(start, stop, dtype=np.int64) for start, stop in pairs]
 
     def score(
-        self, results: Iterable[tuple[TextExample, LikelihoodPrediction]], labels: Many[str]
+        self, results: base.Results[TextExample, LikelihoodPrediction], labels: Many[str]
     ) -> base.Metrics:
         """Return "pseudo_perplexity" of all texts, their "pll" in nats, and counts."""
         texts, tokens, total = 0, 0, 0.0
@@ -157,3 +167,109 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     ) -> float:
         """Return the mean log probability of a token."""
         return prediction.log_likelihood / max(1, len(prediction.tokens))
+
+
+class PairScorer(MaskedScorer[PreferencePrediction]):
+    """Minimal pairs with a model that has the head of the task's variant; see `TaskModel`."""
+
+    def outputs(self, batch: Batch) -> list[base.Output]:
+        """Return for each sequence `(1)` the log-likelihood, or that of its masked token."""
+        if "masked" in batch.targets:
+            return super().outputs(batch)
+        hidden = self.model.encoder(batch)
+        sums = torch.zeros(batch.layout.sequences, dtype=torch.float64, device=batch.ids.device)
+        targets = batch.target("next", TokenTargets)
+        for rows, ids in zip(
+            torch.split(torch.as_tensor(targets.index), ROWS),
+            torch.split(torch.as_tensor(targets.ids), ROWS),
+            strict=True,
+        ):
+            logits = self.model.heads["causal"](hidden.last[rows], hidden.table).float()
+            logs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].double()
+            sums.index_add_(0, batch.layout.sequence_ids[rows], logs)
+        return list(sums[:, None].float().cpu().numpy())
+
+    def decode(
+        self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
+    ) -> PreferencePrediction:
+        """Return the log-likelihoods of both texts."""
+        assert isinstance(encoded, EncodedTexts)
+        first, second = encoded.by_text([float(output[0]) for output in outputs])
+        return PreferencePrediction(math.fsum(first), math.fsum(second))
+
+
+@dataclass(frozen=True)
+class MinimalPairTask(MaskedTask[PreferencePrediction]):
+    """The choice between two texts by their log-likelihood.
+
+    Attributes:
+        variant: "original" and "word_l2r" are for masked models (`LikelihoodTask`), "causal" is for
+            models that read left to right. Without a setting it is the one for the model's head.
+    """
+
+    aliases = "blimp minimal-pairs"
+    metric = "accuracy"
+    metrics = base.directions("accuracy")
+    window = 128
+    model_class = PairScorer
+
+    variant: Literal["original", "word_l2r", "causal"] = "original"
+    kind: Literal["prefer"] = "prefer"
+
+    def fitted(self, heads: Collection[str]) -> MinimalPairTask:
+        """Return the task with the variant for the head that predicts tokens."""
+        return dataclasses.replace(self, variant="causal") if "causal" in heads else self
+
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return the head that predicts tokens."""
+        return (NextTokenHead() if self.variant == "causal" else MaskedHead(),)
+
+    def check_columns(self, columns: TextColumns, where: str) -> None:
+        """Raise a DataError for single texts."""
+        if columns.text_b is None:
+            message = f"has one text a row, {columns.text!r}; two are compared, the right one first"
+            fix = f"Name both: {argument(text='NAME', text_b='NAME')}."
+            raise DataError(message, where=where, fix=fix)
+
+    def encode(
+        self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> list[EncodedTexts]:
+        """Return the sequences of both texts; errors as `LikelihoodTask.encode`."""
+        located = ((text, e.where) for e in examples for text in (e.text, e.text_b or ""))
+        texts = [TextExample(text, where=where) for text, where in located]
+        if self.variant == "causal":
+            encoded = self._encode_texts(texts, tokenizer, length)
+        else:
+            scored = LikelihoodTask(variant=self.variant)
+            encoded = scored.encode(texts, tokenizer, labels, length)
+        return [EncodedTexts.of(pair) for pair in zip(encoded[::2], encoded[1::2], strict=True)]
+
+    def _encode_texts(
+        self, texts: Many[TextExample], tokenizer: Tokenizer, length: int
+    ) -> list[base.EncodedExample]:
+        """Return each text as a sequence, or as several if it is longer than the model reads."""
+        room = length - tokenizer.template.single
+
+        def pieces(ids: Any) -> Iterator[Sequence]:
+            """Yield the sequences of a text."""
+            for start in range(0, len(ids), room):
+                bare = assemble(ids[start : start + room], None, tokenizer.template)
+                yield dataclasses.replace(bare, targets={"next": next_tokens(bare.ids)})
+
+        encoded = tokenizer.encode([text.text for text in texts])
+        return [base.EncodedExample(tuple(pieces(ids)), len(ids), 0) for ids in encoded]
+
+    def score(
+        self, results: base.Results[TextExample, PreferencePrediction], labels: Many[str]
+    ) -> base.Metrics:
+        """Return "accuracy", the share of pairs whose first text is more likely, and "pairs"."""
+        correct = [self.grade(example, prediction, labels) for example, prediction in results]
+        if not correct:
+            raise base.nothing_to_score("pair")
+        return {"accuracy": sum(correct) / len(correct), "pairs": len(correct)}
+
+    def grade(
+        self, example: TextExample, prediction: PreferencePrediction, labels: Many[str]
+    ) -> float:
+        """Return 1 if the first text is more likely than the second, else 0."""
+        return float(prediction.first > prediction.second)

@@ -13,10 +13,9 @@ model's input is cut to a window around its masks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,10 +30,9 @@ from bothways.core.errors import ConfigError, DataError
 from bothways.core.layout import Layout
 from bothways.core.sequence import Ids, Sequence
 from bothways.model.model import Model
-from bothways.tasks.base import EncodedExample, Metrics, Output, TaskModel
+from bothways.tasks.base import EncodedExample, Metrics, Output, Results, TaskModel
 from bothways.tasks.predictions import FillPrediction, JointFilling, TokenGuess
-from bothways.tasks.text_task import TextExample
-from bothways.tasks.zero_shot import MaskedTask, vocabulary_logits
+from bothways.tasks.text_task import MaskedTask, TextExample, vocabulary_logits
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
@@ -119,13 +117,9 @@ class MaskFiller(TaskModel[TextExample, FillPrediction]):
         fillings = ids[2 * count : 3 * count].T
         totals = np.exp(output[-1].astype(np.float64))
         texts = _filled_texts(example.text, fillings, self.tokenizer)
-        return FillPrediction(
-            masks,
-            tuple(
-                JointFilling(tuple(map(name, filling)), float(p), text)
-                for filling, p, text in zip(fillings, totals, texts, strict=True)
-            ),
-        )
+        triples = zip(fillings, totals, texts, strict=True)
+        joint = (JointFilling(tuple(map(name, ids)), float(p), text) for ids, p, text in triples)
+        return FillPrediction(masks, tuple(joint))
 
 
 @dataclass(frozen=True)
@@ -136,8 +130,8 @@ class MaskFillingTask(MaskedTask[FillPrediction]):
         top: number of tokens for each mask, and of joint fillings.
     """
 
-    model_class: ClassVar[type[MaskFiller]] = MaskFiller
-    aliases: ClassVar[Many[str]] = ("fill-mask", "mask-filling", "mlm")
+    model_class = MaskFiller
+    aliases = "fill-mask mask-filling mlm"
 
     top: int = 5
     kind: Literal["fill"] = "fill"
@@ -154,14 +148,10 @@ class MaskFillingTask(MaskedTask[FillPrediction]):
             DataError: a text has no mask, or its masks are too far apart for the model.
         """
         texts = tokenizer.encode([example.text for example in examples])
-        return [
-            _encode(example, ids, tokenizer, length)
-            for example, ids in zip(examples, texts, strict=True)
-        ]
+        pairs = zip(examples, texts, strict=True)
+        return [_encode(example, ids, tokenizer, length) for example, ids in pairs]
 
-    def score(
-        self, results: Iterable[tuple[TextExample, FillPrediction]], labels: Many[str]
-    ) -> Metrics:
+    def score(self, results: Results[TextExample, FillPrediction], labels: Many[str]) -> Metrics:
         """Raise a DataError: texts with masks have no answers to compare with."""
         message = "the tokens behind the masks are unknown, so fillings cannot be scored"
         raise DataError(message, fix=f"Score whole texts: {argument(task='likelihood')}.")
@@ -187,6 +177,7 @@ def _encode(example: TextExample, ids: Ids, tokenizer: Tokenizer, length: int) -
     if last - first >= room:
         message = f"its masks span {last - first + 1} tokens, and the model reads {room} at once"
         raise DataError(message, where=example.where, fix="Shorten the text between them.")
+    # The masks in the middle of the window, as far as the text permits it
     start = max(0, min((first + last + 1 - room) // 2, len(ids) - room))
     bare = assemble(ids[start : start + room], None, tokenizer.template)
     index = (masks - start + len(tokenizer.template.before)).astype(np.int64)

@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,21 +24,20 @@ from bothways.core.batch import Batch, MultilabelTargets
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
-from bothways.model.heads import Head, LabelHead
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
 from bothways.tasks import base, text_checks
-from bothways.tasks.columns import Column, cell_of, is_absent, label_of, unlabelled_marks
+from bothways.tasks.columns import cell_of, is_absent, label_of, unlabelled_marks
 from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabel_metrics
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.tasks.text_task import (
     LABEL,
     TEXT,
+    LabelModel,
     LongTextTask,
     TextColumns,
     Texts,
     averaged,
-    encode_texts,
     in_order,
     texts_of_row,
     window_weight,
@@ -64,7 +62,10 @@ class MultilabelExample(Texts):
     where: str = "an example"
 
 
-class MultilabelClassifier(base.TaskModel[MultilabelExample, MultilabelPrediction]):
+Results = base.Results[MultilabelExample, MultilabelPrediction]
+
+
+class MultilabelClassifier(LabelModel[MultilabelExample, MultilabelPrediction]):
     """A multilabel task with a model that has the head "labels"; see `TaskModel`."""
 
     task: MultilabelTask
@@ -84,9 +85,6 @@ class MultilabelClassifier(base.TaskModel[MultilabelExample, MultilabelPredictio
         weight = window_weight(batch)[:, None]
         loss = binary_cross_entropy(scores, _labels(batch), weight)
         return {"label": replace(loss, hits=None)}
-
-    def scores(self, batch: Batch) -> Float[Tensor, "sequences labels"]:
-        return self.model.read("labels", batch)
 
     def decode(
         self, example: MultilabelExample, encoded: base.EncodedExample, outputs: Many[base.Output]
@@ -113,17 +111,12 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
             0.5.
     """
 
-    aliases: ClassVar[Many[str]] = ("multi-label", "multi-label-classification")
-    model_class: ClassVar[type[MultilabelClassifier]] = MultilabelClassifier
-    metric: ClassVar[str] = "f1_micro"
-    metrics: ClassVar[Mapping[str, base.Direction]] = {
-        "f1_micro": "highest",
-        "f1_macro": "highest",
-        "exact": "highest",
-        "loss": "lowest",
-    }
-    problem: ClassVar[Literal["multi_label_classification"]] = "multi_label_classification"
-    column_table: ClassVar[Many[Column]] = (TEXT, replace(LABEL, several=True))
+    aliases = "multi-label multi-label-classification"
+    model_class = MultilabelClassifier
+    metric = "f1_micro"
+    metrics = base.directions("f1_micro", "f1_macro", "exact", lowest="loss")
+    problem = "multi_label_classification"
+    column_table = (TEXT, replace(LABEL, several=True))
 
     separator: str = ","
     thresholds: tuple[float, ...] = ()
@@ -157,9 +150,6 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
     def stratum(self, example: MultilabelExample) -> Hashable:
         return example.labels
 
-    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        return (LabelHead(max(1, len(labels)), dropout),)
-
     def check(self, train: Many[MultilabelExample], dev: Many[MultilabelExample]) -> list[Finding]:
         marks = unlabelled_marks(label for e in (*train, *dev) for label in e.labels or ())
         train, dev = (
@@ -181,27 +171,14 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
             findings.append(Finding("labels", "warning", message))
         return [*findings, *_check_balance(train), *_check_separator(self.separator, names)]
 
-    def encode(
-        self,
-        examples: Many[MultilabelExample],
-        tokenizer: Tokenizer,
-        labels: Many[str],
-        length: int,
-    ) -> list[base.EncodedExample]:
-        index = {label: position for position, label in enumerate(labels)}
-        targets = [
-            MultilabelTargets(_held(example, index)[None].astype(np.float32))
-            for example in examples
-        ]
-        return encode_texts(examples, targets, tokenizer, self.fit(length))
+    def target(self, example: MultilabelExample, index: Mapping[str, int]) -> MultilabelTargets:
+        return MultilabelTargets(_held(example, index)[None].astype(np.float32))
 
     def limits(self, labels: Many[str]) -> NDArray[np.float64]:
         """Return the threshold of each label."""
         return np.array(self.thresholds or (EVEN,) * len(labels), dtype=np.float64)
 
-    def score(
-        self, results: Iterable[tuple[MultilabelExample, MultilabelPrediction]], labels: Many[str]
-    ) -> base.Metrics:
+    def score(self, results: Results, labels: Many[str]) -> base.Metrics:
         """Return micro and macro F1, exact matches, and the mean cross-entropy of a decision.
 
         Labels are assigned by this task's thresholds, whichever the predictions were made with.
@@ -223,7 +200,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
 
     def score_tuned(
         self,
-        results: Iterable[tuple[MultilabelExample, MultilabelPrediction]],
+        results: base.Results[MultilabelExample, MultilabelPrediction],
         labels: Many[str],
         metric: str,
     ) -> base.Metrics:
@@ -238,7 +215,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
 
     def tuned(
         self,
-        results: Iterable[tuple[MultilabelExample, MultilabelPrediction]],
+        results: base.Results[MultilabelExample, MultilabelPrediction],
         labels: Many[str],
         metric: str,
     ) -> MultilabelTask:
@@ -298,6 +275,7 @@ def constant_labels(counts: NDArray[np.int64], examples: int) -> NDArray[np.bool
         counts: number of examples with each label.
         examples: number of examples.
     """
+    # F1 of the k most frequent labels for all n examples: 2·Σ right / (k·n + Σ true)
     order = np.argsort(-counts, kind="stable")
     number = np.arange(1, len(counts) + 1)
     f1 = 2 * counts[order].cumsum() / np.maximum(1, number * examples + counts.sum())
@@ -319,8 +297,7 @@ def _held(example: MultilabelExample, index: Mapping[str, int]) -> NDArray[np.fl
 
 
 def _known(example: MultilabelExample, index: Mapping[str, int]) -> NDArray[np.bool_]:
-    if example.labels is None:
-        raise base.unlabelled(example.where, "labels")
+    base.required(example.labels, example.where, "labels")
     return _held(example, index) > 0
 
 

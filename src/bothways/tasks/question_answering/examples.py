@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bothways.core.errors import DataError
-from bothways.core.json_reader import parse_json
 from bothways.core.paths import local_path
-from bothways.data.hub_rows import HUB
-from bothways.data.text_io import file_at, read_lines, suffix_of
+from bothways.data.tables import HUB, read_json_text
+from bothways.data.text_io import file_at, suffix_of
 from bothways.tasks.base import Row
 from bothways.tasks.columns import Column, Columns, text_of
 
@@ -111,8 +110,8 @@ def read_squad(source: str, labelled: bool, unused: list[str]) -> Iterator[Quest
     """
     path, count = local_path(source), 0
     file_at(path, "Check the name; .json is read in SQuAD's form, .jsonl as rows.")
-    text = "\n".join(line for _, line in read_lines(path))
-    tree = parse_json(text, path, fix="For one object a line use the suffix .jsonl.", unique=True)
+    fix = "For one object a line use the suffix .jsonl."
+    tree = read_json_text(str(path), fix, unique=True)
     columns = QuestionColumns(answers="answers" if labelled else None)
     for where, context, rows in _paragraphs(tree, str(path), unused):
         for number, values in enumerate(rows):
@@ -188,12 +187,8 @@ def _answers(value: Any, where: str) -> Answers | None:
         case {"text": list(texts), "answer_start": list(starts)} if len(texts) == len(starts):
             pairs = list(zip(texts, starts, strict=True))
         case list():
-            pairs = [
-                (item.get("text"), item.get("answer_start", ANYWHERE))
-                if isinstance(item, dict)
-                else (item, ANYWHERE)
-                for item in value
-            ]
+            entries = (item if isinstance(item, dict) else {"text": item} for item in value)
+            pairs = [(x.get("text"), x.get("answer_start", ANYWHERE)) for x in entries]
         case _:
             raise _unknown_form(value, where)
     if not all(isinstance(text, str) and isinstance(start, int) for text, start in pairs):

@@ -59,22 +59,11 @@ class Grade:
 def grade_answer(text: str, question: Question) -> Grade:
     """Compare an answer with the right ones; "" means unanswerable."""
     if unspaced(question.context):
-        return _best(
-            [_by_characters(text, correct) for correct, _ in question.answers or (("", 0),)]
-        )
-    words = normalised(text)
-    rights = [
-        correct for correct in (normalised(correct) for correct, _ in question.answers) if correct
-    ]
-    return _best(
-        [
-            Grade(float(words == correct), _f1_of_words(words.split(), correct.split()))
-            for correct in rights or [""]
-        ]
-    )
-
-
-def _best(grades: list[Grade]) -> Grade:
+        grades = [_by_characters(text, correct) for correct, _ in question.answers or (("", 0),)]
+    else:
+        words = normalised(text)
+        rights = [*filter(None, (normalised(correct) for correct, _ in question.answers))] or [""]
+        grades = [Grade(float(words == right), _f1_of_words(words, right)) for right in rights]
     return Grade(max(grade.exact for grade in grades), max(grade.f1 for grade in grades))
 
 
@@ -82,10 +71,11 @@ def _f1(shared: int, predicted: int, correct: int) -> float:
     return 2 * shared / (predicted + correct) if shared else 0.0
 
 
-def _f1_of_words(predicted: list[str], correct: list[str]) -> float:
+def _f1_of_words(predicted: str, correct: str) -> float:
     if not predicted or not correct:
         return float(predicted == correct)
-    return _f1((Counter(predicted) & Counter(correct)).total(), len(predicted), len(correct))
+    a, b = Counter(predicted.split()), Counter(correct.split())
+    return _f1((a & b).total(), a.total(), b.total())
 
 
 def _by_characters(text: str, correct: str) -> Grade:
@@ -161,6 +151,7 @@ class AnswerScores:
             of questions with ("_has") and without an answer ("_no").
         """
         exact, f1, given_exact, given_f1, none, difference, impossible = self.columns
+        # The threshold may deny an answer that was given, so it searches among the best answers
         no, (threshold, best) = impossible > 0, best_threshold(difference, given_f1, none)
         metrics = {"em": float(exact.mean()), "f1": float(f1.mean()), "f1_best": best}
         if not no.any():

@@ -6,23 +6,32 @@ alone. A context that is too long is read in overlapping windows. Examples are `
 
 Source: google-research/bert run_squad.py for all that the paper leaves open: a window without the
 whole answer is trained to give [CLS], in SQuAD 1.1 too; the score of no answer is the minimum over
-the windows. `answer_spans` lists the differences in decoding. The answer is cut from the context at
-the characters of its tokens; Google's code searches the tokens' text among the words of the
-context, with nearly always the same result.
+the windows. The answer is cut from the context at the characters of its tokens; Google's code
+searches the tokens' text among the words of the context, with nearly always the same result.
+
+The score of a span is that of its start plus that of its end. Where windows overlap, a span counts
+in the window in which its first token has the most context. There are two differences to that code,
+and both only add spans:
+
+- That code combines the 20 best starts and the 20 best ends of a window. Here every start is
+  combined with every end within the longest answer, so the best spans are the best of all.
+- It drops a span that the window with the most context cuts in two. Here the next window counts.
 """
 
 from __future__ import annotations
 
 import itertools
+import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core.batch import Batch, SpanTargets
@@ -30,15 +39,14 @@ from bothways.core.config.checks import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.finding import Finding, places
 from bothways.core.loss import Loss
-from bothways.core.sequence import Ids, Sequence
+from bothways.core.sequence import Ids
 from bothways.data.tables import TableRow
 from bothways.model.config import Deep
 from bothways.model.heads import Head, SpanHead
 from bothways.objectives.losses import span_loss
 from bothways.tasks import base
-from bothways.tasks.columns import Column, TableTask
+from bothways.tasks.columns import TableTask
 from bothways.tasks.predictions import AnswerPrediction, AnswerSpan
-from bothways.tasks.question_answering import answer_spans
 from bothways.tasks.question_answering.examples import (
     ANYWHERE,
     TABLE,
@@ -51,7 +59,7 @@ from bothways.tasks.question_answering.examples import (
 )
 from bothways.tasks.question_answering.metrics import AnswerScores, grade_answer
 from bothways.tasks.text_checks import check_examples, check_rows, report_rows
-from bothways.tasks.windows import TextWindow, windows
+from bothways.tasks.text_task import TextWindow, windows
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
 
@@ -99,7 +107,11 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
         result = self.model.read("span", batch)
         if not isinstance(self.model.config.readout.span, Deep):
             return result
-        return result - FAR * _in_question(batch)[:, None].to(result.dtype)
+        mask = batch.global_attention_mask
+        assert mask is not None
+        # The tokens of the question and the separator after them, but not [CLS].
+        question = (torch.cat([mask[:1], mask[:-1]]) | mask) & (batch.layout.positions > 0)
+        return result - FAR * question[:, None].to(result.dtype)
 
     def outputs(self, batch: Batch) -> list[base.Output]:
         """Return the scores of each window `(its tokens, 2)`."""
@@ -112,10 +124,14 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
         """Return the best spans of all windows, and the best one or none as the answer."""
         assert isinstance(encoded, EncodedQuestion)
         of_context = [output[encoded.begin : len(output) - encoded.end] for output in outputs]
-        table = answer_spans.span_scores(of_context, encoded.windows, self.task.longest)
-        spans = _texts(
-            example.context, encoded.context, answer_spans.best_spans(table, self.task.n_best)
-        )
+        table = span_scores(of_context, encoded.windows, self.task.longest)
+        # The characters of spans of tokens with their scores; of equal texts the first.
+        distinct: dict[str, tuple[int, int, float]] = {}
+        for first, last, score in best_spans(table, self.task.n_best):
+            start, end = characters(example.context, encoded.context.offsets, first, last)
+            distinct.setdefault(example.context[start:end], (start, end, score))
+        distinct.pop("", None)
+        spans = list(distinct.values())
         return self._prediction(example, spans, min(float(output[0].sum()) for output in outputs))
 
     def _prediction(
@@ -125,6 +141,7 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
         considered = [score for _, _, score in spans]
         if self.task.threshold is not None:
             considered.append(null)
+        # A softmax over the best spans, and over no answer where a threshold permits it
         shares = np.exp(np.array(considered) - max(considered, default=0.0))
         probabilities = (shares / shares.sum()).tolist() if considered else [1.0]
         answers = tuple(
@@ -159,27 +176,17 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
             one.
     """
 
-    aliases: ClassVar[Many[str]] = (
-        "answering",
-        "extractive-qa",
-        "qa",
-        "question-answering",
-        "squad",
-    )
-    model_class: ClassVar[type[QuestionAnswerer]] = QuestionAnswerer
-    metric: ClassVar[str] = "f1_best"
-    metrics: ClassVar[Mapping[str, base.Direction]] = {
-        "f1": "highest",
-        "em": "highest",
-        "f1_best": "highest",
-    }
-    length: ClassVar[int] = 384
-    window: ClassVar[int] = 1024
+    aliases = "answering extractive-qa qa question-answering squad"
+    model_class = QuestionAnswerer
+    metric = "f1_best"
+    metrics = base.directions("f1", "em", "f1_best")
+    length = 384
+    window = 1024
     truncation_advice: ClassVar[tuple[str, str]] = (
         "Long contexts are read in windows; to read more of a question, set task.query.",
     ) * 2
 
-    column_table: ClassVar[Many[Column]] = TABLE
+    column_table = TABLE
 
     columns: QuestionColumns = QuestionColumns()
     query: int = 64
@@ -292,18 +299,15 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
             targets = SpanTargets(start, end, np.array([weight], dtype=np.float32))
             # The question is global in Longformer.
             in_question = np.arange(len(bare)) < len(template.first) + read
-            sequences.append(
-                Sequence(
-                    bare.ids, bare.segments, {"span": targets}, global_attention_mask=in_question
-                )
-            )
+            bare = replace(bare, targets={"span": targets}, global_attention_mask=in_question)
+            sequences.append(bare)
         tokens, cut = len(question) + len(context.ids), len(question) - read
         return EncodedQuestion(
             tuple(sequences), tokens, cut, context, tuple(chunks), begin, len(template.last)
         )
 
     def score(
-        self, results: Iterable[tuple[Question, AnswerPrediction]], labels: Many[str]
+        self, results: base.Results[Question, AnswerPrediction], labels: Many[str]
     ) -> base.Metrics:
         """Return exact match, F1 and more; see `AnswerScores.metrics`."""
         return _scored(results).metrics()
@@ -313,7 +317,7 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         return grade_answer(prediction.text, example).f1
 
     def tuned(
-        self, results: Iterable[tuple[Question, AnswerPrediction]], labels: Many[str], metric: str
+        self, results: base.Results[Question, AnswerPrediction], labels: Many[str], metric: str
     ) -> QuestionAnsweringTask:
         """Return the task with the threshold of the best F1, if some questions have no answer."""
         best = _scored(results).metrics().get("threshold_best")
@@ -325,14 +329,6 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         return {"f1": share, "em": share, "f1_best": share} if 0 < share < 1 else {}
 
 
-def _in_question(batch: Batch) -> Bool[Tensor, " tokens"]:
-    """Return True for the tokens of questions and the separator after them; not for [CLS]."""
-    mask = batch.global_attention_mask
-    assert mask is not None
-    preceding = torch.cat([mask[:1], mask[:-1]])
-    return (preceding | mask) & (batch.layout.positions > 0)
-
-
 def _target(example: Question, context: Encoded) -> tuple[tuple[int, int] | None, float]:
     """Return the tokens of the first answer, if any, and its weight: 0 if it cannot be learned."""
     if example.impossible:
@@ -341,9 +337,7 @@ def _target(example: Question, context: Encoded) -> tuple[tuple[int, int] | None
         bare = text.strip()
         position = located(example.context, bare, start + text.index(bare))
         span = (
-            None
-            if position is None
-            else answer_spans.covering(context.offsets, position, position + len(bare))
+            None if position is None else covering(context.offsets, position, position + len(bare))
         )
         return span, float(span is not None)
     return None, 0.0
@@ -356,19 +350,7 @@ def _positions(span: tuple[int, int] | None, chunk: TextWindow, begin: int) -> t
     return begin + span[0] - chunk.start, begin + span[1] - chunk.start
 
 
-def _texts(
-    context: str, encoded: Encoded, spans: Many[tuple[int, int, float]]
-) -> list[tuple[int, int, float]]:
-    """Return the characters of spans of tokens with their scores; of equal texts the first."""
-    distinct: dict[str, tuple[int, int, float]] = {}
-    for first, last, score in spans:
-        start, end = answer_spans.characters(context, encoded.offsets, first, last)
-        distinct.setdefault(context[start:end], (start, end, score))
-    distinct.pop("", None)
-    return list(distinct.values())
-
-
-def _scored(results: Iterable[tuple[Question, AnswerPrediction]]) -> AnswerScores:
+def _scored(results: base.Results[Question, AnswerPrediction]) -> AnswerScores:
     scores = AnswerScores()
     for example, prediction in results:
         if not example.annotated:
@@ -408,10 +390,9 @@ def _check_places(train: Many[Question]) -> list[Finding]:
 def _check_reachable(dev: Many[Question]) -> list[Finding]:
     """Report dev questions without a right answer in the context: no prediction can be exact."""
     lost = [
-        f"{example.where} ({example.answers[0][0][:40]!r})"
-        for example in dev
-        if example.answers
-        and not any(text.strip() in example.context for text, _ in example.answers)
+        f"{e.where} ({e.answers[0][0][:40]!r})"
+        for e in dev
+        if e.answers and not any(text.strip() in e.context for text, _ in e.answers)
     ]
     fault = f"of {len(dev)} dev questions has|have no answer in their context, but count"
     return report_rows("labels", lost, fault, severity="warning")
@@ -447,3 +428,79 @@ def _check_impossible(
         )
         findings.append(Finding("labels", "warning", message))
     return findings
+
+
+Offsets = NDArray[np.int64]
+Scores = NDArray[np.float32]
+
+
+def covering(offsets: Offsets, start: int, stop: int) -> tuple[int, int] | None:
+    """Return the first and the last token that share a character with `[start, stop)`, if any.
+
+    Args:
+        offsets: begin and end of each token in characters, in order `(tokens, 2)`.
+    """
+    first = int(np.searchsorted(offsets[:, 1], start, side="right"))
+    last = int(np.searchsorted(offsets[:, 0], stop, side="left")) - 1
+    return (first, last) if first <= last else None
+
+
+def characters(text: str, offsets: Offsets, first: int, last: int) -> tuple[int, int]:
+    """Return the characters of the tokens from `first` to `last`.
+
+    White space at the ends is dropped. Combining marks that the tokenizer dropped stay with their
+    letter.
+    """
+    start, stop = int(offsets[first, 0]), int(offsets[last, 1])
+    while stop < len(text) and unicodedata.category(text[stop]).startswith("M"):
+        stop += 1
+    span = text[start:stop]
+    return start + len(span) - len(span.lstrip()), stop - len(span) + len(span.rstrip())
+
+
+def span_scores(
+    scores: Many[Scores], chunks: Many[TextWindow], max_tokens: int
+) -> NDArray[np.float32]:
+    """Return the scores of all spans of a text `(tokens, longest)`.
+
+    Entry `[i, n]` is the span of the n + 1 tokens from i on; −∞ if no window holds it.
+
+    Args:
+        scores: for each window `(its tokens, 2)`: of a start and of an end.
+        chunks: the windows, which together are the whole text.
+    """
+    tokens = chunks[-1].stop
+    result = np.full((tokens, max_tokens), -np.inf, dtype=np.float32)
+    best_scores = np.full(
+        (tokens, max_tokens), -np.inf
+    )  # the context of each span in its best window
+    for score, chunk in zip(scores, chunks, strict=True):
+        size, rows = chunk.stop - chunk.start, slice(chunk.start, chunk.stop)
+        if not size:
+            continue
+        # Row i of the view is ends[i : i + longest]: the ends of all spans that begin at i.
+        ends = np.concatenate([score[:, 1], np.full(max_tokens - 1, -np.inf, dtype=np.float32)])
+        spans = np.lib.stride_tricks.sliding_window_view(ends, max_tokens)[:size] + score[:, :1]
+        # As in run_squad.py: tokens on the poorer side, and of equal ones the larger window
+        context = np.minimum(np.arange(size), np.arange(size)[::-1]) + 0.01 * size
+        better = (context[:, None] > best_scores[rows]) & (spans > -np.inf)
+        result[rows][better] = spans[better]
+        best_scores[rows] = np.where(better, context[:, None], best_scores[rows])
+    return result
+
+
+def best_spans(table: NDArray[np.float32], count: int) -> list[tuple[int, int, float]]:
+    """Return the best spans of `span_scores` as (first token, last token, score), best first.
+
+    Of equal ones, the span that begins first precedes.
+    """
+    flat, max_tokens = table.ravel(), table.shape[1]
+    positions = np.flatnonzero(flat > -np.inf)
+    if count < len(positions):
+        positions = positions[flat[positions] >= np.partition(flat[positions], -count)[-count]]
+    selected = positions[np.argsort(-flat[positions], kind="stable")][:count]
+    # A flat place i · longest + n is the span from token i to token i + n.
+    return [
+        (at // max_tokens, at // max_tokens + at % max_tokens, float(flat[at]))
+        for at in selected.tolist()
+    ]

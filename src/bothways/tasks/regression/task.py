@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from torch import Tensor
@@ -21,10 +21,9 @@ from bothways.core.batch import Batch, LabelTargets
 from bothways.core.errors import DataError
 from bothways.core.finding import Finding
 from bothways.core.loss import Loss
-from bothways.model.heads import Head, LabelHead
 from bothways.objectives.losses import squared_error
 from bothways.tasks import base, text_checks
-from bothways.tasks.columns import Column
+from bothways.tasks.columns import number_of
 from bothways.tasks.metrics import correlation
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.text_task import (
@@ -35,11 +34,9 @@ from bothways.tasks.text_task import (
     NumberModel,
     TextExample,
     averaged,
-    encode_texts,
     targets_of,
     window_weight,
 )
-from bothways.text.tokenizer import Tokenizer
 
 SCORES = ("score", "similarity", "similarity_score", "relatedness_score", "rating", *LABELS)
 """Common names of a column of scores."""
@@ -68,16 +65,12 @@ class Regressor(NumberModel[TextExample, ScorePrediction]):
 class RegressionTask(LongTextTask[ScorePrediction]):
     """A number for a text or a pair of texts."""
 
-    aliases: ClassVar[Many[str]] = ("regression", "score", "sts")
-    model_class: ClassVar[type[Regressor]] = Regressor
-    metric: ClassVar[str] = "spearman"
-    metrics: ClassVar[Mapping[str, base.Direction]] = {
-        "spearman": "highest",
-        "pearson": "highest",
-        "mse": "lowest",
-    }
-    problem: ClassVar[Literal["regression"]] = "regression"
-    column_table: ClassVar[Many[Column]] = (TEXT, replace(LABEL, names=SCORES))
+    aliases = "regression score sts"
+    model_class = Regressor
+    metric = "spearman"
+    metrics = base.directions("spearman", "pearson", lowest="mse")
+    problem = "regression"
+    column_table = (TEXT, replace(LABEL, names=SCORES))
 
     kind: Literal["regress"] = "regress"
 
@@ -89,27 +82,18 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         value = _number(example.label)
         return None if math.isnan(value) else value
 
-    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        return (LabelHead(1, dropout),)
-
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         return [
             *text_checks.check_examples(train, dev, self.texts, lambda e: e.label),
             *_check_scores(train, dev),
         ]
 
-    def encode(
-        self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[base.EncodedExample]:
-        """Encode texts as in classification.
-
-        A label that is not a number becomes an absent one: `check` and `score` refuse it.
-        """
-        scores = [np.array([_number(example.label)], dtype=np.float32) for example in examples]
-        return encode_texts(examples, list(map(LabelTargets, scores)), tokenizer, self.fit(length))
+    def target(self, example: TextExample, index: Mapping[str, int]) -> LabelTargets:
+        """Return the score, absent if it is not a number, which `check` and `score` refuse."""
+        return LabelTargets(np.array([_number(example.label)], dtype=np.float32))
 
     def score(
-        self, results: Iterable[tuple[TextExample, ScorePrediction]], labels: Many[str]
+        self, results: base.Results[TextExample, ScorePrediction], labels: Many[str]
     ) -> base.Metrics:
         """Return Pearson's and Spearman's correlation and the mean squared error.
 
@@ -136,34 +120,23 @@ class RegressionTask(LongTextTask[ScorePrediction]):
 
     def baseline(self, examples: Many[TextExample]) -> base.Metrics:
         """Return the metrics of always answering the mean score."""
+        # The constant with the least squared error is the mean, and the error is the variance
         mean = float(np.mean([_known(example) for example in examples]))
         error = float(np.mean([(_known(example) - mean) ** 2 for example in examples]))
         return {"spearman": 0.0, "pearson": 0.0, "mse": error, "loss": error}
 
 
-def _any_number(label: str | None) -> float:
-    """Return a label as a number; NaN if it is absent or not a finite number."""
-    try:
-        # float() takes "1_0" for 10.
-        value = math.nan if label is None or "_" in label else float(label)
-    except ValueError:
-        return math.nan
-    return value if math.isfinite(value) else math.nan
-
-
 def _number(label: str | None) -> float:
     """Return a label as a number; NaN also for one that is too large."""
-    value = _any_number(label)
+    value = number_of(label)
     return value if abs(value) <= LARGEST else math.nan
 
 
 def _known(example: TextExample) -> float:
-    if example.label is None:
-        raise base.unlabelled(example.where)
-    value = _number(example.label)
+    value = _number(base.required(example.label, example.where))
     if math.isnan(value):
         fix = f"Write a number, such as 2.5, or set {argument(task='classify')}."
-        large = not math.isnan(_any_number(example.label))
+        large = not math.isnan(number_of(example.label))
         message = f"label {example.label!r} is {_TOO_LARGE if large else 'not a number'}"
         raise DataError(message, where=example.where, fix=fix)
     return value
@@ -173,9 +146,9 @@ def _check_scores(train: Many[TextExample], dev: Many[TextExample]) -> list[Find
     errors = [
         f"{e.where} ({e.label!r})"
         for e in (*train, *dev)
-        if e.label is not None and math.isnan(_any_number(e.label))
+        if e.label is not None and math.isnan(number_of(e.label))
     ]
-    large = [e.where for e in (*train, *dev) if abs(_any_number(e.label)) > LARGEST]
+    large = [e.where for e in (*train, *dev) if abs(number_of(e.label)) > LARGEST]
     fix = f"Fix these rows, name another label column, or set {argument(task='classify')}."
     findings = text_checks.report_rows("labels", errors, "label(s) is|are not numbers", fix)
     findings += text_checks.report_rows(

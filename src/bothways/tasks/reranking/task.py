@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -28,7 +28,6 @@ from bothways.core.loss import Loss
 from bothways.core.terminal import quantity
 from bothways.data.tables import TableRow
 from bothways.hub.sentence_transformers import CrossEncoderConfig, program_files
-from bothways.model.heads import Head, LabelHead
 from bothways.objectives.losses import binary_cross_entropy
 from bothways.tasks import base, text_checks
 from bothways.tasks.columns import (
@@ -39,9 +38,8 @@ from bothways.tasks.columns import (
     text_of,
     unused_columns,
 )
-from bothways.tasks.metrics import negative_log, sigmoid
+from bothways.tasks.metrics import RANKING, Rankings, ndcg, negative_log, sigmoid
 from bothways.tasks.predictions import RankPrediction
-from bothways.tasks.reranking.metrics import Rankings, ndcg
 from bothways.tasks.text_task import (
     EncodedTexts,
     NumberModel,
@@ -132,24 +130,14 @@ class RerankingTask(PromptedTask[RankPrediction]):
         activation: what a score is: "sigmoid" for the probability, "identity" for the logit.
     """
 
-    aliases: ClassVar[Many[str]] = (
-        "cross-encoder",
-        "ranking",
-        "reranker",
-        "reranking",
-        "text-ranking",
-    )
-    model_class: ClassVar[type[Ranker]] = Ranker
-    metric: ClassVar[str] = "ndcg@10"
-    metrics: ClassVar[Mapping[str, base.Direction]] = {
-        "ndcg@10": "highest",
-        "mrr@10": "highest",
-        "map": "highest",
-    }
-    window: ClassVar[int] = 64
+    aliases = "cross-encoder ranking reranker reranking text-ranking"
+    model_class = Ranker
+    metric = "ndcg@10"
+    metrics = base.directions(*RANKING)
+    window = 64
 
-    column_table: ClassVar[Many[Column]] = TABLE
-    objects: ClassVar[bool] = True
+    column_table = TABLE
+    objects = True
 
     columns: RankColumns = RankColumns()
     activation: Literal["sigmoid", "identity"] = "sigmoid"
@@ -204,9 +192,6 @@ class RerankingTask(PromptedTask[RankPrediction]):
     def labels(self, examples: Iterable[RankExample]) -> tuple[str, ...]:
         return ("relevance",)
 
-    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        return (LabelHead(1, dropout),)
-
     def check(self, train: Many[RankExample], dev: Many[RankExample]) -> list[Finding]:
         high = {"training example(s) has|have labels above 1": lambda e: max(e.labels or (0,)) > 1}
         fix = "Divide them by the highest grade; dev data may keep its grades."
@@ -236,15 +221,16 @@ class RerankingTask(PromptedTask[RankPrediction]):
         return [EncodedTexts.of([next(encoded) for _ in e.documents]) for e in examples]
 
     def score(
-        self, results: Iterable[tuple[RankExample, RankPrediction]], labels: Many[str]
+        self, results: base.Results[RankExample, RankPrediction], labels: Many[str]
     ) -> base.Metrics:
-        """Return the mean over queries of nDCG@10, MRR@10 and MAP; see `reranking.metrics`.
+        """Return the mean over queries of nDCG@10, MRR@10 and MAP; see `tasks.metrics`.
 
         A query is one, wherever its documents are in the data.
         """
         rankings = Rankings()
         for example, prediction in results:
-            for score, label in zip(prediction.logits, _known(example), strict=True):
+            labels_of_query = base.required(example.labels, example.where)
+            for score, label in zip(prediction.logits, labels_of_query, strict=True):
                 rankings.add(example.query, score, label)
         if not rankings.by_query:
             raise base.nothing_to_score("document")
@@ -252,17 +238,19 @@ class RerankingTask(PromptedTask[RankPrediction]):
 
     def grade(self, example: RankExample, prediction: RankPrediction, labels: Many[str]) -> float:
         """Return the nDCG@10 of the query."""
-        return ndcg(np.array(prediction.logits), np.array(_known(example)))
+        labels_of_query = base.required(example.labels, example.where)
+        return ndcg(np.array(prediction.logits), np.array(labels_of_query))
 
     def baseline(self, examples: Many[RankExample]) -> base.Metrics:
         """Return the metrics of equal scores, those of a random order, and the loss of the share
         of relevant documents.
         """
-        rankings = Rankings()
+        rankings, relevances = Rankings(), list[float]()
         for example in examples:
-            for label in _known(example):
+            for label in base.required(example.labels, example.where):
                 rankings.add(example.query, 0.0, label)
-        share = float(np.mean([label for example in examples for label in _known(example)]))
+                relevances.append(label)
+        share = float(np.mean(relevances))
         loss = share * negative_log(share) + (1 - share) * negative_log(1 - share)
         return {**rankings.metrics(), "loss": loss}
 
@@ -276,12 +264,6 @@ def cross_encoder(config: CrossEncoderConfig) -> RerankingTask:
     return RerankingTask(
         activation=config.activation, prompts=config.prompts, prompt_name=config.prompt_name
     )
-
-
-def _known(example: RankExample) -> tuple[float, ...]:
-    if example.labels is None:
-        raise base.unlabelled(example.where)
-    return example.labels
 
 
 def _texts(row: base.Row, column: str, where: str) -> tuple[str, ...]:

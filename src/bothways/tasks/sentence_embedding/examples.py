@@ -80,7 +80,7 @@ class VectorExample(TextExample):
     @property
     def is_scored(self) -> bool:
         """True for a pair of texts with a number."""
-        return self.text_b is not None and math.isfinite(number_of(self))
+        return self.text_b is not None and math.isfinite(tables.number_of(self.label))
 
     @property
     def all_texts(self) -> tuple[str, ...]:
@@ -98,24 +98,12 @@ class VectorExample(TextExample):
         if self.scores:
             scores[1:] = self.scores
         elif self.text_b is not None and self.label is not None:
-            scores[1] = number_of(self)
+            scores[1] = tables.number_of(self.label)
         # Texts of a class are compared by their class.
         classes = self.text_b is None and self.label is not None
         keys = [self.label or ""] if classes else texts
-        return [
-            losses.TextTargets(
-                np.array([role]), np.array([_key(key)]), np.array([score], dtype=np.float32)
-            )
-            for role, key, score in zip(roles, keys, scores, strict=True)
-        ]
-
-
-def number_of(example: TextExample) -> float:
-    """Return the score of a pair; NaN if its label is not a number."""
-    try:
-        return float(example.label if example.label is not None else "")
-    except ValueError:
-        return math.nan
+        triples = zip(roles, map(_key, keys), np.array(scores, dtype=np.float32), strict=True)
+        return [losses.TextTargets(*(np.array([value]) for value in values)) for values in triples]
 
 
 def _key(text: str) -> int:
@@ -201,7 +189,9 @@ def check_examples(
 ) -> list[Finding]:
     """Return the reasons why examples cannot be learned by a loss, and what looks wrong in them."""
     findings = text_checks.check_examples(train, dev, lambda e: e.all_texts, lambda e: "")
-    findings += _check_dev(dev)
+    if len({(e.text_b is None, e.label is None) for e in dev}) > 1:  # a metric could read a part
+        message = "the dev data has rows of several forms, such as pairs with and without a score"
+        findings.append(Finding("pairs", "error", message, fix="Give one form in a file."))
     match loss:
         case losses.SupervisedContrastive():
             faults = {
@@ -247,17 +237,8 @@ def check_examples(
     return findings
 
 
-def _check_dev(dev: Many[VectorExample]) -> list[Finding]:
-    """Report dev data of several forms, of which one metric could read a part."""
-    forms = {(e.text_b is None, e.label is None) for e in dev}
-    if len(forms) < 2:
-        return []
-    message = "the dev data has rows of several forms, such as pairs with and without a score"
-    return [Finding("pairs", "error", message, fix="Give one form in a file.")]
-
-
 def _check_scores(loss: losses.VectorLoss, train: Many[VectorExample]) -> list[Finding]:
-    scores = {number_of(example) for example in train if example.is_scored}
+    scores = {tables.number_of(example.label) for example in train if example.is_scored}
     if len(scores) == 1 and len(train) > 1:
         message = f"all training pairs have the score {scores.pop():g}: there is no order"
         return [Finding("labels", "error", message, fix="Give pairs with different scores.")]

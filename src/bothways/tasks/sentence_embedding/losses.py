@@ -256,7 +256,9 @@ class MarginMSE:
         at = owners[~positive]
         margins = scores[positive][at] - scores[~positive]
         target = teacher[positive][at] - teacher[~positive]
-        return _mean_by_query((margins - target).square(), at, int(positive.sum())).sum()
+        count = int(positive.sum())
+        totals = scores.new_zeros(count).index_add(0, at, (margins - target).square())
+        return (totals / at.bincount(minlength=count).clamp_min(1)).sum()
 
 
 @dataclass(frozen=True)
@@ -348,13 +350,6 @@ def _ordered(
     above = torch.searchsorted(scores, scores, right=True)
     terms = torch.cat([similarities.new_zeros(1), similarities + suffix[above]])
     return len(scores) * terms.logsumexp(0)
-
-
-def _mean_by_query(
-    values: Float[Tensor, " negatives"], queries: Int[Tensor, " negatives"], count: int
-) -> Float[Tensor, " queries"]:
-    totals = values.new_zeros(count).index_add(0, queries, values)
-    return totals / queries.bincount(minlength=count).clamp_min(1)
 
 
 def _require_positive(**values: float) -> None:

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +43,11 @@ from bothways.hub.model_card import Card
 from bothways.model.encoder import Hidden
 from bothways.model.heads import Head
 from bothways.model.model import Model
-from bothways.tasks.base import Direction, EncodedExample, Metrics, Output, Row, TaskModel
-from bothways.tasks.columns import Column
-from bothways.tasks.metrics import TINY
+from bothways.tasks import base
+from bothways.tasks.columns import number_of
+from bothways.tasks.metrics import RANKING, TINY
 from bothways.tasks.predictions import VectorPrediction
+from bothways.tasks.sentence_embedding import losses
 from bothways.tasks.sentence_embedding.examples import (
     COLUMNS,
     EmbedColumns,
@@ -54,22 +55,8 @@ from bothways.tasks.sentence_embedding.examples import (
     check_examples,
     example_of,
     loss_for,
-    number_of,
 )
-from bothways.tasks.sentence_embedding.losses import (
-    FILLER,
-    OTHER,
-    POSITIVE,
-    CosineRegression,
-    InBatchSoftmax,
-    MarginMSE,
-    TeacherKL,
-    TextTargets,
-    VectorLoss,
-    at_widths,
-)
-from bothways.tasks.sentence_embedding.retrieval import RETRIEVAL, retrieval
-from bothways.tasks.sentence_embedding.sts import Agreement, gold_score
+from bothways.tasks.sentence_embedding.metrics import Agreement, gold_score, retrieval
 from bothways.tasks.text_task import (
     EncodedTexts,
     LongTextTask,
@@ -107,7 +94,7 @@ class PromptTokens(Targets):
         return self
 
 
-class Embedder(VectorModule, TaskModel[TextExample, VectorPrediction]):
+class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
     """An embedding task with any model, whose heads are not used; see `TaskModel`."""
 
     task: SentenceEmbeddingTask
@@ -115,28 +102,26 @@ class Embedder(VectorModule, TaskModel[TextExample, VectorPrediction]):
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of examples, by their anchors."""
-        return {self.loss_name: float(batch.target("texts", TextTargets).anchors.sum())}
+        return {self.loss_name: float(batch.target("texts", losses.TextTargets).anchors.sum())}
 
     def text_values(self, batch: Batch) -> Mapping[str, Tensor]:
         """Return the role, the key and the score of each text; see `TextTargets`."""
-        return {
-            name: torch.as_tensor(value)
-            for name, value in vars(batch.target("texts", TextTargets)).items()
-        }
+        values = vars(batch.target("texts", losses.TextTargets))
+        return {name: torch.as_tensor(value) for name, value in values.items()}
 
     def compare(
         self, vectors: Float[Tensor, "texts width"], values: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
         """Return the loss of the task over all texts but the fillers."""
-        valid = values["roles"] != FILLER
-        texts = TextTargets(
+        valid = values["roles"] != losses.FILLER
+        texts = losses.TextTargets(
             **{name: value[valid].to(vectors.device) for name, value in values.items()}
         )
-        loss = self.task.loss or InBatchSoftmax()
-        widths, weights = self.task.widths, self.task.width_weights
-        return {self.loss_name: at_widths(loss, vectors[valid], texts, widths, weights)}
+        loss, task = self.task.loss or losses.InBatchSoftmax(), self.task
+        total = losses.at_widths(loss, vectors[valid], texts, task.widths, task.width_weights)
+        return {self.loss_name: total}
 
-    def outputs(self, batch: Batch) -> list[Output]:
+    def outputs(self, batch: Batch) -> list[base.Output]:
         """Return the vector of each sequence `(task.width)`."""
         return list(self(batch)[:, : self.task.components].cpu().numpy())
 
@@ -168,7 +153,7 @@ class Embedder(VectorModule, TaskModel[TextExample, VectorPrediction]):
                 assert_never(self.task.combine)
 
     def decode(
-        self, example: TextExample, encoded: EncodedExample, outputs: Many[Output]
+        self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> VectorPrediction:
         """Return one vector for each text; those of several windows are pooled."""
         if not isinstance(encoded, EncodedTexts) or len(outputs) == len(encoded.windows):
@@ -177,7 +162,7 @@ class Embedder(VectorModule, TaskModel[TextExample, VectorPrediction]):
         vectors_of_texts = zip(encoded.by_text(outputs), sizes, strict=True)
         return VectorPrediction(np.stack([self._joined(*vectors) for vectors in vectors_of_texts]))
 
-    def _joined(self, outputs: Many[Output], sizes: Many[int]) -> NDArray[np.float32]:
+    def _joined(self, outputs: Many[base.Output], sizes: Many[int]) -> NDArray[np.float32]:
         """Return the vector of a text from those of its windows, weighted by their tokens."""
         if len(outputs) == 1:
             return outputs[0]
@@ -213,20 +198,11 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         width_weights: the weight of each of `widths` in the mean; none for equal ones.
     """
 
-    column_table: ClassVar[Many[Column]] = COLUMNS
-    aliases: ClassVar[Many[str]] = (
-        "contrastive",
-        "embedding",
-        "embeddings",
-        "feature-extraction",
-        "sentence-similarity",
-        "similarity",
-    )
-    model_class: ClassVar[type[Embedder]] = Embedder
-    metric: ClassVar[str] = "spearman"
-    metrics: ClassVar[Mapping[str, Direction]] = dict.fromkeys(
-        ("spearman", "pearson", *RETRIEVAL), "highest"
-    )
+    column_table = COLUMNS
+    aliases = "contrastive embedding embeddings feature-extraction sentence-similarity similarity"
+    model_class = Embedder
+    metric = "spearman"
+    metrics = base.directions("spearman", "pearson", *RANKING)
 
     columns: EmbedColumns = EmbedColumns()
     pooling: sentence_transformers.Pooling | tuple[sentence_transformers.Pooling, ...] = "mean"
@@ -235,7 +211,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     normalised: bool = False
     components: int | None = None
     include_prompt: bool = True
-    loss: VectorLoss | None = None
+    loss: losses.VectorLoss | None = None
     widths: tuple[int, ...] = ()
     width_weights: tuple[float, ...] = ()
     kind: Literal["embed"] = "embed"
@@ -259,19 +235,21 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     @property
     def compares(self) -> bool:
         """True if the loss compares the examples of a step, of which there must be several."""
-        return not isinstance(self.loss, CosineRegression | MarginMSE | TeacherKL)
+        return not isinstance(
+            self.loss, losses.CosineRegression | losses.MarginMSE | losses.TeacherKL
+        )
 
     def metric_for(self, examples: Many[TextExample]) -> str:
         """Return the metric of pairs with a score, or the one of retrieval."""
         first = examples[0]
         scored = first.text_b is not None and first.label is not None
-        return self.metric if scored or not isinstance(first, VectorExample) else RETRIEVAL[0]
+        return self.metric if scored or not isinstance(first, VectorExample) else "ndcg@10"
 
     def usual_columns(self, labelled: bool) -> TextColumns:
         """Return the columns to read where none are asked for."""
         return STS if labelled and self.columns == EmbedColumns() else self.columns
 
-    def parse(self, row: Row, columns: TextColumns, where: str) -> TextExample:
+    def parse(self, row: base.Row, columns: TextColumns, where: str) -> TextExample:
         """Return the example in these columns of a row; errors as `example`."""
         if isinstance(columns, EmbedColumns) and (columns.text_b or columns.label):
             return example_of(row, columns, where)
@@ -291,7 +269,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         """Return the class of a text, or the score of a pair."""
         if example.text_b is None:
             return example.label
-        score = number_of(example)
+        score = number_of(example.label)
         return score if math.isfinite(score) else None
 
     def adapted(self, train: Many[TextExample]) -> SentenceEmbeddingTask:
@@ -303,7 +281,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
-        return check_examples(self.loss or InBatchSoftmax(), plain(train), plain(dev))
+        return check_examples(self.loss or losses.InBatchSoftmax(), plain(train), plain(dev))
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         return ()
@@ -318,44 +296,26 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             text: len(tokenizer.encode([text])[0]) if text else 0
             for text in {*itertools.chain.from_iterable(prompts)}
         }
-        rows = iter(
-            tokenizer.encode(
-                [
-                    prompt + text
-                    for used, example in zip(prompts, examples, strict=True)
-                    for prompt, text in zip(used, self.texts(example), strict=True)
-                ]
-            )
-        )
-        for used, example in zip(prompts, examples, strict=True):
-            texts = list[EncodedExample]()
+        pairs = list(zip(prompts, examples, strict=True))
+        whole = [p + t for used, e in pairs for p, t in zip(used, self.texts(e), strict=True)]
+        rows = iter(tokenizer.encode(whole))
+        for used, example in pairs:
+            texts = list[base.EncodedExample]()
             targets = example.targets() if isinstance(example, VectorExample) else None
             for number, prompt in enumerate(used):
                 ids, count = next(rows), prompt_lengths[prompt]
                 sequences, cut = fit.single(ids, tokenizer.template, count)
-                if targets is not None:
-                    sequences = [
-                        dataclasses.replace(
-                            sequence, targets={**sequence.targets, "texts": targets[number]}
-                        )
-                        for sequence in sequences
-                    ]
-                if not self.include_prompt:
-                    # Without a prompt, [CLS] is pooled, too.
-                    skip = count and count + len(tokenizer.template.before)
-                    sequences = [
-                        dataclasses.replace(
-                            sequence,
-                            targets={
-                                **sequence.targets,
-                                "prompt": PromptTokens(
-                                    np.array([min(skip, len(sequence) - 1)], dtype=np.int64)
-                                ),
-                            },
-                        )
-                        for sequence in sequences
-                    ]
-                texts.append(EncodedExample(tuple(sequences), len(ids), cut))
+                # Without a prompt, [CLS] is pooled, too.
+                skip = count and count + len(tokenizer.template.before)
+                for at, sequence in enumerate(sequences):
+                    added: dict[str, Targets] = {}
+                    if targets is not None:
+                        added["texts"] = targets[number]
+                    if not self.include_prompt:
+                        skipped_tokens = np.array([min(skip, len(sequence) - 1)], dtype=np.int64)
+                        added["prompt"] = PromptTokens(skipped_tokens)
+                    sequences[at] = dataclasses.replace(sequence, targets=added)
+                texts.append(base.EncodedExample(tuple(sequences), len(ids), cut))
             results.append(EncodedTexts.of(texts))
         return results
 
@@ -365,6 +325,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             return [example.prompt] * len(self.texts(example))
         if not isinstance(example, VectorExample) or example.text_b is None or example.label:
             return [self.default_prompt] * len(self.texts(example))
+        # Models such as E5 are trained with one prompt for queries and another for documents
         names = ("document", "passage", "corpus")
         of_documents = next((name for name in names if name in self.prompts), self.prompt_name)
         of_queries = "query" if "query" in self.prompts else self.prompt_name
@@ -374,21 +335,23 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         )
         return [query, *[document] * (len(example.all_texts) - 1)]
 
-    def training_sequences(self, encoded: EncodedExample) -> tuple[Sequence, ...]:
+    def training_sequences(self, encoded: base.EncodedExample) -> tuple[Sequence, ...]:
         """Return a sequence for each positive: the anchor, the positive and the negatives.
 
         Its texts do not attend to each other. Of a text that is read in windows, the first counts.
         """
         assert isinstance(encoded, EncodedTexts)
         texts = [chunks[0] for chunks in encoded.by_text(encoded.sequences)]
-        roles = [int(text.target("texts", TextTargets).roles[0]) for text in texts]
-        others = [text for text, role in zip(texts, roles, strict=True) if role == OTHER]
-        positives = [[text] for text, role in zip(texts, roles, strict=True) if role == POSITIVE]
+        roles = [int(text.target("texts", losses.TextTargets).roles[0]) for text in texts]
+        others = [text for text, role in zip(texts, roles, strict=True) if role == losses.OTHER]
+        positives = [
+            [text] for text, role in zip(texts, roles, strict=True) if role == losses.POSITIVE
+        ]
         return tuple(_together([texts[0], *positive, *others]) for positive in positives or [[]])
 
     def score(
-        self, results: Iterable[tuple[TextExample, VectorPrediction]], labels: Many[str]
-    ) -> Metrics:
+        self, results: base.Results[TextExample, VectorPrediction], labels: Many[str]
+    ) -> base.Metrics:
         """Return the correlation of cosines with scores, and "anisotropy", the mean cosine.
 
         Of texts that belong together, or have a class, it is how well each text finds the others
@@ -401,7 +364,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         """
         first = list(itertools.islice(results := iter(results), 1))
         results = itertools.chain(first, results)
-        if first and self.metric_for([first[0][0]]) in RETRIEVAL:
+        if first and self.metric_for([first[0][0]]) in RANKING:
             return retrieval(results)
         agreement = Agreement()
         for example, prediction in results:
@@ -455,10 +418,8 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 def plain(examples: Many[TextExample]) -> list[VectorExample]:
     """Return examples as those of training; one without other texts has its label alone."""
     return [
-        example
-        if isinstance(example, VectorExample)
-        else VectorExample(example.text, example.text_b, example.label, example.where)
-        for example in examples
+        e if isinstance(e, VectorExample) else VectorExample(e.text, e.text_b, e.label, e.where)
+        for e in examples
     ]
 
 
@@ -469,10 +430,7 @@ def _together(texts: Many[Sequence]) -> Sequence:
     return Sequence(
         np.concatenate([text.ids for text in texts]),
         np.concatenate([text.segments for text in texts]),
-        {
-            name: _joined_targets([text.targets[name] for text in texts], starts)
-            for name in texts[0].targets
-        },
+        {n: _joined_targets([text.targets[n] for text in texts], starts) for n in texts[0].targets},
         tuple(len(text) for text in texts),
         np.concatenate(masks) if masks else None,
     )
@@ -535,23 +493,15 @@ def one_token(
 
 def projection_of(model: Model) -> sentence_transformers.Projection | None:
     """Return the Dense layers of a model that was opened for embedding, if it has any."""
-    return (
-        cast(sentence_transformers.Projection, model.heads[sentence_transformers.PROJECTION])
-        if sentence_transformers.PROJECTION in model.heads
-        else None
-    )
+    if sentence_transformers.PROJECTION not in model.heads:
+        return None
+    return cast(sentence_transformers.Projection, model.heads[sentence_transformers.PROJECTION])
 
 
 def sentence_encoder(config: sentence_transformers.SentenceEncoderConfig) -> SentenceEmbeddingTask:
     """Return the task of a folder of sentence-transformers."""
-    return SentenceEmbeddingTask(
-        pooling=config.pooling,
-        normalised=config.normalised,
-        components=config.components,
-        include_prompt=config.include_prompt,
-        prompts=config.prompts,
-        prompt_name=config.prompt_name,
-    )
+    settings = {name: value for name, value in vars(config).items() if name != "length"}
+    return SentenceEmbeddingTask(**settings)
 
 
 def sentence_config(task_model: Embedder) -> sentence_transformers.SentenceEncoderConfig:
@@ -588,11 +538,8 @@ def continued(task: SentenceEmbeddingTask, folder: Path, model: Model) -> Senten
         model.heads[sentence_transformers.PROJECTION] = projection
     recorded, default = sentence_encoder(config), SentenceEmbeddingTask()
     names = ("pooling", "normalised", "include_prompt", "prompts", "prompt_name")
-    inherited = {
-        name: getattr(recorded, name)
-        for name in names
-        if getattr(task, name) == getattr(default, name)
-    }
+    unset = [name for name in names if getattr(task, name) == getattr(default, name)]
+    inherited = {name: getattr(recorded, name) for name in unset}
     return dataclasses.replace(task, **inherited)
 
 

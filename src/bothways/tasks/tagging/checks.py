@@ -17,7 +17,7 @@ from bothways.core.finding import Finding, places
 from bothways.tasks import text_checks
 from bothways.tasks.tagging import schemes
 from bothways.tasks.tagging.examples import TagExample
-from bothways.tasks.tagging.metrics import types_of
+from bothways.tasks.tagging.schemes import types_of
 from bothways.tasks.tagging.table_rows import TAGS, WORDS
 from bothways.tasks.text_task import LABELS, PAIRS, TEXTS
 
@@ -67,12 +67,7 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
     lone = [e.where for e in examples if len(e.words) == 1]
     positions = [e.where for e in examples if all(map(_POSITION.fullmatch, e.words))]
     counts = [e.where for e in several if e.words in (_numbers(0, e.words), _numbers(1, e.words))]
-    white = [
-        _at(example, position)
-        for example in examples
-        for position, word in enumerate(example.words)
-        if not word.strip()
-    ]
+    white = [_at(e, n) for e in examples for n, word in enumerate(e.words) if not word.strip()]
     usual = {  # what a few sentences may be, but not most of them
         "sentence(s) has|have a single word": (
             lone, 10 < len(examples) < 1.1 * len(lone), "Join the words of each.",
@@ -89,20 +84,11 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
         findings += text_checks.report_rows("rows", where if most else [], fault, fix, "warning")
     empty = {"sentence(s) has|have no word": lambda e: not e.words}
     bare = {"sentence(s) has|have words without a tag": lambda e: e.tags is None or not all(e.tags)}
-    return [
-        *findings,
-        *text_checks.check_rows(examples, empty, "Remove them."),
-        *text_checks.check_rows(
-            examples, bare, "Tag all of their words or remove them.", check="labels"
-        ),
-        *text_checks.report_rows(
-            "rows",
-            white,
-            "word(s) is|are empty or white space, and read as unknown",
-            None,
-            "warning",
-        ),
-    ]
+    findings += text_checks.check_rows(examples, empty, "Remove them.")
+    fix, fault = "Tag all of their words or remove them.", "word(s) is|are empty or white space"
+    findings += text_checks.check_rows(examples, bare, fix, check="labels")
+    fault += ", and read as unknown"
+    return findings + text_checks.report_rows("rows", white, fault, severity="warning")
 
 
 def _numbers(first: int, words: Many[str]) -> tuple[str, ...]:
@@ -113,11 +99,9 @@ def _numbers(first: int, words: Many[str]) -> tuple[str, ...]:
 def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
     """Report texts with a label each, a header, and tags that are hardly tags."""
     rows = [
-        (example.where, number, word, tag)
-        for example in examples
-        for number, (word, tag) in enumerate(
-            zip(example.words, example.tags or (), strict=False), 1
-        )
+        (e.where, number, word, tag)
+        for e in examples
+        for number, (word, tag) in enumerate(zip(e.words, e.tags or (), strict=False), 1)
     ]
     blank = [row for row in rows if any(len(field.split()) > 1 for field in row[2:])]
     if 2 * len(blank) > len(rows):
@@ -179,19 +163,11 @@ def _check_scheme(examples: Many[TagExample], scheme: schemes.Scheme, name: str)
     if actual != "iob2":
         message = f"the tags of the {name} data are {actual.upper()}; they are read as IOB2"
         findings.append(Finding("labels", "note", message))
-    return findings + _check_flaws(examples, actual, name)
-
-
-def _check_flaws(examples: Many[TagExample], scheme: schemes.Spelling, name: str) -> list[Finding]:
-    broken = [
-        f"{_at(example, position)} {example.tags[position]}"
-        for example in examples
-        if example.tags
-        for position in schemes.flaws(example.tags, scheme)
-    ]
-    fault = f"tag(s) of the {name} data breaks|break the rules of {scheme.upper()}"
+    flaws = ((e, n) for e in examples for n in schemes.flaws(e.tags or (), actual))
+    broken = [f"{_at(e, n)} {(e.tags or ())[n]}" for e, n in flaws]
+    fault = f"tag(s) of the {name} data breaks|break the rules of {actual.upper()}"
     fix = "They are read as by conlleval: a tag that continues nothing begins an entity."
-    return text_checks.report_rows("labels", broken, fault, fix, "warning")
+    return findings + text_checks.report_rows("labels", broken, fault, fix, "warning")
 
 
 def _check_mixed(examples: Many[TagExample], name: str) -> list[Finding]:
@@ -269,14 +245,9 @@ def _check_labels(
     plain = {tag for tag in dev_tags if not schemes.spells_entities([tag])} if entities else set()
     unknown = dev_types - train_types | plain
     if unknown:
-        where = [
-            example.where
-            for example in dev
-            if any(
-                tag in unknown or (entities and not unknown.isdisjoint(types_of([tag])))
-                for tag in example.tags or ()
-            )
-        ]
+        faulty = {t for t in dev_tags if t in unknown}
+        faulty |= {t for t in dev_tags if entities and not unknown.isdisjoint(types_of([t]))}
+        where = [e.where for e in dev if not faulty.isdisjoint(e.tags or ())]
         message = (
             f"the dev data has {kind} that no training example has, {places(sorted(unknown))}: "
         )

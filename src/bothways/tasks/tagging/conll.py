@@ -210,11 +210,8 @@ def _index(column: str | None, role: str, names: Many[str], where: str) -> int |
 
 def _header(lines: list[str]) -> tuple[str, ...]:
     """Return the fields of a first line that names the columns of words and of entity tags."""
-    rows = [
-        tuple(_fields(line))
-        for line in lines
-        if line.strip() and not line.startswith(("#", DOCSTART))
-    ]
+    filled = (line for line in lines if line.strip() and not line.startswith(("#", DOCSTART)))
+    rows = [tuple(_fields(line)) for line in filled]
     if len(rows) < 2 or not any(name.lower() in _WORD_NAMES for name in rows[0]):
         return ()
     columns = zip(*(row for row in rows[1:] if len(row) == len(rows[0])), strict=True)
@@ -236,6 +233,7 @@ def _sample(lines: list[str]) -> tuple[list[list[list[str]]], int, tuple[str, ..
         )
         if not blank
     ]
+    # The most frequent number of fields: a few lines may be broken or comments
     widths = Counter(len(fields) for group in groups for fields in group)
     width = widths.most_common(1)[0][0] if widths else 1
     named = next((match[1] for line in lines if (match := _GLOBAL_COLUMNS.match(line))), "")
@@ -259,6 +257,7 @@ def _entity_types(values: list[str]) -> set[str] | None:
 
 def _counts(sentences: list[list[str]]) -> bool:
     """Return True if a column counts from 0 or 1, in each sentence or in all of them."""
+    # 1 2 3 1 2 counts in each sentence, 1 2 3 4 5 in all of them; 1 1 2 does not count
     start, preceding, largest = -1, -1, 0
     for column in sentences:
         first = True

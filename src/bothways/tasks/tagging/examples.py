@@ -13,7 +13,6 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from bothways.core.advice import argument
@@ -21,8 +20,7 @@ from bothways.core.errors import DataError
 from bothways.core.paths import local_path
 from bothways.core.terminal import quantity
 from bothways.data import text_io
-from bothways.data.hub_rows import HUB
-from bothways.data.tables import TableRow, open_table
+from bothways.data.tables import HUB, TableRow, open_lines, open_table
 from bothways.tasks.base import Reading, Row
 from bothways.tasks.columns import asked_columns, cell_of, unused_columns
 from bothways.tasks.tagging import conll, table_rows
@@ -138,7 +136,7 @@ def open_tagged(
         fields = columns = replace(columns, sentence=arranged.sentence)
         table = replace(table, rows=itertools.chain([first], arranged.rows))
     else:
-        return _open_columns(task, source, path, requested, labelled=labelled)
+        return _open_columns(task, source, requested, labelled=labelled)
 
     def parse(row: TableRow) -> TagExample:
         return tag_example(row.values, fields, row.where, task.splitter)
@@ -157,17 +155,11 @@ def open_tagged(
 
 
 def _open_columns(
-    task: Any, source: str, path: Path, requested: table_rows.TagColumns, *, labelled: bool
+    task: Any, source: str, requested: table_rows.TagColumns, *, labelled: bool
 ) -> Reading[Any]:
     """Open columns of words, and find those that are asked for, or usual if the file has them."""
-    if source == text_io.STDIN:
-        where, lines, share = text_io.STANDARD_INPUT, text_io.standard_input(), None
-    else:
-        fix = "Check the name; readable are columns of words and tags, .jsonl, .parquet."
-        text_io.file_at(source, fix)
-        bytes_read, size = text_io.BytesRead(), max(1, path.stat().st_size)
-        where, lines = str(path), text_io.read_lines(path, bytes_read)
-        share = lambda: bytes_read.position / size  # noqa: E731
+    fix = "Check the name; readable are columns of words and tags, .jsonl, .parquet."
+    where, lines, share, _ = open_lines(source, fix)
     head = list(itertools.islice(lines, conll.SAMPLE))
     find = functools.partial(
         conll.find_layout, [line for _, line in head], where, labelled=labelled

@@ -119,6 +119,7 @@ def tags_from_spans(
         if first not in starts or last not in ends:
             raise _cut(text, words, spans, span, where, splitter)
         begin, end, preceding = starts[first], ends[last], span
+        # "Anna Berg sings", 0–9 PER → B-PER I-PER O
         tags[begin:end] = [f"B-{span.type}", *[f"I-{span.type}"] * (end - begin - 1)]
     return tuple(tags)
 

@@ -83,12 +83,8 @@ def choose_tag_columns(
     """
     names = tuple(row)
     label = requested.label if labelled is not False else None
-    require_columns(
-        (requested.text, label, requested.document, requested.sentence),
-        names,
-        where,
-        columns_advice([_TEXT, _LABEL]),
-    )
+    columns = (requested.text, label, requested.document, requested.sentence)
+    require_columns(columns, names, where, columns_advice([_TEXT, _LABEL]))
     text = next((name for name in (requested.text, defaults.text) if name in names), None)
     if text is None:
         text = _guess_text(row, where, labelled=labelled is not False)
@@ -194,14 +190,10 @@ def _from_label_studio(data: Mapping[str, Any], done: list[Any], where: str) -> 
             f"has {quantity(len(texts), 'text(s)')} in its data ({', '.join(texts) or 'none'})"
         )
         raise DataError(message, where=where, fix='Call the text "text".')
+    complete = [a for a in done if isinstance(a, Mapping) and not a.get("was_cancelled")]
     results = [
-        [
-            item["value"]
-            for item in annotation.get("result", ())
-            if "labels" in item.get("value", {})
-        ]
-        for annotation in done
-        if isinstance(annotation, Mapping) and not annotation.get("was_cancelled")
+        [item["value"] for item in a.get("result", ()) if "labels" in item.get("value", {})]
+        for a in complete
     ]
     if any(result != results[0] for result in results):
         message = f"has {len(results)} annotations that differ"
@@ -266,6 +258,7 @@ def _joined_rows(rows: Iterator[TableRow], columns: TagColumns) -> Iterator[Tabl
     try:
         for row in rows:
             value = row.values.get(columns.sentence or "")
+            # The number may stand in the first row of a sentence only: 1, empty, empty, 2 …
             begins = not is_absent(value) and value != ""
             if group and begins and value != current:
                 yield _joined(group, columns)

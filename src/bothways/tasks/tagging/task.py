@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -40,10 +40,18 @@ from bothways.tasks.predictions import Entity, TagPrediction
 from bothways.tasks.tagging import table_rows
 from bothways.tasks.tagging.checks import check_tagged
 from bothways.tasks.tagging.examples import TagExample, open_tagged, tag_example, with_context
-from bothways.tasks.tagging.metrics import EntityCounts, TagCounts, types_of
-from bothways.tasks.tagging.schemes import OUTSIDE, Scheme, as_labels, chunks, spells_entities
+from bothways.tasks.tagging.schemes import (
+    OUTSIDE,
+    EntityCounts,
+    Scheme,
+    TagCounts,
+    as_labels,
+    chunks,
+    spells_entities,
+    types_of,
+)
 from bothways.tasks.tagging.word_splitter import Splitter, choose_splitter
-from bothways.tasks.windows import TextWindow, owners, windows
+from bothways.tasks.text_task import TextWindow, owners, windows
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
@@ -85,9 +93,14 @@ class Tagger(base.TaskModel[TagExample, TagPrediction]):
         logits = np.concatenate(outputs).astype(np.float64)
         probabilities = base.softmax(logits)
         tags = tuple(self.labels[position] for position in logits.argmax(1))
-        entities = None
+        entities, text, spans = None, example.whole, example.spans
         if self.task.spells(self.labels):
-            entities = _entities(example, tags, probabilities.max(1))
+            scores, listed = probabilities.max(1), list[Entity]()
+            for kind, begin, end in chunks(tags):
+                first, last = spans[begin][0], spans[end - 1][1]
+                score = float(scores[begin:end].mean())
+                listed.append(Entity(kind, text[first:last], first, last, score))
+            entities = tuple(listed)
         return TagPrediction(example.words, tags, probabilities, entities, example.text)
 
 
@@ -105,16 +118,9 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         splitter: how raw text is split into words, see `word_splitter`.
     """
 
-    aliases: ClassVar[Many[str]] = (
-        "entities",
-        "named-entity-recognition",
-        "ner",
-        "pos",
-        "tagging",
-        "token-classification",
-    )
-    model_class: ClassVar[type[Tagger]] = Tagger
-    metric: ClassVar[str] = "f1"
+    aliases = "entities named-entity-recognition ner pos tagging token-classification"
+    model_class = Tagger
+    metric = "f1"
 
     columns: table_rows.TagColumns = table_rows.TagColumns()
     scheme: Scheme = "auto"
@@ -258,6 +264,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         """Return the windows that own a word, at least one, and the number of tokens in none."""
         chunks = windows(len(row.ids), room, self.stride or max(1, room // 2), full=True)
         owner = owners(row.starts, chunks, room)
+        # A window in which no word has its most context is not computed
         used = np.unique(owner) if len(owner) else np.zeros(1, dtype=np.int64)
         sequences = []
         first = len(tokenizer.template.before)
@@ -269,13 +276,13 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         return tuple(sequences), _missed([chunks[n] for n in used.tolist()], len(row.ids))
 
     def score(
-        self, results: Iterable[tuple[TagExample, TagPrediction]], labels: Many[str]
+        self, results: base.Results[TagExample, TagPrediction], labels: Many[str]
     ) -> base.Metrics:
         """Return the metrics of `TagCounts.scores`."""
         counts = TagCounts(labels, self.spells(labels))
         index = {label: position for position, label in enumerate(labels)}
         for example, prediction in results:
-            tags = self._known(example, labels)
+            tags = base.required(self.gold_tags(example, labels), example.where, "tags")
             selected = np.ones(1)
             if tags:
                 columns = [index[tag] for tag in tags]
@@ -287,19 +294,13 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
 
     def grade(self, example: TagExample, prediction: TagPrediction, labels: Many[str]) -> float:
         """Return the F1 of the sentence's entities, 1 without any; the accuracy of plain tags."""
-        tags = self._known(example, labels)
+        tags = base.required(self.gold_tags(example, labels), example.where, "tags")
         if not self.spells(labels):
             correct = [a == b for a, b in zip(tags, prediction.tags, strict=True)]
             return float(np.mean(correct)) if tags else 1.0
         counts = EntityCounts()
         counts.add(chunks(tags), chunks(prediction.tags))
         return counts.scores()["f1"] if counts.expected or counts.predicted else 1.0
-
-    def _known(self, example: TagExample, labels: Many[str]) -> tuple[str, ...]:
-        tags = self.gold_tags(example, labels)
-        if tags is None:
-            raise base.unlabelled(example.where, "tags")
-        return tags
 
     def baseline(self, examples: Many[TagExample]) -> base.Metrics:
         """Return the metrics of the most frequent tag; the loss is the tag frequencies'."""
@@ -328,6 +329,7 @@ class _Row:
 
     def surrounded(self, preceding: list[Ids], following: list[Ids], room: int) -> _Row:
         """Return the sentence with as much context as fits, evenly if both sides have enough."""
+        # Half of the room on each side; what one side does not need is for the other
         spare = max(0, room - len(self.ids))
         left_ids, right_ids = (np.concatenate([_NO_IDS, *rows]) for rows in (preceding, following))
         right_count = min(len(right_ids), max(spare // 2, spare - len(left_ids)))
@@ -358,17 +360,6 @@ def _missed(chunks: Many[TextWindow], tokens: int) -> int:
         covered += chunk.stop - max(chunk.start, end)
         end = chunk.stop
     return tokens - covered
-
-
-def _entities(
-    example: TagExample, tags: Many[str], scores: NDArray[np.float64]
-) -> tuple[Entity, ...]:
-    text, spans, entities = example.whole, example.spans, []
-    for kind, begin, end in chunks(tags):
-        first, last = spans[begin][0], spans[end - 1][1]
-        score = float(scores[begin:end].mean())
-        entities.append(Entity(kind, text[first:last], first, last, score))
-    return tuple(entities)
 
 
 def _targets(batch: Batch) -> tuple[Tensor, Tensor]:

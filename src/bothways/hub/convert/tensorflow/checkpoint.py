@@ -4,6 +4,13 @@ Notable choices. Sizes come from the tensors. `bert_config.json` gives the setti
 not determine, such as the number of heads, and is refused if it contradicts them. ELECTRA has no
 such file: its heads have 64 features (google-research/electra). Google's "gelu" is the tanh
 approximation in all three, and becomes "gelu_tanh". The optimizer's state is ignored.
+
+The code of all three names the matrix of a dense layer `kernel` (stored transposed), the vectors of
+a LayerNorm `gamma` and `beta`, and the layers `layer_0`, `layer_1`, …. Embedding tables and the
+outputs of a head are not transposed. Most paths are those of transformers, with slashes for dots; a
+family lists the others.
+
+    bert/encoder/layer_3/output/dense/kernel → bert.encoder.layer.3.output.dense.weight
 """
 
 from __future__ import annotations
@@ -18,21 +25,82 @@ from bothways.core.errors import ConfigError, FolderError
 from bothways.core.json_reader import read_object
 from bothways.core.paths import local_path
 from bothways.core.terminal import listed
-from bothways.hub.convert.tensorflow import names
 from bothways.hub.convert.tensorflow.bundle import open_bundle
 from bothways.hub.hf_config import HFConfig, label_name, read_family_config
-from bothways.hub.infer_heads import heads_of
 from bothways.hub.load_report import LoadReport, head_of
-from bothways.hub.model_folder import build_model
+from bothways.hub.model_folder import build_model, heads_of
 from bothways.hub.weight_files import Weights
-from bothways.model.families import albert, bert, electra
+from bothways.model.families import albert, bert, electra, weight_names
 from bothways.model.families.config_rules import read_choice
 from bothways.model.families.family import Architecture, Family
-from bothways.model.families.weight_names import Shape, Tie
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Bert
 from bothways.text.tokenizer_files import bert_backend, finish
+
+Paths = tuple[tuple[str, str], ...]
+"""Expressions in a path and their replacements, applied in order."""
+
+_LEAVES = {
+    "kernel": "weight", "bias": "bias", "gamma": "weight", "beta": "bias",
+    "output_weights": "weight", "output_bias": "bias",
+}  # fmt: skip
+_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+
+_LAYERS = (r"/layer_(\d+)/", r"/layer/\1/")
+_HEAD = (r"^(?=output_\w+$)", "classifier/")
+BERT: Paths = (_LAYERS, (r"^cls/squad/", "qa_outputs/"), _HEAD)
+ALBERT: Paths = (
+    (r"^bert/encoder/transformer/group_(\d+)/inner_group_(\d+)/",
+     r"albert/encoder/albert_layer_groups/\1/albert_layers/\2/"),
+    (r"^bert/", "albert/"),
+    (r"/attention_1/(self|output(?=/dense))/", "/attention/"),
+    (r"(/albert_layers/\d+)/LayerNorm/", r"\1/attention/LayerNorm/"),
+    (r"/LayerNorm_1/", "/full_layer_layer_norm/"),
+    (r"/ffn_1/intermediate/output/dense/", "/ffn_output/"),
+    (r"/ffn_1/intermediate/dense/", "/ffn/"),
+    (r"/pooler/dense/", "/pooler/"),
+    (r"^cls/predictions/(transform/)?", "predictions/"),
+    (r"^cls/seq_relationship/", "sop_classifier/classifier/"),
+    _HEAD,
+)  # fmt: skip
+# Variables of the other of ELECTRA's two models get an empty name.
+DISCRIMINATOR: Paths = (
+    _LAYERS,
+    (r"^(?!electra/|discriminator_predictions/).*", ""),
+    (r"/dense_1/", "/dense_prediction/"),
+)
+_GENERATOR: Paths = (
+    _LAYERS,
+    (r"^generator/", "electra/"),
+    (r"^generator_predictions/output_bias$", "generator_lm_head/bias"),
+)
+GENERATOR: Paths = ((r"^(?!electra/embeddings/|generator).*", ""), *_GENERATOR)
+"""The generator shares the discriminator's embeddings (Clark et al. 2020, section 3.2)."""
+UNTIED_GENERATOR: Paths = ((r"^(?!generator).*", ""), *_GENERATOR)
+"""A generator with its own embeddings, an option of Google's code."""
+
+
+def placed(
+    paths: Paths, table: weight_names.KeyTable, variable: str
+) -> tuple[str, weight_names.TensorPlacement] | None:
+    """Return the name of a variable in transformers, and its place in TensorFlow's file.
+
+    None for what is no part of a model of the family `table`.
+    """
+    path = variable
+    for expression, replacement in paths:
+        path = re.sub(expression, replacement, path)
+    owner, _, leaf = path.rpartition("/")
+    if leaf in _TABLES:
+        owner, leaf = path, "kernel"
+    name = f"{owner}.{_LEAVES.get(leaf, '')}".replace("/", ".")
+    if leaf not in _LEAVES or not table.origins(name):
+        return None
+    turned = leaf == "kernel" and not path.endswith(_TABLES)
+    rule = weight_names.Transpose(name, variable) if turned else weight_names.Rename(name, variable)
+    return name, weight_names.TensorPlacement(rule, (variable,))
+
 
 ModelPart = Literal["discriminator", "generator"]
 """The two models in an ELECTRA checkpoint."""
@@ -54,25 +122,25 @@ class Dialect:
     """
 
     family: Family
-    paths: names.Paths
+    paths: Paths
     up: str
     down: str
     counts: Mapping[str, str]
     config: str | None = None
 
 
-def _in_layers(family: Family, paths: names.Paths, config: str | None) -> Dialect:
+def _in_layers(family: Family, paths: Paths, config: str | None) -> Dialect:
     layer = f"{family.keys.prefix}encoder.layer.{{}}"
     up, down = f"{layer}.intermediate.dense.bias", f"{layer}.output.dense.bias"
     return Dialect(family, paths, up, down, {"num_hidden_layers": down}, config)
 
 
-_BERT = _in_layers(bert.BERT, names.BERT, "bert_config.json")
-_DISCRIMINATOR = _in_layers(electra.ELECTRA, names.DISCRIMINATOR, None)
+_BERT = _in_layers(bert.BERT, BERT, "bert_config.json")
+_DISCRIMINATOR = _in_layers(electra.ELECTRA, DISCRIMINATOR, None)
 _SHARED = "albert.encoder.albert_layer_groups"
 _ALBERT = Dialect(
     albert.ALBERT,
-    names.ALBERT,
+    ALBERT,
     f"{_SHARED}.{{}}.albert_layers.0.ffn.bias",
     f"{_SHARED}.{{}}.albert_layers.0.ffn_output.bias",
     {
@@ -118,7 +186,7 @@ def read_tensorflow(source: str | Path, part: ModelPart | None = None) -> Tensor
     places = {
         variable: place
         for variable in bundle.shapes
-        if (place := names.place(dialect.paths, dialect.family.keys, variable)) is not None
+        if (place := placed(dialect.paths, dialect.family.keys, variable)) is not None
     }
     by_name = dict(places.values())
     weights = Weights(
@@ -164,7 +232,7 @@ def _dialect(variables: Collection[str], part: ModelPart | None, index: Path) ->
         return any(name.startswith(stem) for name in variables)
 
     if has("electra/"):
-        untied = names.UNTIED_GENERATOR if has("generator/embeddings/") else names.GENERATOR
+        untied = UNTIED_GENERATOR if has("generator/embeddings/") else GENERATOR
         return replace(_DISCRIMINATOR, paths=untied) if part == "generator" else _DISCRIMINATOR
     if part is not None:
         message = f"{part!r} is a part of an ELECTRA, which {index} is not"
@@ -191,11 +259,8 @@ def _settings(dialect: Dialect, weights: Weights) -> HFConfig:
             fix = "Put the one that came with the checkpoint there, under this name."
             raise FolderError(f"{message} number of heads", where=location.parent, fix=fix)
         raw = read_object(location, FolderError)
-    contradictions = [
-        f"{key} {raw[key]!r}, not {size}"
-        for key, size in sizes.items()
-        if raw.get(key, size) != size
-    ]
+    other = {key: size for key, size in sizes.items() if raw.get(key, size) != size}
+    contradictions = [f"{key} {raw[key]!r}, not {size}" for key, size in other.items()]
     if contradictions:
         message = f"does not fit the tensors of {weights.file.name}: it says "
         fix = "Take the file that came with the checkpoint."
@@ -223,7 +288,7 @@ def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
         places["embedding_size"] = (f"{embeddings}.word_embeddings.weight", 1)
     sizes = {}
     for setting, (name, axis) in places.items():
-        shape: Shape = weights.shapes.get(name, ())
+        shape: weight_names.Shape = weights.shapes.get(name, ())
         if axis >= len(shape) or 0 in shape:  # an empty one could claim any length
             actual = f": it is {list(shape)}" if name in weights.shapes else ""
             message = f"has no tensor for {name} of {axis + 1} axes or more{actual}"
@@ -239,7 +304,11 @@ def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
 def _architecture(family: Family, weights: Weights) -> Architecture:
     """Return the class with the most heads among those whose heads all have tensors."""
     rules = (rule for name in weights.shapes for rule in family.keys.origins(name))
-    kinds = {kind for rule in rules if not isinstance(rule, Tie) and (kind := head_of(rule.name))}
+    kinds = {
+        kind
+        for rule in rules
+        if not isinstance(rule, weight_names.Tie) and (kind := head_of(rule.name))
+    }
     candidates = [each for each in family.architectures if each.heads <= kinds]
     if not candidates:
         heads = listed(sorted(kinds)) or "none"
