@@ -36,7 +36,10 @@ def write(path: Path, text: str) -> str:
 
 
 def values(table: Table) -> list[dict[str, object]]:
-    return [dict(row.values) for row in table.rows]
+    try:
+        return [dict(row.values) for row in table.rows]
+    finally:
+        table.close()
 
 
 def csv_text(rows: list[dict[str, str]]) -> str:
