@@ -22,8 +22,9 @@ _HOME = {
     "Metric": "finetuning.metrics", "Model": "model.model", "ModelOutput": "model.model",
     "Predictor": "prediction.predictor", "PretrainConfig": "pretraining.config",
     "PretrainedModel": "hub.model_folder", "Tokenizer": "text.tokenizer",
-    "adapt": "training_runs", "build_corpus": "texts",
+    "adapt": "training_runs", "build_corpus": "texts", "build_index": "indexes",
     "calibrate": "model_folders", "distil": "training_runs",
+    "Index": "prediction.search.index", "search": "indexes",
     "evaluate": "model_folders", "export_model": "model_folders", "finetune": "training_runs",
     "load": "model_folders", "load_model": "model_folders",
     "predict": "model_folders", "preset": "model.families.catalogue", "pretrain": "training_runs",
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from bothways.hub.model_folder import PretrainedModel as PretrainedModel
     from bothways.hub.model_folder import save_model as save_model
     from bothways.hub.publish import push_to_hub as push_to_hub
+    from bothways.indexes import build_index as build_index
+    from bothways.indexes import search as search
     from bothways.model.config import EncoderConfig as EncoderConfig
     from bothways.model.encoder import Encoder as Encoder
     from bothways.model.families.catalogue import preset as preset
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from bothways.model_folders import load_model as load_model
     from bothways.model_folders import predict as predict
     from bothways.prediction.predictor import Predictor as Predictor
+    from bothways.prediction.search.index import Index as Index
     from bothways.pretraining.config import PretrainConfig as PretrainConfig
     from bothways.text.tokenizer import Tokenizer as Tokenizer
     from bothways.texts import build_corpus as build_corpus

@@ -28,6 +28,8 @@ QUICK = {
     "predict": "predict classifier rows.tsv",
     "evaluate": "evaluate classifier train.tsv --json",
     "embed": "embed bert new.txt --out OUT.npy",
+    "index": "index new.txt --model bert --out OUT",
+    "search": "search index 'a good film' --top 2",
     "calibrate": "calibrate classifier dev.tsv --out OUT",
     "describe": "describe classifier",
     "compare": "compare classifier classifier train.tsv",
@@ -85,7 +87,8 @@ def place(tmp_path_factory) -> Path:
     (folder / "text.txt").write_text("\n\n".join(paragraphs))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        run_line(QUICK["corpus build"].replace("OUT", "corpus"), folder, "corpus")
+        for name, made in (("corpus build", "corpus"), ("index", "index")):
+            run_line(QUICK[name].replace("OUT", made), folder, made)
     return folder
 
 

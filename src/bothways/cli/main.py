@@ -69,6 +69,7 @@ _COMMANDS = {
     "lab": ("quickstart", "features", "bench"),
     "plan": ("plan",),
     "predict": ("predict", "embed", "evaluate", "calibrate"),
+    "search": ("index", "search"),
     "serve": ("serve", "play"),
     "training": ("pretrain", "adapt", "finetune", "distil", "sweep"),
 }

@@ -32,7 +32,6 @@ _COMMANDS = {
     "infer": ["predict"],
     "encode": ["embed", "tokenizer encode"],
     "build": ["corpus build"],
-    "search": ["sweep"],
     "speedrun": ["python benchmarks/speedrun.py"],
 }
 """Words for which spelling suggests another command than is meant, and the commands."""

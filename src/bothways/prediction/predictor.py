@@ -340,10 +340,8 @@ class Predictor:
         """
         a, b = (self._vectors(items) for items in (first, second))
         result: NDArray[np.float32]
-        match self.task_model.model.kept.get(PROGRAM, {}).get(
-            sentence_transformers.SIMILARITY, "cosine"
-        ):
-            case "dot" | "dot_score":
+        match self.similarity_name:
+            case "dot":
                 result = a @ b.T
             case "euclidean":
                 result = -np.linalg.norm(a[:, None] - b[None], axis=2)
@@ -352,6 +350,13 @@ class Predictor:
             case _:
                 result = _unit(a) @ _unit(b).T
         return result
+
+    @property
+    def similarity_name(self) -> str:
+        """The similarity that a folder of sentence-transformers names, else "cosine"."""
+        kept = self.task_model.model.kept.get(PROGRAM, {})
+        name = str(kept.get(sentence_transformers.SIMILARITY) or "cosine")
+        return name.removesuffix("_score")
 
     def _vectors(self, items: Any) -> NDArray[np.float32]:
         """Return texts as vectors `(texts, width)`, and vectors as they are."""

@@ -10,9 +10,10 @@ queries and the processor, and equal scores have a fixed order. Memory: one bloc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64, Shaped
+from jaxtyping import Bool, Float, Float32, Int64, Shaped
 from numpy.typing import NDArray
 
 from bothways.core.errors import DataError
@@ -25,9 +26,18 @@ QUERIES = 256
 DOUBTFUL = 2**18
 """Rows in doubt from which they are scored exactly at once, such as those of equal documents."""
 LOWEST = np.float32(np.finfo(np.float32).min)
-Vectors = Float[np.ndarray, "rows width"]
 Score = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float32]]
 Found = tuple[Float32[np.ndarray, "queries k"], Int64[np.ndarray, "queries k"]]
+
+
+@runtime_checkable
+class Vectors(Protocol):
+    """A matrix in fp32, or an object that decodes its rows when they are read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, which: slice | NDArray[np.int64], /) -> Any: ...
 
 
 class Nearest:
@@ -118,10 +128,11 @@ class Nearest:
 
 def top_k(
     queries: Float[np.ndarray, "queries width"],
-    vectors: Float[np.ndarray, "rows components"],
+    vectors: Vectors,
     k: int,
     *,
     names: Shaped[np.ndarray, " rows"] | None = None,
+    deleted: Bool[np.ndarray, " rows"] | None = None,
 ) -> Found:
     """Return the k highest dot products of each query with the rows of a matrix, and the rows.
 
@@ -129,6 +140,7 @@ def top_k(
         queries, vectors: in fp32; unit vectors for cosines. `vectors` may be memory-mapped.
         names: of the rows: of equal scores the highest name comes first, as in trec_eval. None: the
             lowest row.
+        deleted: True for rows that do not count.
 
     Returns:
         Scores and rows, best first; fewer than k if there are fewer rows.
@@ -150,7 +162,10 @@ def top_k(
             block = np.asarray(vectors[start:stop], np.float32)
             with np.errstate(over="ignore", invalid="ignore"):  # `add` refuses the result
                 nearest.slack = np.maximum(nearest.slack, rounding(group, block))
-                nearest.add(start, group @ block.T)
+                scores = group @ block.T
+            if deleted is not None:
+                scores[:, deleted[start:stop]] = -np.inf
+            nearest.add(start, scores)
         results.append(nearest.result())
     scores, rows = (np.concatenate(values) for values in zip(*results, strict=True))
     return scores, rows

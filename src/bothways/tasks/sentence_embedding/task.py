@@ -325,15 +325,17 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             return [example.prompt] * len(self.texts(example))
         if not isinstance(example, VectorExample) or example.text_b is None or example.label:
             return [self.default_prompt] * len(self.texts(example))
+        documents = [self.role_prompt("document")] * (len(example.all_texts) - 1)
+        return [self.role_prompt("query"), *documents]
+
+    def role_prompt(self, role: Literal["query", "document"]) -> str:
+        """Return the prompt of queries or documents, by its common names, else the default one."""
         # Models such as E5 are trained with one prompt for queries and another for documents
-        names = ("document", "passage", "corpus")
-        of_documents = next((name for name in names if name in self.prompts), self.prompt_name)
-        of_queries = "query" if "query" in self.prompts else self.prompt_name
-        query, document = (
+        names = ("query",) if role == "query" else ("document", "passage", "corpus")
+        name = next((name for name in names if name in self.prompts), self.prompt_name)
+        return (
             self.default_prompt if self.prompt is not None or name is None else self.prompts[name]
-            for name in (of_queries, of_documents)
         )
-        return [query, *[document] * (len(example.all_texts) - 1)]
 
     def training_sequences(self, encoded: base.EncodedExample) -> tuple[Sequence, ...]:
         """Return a sequence for each positive: the anchor, the positive and the negatives.

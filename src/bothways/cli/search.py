@@ -1,0 +1,89 @@
+"""`bothways index | search`: an index of texts, and the texts that answer queries."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+import bothways
+from bothways.cli import options
+from bothways.core.bar import error_console, terminal_progress
+from bothways.core.terminal import quantity, say
+
+
+@options.documented_by(bothways.build_index)
+def index(  # noqa: PLR0913 – one option per question
+    *texts: Annotated[str, options.INPUTS],
+    out: Path,
+    model: str | None = None,
+    text: str | None = None,
+    id: str | None = None,
+    stored: Literal["fp32", "bf16", "int8", "binary"] = "fp32",
+    bm25: Annotated[bool, Parameter(negative="")] = False,
+    graph: Annotated[bool, Parameter(negative="")] = False,
+    delete: tuple[str, ...] = (),
+    length: int | None = None,
+    precision: options.Precision = "fp32",
+    device: options.Device = "auto",
+) -> None:
+    """Build an index of texts, or add texts to one and delete others, at once or not at all.
+
+    Parameters
+    ----------
+    texts
+        Files (.txt, .csv, .tsv, .jsonl, .parquet), folders as BEIR's, or a Hub data set. Then
+        settings of the vectors, as for bothways embed.
+    delete
+        The id of a document to delete; may be repeated.
+    """
+    files, words = options.split_inputs(texts)
+    with terminal_progress() as progress:
+        done = bothways.build_index(
+            [Path(file) for file in files], out, model, text=text, id=id, stored=stored, bm25=bm25,
+            graph=graph, delete=delete, length=length, precision=precision, device=device,
+            progress=progress, **options.settings_for(bothways.build_index, words),
+        )  # fmt: skip
+    say(error_console(), f"{quantity(len(done), 'document(s)')} in {out}")
+
+
+@options.documented_by(bothways.search)
+def search(  # noqa: PLR0913 – one option per question
+    index: Path,
+    *queries: Annotated[str, options.INPUTS],
+    top: int = 10,
+    mode: Literal["vectors", "bm25", "hybrid"] = "vectors",
+    exact: Annotated[bool, Parameter(negative="")] = False,
+    rerank: str | None = None,
+    depth: int = 100,
+    model: str | None = None,
+    text: str | None = None,
+    precision: options.Precision = "fp32",
+    device: options.Device = "auto",
+) -> None:
+    """Search an index: a JSON line for each query, with ids, scores and texts of the best hits.
+
+    Parameters
+    ----------
+    queries
+        One text in quotes; or files of queries, one a line, or - for standard input.
+    text
+        Column of the query; default: text.
+    """
+    from bothways.indexes import read_documents
+
+    typed = options.argument_text(queries) if queries else None
+    if typed is None and len(queries) == 1 and queries[0] != "-" and not Path(queries[0]).exists():
+        typed = queries[0]
+    files = [Path(name) for name in queries or ("-",)]
+    texts = [typed] if typed is not None else [query for _, query in read_documents(files, text)]
+    results = bothways.search(
+        index, texts, top, mode=mode, exact=exact, rerank=rerank, depth=depth, model=model,
+        precision=precision, device=device,
+    )  # fmt: skip
+    for query, hits in zip(texts, results, strict=True):
+        line = {"query": query, "hits": [vars(hit) for hit in hits]}
+        print(json.dumps(line, ensure_ascii=False), file=sys.stdout)

@@ -1,0 +1,1 @@
+"""Search: indexes of texts, BM25, and the evaluation of retrieval."""

@@ -1,0 +1,299 @@
+"""Changes of an index: documents that are added, replaced or deleted, at once or not at all.
+
+A change writes a segment of the new documents. Segments before it that are not much larger are
+joined with it, without those of their documents that were deleted; vectors are copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32
+from numpy.typing import NDArray
+
+from bothways.core.atomic_files import replace_file, replace_text
+from bothways.core.config import reader as configs
+from bothways.core.errors import DataError, FolderError, optional
+from bothways.core.folder_lock import lock_folder
+from bothways.core.progress import Progress
+from bothways.core.terminal import listed, surrogate_in
+from bothways.prediction.search import stored_vectors
+from bothways.prediction.search.bm25 import BM25
+from bothways.prediction.search.index import RECORD, Index, IndexRecord, Segment
+
+Embed = Callable[[list[str]], Float32[np.ndarray, "texts width"]]
+WINDOW = 4096
+"""Texts that are embedded at once."""
+LONGEST_ID = 255
+"""Bytes of an id in UTF-8."""
+GRAPH_ROWS = 10_000
+"""Smaller segments are searched exactly, which takes a millisecond."""
+_FILES = re.compile(r"(vectors|signs|ids|offsets|texts|graph|bm25|deleted)-(\d+)(\.\w+)?")
+
+
+def change_index(
+    folder: Path,
+    record: IndexRecord,
+    documents: Iterable[tuple[str | None, str]],
+    embed: Embed,
+    progress: Progress,
+    *,
+    delete: Many[str] = (),
+    bm25: bool = False,
+    graph: bool = False,
+) -> Index:
+    """Build an index, or add documents to it and delete others; a killed change leaves it as it is.
+
+    Args:
+        record: of the index, or of one to build.
+        documents: ids and texts; an id that is in the index is replaced.
+        embed: returns the vectors of documents.
+        delete: ids in the index.
+        bm25, graph: add the words of all documents, a graph of large segments.
+
+    Raises:
+        DataError: an id occurs twice, is unknown, empty or too long; a vector is not finite.
+        ResourceError: another process changes the index, no space, or a package is missing.
+        FolderError: the folder holds other files, or a damaged index.
+    """
+    with lock_folder(folder):
+        index = Index(folder) if (folder / RECORD).exists() else None
+        if index is None and any(_is_foreign(path) for path in folder.iterdir()):
+            fix = "Name a new folder."
+            raise FolderError("holds other files than an index", where=folder, fix=fix)
+        record = record if index is None else index.record
+        _remove_unnamed(folder, record)
+        change = _Change(folder, record, index, record.changes + 1, progress)
+        change.write(documents, embed, frozenset(delete), graph)
+        if bm25 or record.bm25 is not None:
+            change.count_words()
+        replace_text(folder / RECORD, json.dumps(configs.to_dict(change.record), indent=1))
+        return Index(folder)
+
+
+def _is_foreign(path: Path) -> bool:
+    return not path.name.startswith(".") and _FILES.fullmatch(path.name) is None
+
+
+def _remove_unnamed(folder: Path, record: IndexRecord) -> None:
+    """Remove the files of earlier changes that were replaced, or killed."""
+    named = {segment.number for segment in record.segments}
+    for path in list(folder.iterdir()):
+        match = _FILES.fullmatch(path.name)
+        if match is None:
+            continue
+        kept = {"deleted": {record.deleted}, "bm25": {record.bm25}}.get(match[1], named)
+        if int(match[2]) not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+class _Change:
+    """A change that is being written; `record` is the index after it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        record: IndexRecord,
+        index: Index | None,
+        number: int,
+        progress: Progress,
+    ) -> None:
+        self.folder, self.index, self.number, self.progress = folder, index, number, progress
+        self.record = dataclasses.replace(record, changes=number)
+
+    def path(self, name: str, suffix: str = "npy") -> Path:
+        """Return the path of a file of this change."""
+        return self.folder / f"{name}-{self.number}.{suffix}"
+
+    def write(
+        self,
+        documents: Iterable[tuple[str | None, str]],
+        embed: Embed,
+        delete: frozenset[str],
+        graph: bool,
+    ) -> None:
+        """Write the segment and what is deleted of the others."""
+        ids, offsets, joined = list[bytes](), [0], list[int]()
+
+        def write_texts(path: Path) -> None:
+            """Write new documents, and after them those of the segments that are joined."""
+            nonlocal joined
+            with path.open("wb") as file:
+                for name, text in self._named(documents):
+                    self._write_line(file, name, text, ids, offsets)
+                joined = self._delete(ids, delete)
+                self.added = len(ids)
+                for place in joined:
+                    assert self.index is not None
+                    for name, text in self.index.documents(place):
+                        self._write_line(file, name, text, ids, offsets)
+
+        replace_file(self.path("texts", "jsonl"), write_texts)
+        segments = [s for n, s in enumerate(self.record.segments) if n not in joined]
+        if ids:
+            replace_file(self.path("ids"), lambda path: np.save(path, np.array(ids, dtype="S")))
+            replace_file(self.path("offsets"), lambda path: np.save(path, np.array(offsets)))
+            replace_file(
+                self.path("vectors"),
+                lambda path: self._write_vectors(path, len(ids), joined, embed),
+            )
+            graph = (graph or any(s.graph for s in self.record.segments)) and len(ids) >= GRAPH_ROWS
+            if graph:
+                self._build_graph()
+            segments.append(Segment(self.number, len(ids), graph))
+        self._write_deleted(joined)
+        self.record = dataclasses.replace(self.record, segments=tuple(segments))
+
+    def _named(self, documents: Iterable[tuple[str | None, str]]) -> Iterator[tuple[str, str]]:
+        """Yield documents with ids, each once."""
+        names = set[str]()
+        self.progress.stage("reading")
+        for given, text in documents:
+            name = str(self.record.next_id) if given is None else given
+            if given is None:
+                self.record = dataclasses.replace(self.record, next_id=self.record.next_id + 1)
+            fault = None
+            if not name or "\0" in name or surrogate_in(name + text) is not None:
+                fault = "is empty, or it or its text has characters that UTF-8 does not have"
+            elif len(name.encode()) > LONGEST_ID:
+                fault = f"has more than {LONGEST_ID} bytes"
+            elif name in names:
+                fault = "occurs twice"
+            if fault is not None:
+                message = f"the id {name!r:.300} {fault}"
+                raise DataError(message, where="texts", fix="Give each text a short id of its own.")
+            names.add(name)
+            yield name, text
+            self.progress.advance(len(names))
+
+    @staticmethod
+    def _write_line(file: Any, name: str, text: str, ids: list[bytes], offsets: list[int]) -> None:
+        line = json.dumps({"id": name, "text": text}, ensure_ascii=False).encode() + b"\n"
+        file.write(line)
+        ids.append(name.encode())
+        offsets.append(offsets[-1] + len(line))
+
+    def _delete(self, added: list[bytes], delete: frozenset[str]) -> list[int]:
+        """Mark replaced and deleted rows, and return the places of segments to join."""
+        known = _array(()) if self.index is None else self.index.ids[~self.index.deleted]
+        unknown = delete - {
+            name.decode() for name in known[np.isin(known, _array(delete))].tolist()
+        }
+        if unknown:
+            message = f"there is no document {listed(map(repr, sorted(unknown)), 5)} to delete"
+            raise DataError(message, where="delete", fix="Name ids of the index.")
+        if self.index is None:
+            return []
+        self.index.deleted |= np.isin(self.index.ids, np.array([*added, *_array(delete)], "S"))
+        live = [
+            int((~self.index.deleted[start : start + segment.rows]).sum())
+            for start, segment in zip(
+                self.index.vectors.starts.tolist(), self.record.segments, strict=False
+            )
+        ]
+        joined, size = list[int](), len(added)
+        for place in reversed(range(len(live))):
+            # A document is copied again only when its segment has doubled.
+            mostly_deleted = 2 * live[place] < self.record.segments[place].rows
+            if mostly_deleted or (added and live[place] <= size):
+                joined.append(place)
+                size += live[place]
+        return joined
+
+    def _write_vectors(self, path: Path, rows: int, joined: list[int], embed: Embed) -> None:
+        """Embed the new documents, and copy the vectors of the others."""
+        record, start = self.record, 0
+        shape, dtype = (rows, record.width), stored_vectors.DTYPES[record.stored]
+        codes = np.lib.format.open_memmap(path, "w+", dtype, shape)
+        self.progress.stage("embedding", self.added)
+        texts = (json.loads(line)["text"] for line in self._lines())
+        signs = list[NDArray[np.uint64]]()
+        for start in range(0, self.added, WINDOW):
+            vectors = embed([next(texts) for _ in range(min(WINDOW, self.added - start))])
+            if vectors.shape[1:] != (record.width,) or not np.isfinite(vectors).all():
+                message = (
+                    f"the model gives vectors of {vectors.shape[1]} components that are not finite"
+                )
+                fix = "Try another precision; see bothways embed."
+                raise DataError(message, where=record.model, fix=fix)
+            if not record.scale:
+                scale = stored_vectors.choose_scale(vectors)
+                self.record = record = dataclasses.replace(record, scale=scale)
+            codes[start : start + len(vectors)] = stored_vectors.encode(
+                vectors, record.stored, record.scale
+            )
+            if record.stored == "binary":
+                signs.append(stored_vectors.signs(vectors))
+            self.progress.advance(start + len(vectors))
+        start = self.added
+        for place in joined:
+            assert self.index is not None
+            first, segment = int(self.index.vectors.starts[place]), record.segments[place]
+            keep = np.flatnonzero(~self.index.deleted[first : first + segment.rows])
+            codes[start : start + len(keep)] = self.index.vectors.segments[place][keep]
+            start += len(keep)
+            if record.stored == "binary":
+                old = np.load(self.folder / f"signs-{segment.number}.npy")
+                signs.append(old[:, keep])
+        codes.flush()
+        if signs:
+            replace_file(
+                self.path("signs"), lambda path: np.save(path, np.concatenate(signs, axis=1))
+            )
+
+    def _lines(self) -> Iterator[bytes]:
+        with self.path("texts", "jsonl").open("rb") as file:
+            yield from file
+
+    def _build_graph(self) -> None:
+        """Write a graph of the vectors of this segment (HNSW, Malkov and Yashunin 2016)."""
+        with optional("search", "a graph of vectors"):
+            from usearch.index import Index as Graph
+        codes = np.load(self.path("vectors"), mmap_mode="r")
+        vectors = stored_vectors.StoredVectors([codes], self.record.width, self.record.scale)
+        graph = Graph(ndim=self.record.width, metric="ip", dtype="bf16")
+        self.progress.stage("building the graph", len(vectors))
+        for start in range(0, len(vectors), WINDOW):
+            block = vectors[start : start + WINDOW]
+            graph.add(np.arange(start, start + len(block)), block)
+            self.progress.advance(start + len(block))
+        replace_file(self.path("graph", "usearch"), lambda path: graph.save(str(path)))
+
+    def _write_deleted(self, joined: list[int]) -> None:
+        """Write the deleted rows of the segments that stay, by their new numbers."""
+        rows, start = list[NDArray[np.int64]](), 0
+        for place, segment in enumerate(self.record.segments):
+            if place not in joined:
+                assert self.index is not None
+                first = int(self.index.vectors.starts[place])
+                gone = np.flatnonzero(self.index.deleted[first : first + segment.rows])
+                rows.append(gone + start)
+                start += segment.rows
+        deleted = np.concatenate([np.empty(0, np.int64), *rows])
+        if len(deleted):
+            replace_file(self.path("deleted"), lambda path: np.save(path, deleted))
+        number = self.number if len(deleted) else None
+        self.record = dataclasses.replace(self.record, deleted=number)
+
+    def count_words(self) -> None:
+        """Write the words of all documents: the weight of each depends on all of them."""
+        index = Index(self.folder, self.record)
+        places = range(len(self.record.segments))
+        texts = [text for place in places for _, text in index.documents(place)]
+        self.progress.stage("counting words", len(texts))
+        number = self.number if texts else None
+        if texts:
+            BM25.of(texts).save(self.folder / f"bm25-{self.number}")
+        self.record = dataclasses.replace(self.record, bm25=number)
+
+
+def _array(ids: Iterable[str]) -> Any:
+    return np.array([name.encode() for name in ids], "S")

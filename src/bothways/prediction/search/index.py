@@ -1,0 +1,334 @@
+"""An index: a folder with the vectors and texts of documents, searched exactly.
+
+    index.json                   what the others are, the model, prompts, one scale; replaced last
+    vectors-3.npy signs-3.npy    vectors of the third change, signs if they are binary
+    ids-3.npy offsets-3.npy      ids, and where the lines of texts begin
+    texts-3.jsonl                {"id": …, "text": …} of each document
+    graph-3.usearch bm25-3       a graph for approximate search; the words of all documents
+    deleted-3.npy                rows that do not count
+
+Files are never changed: a change writes new ones and replaces index.json, so that a process that is
+killed leaves the old index or the new one. The next change removes what no index.json names. Small
+segments are joined, so that there are some log N of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float32
+from numpy.typing import NDArray
+
+from bothways.core.config import reader as configs
+from bothways.core.errors import ConfigError, DataError, FolderError, optional
+from bothways.core.json_reader import read_object
+from bothways.prediction.predictor import Predictor
+from bothways.prediction.search import stored_vectors
+from bothways.prediction.search.bm25 import BM25
+from bothways.prediction.search.stored_vectors import Stored, StoredVectors
+from bothways.tasks.sentence_embedding.nearest import Found, Nearest, dot_products, top_k
+
+RECORD = "index.json"
+FUSED = 60
+"""Reciprocal rank fusion: Σ 1 / (60 + rank) (Cormack et al. 2009)."""
+DEPTH = 100
+"""Documents of each ranking that are fused."""
+Mode = Literal["vectors", "bm25", "hybrid"]
+_FIX = "Build the index again: bothways index TEXTS --model MODEL --out FOLDER."
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A document that was found: its id, its score in the last stage, and its text."""
+
+    id: str
+    score: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The documents of a change: the number in the names of its files, and their rows."""
+
+    number: int
+    rows: int
+    graph: bool = False
+
+
+@dataclass(frozen=True)
+class IndexRecord:
+    """What index.json holds.
+
+    Attributes:
+        model, digest, settings, length: the model, the SHA-256 of its files, and the changed
+            settings that it was opened with.
+        width: components of a vector.
+        normalised: whether vectors have length 1, so that scores are cosines.
+        stored, scale: see `stored_vectors`.
+        prompts: before a query and before a document.
+        segments: of the documents.
+        deleted, bm25: the numbers of the newest files of these, if there are any.
+        changes: the number of changes.
+        next_id: of a text that has none.
+    """
+
+    model: str
+    digest: str
+    width: int
+    normalised: bool
+    stored: Stored = "fp32"
+    scale: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    length: int | None = None
+    prompts: tuple[str, str] = ("", "")
+    segments: tuple[Segment, ...] = ()
+    deleted: int | None = None
+    bm25: int | None = None
+    changes: int = 0
+    next_id: int = 1
+    format: Literal[1] = 1
+
+
+class Index:
+    """An index as it was when it was opened; later changes of the folder do not reach it.
+
+    Args:
+        folder: that `change.change_index` has made.
+        record: to read in place of index.json.
+
+    Raises:
+        FolderError: it is no index, or damaged.
+    """
+
+    def __init__(self, folder: str | Path, record: IndexRecord | None = None) -> None:
+        self.folder = Path(folder)
+        self.record = record = self._read_record() if record is None else record
+        if record.width < 1 or not math.isfinite(record.scale):
+            raise self._damaged(f"{RECORD} has width {record.width} and scale {record.scale}")
+        numbers = [segment.number for segment in record.segments]
+        vectors = [self._array(f"vectors-{number}", record.width) for number in numbers]
+        self.vectors = StoredVectors(vectors, record.width, record.scale)
+        self.ids = np.concatenate([np.empty(0, "S1"), *(self._array(f"ids-{n}") for n in numbers)])
+        self.offsets = [self._array(f"offsets-{number}") for number in numbers]
+        self.deleted = np.zeros(len(self.ids), bool)
+        counts = [
+            (s.rows, len(v), len(o) - 1)
+            for s, v, o in zip(record.segments, vectors, self.offsets, strict=True)
+        ]
+        if any(len(set(count)) > 1 for count in counts) or len(self.ids) != len(self.vectors):
+            raise self._damaged("its files differ in their numbers of documents")
+        if record.deleted is not None:
+            self.deleted[self._array(f"deleted-{record.deleted}")] = True
+
+    def _read_record(self) -> IndexRecord:
+        if not (self.folder / RECORD).is_file():
+            message = f"is not an index: it has no {RECORD}"
+            fix = "Build one: bothways index TEXTS --model MODEL --out FOLDER."
+            raise FolderError(message, where=self.folder, fix=fix)
+        values = read_object(self.folder / RECORD, FolderError, _FIX)
+        try:
+            return configs.read(IndexRecord, values)
+        except ConfigError as error:
+            raise self._damaged(f"{RECORD}: {error.where}: {error.what}") from error
+
+    def __len__(self) -> int:
+        return int(len(self.deleted) - self.deleted.sum())
+
+    def __repr__(self) -> str:
+        return f"Index({str(self.folder)!r}, documents={len(self):,}, model={self.record.model!r})"
+
+    def _damaged(self, fault: str) -> FolderError:
+        return FolderError(f"the index is damaged: {fault}", where=self.folder, fix=_FIX)
+
+    def _array(self, name: str, width: int | None = None) -> NDArray[Any]:
+        """Open an array of the folder."""
+        try:
+            array: NDArray[Any] = np.load(
+                self.folder / f"{name}.npy", mmap_mode="r", allow_pickle=False
+            )
+        except (OSError, ValueError, EOFError) as error:
+            raise self._damaged(f"{name}.npy: {error}") from error
+        expected = "vectors" in name and stored_vectors.DTYPES[self.record.stored]
+        if (expected and array.dtype != expected) or (width and array.shape[1:] != (width,)):
+            raise self._damaged(f"{name}.npy has {array.shape} numbers of type {array.dtype}")
+        return array
+
+    def texts(self, rows: Iterable[int]) -> list[str]:
+        """Return the texts of documents by row."""
+        texts = list[str]()
+        for row in rows:
+            place = int(np.searchsorted(self.vectors.starts, row, "right")) - 1
+            number, inner = (
+                self.record.segments[place].number,
+                row - int(self.vectors.starts[place]),
+            )
+            begin, end = map(int, self.offsets[place][inner : inner + 2])
+            try:
+                with (self.folder / f"texts-{number}.jsonl").open("rb") as file:
+                    file.seek(begin)
+                    texts.append(json.loads(file.read(end - begin))["text"])
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                raise self._damaged(f"texts-{number}.jsonl: {error}") from error
+        return texts
+
+    # ---- search ----
+
+    def nearest(
+        self, queries: Float32[np.ndarray, "queries width"], k: int, *, exact: bool = False
+    ) -> Found:
+        """Return the scores and rows of the k documents nearest to vectors, best first.
+
+        Args:
+            exact: use no graph.
+
+        Raises:
+            DataError: the width is another one, or a number is not finite.
+        """
+        if queries.shape[1] != self.record.width or not np.isfinite(queries).all():
+            message = f"must have {self.record.width} finite components, not {queries.shape[1]}"
+            message = message if queries.shape[1] != self.record.width else "are not finite"
+            raise DataError(message, where="queries", fix="Embed them by the model of the index.")
+        k = min(k, len(self))
+        if not k or not len(queries):
+            return np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+        if not exact and any(segment.graph for segment in self.record.segments):
+            return self._approximate(queries, k)
+        if self.record.stored == "binary":
+            signs = [self._array(f"signs-{segment.number}") for segment in self.record.segments]
+            return stored_vectors.search_signs(
+                queries, signs, self.vectors, k, self.ids, self.deleted
+            )
+        return top_k(queries, self.vectors, k, names=self.ids, deleted=self.deleted)
+
+    def _approximate(self, queries: NDArray[np.float32], k: int) -> Found:
+        """Search graphs, and segments without one exactly; all candidates are scored exactly."""
+        score = dot_products(queries, self.vectors)
+        nearest = Nearest(k, score, np.zeros(len(queries)), self.ids)
+        for segment, start in zip(self.record.segments, self.vectors.starts.tolist(), strict=False):
+            gone = self.deleted[start : start + segment.rows]
+            if segment.graph:
+                wanted = min(segment.rows, 2 * k + int(gone.sum()))
+                rows = (
+                    self._graph(segment.number)
+                    .search(queries, wanted)
+                    .keys.reshape(len(queries), -1)
+                )
+            else:
+                rows = np.tile(np.arange(segment.rows), (len(queries), 1))
+            numbers, columns = np.nonzero(~gone[rows.astype(np.int64)])
+            found = rows[numbers, columns].astype(np.int64) + start
+            nearest.queries = np.concatenate([nearest.queries, numbers])
+            nearest.rows = np.concatenate([nearest.rows, found])
+        return nearest.result()
+
+    @functools.cache  # noqa: B019 – an index is held as long as its graphs
+    def _graph(self, number: int) -> Any:
+        with optional("search", "a graph of vectors"):
+            from usearch.index import Index as Graph
+        try:
+            return Graph.restore(self.folder / f"graph-{number}.usearch", view=True)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self._damaged(f"graph-{number}.usearch: {error}") from error
+
+    @functools.cached_property
+    def words(self) -> BM25:
+        """The words of all documents.
+
+        Raises:
+            ConfigError: the index was built without them.
+            ResourceError: bm25s is not installed.
+        """
+        if self.record.bm25 is None:
+            fix = "Build the index with bm25=True (bothways index … --bm25)."
+            raise ConfigError("the index was built without BM25", where="mode", fix=fix)
+        try:
+            return BM25.load(self.folder / f"bm25-{self.record.bm25}")
+        except (OSError, ValueError, KeyError) as error:
+            raise self._damaged(f"bm25-{self.record.bm25}: {error}") from error
+
+    def search(
+        self,
+        queries: Many[str],
+        vectors: NDArray[np.float32] | None,
+        k: int = 10,
+        mode: Mode = "vectors",
+        *,
+        exact: bool = False,
+        reranker: Predictor | None = None,
+        depth: int = DEPTH,
+    ) -> list[list[Hit]]:
+        """Return the best documents for queries, best first.
+
+        Args:
+            vectors: of the queries; None if `mode` is "bm25".
+            depth: documents of each ranking that are fused, and that a reranker scores.
+        """
+        count = k if mode != "hybrid" and reranker is None else max(k, depth)
+        rankings = list[list[list[tuple[float, int]]]]()
+        if mode != "bm25":
+            assert vectors is not None
+            scores, rows = self.nearest(vectors, count, exact=exact)
+            rankings.append(
+                [
+                    list(zip(*pair, strict=True))
+                    for pair in zip(scores.tolist(), rows.tolist(), strict=True)
+                ]
+            )
+        if mode != "vectors":
+            rankings.append([self._by_words(query, count) for query in queries])
+        hits = list[list[Hit]]()
+        for query, *lists in zip(queries, *rankings, strict=True):
+            ranking = lists[0] if len(lists) == 1 else self._fused(lists)
+            texts = self.texts([row for _, row in ranking[: count if reranker else k]])
+            found = [
+                Hit(self.ids[row].decode(), score, text)
+                for (score, row), text in zip(ranking, texts, strict=False)
+            ]
+            hits.append(rerank(reranker, query, found)[:k] if reranker and found else found)
+        return hits
+
+    def _by_words(self, query: str, count: int) -> list[tuple[float, int]]:
+        scores, rows = self.words.search(query, count, names=self.ids[self.live])
+        return list(zip(scores.tolist(), self.live[rows].tolist(), strict=True))
+
+    def _fused(self, rankings: Many[Many[tuple[float, int]]]) -> list[tuple[float, int]]:
+        """Fuse rankings by their places alone (reciprocal rank fusion)."""
+        scores = dict[int, float]()
+        for ranking in rankings:
+            for place, (_, row) in enumerate(ranking, 1):
+                scores[row] = scores.get(row, 0.0) + 1 / (FUSED + place)
+        return sorted(
+            ((s, row) for row, s in scores.items()),
+            key=lambda p: (p[0], self.ids[p[1]]),
+            reverse=True,
+        )
+
+    @functools.cached_property
+    def live(self) -> NDArray[np.int64]:
+        """The rows of documents that count, in the order of `words`."""
+        return np.flatnonzero(~self.deleted)
+
+    def documents(self, place: int) -> Iterator[tuple[str, str]]:
+        """Yield ids and texts of the documents of a segment that count."""
+        start, number = int(self.vectors.starts[place]), self.record.segments[place].number
+        with (self.folder / f"texts-{number}.jsonl").open("rb") as file:
+            for row, line in enumerate(file, start):
+                if not self.deleted[row]:
+                    values = json.loads(line)
+                    yield values["id"], values["text"]
+
+
+def rerank(reranker: Predictor, query: str, hits: Many[Hit]) -> list[Hit]:
+    """Return hits by the scores of a cross-encoder, best first."""
+    logits = reranker((query, [hit.text for hit in hits])).logits
+    scored = [dataclasses.replace(hit, score=float(x)) for hit, x in zip(hits, logits, strict=True)]
+    return sorted(scored, key=lambda hit: (hit.score, hit.id), reverse=True)

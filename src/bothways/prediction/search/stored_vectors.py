@@ -1,0 +1,156 @@
+"""Vectors of an index as files: four precisions, memory-mapped, in one segment or several.
+
+| precision | bytes a component | scores |
+|---|---|---|
+| fp32 | 4 | exact |
+| bf16 | 2 | exact products of the rounded vectors |
+| int8 | 1 | the same, of scale · code with one symmetric scale for all |
+| binary | 1 + 1/8 | signs choose candidates by their Hamming distance, int8 codes order them |
+
+Of binary vectors a search reads the signs alone, and the codes of the candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float32, Int64, Shaped
+from numpy.typing import NDArray
+
+from bothways.tasks.sentence_embedding.nearest import BLOCK_ROWS, Found, Nearest, dot_products
+
+Stored = Literal["fp32", "bf16", "int8", "binary"]
+DTYPES = {"fp32": np.float32, "bf16": np.uint16, "int8": np.int8, "binary": np.int8}
+OVERSAMPLING = 20
+"""Candidates of binary vectors for each result; 20 keep 0.99 of the best ten of MiniLM-L6."""
+
+
+class StoredVectors:
+    """The vectors of all segments as one matrix in fp32, of which slices and rows are decoded.
+
+    Args:
+        segments: `(rows, width)` arrays as `encode` returns them, memory-mapped.
+        scale: the value of the code 1 of int8.
+    """
+
+    def __init__(self, segments: Many[NDArray[np.generic]], width: int, scale: float) -> None:
+        self.segments, self.scale = list(segments), scale
+        self.starts = np.cumsum([0, *map(len, segments)])
+        self.shape = int(self.starts[-1]), width
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, which: slice | NDArray[np.int64]) -> Float32[np.ndarray, "rows width"]:
+        if isinstance(which, slice):
+            start, stop, _ = which.indices(len(self))
+            parts = [
+                segment[max(0, start - first) : max(0, stop - first)]
+                for first, segment in zip(self.starts.tolist(), self.segments, strict=False)
+                if first < stop and start < first + len(segment)
+            ]
+            return self._decode(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        result = np.empty((len(which), self.shape[1]), np.float32)
+        places = np.searchsorted(self.starts, which, "right") - 1
+        for place in np.unique(places).tolist():
+            rows = places == place
+            codes = self.segments[place][which[rows] - self.starts[place]]
+            result[rows] = self._decode(codes)
+        return result
+
+    def _decode(self, codes: NDArray[np.generic]) -> NDArray[np.float32]:
+        decoded: NDArray[np.float32] = codes.astype(np.float32, copy=False)
+        if codes.dtype == np.uint16:  # bf16: the upper half of fp32
+            decoded = (codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        elif codes.dtype == np.int8:
+            decoded *= np.float32(self.scale)
+        return decoded
+
+
+def encode(
+    vectors: Float32[np.ndarray, "rows width"], stored: Stored, scale: float
+) -> NDArray[np.generic]:
+    """Return vectors as they are stored."""
+    match stored:
+        case "fp32":
+            return vectors
+        case "bf16":
+            # To the nearest, ties to even: the last bit that stays decides.
+            bits = vectors.view(np.uint32)
+            return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.clip(np.rint(vectors / scale), -127, 127).astype(np.int8)
+
+
+def choose_scale(vectors: Float32[np.ndarray, "rows width"]) -> float:
+    """Return the scale of int8 from the first vectors; of a few the largest may be small."""
+    largest = max(float(np.abs(vectors).max()), 5 * float(np.sqrt(np.square(vectors).mean())))
+    return (largest or 1.0) / 127
+
+
+def signs(vectors: Float32[np.ndarray, "rows width"]) -> Shaped[np.ndarray, "words rows"]:
+    """Return the signs of vectors, 64 components a word; the words of a component together."""
+    bits = np.packbits(vectors > 0, axis=1)
+    padded = np.pad(bits, ((0, 0), (0, -bits.shape[1] % 8)))
+    return np.ascontiguousarray(padded.view(np.uint64).T)
+
+
+def search_signs(
+    queries: Float32[np.ndarray, "queries width"],
+    segments: Many[Shaped[np.ndarray, "words _"]],
+    vectors: StoredVectors,
+    k: int,
+    names: Shaped[np.ndarray, " rows"],
+    deleted: Shaped[np.ndarray, " rows"],
+) -> Found:
+    """Return the k best of the rows whose signs are nearest to those of a query."""
+    count = min(len(vectors), k * OVERSAMPLING)
+    candidates = [
+        _nearest_signs(query, segments, vectors.starts.tolist(), count, deleted)
+        for query in signs(queries).T
+    ]
+    nearest = Nearest(k, dot_products(queries, vectors), np.zeros(len(queries)), names)
+    nearest.queries = np.repeat(np.arange(len(queries)), [len(rows) for rows in candidates])
+    nearest.rows = np.concatenate(candidates)
+    return nearest.result()
+
+
+def _count_bits(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """Return the number of bits that are set in each word."""
+    counts: NDArray[np.uint8]
+    if hasattr(np, "bitwise_count"):  # since NumPy 2
+        counts = np.bitwise_count(words)
+        return counts
+    table = np.array([number.bit_count() for number in range(256)], np.uint8)
+    bits = table[words.view(np.uint8)].reshape(-1, 8)
+    counts = bits.sum(axis=1, dtype=np.uint8)
+    return counts
+
+
+def _nearest_signs(
+    query: Shaped[np.ndarray, " words"],
+    segments: Many[Shaped[np.ndarray, "words _"]],
+    starts: Many[int],
+    count: int,
+    deleted: Shaped[np.ndarray, " rows"],
+) -> Int64[np.ndarray, " candidates"]:
+    """Return the rows with the fewest different signs, the first of equals."""
+    rows, distances = np.empty(0, np.int64), np.empty(0, np.uint16)
+    limit = np.uint16(2**16 - 1)
+    for first, segment in zip(starts, segments, strict=False):
+        for start in range(0, segment.shape[1], 4 * BLOCK_ROWS):
+            block = segment[:, start : start + 4 * BLOCK_ROWS]
+            different = np.zeros(block.shape[1], np.uint16)
+            for word, bits in zip(query, block, strict=True):
+                different += _count_bits(bits ^ word)
+            if len(deleted):
+                different[deleted[first + start : first + start + len(different)]] = limit
+            near = np.flatnonzero(different < limit)
+            rows = np.concatenate([rows, near + first + start])
+            distances = np.concatenate([distances, different[near]])
+            if len(rows) > count:
+                best = np.argsort(distances, kind="stable")[:count]
+                rows, distances = rows[best], distances[best]
+                limit = distances[-1]
+    return rows

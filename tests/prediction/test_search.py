@@ -1,0 +1,370 @@
+"""Indexes: exact as brute force, changed at once or not at all, checked against their model, damaged ones refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bothways
+from bothways.cli.main import app
+from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
+from bothways.core.progress import SILENT
+from bothways.prediction.search import change, stored_vectors
+from bothways.prediction.search.bm25 import BM25, words_of
+from bothways.prediction.search.change import change_index
+from bothways.prediction.search.index import Hit, Index, IndexRecord
+from bothways.prediction.search.stored_vectors import StoredVectors
+from toy_masked import make_masked
+
+WIDTH = 70  # no multiple of 64
+RECORD = IndexRecord("model", "digest", WIDTH, True, "fp32")
+
+
+def embed(texts: Iterable[str]) -> np.ndarray:
+    """A unit vector of each text, which is its own seed."""
+    rows = [np.random.default_rng([*text.encode()]).standard_normal(WIDTH) for text in texts]
+    return np.stack([row / np.linalg.norm(row) for row in rows]).astype(np.float32)
+
+
+def add(
+    folder: Path,
+    documents: Mapping[str, str],
+    delete: Any = (),
+    record: Any = RECORD,
+    **options: Any,
+) -> Index:
+    return change_index(folder, record, documents.items(), embed, SILENT, delete=delete, **options)
+
+
+def found(index: Index, query: str, k: int = 5, **options: Any) -> list[Hit]:
+    return index.search([query], embed([query]), k, **options)[0]
+
+
+def expected(documents: Mapping[str, str], query: str, k: int = 5) -> list[Hit]:
+    """Hits by brute force in float64."""
+    (vector,) = embed([query]).astype(float)
+    scores = {
+        name: float(np.float32((embed([text])[0] * vector).sum()))
+        for name, text in documents.items()
+    }
+    order = sorted(scores, key=lambda name: (scores[name], name), reverse=True)[:k]
+    return [Hit(name, scores[name], documents[name]) for name in order]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_index_that_changed_is_one_of_its_documents(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change, "WINDOW", 7)
+    draw, documents = random.Random(seed), dict[str, str]()
+    for step in range(12):
+        new = {
+            f"d{draw.randrange(80)}": f"text {draw.randrange(40)}"
+            for _ in range(draw.choice([0, 3, 20]))
+        }
+        delete = draw.sample(sorted(documents), min(len(documents), draw.choice([0, 2, 15])))
+        index = add(tmp_path / "index", new, delete)
+        documents = {name: text for name, text in documents.items() if name not in delete} | new
+        assert len(index) == len(documents)
+        assert found(index, f"text {step}") == expected(documents, f"text {step}")
+        assert found(index, "text 1", 100) == expected(documents, "text 1", 100)
+        assert len(index.record.segments) <= 7
+        assert len(set(index.ids[index.live].tolist())) == len(index)
+    named = {segment.number for segment in index.record.segments} | {index.record.deleted}
+    add(tmp_path / "index", {"last": "one"})
+    numbers = {int(path.stem.split("-")[1]) for path in (tmp_path / "index").glob("*-*")}
+    assert numbers <= named | {13}
+
+
+@pytest.mark.parametrize(("stored", "least"), [("bf16", 0.97), ("int8", 0.9), ("binary", 0.85)])
+def test_stored_vectors_find_the_same_documents(tmp_path: Path, stored: Any, least: float) -> None:
+    documents = {f"d{n}": f"text {n}" for n in range(600)}
+    record = dataclasses.replace(RECORD, stored=stored)
+    half = dict(list(documents.items())[:400])
+    add(tmp_path / "index", half, record=record)
+    index = add(tmp_path / "index", {n: t for n, t in documents.items() if n not in half}, ["d0"])
+    del documents["d0"]
+    queries = [f"query {n}" for n in range(20)]
+    hits = [{hit.id for hit in found(index, query, 10)} for query in queries]
+    right = [{hit.id for hit in expected(documents, query, 10)} for query in queries]
+    assert np.mean([len(a & b) / 10 for a, b in zip(hits, right, strict=True)]) >= least
+    assert index.vectors[np.array([3, 401])].shape == (2, WIDTH)
+    # The scores are those of the decoded vectors.
+    vectors = index.vectors[np.arange(len(index.ids))].astype(float)
+    for hit in found(index, "query 1", 10):
+        row = int(np.flatnonzero(index.ids == hit.id.encode())[-1])
+        assert hit.score == np.float32((vectors[row] * embed(["query 1"])[0]).sum())
+
+
+def test_codes_are_those_of_torch_and_of_sentence_transformers() -> None:
+    import torch
+    from sentence_transformers.util.quantization import quantize_embeddings
+
+    vectors = embed([f"text {n}" for n in range(200)])
+    bf16 = stored_vectors.encode(vectors, "bf16", 0.0)
+    assert np.array_equal(bf16, torch.from_numpy(vectors).bfloat16().view(torch.uint16).numpy())
+    bits = stored_vectors.signs(vectors)
+    reference = quantize_embeddings(vectors, "ubinary")
+    assert np.array_equal(bits.T.copy().view(np.uint8)[:, : reference.shape[1]], reference)
+    scale = stored_vectors.choose_scale(vectors)
+    codes = stored_vectors.encode(vectors, "int8", scale)
+    assert np.abs(StoredVectors([codes], WIDTH, scale)[:] - vectors).max() <= scale / 2 * 1.001
+    assert np.abs(codes).max() <= 127
+
+
+def test_signs_are_counted_without_numpy_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = np.random.default_rng(0).integers(0, 2**63, 50, np.uint64)
+    counts = [int(word).bit_count() for word in words]
+    assert stored_vectors._count_bits(words).tolist() == counts
+    monkeypatch.delattr(np, "bitwise_count", raising=False)
+    assert stored_vectors._count_bits(words).tolist() == counts
+
+
+def die_at(number: int) -> None:
+    """End this process in place of the renaming of a file with this number."""
+    count, replace = 0, Path.replace
+
+    def dying(self: Path, target: Any) -> Path:
+        nonlocal count
+        count += 1
+        if count == number:
+            os._exit(9)
+        return replace(self, target)
+
+    Path.replace = dying  # type: ignore[method-assign, assignment]
+
+
+def test_a_killed_change_leaves_the_old_index_or_the_new_one(tmp_path: Path) -> None:
+    """The process ends before the n-th file gets its name, for every n."""
+    old = {f"d{n}": f"text {n}" for n in range(30)}
+    new = {f"d{n}": f"new {n}" for n in range(20, 40)}
+    add(tmp_path / "base", old)
+    after = {name: text for name, text in old.items() if name != "d3"} | new
+    outcomes = list[bool]()
+    for kill_at in range(20):
+        folder = tmp_path / f"index{kill_at}"
+        shutil.copytree(tmp_path / "base", folder)
+        if (child := os.fork()) == 0:
+            die_at(kill_at)
+            add(folder, new, ["d3"])
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        index = Index(folder)
+        documents = {
+            name: text
+            for place in range(len(index.record.segments))
+            for name, text in index.documents(place)
+        }
+        outcomes.append(documents == after)
+        assert documents in (old, after)
+        assert found(index, "text 25") == expected(documents, "text 25")
+        repaired = add(folder, new, ["d3"] if documents == old else [])
+        assert found(repaired, "new 25") == expected(after, "new 25")
+        if os.waitstatus_to_exitcode(status) == 0 and kill_at:
+            break
+    assert outcomes[1:-1] == [False] * (len(outcomes) - 2)
+    assert len(outcomes) > 5
+    assert outcomes[-1]
+
+
+def test_a_mistake_in_a_change_leaves_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "index"
+    add(folder, {"a": "one"})
+    for documents, delete, message in (
+        ([("b", "x"), ("b", "y")], [], "the id 'b' occurs twice"),
+        ([("", "x")], [], "the id '' is empty"),
+        ([("x" * 256, "x")], [], "has more than 255 bytes"),
+        ([("a\0b", "x")], [], "the id 'a"),
+        ([], ["nobody"], "there is no document 'nobody' to delete"),
+    ):
+        with pytest.raises(DataError, match=message):
+            change_index(folder, RECORD, documents, embed, SILENT, delete=delete)
+    for bad in (lambda texts: embed(texts) * np.nan, lambda texts: embed(texts)[:, :9]):
+        with pytest.raises(DataError, match="components that are not finite"):
+            change_index(folder, RECORD, [("b", "x")], bad, SILENT)
+    assert found(Index(folder), "one") == expected({"a": "one"}, "one")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").touch()
+    with pytest.raises(FolderError, match="holds other files than an index"):
+        add(tmp_path / "other", {"a": "one"})
+
+
+def test_queries_that_do_not_fit(tmp_path: Path) -> None:
+    index = add(tmp_path / "index", {"a": "one"})
+    with pytest.raises(DataError, match="must have 70 finite components, not 3"):
+        index.nearest(np.ones((1, 3), np.float32), 1)
+    with pytest.raises(DataError, match="are not finite"):
+        index.nearest(np.full((1, WIDTH), np.nan, np.float32), 1)
+    with pytest.raises(ConfigError, match="built without BM25"):
+        index.search(["one"], None, mode="bm25")
+    assert add(tmp_path / "index", {}, ["a"]).nearest(embed(["x"]), 3)[0].shape == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["index.json", "vectors-1.npy", "ids-1.npy", "offsets-1.npy", "texts-1.jsonl"]
+)
+@pytest.mark.parametrize("damage", ["gone", "cut", "noise"])
+def test_a_damaged_index_is_one_message(tmp_path: Path, name: str, damage: str) -> None:
+    index = add(tmp_path / "index", {f"d{n}": f"text {n}" for n in range(9)})
+    file = index.folder / name
+    content = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(content[: len(content) // 2] if damage == "cut" else os.urandom(200))
+    with pytest.raises(
+        FolderError, match=r"the index is damaged|is not an index|is not JSON|is not UTF-8"
+    ):
+        found(Index(index.folder), "text 1", 9)
+
+
+def test_a_record_with_impossible_values(tmp_path: Path) -> None:
+    folder = add(tmp_path / "index", {"a": "one"}).folder
+    record = json.loads((folder / "index.json").read_text())
+    for change_ in ({"width": 0}, {"width": 71}, {"stored": "int8"}, {"scale": "x"}, {"new": 1}):
+        (folder / "index.json").write_text(json.dumps(record | change_))
+        with pytest.raises(FolderError, match="the index is damaged"):
+            Index(folder)
+
+
+def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces() -> None:
+    bm25s = pytest.importorskip("bm25s")
+    assert words_of("The cats, 两只猫 of U2; a") == ["cats", "两", "只", "猫", "u2"]
+    draw = random.Random(0)
+    texts = [
+        " ".join(draw.choices(["cat", "dog", "rain", "sun", "Paris", "the"], k=draw.randrange(9)))
+        for _ in range(50)
+    ]
+    reference = bm25s.BM25()
+    reference.index(bm25s.tokenize(texts, show_progress=False), show_progress=False)
+    counted = BM25.of(texts)
+    for query in ("cat rain", "Paris, Paris sun", "the"):
+        tokens = [token for token in query.lower().replace(",", "").split() if token != "the"]
+        scores = reference.get_scores(tokens) if tokens else np.zeros(50, np.float32)
+        values, rows = counted.search(query, 50)
+        assert np.array_equal(np.sort(rows), np.flatnonzero(scores > 0))
+        assert np.allclose(values, scores[rows])
+        assert np.all(np.diff(values) <= 0)
+
+
+def test_words_and_fused_ranks_of_a_changed_index(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s")
+    first = {f"d{n}": f"text {n} cat" for n in range(8)}
+    add(tmp_path / "index", first, bm25=True)
+    index = add(tmp_path / "index", {"d1": "a dog", "e": "dog and cat"}, ["d2"])
+    fresh = add(
+        tmp_path / "fresh",
+        {
+            **{n: t for n, t in first.items() if n not in ("d1", "d2")},
+            "d1": "a dog",
+            "e": "dog and cat",
+        },
+        bm25=True,
+    )
+    hits = found(index, "dog", mode="bm25")
+    assert [hit.id for hit in hits] == ["d1", "e"]
+    assert hits == found(fresh, "dog", mode="bm25")
+    by_vector = [hit.id for hit in found(index, "dog cat", 100)]
+    by_words = [hit.id for hit in found(index, "dog cat", 100, mode="bm25")]
+    fused = {
+        name: sum(1 / (61 + ranks.index(name)) for ranks in (by_vector, by_words) if name in ranks)
+        for name in by_vector
+    }
+    both = found(index, "dog cat", 3, mode="hybrid")
+    assert [hit.score for hit in both] == pytest.approx(sorted(fused.values(), reverse=True)[:3])
+    assert all(hit.score == pytest.approx(fused[hit.id]) for hit in both)
+    assert found(index, "zebra", mode="bm25") == []
+
+
+def test_a_graph_finds_what_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("usearch")
+    monkeypatch.setattr(change, "GRAPH_ROWS", 100)
+    documents = {f"d{n}": f"text {n}" for n in range(300)}
+    add(tmp_path / "index", documents, graph=True)
+    index = add(tmp_path / "index", {"new": "text 301"}, ["d7"])
+    assert [segment.graph for segment in index.record.segments] == [True, False]
+    documents = {**documents, "new": "text 301"}
+    del documents["d7"]
+    assert found(index, "text 7", exact=True) == expected(documents, "text 7")
+    shared = [
+        len({*found(index, f"q{n}", 10)} & {*expected(documents, f"q{n}", 10)}) for n in range(20)
+    ]
+    assert np.mean(shared) > 9
+    (index.folder / "graph-1.usearch").write_bytes(b"no graph")
+    with pytest.raises(FolderError, match=r"the index is damaged: graph-1"):
+        found(Index(index.folder), "text 7")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("masked")
+    make_masked(folder)
+    return str(folder / "model")
+
+
+def test_commands_and_functions_give_the_same(
+    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"_id": "x", "title": "A", "text": "cat"}, {"id": "y", "text": "the dog"}]
+    Path("texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("more.txt").write_text("a cat\nthe bird\n")
+    files, prompts = ["texts.jsonl", "more.txt"], {"query": "the ", "passage": "a "}
+    bothways.build_index([Path(file) for file in files], "index", model, prompts=prompts)
+    line = ["index", *files, "--model", model, "--out", "cls", "pooling=cls"]
+    app(line, result_action="return_value")
+    assert Index("cls").record.settings == {"pooling": "cls"}
+    app(["index", "more.txt", "--out", "index", "--delete", "y"], result_action="return_value")
+    index = Index("index")
+    assert sorted(index.ids[index.live].tolist()) == [b"more.txt:1", b"more.txt:2", b"x"]
+    assert index.record.prompts == ("the ", "a ")
+    capsys.readouterr()
+    app(["search", "index", "the dog", "--top", "2"], result_action="return_value")
+    line = json.loads(capsys.readouterr().out)
+    hits = bothways.search("index", "the dog", 2)
+    assert line == {"query": "the dog", "hits": [vars(hit) for hit in hits]}
+    embedder = bothways.load(model, "embed")
+    texts = {"x": "A cat", "more.txt:1": "a cat", "more.txt:2": "the bird"}
+    cosines = embedder.similarity(
+        embedder.encode("the dog", prompt="the "),
+        embedder.encode(list(texts.values()), prompt="a "),
+    )
+    assert max(cosines[0]) == pytest.approx(hits[0].score, abs=1e-5)
+    assert hits[0].text == texts[hits[0].id]
+    assert bothways.search(
+        index, ["the dog"], 2, model=bothways.load(model, "embed", prompts=dict(query="the "))
+    ) == [hits]
+
+
+def test_an_index_belongs_to_its_model(tmp_path: Path, model: str) -> None:
+    made = bothways.build_index(["cat", "dog"], tmp_path / "index", model, progress=False)
+    (tmp_path / "other").mkdir()
+    make_masked(tmp_path / "other", seed=8)
+    other = str(tmp_path / "other" / "model")
+    moved = shutil.copytree(model, tmp_path / "moved")
+    assert bothways.search(made, "cat", model=moved) == bothways.search(made, "cat")
+    for call in (
+        lambda: bothways.search(made, "cat", model=other),
+        lambda: bothways.build_index(["bird"], tmp_path / "index", other, progress=False),
+    ):
+        with pytest.raises(FolderError, match="is not the model of the index"):
+            call()
+    with pytest.raises(ConfigError, match="has its settings already"):
+        bothways.build_index(["a"], tmp_path / "index", stored="int8", progress=False)
+    with pytest.raises(ConfigError, match="there is no index yet, and no model"):
+        bothways.build_index(["a"], tmp_path / "new", progress=False)
+    with pytest.raises(BothwaysError, match=r"is not an index: it has no index\.json"):
+        bothways.search(tmp_path, "cat")
+    again = bothways.build_index(["bird"], tmp_path / "index", progress=False)
+    assert sorted(again.ids.tolist()) == [b"1", b"2", b"3"]
