@@ -214,7 +214,7 @@ def _read_adapted(adapter: Adapter) -> HFConfig:
         raise FolderError(message, where=adapter.folder / RECORD)
     if recorded:
         replaced = {*_OUTPUT_KEYS, *(key for key, _ in family.dropouts.values())}
-        # The base model's outputs and dropouts are not those of the adapted head.
+        # The base model's outputs and dropouts do not belong to the adapted head.
         raw = {key: value for key, value in raw.items() if key not in replaced} | recorded
     config = read_family_config(family, raw, base.where)
     folder = adapter.folder if recorded else adapter.base

@@ -34,7 +34,7 @@ class VectorStep:
         model: what computes the vectors: `module`, or torch's replica of it.
         module: the model with its loss.
         microbatches: the batches of this rank.
-        weights: the weights of each batch, and `total` those of the step over all ranks.
+        weights: the weights of each batch, and `total` the sums over the step and all ranks.
         arithmetic: the context of the model's precision.
     """
 

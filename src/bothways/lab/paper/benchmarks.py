@@ -43,7 +43,7 @@ SQUAD_COLUMNS = {
 SWAG, SWAG_POINT = "SWAG", GridPoint(2e-5, 16, 3.0)
 NER = "CoNLL-2003"
 NER_FILES = (("eng.train", "train.txt"), ("eng.testa", "valid.txt"), ("eng.testb", "test.txt"))
-"""File names of the splits train, dev and test, those of the shared task first."""
+"""File names of the splits train, dev and test, the shared task's first."""
 NER_GRID = tuple(
     GridPoint(rate, batch, epochs, length=512)
     for batch in (16, 32)

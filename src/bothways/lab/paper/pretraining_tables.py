@@ -30,7 +30,7 @@ from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining.config import PretrainConfig
 
 Scale = Literal["small", "paper"]
-"""Sizes of models and data: for a CPU, or those of the papers."""
+"""Sizes of models and data: for a CPU, or the papers'."""
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
             (name for name, value in _POOLINGS.items() if value == reads), ""
         ),
         **write_rotary(config),
-        # Absent ids would be those of the published vocabulary.
+        # Absent ids would be the published vocabulary's.
         **({} if config.vocab > _PAD else {"bos_token_id": None, "eos_token_id": None}),
     }
 

@@ -151,7 +151,7 @@ GPT2 = Family(
         write_more=lambda config: {
             "embd_pdrop": config.dropout_at("embedding"),
             "n_inner": {4 * config.width: None}.get(size := config.intermediate_size, size),
-            # Absent ids would be those of the published vocabulary.
+            # Absent ids would be the published vocabulary's.
             **({} if config.vocab > _END else {"bos_token_id": None, "eos_token_id": None}),
         },
     ),

@@ -160,7 +160,7 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
             "",
         ),
         "classifier_pooling": {"first": "cls", "mean": "mean"}[inner.reads],
-        # Absent ids would be those of the published vocabulary.
+        # Absent ids would be the published vocabulary's.
         **({} if config.vocab > _PAD else dict.fromkeys(_SPECIALS)),
     }
 

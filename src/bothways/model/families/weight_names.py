@@ -298,7 +298,7 @@ def _stored_names(rule: Rule) -> tuple[str, ...]:
 def untied(table: KeyTable) -> KeyTable:
     """Return the names of a model whose output layer has a matrix of its own.
 
-    A copy in a tied model is a tensor here. Of two biases, that of the output layer is read:
+    A copy in a tied model is a tensor here. Of two biases, the output layer's is read:
     transformers 5 keeps both apart and reads that one. Version 4 had one tensor for both, which
     its files hold under the other name.
     """

@@ -41,7 +41,7 @@ class TextTargets(Targets):
     Attributes:
         roles: ANCHOR, POSITIVE or OTHER; FILLER for texts that carry no weight.
         keys: equal for texts of one content, by which right documents of other queries are
-            recognised; for texts with a class, that of the class.
+            recognised; for texts with a class, the key of the class.
         scores: the score of a pair at its second text, or a teacher's score of each document;
             NaN for none.
         guide: the unit vectors of a guide `(texts, guide width)`; of width 0 without one.
@@ -90,7 +90,7 @@ class InBatchSoftmax:
         margin: candidates with s > s(positive) − margin are dropped as likely positives; None
             keeps them, or is 0 with a guide.
         guide: a folder of another model of vectors, whose cosines are compared with the margin
-            (Solatorio 2024); None for those of the vectors themselves.
+            (Solatorio 2024); None for cosines of the vectors themselves.
     """
 
     temperature: float = 0.05
@@ -118,34 +118,34 @@ class InBatchSoftmax:
 
         forward = queries @ documents.T
         of_positive = forward[rows, positives]
-        # seen: the vectors by which likely positives are recognised
-        seen = units.detach() if self.guide is None else torch.as_tensor(texts.guide).to(units)
-        seen_queries, seen_documents = seen[anchors], seen[~anchors]
+        # the vectors by which likely positives are recognised
+        guides = units.detach() if self.guide is None else torch.as_tensor(texts.guide).to(units)
+        guide_queries, guide_documents = guides[anchors], guides[~anchors]
         margin = 0.0 if self.guide is not None and self.margin is None else self.margin
-        bar = (seen_queries * seen_documents[positives]).sum(-1)
+        bar = (guide_queries * guide_documents[positives]).sum(-1)
 
         def likely(side: Tensor, others: Tensor) -> Bool[Tensor, "queries candidates"]:
-            """Return which candidates are as close as the positive."""
+            """Return True for candidates that are as close as the positive."""
             similarities = side @ others.T
             if margin is None:
                 return torch.zeros_like(similarities, dtype=torch.bool)
             return similarities > bar[:, None] - margin
 
-        dropped = answers | likely(seen_queries, seen_documents)
+        dropped = answers | likely(guide_queries, guide_documents)
         dropped = dropped.index_put((rows, positives), torch.zeros_like(rows, dtype=torch.bool))
         sides = [_logits(forward, dropped, self.temperature)]
         if self.directions != "query":
             backward = queries @ documents[positives].T  # (queries, positives)
             other_queries = answers[:, positives].T | likely(
-                seen_documents[positives], seen_queries
+                guide_documents[positives], guide_queries
             )
             other_queries = other_queries.fill_diagonal_(False)
             sides.append(_logits(backward.T, other_queries, self.temperature))
         if self.directions == "all":
-            same_query = same_query | likely(seen_queries, seen_queries)
+            same_query = same_query | likely(guide_queries, guide_queries)
             among_queries = _logits(queries @ queries.T, same_query, self.temperature)
             related = (owners == rows[:, None]) | answers
-            related = related | likely(seen_documents[positives], seen_documents)
+            related = related | likely(guide_documents[positives], guide_documents)
             among_documents = documents[positives] @ documents.T
             sides += [among_queries, _logits(among_documents, related, self.temperature)]
             normaliser = torch.cat(sides, dim=1).logsumexp(1)
