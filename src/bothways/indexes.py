@@ -100,7 +100,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     )  # fmt: skip
     with shown_progress(progress) as reporter:
         return change_index(
-            folder, record, read_documents(texts, text, id),
+            folder, record, read_texts(texts, text, id),
             lambda items: embedder.encode(
                 items, prompt=record.prompts[1], normalize_embeddings=record.normalised
             ),
@@ -145,7 +145,7 @@ def open_embedder(
     return embedder
 
 
-def read_documents(
+def read_texts(
     texts: Any, text: str | None = None, id: str | None = None
 ) -> Iterator[tuple[str | None, str]]:
     """Yield ids and texts; see `build_index`. None for rows of Python without an id."""

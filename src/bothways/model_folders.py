@@ -160,14 +160,14 @@ def predict(  # noqa: PLR0913 – one option per question
         ['given', 'label', 'probabilities']
     """
     from bothways.core.errors import ConfigError
-    from bothways.prediction.bulk.parts import BulkRequest, expand_names
+    from bothways.prediction.bulk.parts import BulkRequest, expand_patterns
     from bothways.prediction.bulk.run import predict_files, predict_rows
 
     items = [files] if isinstance(files, str | Path) else list(files)
     given = [item for item in items if not isinstance(item, str | Path)]
     request = BulkRequest(
         str(model),
-        () if given else tuple(expand_names(map(str, items))),
+        () if given else tuple(expand_patterns(map(str, items))),
         task=task,
         settings=settings,
         length=length,

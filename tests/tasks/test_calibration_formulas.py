@@ -25,7 +25,9 @@ def test_temperature_has_the_least_cross_entropy(classes, temperature):
     logits, truth = drawn(1500, classes, temperature)
 
     def loss(t: float) -> float:
-        return calibration.cross_entropy(softmax(logits / t)[np.arange(len(truth)), truth])
+        return calibration.negative_log_likelihood(
+            softmax(logits / t)[np.arange(len(truth)), truth]
+        )
 
     best = minimize_scalar(loss, bounds=(0.05, 20), method="bounded", options={"xatol": 1e-10})
     found = calibration.fit_temperature(logits, truth)

@@ -73,13 +73,13 @@ def search(  # noqa: PLR0913 – one option per question
     text
         Column of the query; default: text.
     """
-    from bothways.indexes import read_documents
+    from bothways.indexes import read_texts
 
     typed = options.argument_text(queries) if queries else None
     if typed is None and len(queries) == 1 and queries[0] != "-" and not Path(queries[0]).exists():
         typed = queries[0]
     files = [Path(name) for name in queries or ("-",)]
-    texts = [typed] if typed is not None else [query for _, query in read_documents(files, text)]
+    texts = [typed] if typed is not None else [query for _, query in read_texts(files, text)]
     results = bothways.search(
         index, texts, top, mode=mode, exact=exact, rerank=rerank, depth=depth, model=model,
         precision=precision, device=device,

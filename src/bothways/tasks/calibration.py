@@ -125,6 +125,6 @@ def conformal_threshold(right: Float64[np.ndarray, " examples"], error: float) -
     return float(np.sort(right)[::-1][rank - 1])
 
 
-def cross_entropy(right: Float64[np.ndarray, "*shape"]) -> float:
+def negative_log_likelihood(right: Float64[np.ndarray, "*shape"]) -> float:
     """Return the mean −log of the probabilities of what is true, in nats."""
     return -float(np.log(np.maximum(right, TINY)).mean())

@@ -189,7 +189,7 @@ def _measure(logits: NDArray[np.float64], truth: NDArray[Any], several: bool) ->
         true = shares[np.arange(len(truth)), truth]
     for confidence, correct in zip(confidences.tolist(), right.tolist(), strict=True):
         counts.add(confidence, correct)
-    return {"loss": formulas.cross_entropy(true), "calibration_error": counts.error}
+    return {"loss": formulas.negative_log_likelihood(true), "calibration_error": counts.error}
 
 
 def _fold(task_model: TaskModel[Any, Any], scale: formulas.Scale) -> None:

@@ -175,7 +175,7 @@ def kept_columns(keep: tuple[str, ...]) -> list[tuple[str, str]]:
     return pairs
 
 
-def expand_names(names: Iterable[str]) -> Iterator[str]:
+def expand_patterns(names: Iterable[str]) -> Iterator[str]:
     """Yield names of files; a glob in quotes yields the files that match."""
     for name in names:
         if not glob.has_magic(name) or is_url(name) or os.path.exists(local_path(name)):

@@ -112,7 +112,7 @@ def _key(text: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def example_of(row: Row, columns: EmbedColumns, where: str) -> VectorExample:
+def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample:
     """Return the example in a row.
 
     Raises:
@@ -184,7 +184,7 @@ def loss_for(examples: Many[VectorExample]) -> losses.VectorLoss:
     return losses.InBatchSoftmax()
 
 
-def check_examples(
+def check_vector_examples(
     loss: losses.VectorLoss, train: Many[VectorExample], dev: Many[VectorExample]
 ) -> list[Finding]:
     """Return the reasons why examples cannot be learned by a loss, and what looks wrong in them."""

@@ -52,9 +52,9 @@ from bothways.tasks.sentence_embedding.examples import (
     COLUMNS,
     EmbedColumns,
     VectorExample,
-    check_examples,
-    example_of,
+    check_vector_examples,
     loss_for,
+    vector_example,
 )
 from bothways.tasks.sentence_embedding.metrics import Agreement, gold_score, retrieval
 from bothways.tasks.text_task import (
@@ -252,7 +252,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     def parse(self, row: base.Row, columns: TextColumns, where: str) -> TextExample:
         """Return the example in these columns of a row; errors as `example`."""
         if isinstance(columns, EmbedColumns) and (columns.text_b or columns.label):
-            return example_of(row, columns, where)
+            return vector_example(row, columns, where)
         parsed: TextExample = super().parse(row, columns, where)
         return parsed
 
@@ -277,11 +277,13 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         examples = [example for example in train if isinstance(example, VectorExample)]
         if self.loss is not None:
             return self
-        return dataclasses.replace(self, loss=loss_for(examples or plain(train)))
+        return dataclasses.replace(self, loss=loss_for(examples or vector_examples(train)))
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
         """Return the problems of the examples; `dev` may be empty."""
-        return check_examples(self.loss or losses.InBatchSoftmax(), plain(train), plain(dev))
+        return check_vector_examples(
+            self.loss or losses.InBatchSoftmax(), vector_examples(train), vector_examples(dev)
+        )
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         return ()
@@ -417,7 +419,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         return Embedder(self, model, tokenizer, labels, length)
 
 
-def plain(examples: Many[TextExample]) -> list[VectorExample]:
+def vector_examples(examples: Many[TextExample]) -> list[VectorExample]:
     """Return examples as those of training; one without other texts has its label alone."""
     return [
         e if isinstance(e, VectorExample) else VectorExample(e.text, e.text_b, e.label, e.where)
