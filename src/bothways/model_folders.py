@@ -233,7 +233,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
         model: a fine-tuned model folder, the folder of a run, or a Hub id.
         data: labelled data (.csv, .tsv, .jsonl, .parquet, or
             hub:owner/name:configuration:split), or the folder of a corpus for the losses
-            and the perplexity of a pre-trained model; in Python also rows. By default the dev data
+            and the perplexity of a pre-trained model; or a folder as BEIR's, or one that holds
+            several, for retrieval by vectors; in Python also rows. By default the dev data
             that a run split from its training data (--dev 20%).
         task: a task as for predict; by default the one that the model was trained for.
         blimp: instead of data a folder of minimal pairs: files of JSON lines with sentence_good and
@@ -275,6 +276,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.data.manifest import holds_corpus
     from bothways.prediction.analysis import evaluation
     from bothways.prediction.predictor import open_task
+    from bothways.prediction.search import evaluation as retrieval
 
     folder, columns = str(model), {"text": text, "text_b": text_b, "label": label}
     for_rows = {
@@ -311,6 +313,14 @@ def evaluate(  # noqa: PLR0913 – one option per question
                 precision=precision,
             )  # fmt: skip
             return evaluation.Evaluation(f"{folder} on {data}", metrics)
+        if isinstance(data, str | Path) and (folders := retrieval.beir_folders(Path(data))):
+            from bothways.indexes import open_embedder
+
+            refuse("retrieval data", {**for_rows, "task": None if task == "embed" else task})
+            embedder = open_embedder(folder, None, length, precision, device, nest(settings))
+            tables = retrieval.evaluate_retrieval(embedder, folders, reporter)
+            metrics = dict([*tables.values()][-1]["vectors"])
+            return evaluation.Evaluation(f"{folder} on {data}", metrics, retrieval=tables)
         if data is None:
             refuse("the dev data of the run", {"task": task, **columns})
         labelled = _labelled_data(folder, data, columns, reporter)

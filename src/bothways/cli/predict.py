@@ -233,7 +233,9 @@ def evaluate(  # noqa: PLR0913 – one option per question
 
     Needs constant memory. --task likelihood computes the pseudo-perplexity of texts; --task prefer
     counts how often the first of two texts is the more likely one, as in BLiMP. --task embed
-    scores all layers and poolings by the correlation of cosine similarities with gold scores.
+    scores all layers and poolings by the correlation of cosine similarities with gold scores. A
+    folder as BEIR's, or one that holds several, gives the metrics of retrieval, those of BM25, and
+    their means.
 
     Parameters
     ----------
@@ -307,6 +309,13 @@ def _table(done: Evaluation) -> options.CommandTable:
             for cell in done.layers.cells
         ]
         return options.CommandTable(f"{done.title}\n{note} texts", names, rows)
+    if done.retrieval is not None:
+        rows = [
+            [name, ranking, *(f"{value:.4f}" for value in scores.values())]
+            for name, rankings in done.retrieval.items()
+            for ranking, scores in rankings.items()
+        ]
+        return options.CommandTable(done.title, ["folder", "ranking", *done.metrics], rows, left=2)
     if done.pairs is not None:
         groups = [
             [kind, name, f"{len(pairs):,}", f"{100 * sum(pairs) / len(pairs):.1f}"]

@@ -378,6 +378,7 @@ class Evaluation:
         int8: the comparison of int8 with fp32.
         layers: every layer and pooling of a sentence encoder.
         pairs: the accuracies of groups of minimal pairs.
+        retrieval: metrics by folder and ranking; see `evaluate_retrieval`.
     """
 
     title: str
@@ -385,9 +386,12 @@ class Evaluation:
     int8: Int8Report | None = None
     layers: Sweep | None = None
     pairs: SuiteScores | None = None
+    retrieval: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, as `bothways evaluate --json` writes them."""
+        if self.retrieval is not None:
+            return dict(self.retrieval)
         detail = self.int8 or self.layers or self.pairs
         return dict(self.metrics) if detail is None else detail.to_json()
 

@@ -1,0 +1,109 @@
+"""Retrieval on folders as BEIR's: how high a model ranks relevant documents, beside BM25."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
+from pathlib import Path
+
+import numpy as np
+
+from bothways.core.progress import SILENT, Progress
+from bothways.prediction.predictor import Predictor
+from bothways.prediction.search.bm25 import BM25
+from bothways.tasks.sentence_embedding.beir import (
+    RetrievalData,
+    Run,
+    corpus_file,
+    read_beir,
+    score_run,
+    splits_of,
+)
+from bothways.tasks.sentence_embedding.nearest import top_k
+
+Scores = Mapping[str, float]
+CUTOFFS = (10, 100)
+_WINDOW = 4096
+_SPLITS = ("test", "dev", "train")
+
+
+def beir_folders(path: Path) -> list[Path]:
+    """Return a folder as BEIR's, or those that a folder holds, as NanoBEIR's; [] for others."""
+    folders = [path] if corpus_file(path) else sorted(path.iterdir()) if path.is_dir() else []
+    return [folder for folder in folders if corpus_file(folder)]
+
+
+def evaluate_retrieval(
+    embedder: Predictor, folders: Many[Path], progress: Progress = SILENT
+) -> dict[str, dict[str, Scores]]:
+    """Return the metrics of `score_run` by folder and ranking: "vectors", "bm25" if installed.
+
+    Several folders also have their mean, under "mean". Grades are those of test, else of dev, else
+    of train.
+    """
+    has_words = importlib.util.find_spec("bm25s") is not None
+    if not has_words:
+        progress.message("note: pip install 'bothways[search]' shows BM25 beside the model")
+    results = dict[str, dict[str, Scores]]()
+    for folder in folders:
+        splits = splits_of(folder)
+        data = read_beir(folder, next((name for name in _SPLITS if name in splits), "test"))
+        runs = {"vectors": rank_by_vectors(embedder, data, max(CUTOFFS), progress)}
+        if has_words:
+            runs["bm25"] = rank_by_words(data, max(CUTOFFS))
+        results[folder.name] = {
+            name: score_run(run, data.grades, CUTOFFS) for name, run in runs.items()
+        }
+    if len(results) > 1:
+        first = next(iter(results.values()))
+        results["mean"] = {
+            name: {
+                metric: float(np.mean([scores[name][metric] for scores in results.values()]))
+                for metric in values
+            }
+            for name, values in first.items()
+        }
+    return results
+
+
+def rank_by_vectors(
+    embedder: Predictor, data: RetrievalData, k: int, progress: Progress = SILENT
+) -> Run:
+    """Return the k + 1 nearest documents of each query; one of them may have the query's own id."""
+    task, normalised = embedder.task_model.task, embedder.similarity_name == "cosine"
+
+    def embed(texts: Many[str], prompt: str) -> np.ndarray:
+        parts = list[np.ndarray]()
+        progress.stage(f"embedding {data.folder.name}", len(texts))
+        for start in range(0, len(texts), _WINDOW):
+            part = texts[start : start + _WINDOW]
+            parts.append(embedder.encode(part, prompt=prompt, normalize_embeddings=normalised))
+            progress.advance(start + len(part))
+        return np.concatenate(parts)
+
+    documents = embed(list(data.documents.values()), task.role_prompt("document"))  # type: ignore[attr-defined]
+    queries = embed(list(data.queries.values()), task.role_prompt("query"))  # type: ignore[attr-defined]
+    ids = list(data.documents)
+    scores, rows = top_k(queries, documents, k + 1, names=_names(ids))
+    return {
+        query: {ids[row]: float(score) for row, score in zip(rows[n], scores[n], strict=True)}
+        for n, query in enumerate(data.queries)
+    }
+
+
+def rank_by_words(data: RetrievalData, k: int) -> Run:
+    """Return the k + 1 best documents of each query by BM25, of those that share a word with it."""
+    counted, ids = BM25.of(data.documents.values()), list(data.documents)
+    found = {
+        query: counted.search(text, k + 1, names=_names(ids))
+        for query, text in data.queries.items()
+    }
+    return {
+        query: {ids[row]: float(score) for score, row in zip(scores, rows, strict=True)}
+        for query, (scores, rows) in found.items()
+    }
+
+
+def _names(ids: Many[str]) -> np.ndarray:
+    return np.array([name.encode() for name in ids], "S")

@@ -1,0 +1,123 @@
+"""Folders as BEIR's: the metrics of vectors and of BM25, their table, and a task of mteb."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bothways
+from bothways.cli.main import app
+from bothways.core.errors import ConfigError
+from bothways.prediction.search import evaluation
+from bothways.tasks.sentence_embedding.beir import read_beir
+from toy_masked import make_masked
+
+TEXTS = ["the cat", "a dog", "the bird sleeps", "cat and dog", "rain", "the dog sleeps"]
+
+
+def write_folder(folder: Path, seed: int) -> Path:
+    draw = np.random.default_rng(seed)
+    (folder / "qrels").mkdir(parents=True)
+    documents = [{"_id": f"d{n}", "text": text} for n, text in enumerate(TEXTS)]
+    queries = [{"_id": name, "text": text} for name, text in zip(["q1", "d2"], TEXTS, strict=False)]
+    for name, rows in (("corpus", documents), ("queries", queries)):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(lines)
+    grades = [
+        f"{query['_id']}\td{document}\t{grade}\n"
+        for query in queries
+        for document, grade in enumerate(draw.integers(0, 3, len(TEXTS)))
+    ]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(grades))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("masked")
+    make_masked(folder)
+    return str(folder / "model")
+
+
+def test_a_folder_is_ranked_as_by_all_cosines(
+    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [write_folder(tmp_path / "all" / name, seed) for seed, name in enumerate("ab")]
+    done = bothways.evaluate(model, folders[0], progress=False)
+    embedder = bothways.load(model, "embed")
+    data = read_beir(folders[0])
+    cosines = embedder.similarity(list(data.queries.values()), list(data.documents.values()))
+    run = evaluation.rank_by_vectors(embedder, data, 100)
+    for query, row in zip(data.queries, cosines, strict=True):
+        expected = dict(zip(data.documents, row.tolist(), strict=True))
+        assert run[query] == pytest.approx(expected, abs=1e-6)
+    app(["evaluate", model, str(tmp_path / "all"), "--json"], result_action="return_value")
+    tables = json.loads(capsys.readouterr().out)
+    assert list(tables) == ["a", "b", "mean"]
+    assert tables["a"]["vectors"] == done.metrics
+    for metric, value in tables["mean"]["vectors"].items():
+        both = [tables[name]["vectors"][metric] for name in "ab"]
+        assert value == pytest.approx(np.mean(both))
+    app(["evaluate", model, str(tmp_path / "all")], result_action="return_value")
+    assert "mean" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="does nothing with retrieval data"):
+        bothways.evaluate(model, folders[0], text="body", progress=False)
+
+
+def test_metrics_of_both_rankings_are_those_of_trec_eval(tmp_path: Path, model: str) -> None:
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    pytest.importorskip("bm25s")
+    folder = write_folder(tmp_path / "data", 3)
+    done = bothways.evaluate(model, folder, progress=False).to_json()["data"]
+    data = read_beir(folder)
+    runs = {
+        "vectors": evaluation.rank_by_vectors(bothways.load(model, "embed"), data, 100),
+        "bm25": evaluation.rank_by_words(data, 100),
+    }
+    measures = {"ndcg_cut.10", "map_cut.10", "recall.10", "recip_rank"}
+    for name, run in runs.items():
+        kept = {
+            query: {document: score for document, score in scores.items() if document != query}
+            for query, scores in run.items()
+        }
+        results = pytrec_eval.RelevanceEvaluator(data.grades, measures).evaluate(kept)
+        for ours, theirs in (
+            ("ndcg@10", "ndcg_cut_10"), ("map@10", "map_cut_10"), ("recall@10", "recall_10"),
+            ("mrr@10", "recip_rank"),
+        ):  # fmt: skip
+            mean = sum(values[theirs] for values in results.values()) / len(data.grades)
+            assert done[name][ours] == pytest.approx(mean, abs=1e-6)
+
+
+def test_a_task_of_mteb(tmp_path: Path, model: str) -> None:
+    mteb: Any = pytest.importorskip("mteb")
+    from datasets import Dataset
+    from mteb.abstasks.sts import AbsTaskSTS
+
+    from bothways.mteb import MtebEncoder
+
+    rows = {"sentence1": TEXTS, "sentence2": TEXTS[::-1], "score": [0.0, 1, 2, 3, 4, 5]}
+
+    class Local(AbsTaskSTS):  # type: ignore[misc]
+        metadata = mteb.TaskMetadata(
+            name="Local", description="local", dataset={"path": "none", "revision": "1"},
+            type="STS", category="t2t", eval_splits=["test"], eval_langs=["eng-Latn"],
+            main_score="cosine_spearman",
+        )  # fmt: skip
+        min_score, max_score = 0, 5
+
+        def load_data(self, **_: Any) -> None:
+            self.dataset, self.data_loaded = {"test": Dataset.from_dict(rows)}, True
+
+    result = mteb.evaluate(MtebEncoder(model), Local(), cache=None)
+    (scores,) = result.task_results[0].scores["test"]
+    embedder = bothways.load(model, "embed")
+    cosines = np.diag(embedder.similarity(rows["sentence1"], rows["sentence2"]))
+    from scipy.stats import spearmanr
+
+    expected = spearmanr(cosines.round(6), rows["score"]).statistic
+    assert scores["cosine_spearman"] == pytest.approx(expected, abs=1e-5)
