@@ -382,3 +382,33 @@ def test_low_rank_changes_of_several_seeds(model: Path, tmp_path: Path) -> None:
         1,
         32,
     )
+
+
+def beir_folder(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    (folder / "qrels").mkdir(parents=True)
+    documents = [row["positive"] for row in rows]
+    for name, texts in (("queries", [row["anchor"] for row in rows]), ("corpus", documents)):
+        lines = [json.dumps({"_id": str(n), "text": text}) for n, text in enumerate(texts)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    for split, numbers in (("train", range(40)), ("dev", range(40, 60))):
+        grades = [f"{n}\t{n}\t1\n{n}\t{n - 1}\t0\n" for n in numbers if n]
+        (folder / "qrels" / f"{split}.tsv").write_text(
+            "query-id\tcorpus-id\tscore\n" + "".join(grades)
+        )
+    return folder
+
+
+def test_a_folder_of_beirs_form_is_training_data(model: Path, tmp_path: Path) -> None:
+    rows = pairs(60, 0)
+    grades = beir_folder(tmp_path / "beir", rows) / "qrels"
+    read = [*SentenceEmbeddingTask().read(str(grades / "dev.tsv")).examples]
+    assert [(e.text, e.text_b, e.negatives) for e in read] == [
+        (row["anchor"], row["positive"], (rows[40 + n - 1]["positive"],))
+        for n, row in enumerate(rows[40:])
+    ]
+    result = bothways.finetune(
+        model, grades / "train.tsv", grades / "dev.tsv", "embed", epochs=1, **FAST
+    )
+    assert result.metrics.keys() == {"ndcg@10", "mrr@10", "map"}
+    with pytest.raises(DataError, match="has grades for dev, train"):
+        bothways.finetune(model, tmp_path / "beir", None, "embed", epochs=1, **FAST)

@@ -7,6 +7,7 @@
 | sentence1, sentence2, score | two texts and how similar they are | CoSENT |
 | text, label | a text and its class | supervised contrastive |
 | query, positive, negative …, scores | and a teacher's score of each document | teacher's KL |
+| BEIR's FOLDER/qrels/train.tsv | a query, relevant documents, others | in-batch softmax |
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import hashlib
 import itertools
 import math
 import re
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -25,7 +28,7 @@ from bothways.core.finding import Finding
 from bothways.tasks import columns as tables
 from bothways.tasks import text_checks
 from bothways.tasks.base import Row
-from bothways.tasks.sentence_embedding import losses
+from bothways.tasks.sentence_embedding import beir, losses
 from bothways.tasks.text_task import LABELS, PAIRS, TEXTS, TextColumns, TextExample
 
 QUERIES = ("anchor", "query", "question")
@@ -102,11 +105,11 @@ class VectorExample(TextExample):
         # Texts of a class are compared by their class.
         classes = self.text_b is None and self.label is not None
         keys = [self.label or ""] if classes else texts
-        triples = zip(roles, map(_key, keys), np.array(scores, dtype=np.float32), strict=True)
+        triples = zip(roles, map(text_key, keys), np.array(scores, dtype=np.float32), strict=True)
         return [losses.TextTargets(*(np.array([value]) for value in values)) for values in triples]
 
 
-def _key(text: str) -> int:
+def text_key(text: str) -> int:
     """Return 64 bits of a hash, equal on every rank and in every process."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
@@ -138,6 +141,42 @@ def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample
             label = tables.label_of(value, columns.label, where) or ""
     text_b, further = (positives[0], positives[1:]) if positives else (None, ())
     return VectorExample(text, text_b, label, where, further, negatives, scores)
+
+
+def grades_file(source: str) -> Path | None:
+    """Return the grades that a source names: FOLDER/qrels/SPLIT.tsv, or a folder with one split.
+
+    None for another source than BEIR's.
+
+    Raises:
+        DataError: the folder has several splits.
+    """
+    path = Path(source)
+    if path.parent.name == "qrels" and beir.corpus_file(path.parent.parent) is not None:
+        return path
+    if beir.corpus_file(path) is None or not (splits := beir.splits_of(path)):
+        return None
+    if len(splits) > 1:
+        fix = f"Name one: {next(reversed(splits.values()))}."
+        raise DataError(f"has grades for {', '.join(splits)}", where=path, fix=fix)
+    return next(iter(splits.values()))
+
+
+def graded_examples(file: Path) -> Iterator[VectorExample]:
+    """Yield an example for each query with a relevant document; grades of 0 and less are negatives.
+
+    Raises:
+        DataError: as `read_beir`.
+    """
+    data = beir.read_beir(file.parent.parent, file.name.partition(".")[0])
+    for query, grades in data.grades.items():
+        known = {name: grade for name, grade in grades.items() if name in data.documents}
+        positives = [data.documents[name] for name, grade in known.items() if grade > 0]
+        negatives = tuple(data.documents[name] for name, grade in known.items() if grade <= 0)
+        if positives:
+            where, (first, *further) = f"{file}, query {query}", positives
+            text = data.queries[query]
+            yield VectorExample(text, first, None, where, tuple(further), negatives)
 
 
 def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:

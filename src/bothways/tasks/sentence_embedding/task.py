@@ -53,6 +53,8 @@ from bothways.tasks.sentence_embedding.examples import (
     EmbedColumns,
     VectorExample,
     check_vector_examples,
+    graded_examples,
+    grades_file,
     loss_for,
     vector_example,
 )
@@ -248,6 +250,14 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     def usual_columns(self, labelled: bool) -> TextColumns:
         """Return the columns to read where none are asked for."""
         return STS if labelled and self.columns == EmbedColumns() else self.columns
+
+    def read(
+        self, source: str, columns: TextColumns | None = None, *, labelled: bool = True
+    ) -> base.Reading[TextExample]:
+        """Open a source as `Task.read`, or the grades of a folder of BEIR's form."""
+        if labelled and (grades := grades_file(source)) is not None:
+            return base.Reading(self, graded_examples(grades))
+        return super().read(source, columns, labelled=labelled)
 
     def parse(self, row: base.Row, columns: TextColumns, where: str) -> TextExample:
         """Return the example in these columns of a row; errors as `example`."""
