@@ -24,7 +24,6 @@ def mistake(line: str) -> tuple[str | None, str]:
     ("line", "where", "named"),
     [
         ("corpus build x.txt --out c", "--tokenizer", ["is missing", "corpus build --help"]),
-        ("search m d.tsv", None, ["did you mean sweep?"]),
         ("finetune", "MODEL", ["is missing"]),
         ("finetune m d.tsv --out", "--out", ["needs a value"]),
         ("finetune m d.tsv --lr abc", "--lr", ["'abc'", "number"]),

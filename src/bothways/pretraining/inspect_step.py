@@ -148,7 +148,7 @@ def recorded_data(folder: Path) -> RunData:
     """
     if not (folder / DATA).is_file():
         message = f"is not the folder of a pre-training run: it has no {DATA}"
-        fix = "Give a folder that bothways pretrain --out has made: its steps can be repeated."
+        fix = "Give the folder of a pre-training run: its steps can be repeated."
         raise CheckpointError(message, where=folder, fix=fix)
     values = read_object(folder / DATA, CheckpointError)
     try:
