@@ -24,7 +24,7 @@ _HOME = {
     "PretrainedModel": "hub.model_folder", "Tokenizer": "text.tokenizer",
     "adapt": "training_runs", "build_corpus": "texts", "build_index": "indexes",
     "calibrate": "model_folders", "distil": "training_runs",
-    "Index": "prediction.search.index", "search": "indexes",
+    "Index": "prediction.search.index", "mine": "indexes", "search": "indexes",
     "evaluate": "model_folders", "export_model": "model_folders", "finetune": "training_runs",
     "load": "model_folders", "load_model": "model_folders",
     "predict": "model_folders", "preset": "model.families.catalogue", "pretrain": "training_runs",
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from bothways.hub.model_folder import save_model as save_model
     from bothways.hub.publish import push_to_hub as push_to_hub
     from bothways.indexes import build_index as build_index
+    from bothways.indexes import mine as mine
     from bothways.indexes import search as search
     from bothways.model.config import EncoderConfig as EncoderConfig
     from bothways.model.encoder import Encoder as Encoder

@@ -1,10 +1,10 @@
-"""From texts to an index, and from queries to the texts that answer them."""
+"""From texts to an index, and from queries to the texts that answer them, or that do not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bothways.core.bar import shown_progress
 from bothways.core.errors import ConfigError, DataError, FolderError
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
     from bothways.prediction.search.index import Index, IndexRecord, Mode
+    from bothways.prediction.search.mining import MiningReport
     from bothways.prediction.search.stored_vectors import Stored
+    from bothways.tasks.sentence_embedding.examples import VectorExample
 
 
 def build_index(  # noqa: PLR0913 – one option per question
@@ -260,3 +262,119 @@ def embed_queries(embedder: Predictor, index: Index, queries: Iterable[str]) -> 
     return embedder.encode(
         list(queries), prompt=record.prompts[0], normalize_embeddings=record.normalised
     )
+
+
+def mine(  # noqa: PLR0913 – one option per question
+    pairs: str | Path | Iterable[Any],
+    index: str | Path | Index,
+    out: str | Path,
+    *,
+    negatives: int = 3,
+    skip: int = 0,
+    depth: int = 100,
+    margin: float | None = 0.05,
+    absolute_margin: float | None = None,
+    choose: Literal["best", "random"] = "best",
+    mode: Literal["vectors", "bm25"] = "vectors",
+    seed: int = 0,
+    model: str | Path | None = None,
+    precision: PredictPrecision = "fp32",
+    device: str = "auto",
+    progress: Progress | bool = True,
+) -> MiningReport:
+    """Mine hard negatives: documents of an index that rank high for an anchor and are no positive.
+
+    Args:
+        pairs: anchors with their positives, as for the task embed: a file, a folder's grades as
+            BEIR's, or a Hub data set; in Python also rows. It is read twice.
+        index: folder of an index of the documents; in Python also an open one.
+        out: a .jsonl file with anchor, positive and negative, which the task embed trains on. Next
+            to it NAME.likely.jsonl lists likely positives. The same call continues a stopped one.
+        negatives: number of negatives for each anchor, at most.
+        skip: candidates at the top that are passed over.
+        depth: documents of each ranking that are read.
+        margin: a candidate with a score above p − margin · |p|, where p is the lowest score of a
+            positive of the row, is a likely positive and is dropped; None (none) keeps it.
+        absolute_margin: the same with p − absolute_margin.
+        choose: the best candidates, or random ones of the ranking.
+        mode: ranks by vectors, or by words (bm25); margins are of vectors in both.
+        seed: of random candidates.
+        model: the model of the index, if it is no longer where it was.
+        precision: precision of matrix products: fp32, bf16, int8 or auto.
+        device: auto (a GPU, if there is one), cpu, cuda or cuda:N.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
+
+    Raises:
+        DataError: the pairs cannot be read, or a row has no positive.
+        FolderError: the index is damaged, or was made by another model.
+        ConfigError: a setting contradicts another one, or the index was built without BM25.
+        ResourceError: the unfinished file belongs to other settings.
+
+    Examples:
+        >>> texts = ["a good film", "a bad play", "a fine film", "a poor play"]
+        >>> index = bothways.build_index(texts, "mined", "my-bert")
+        >>> pairs = [{"anchor": "a good film", "positive": "a fine film"}]
+        >>> bothways.mine(pairs, index, "negatives.jsonl", negatives=1, margin=None).negatives
+        1
+    """
+    from bothways.core.atomic_files import check_output_path
+    from bothways.data.tables import given_rows
+    from bothways.prediction.search import mining
+    from bothways.prediction.search.index import Index
+
+    target, opened = Path(out), index if isinstance(index, Index) else Index(index)
+    source = str(pairs) if isinstance(pairs, str | Path) else None
+    if target.suffix != ".jsonl":
+        message = f"{target.name!r} must end in .jsonl"
+        raise ConfigError(message, where="out", fix="Such as train-with-negatives.jsonl.")
+    check_output_path(target, () if source is None else [source])
+    rows = pairs if source is not None else [*given_rows(pairs, "pairs")]
+    settings = mining.Mining(negatives, skip, depth, margin, absolute_margin, choose, mode, seed)
+    record = opened.record
+    embedder = open_embedder(
+        str(record.model if model is None else model), record, precision=precision, device=device
+    )
+    answers = mining.Answers(_read_pairs(rows))
+    if not answers.rows:
+        raise DataError("holds no row", where=source or "pairs", fix="Give at least one pair.")
+
+    def embed(side: int) -> mining.Embed:
+        """Return the vectors of queries (0) or documents (1), with the prompts of the index."""
+        return lambda texts: embedder.encode(
+            texts, prompt=record.prompts[side], normalize_embeddings=record.normalised
+        )
+
+    def mine_from(examples: Sequence[VectorExample], first: int) -> Iterator[mining.Mined]:
+        """Return what is found for the rows from a number on."""
+        return mining.mine_window(examples, first, opened, embed(0), embed(1), answers, settings)
+
+    decisive = {
+        **vars(settings), "digest": record.digest, "changes": record.changes,
+        "pairs": answers.digest,
+    }  # fmt: skip
+    with shown_progress(progress) as reporter:
+        return mining.write_mined(
+            _read_pairs(rows), answers.rows, mine_from, target, decisive, reporter
+        )
+
+
+def _read_pairs(pairs: Any) -> Iterator[VectorExample]:
+    """Yield the examples of a source or of rows.
+
+    Raises:
+        DataError: a row has no positive, or another row than the first has another form.
+    """
+    from bothways.tasks.sentence_embedding.examples import VectorExample
+    from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+
+    task = SentenceEmbeddingTask()
+    if isinstance(pairs, str | Path):
+        examples: Iterable[Any] = task.read(str(pairs)).examples
+    else:
+        examples = (task.example(row, where=f"pair {n}") for n, row in enumerate(pairs, 1))
+    for example in examples:
+        if not isinstance(example, VectorExample) or example.text_b is None:
+            fix = "Give a column with a text that answers it, such as positive."
+            raise DataError("has no positive", where=example.where, fix=fix)
+        yield example

@@ -30,6 +30,7 @@ QUICK = {
     "embed": "embed bert new.txt --out OUT.npy",
     "index": "index new.txt --model bert --out OUT",
     "search": "search index 'a good film' --top 2",
+    "mine": "mine pairs.jsonl --index index --out OUT.jsonl",
     "calibrate": "calibrate classifier dev.tsv --out OUT",
     "describe": "describe classifier",
     "compare": "compare classifier classifier train.tsv",
@@ -80,6 +81,7 @@ def place(tmp_path_factory) -> Path:
     make_classifier(folder)
     write_rows(folder / "rows.tsv", make_rows(60))
     write_rows(folder / "new.txt", make_rows(5))
+    (folder / "pairs.jsonl").write_text('{"anchor": "a good film", "positive": "a bad film"}\n')
     write_tsv(folder / "train.tsv", make_examples(24, 0))
     write_tsv(folder / "dev.tsv", make_examples(12, 1))
     texts = [example.text for example in make_examples(240, 2)]

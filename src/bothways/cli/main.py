@@ -69,7 +69,7 @@ _COMMANDS = {
     "lab": ("quickstart", "features", "bench"),
     "plan": ("plan",),
     "predict": ("predict", "embed", "evaluate", "calibrate"),
-    "search": ("index", "search"),
+    "search": ("index", "search", "mine"),
     "serve": ("serve", "play"),
     "training": ("pretrain", "adapt", "finetune", "distil", "sweep"),
 }

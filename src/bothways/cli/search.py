@@ -1,4 +1,4 @@
-"""`bothways index | search`: an index of texts, and the texts that answer queries."""
+"""`bothways index | search | mine`: texts, the texts that answer queries, and those that do not."""
 
 from __future__ import annotations
 
@@ -87,3 +87,40 @@ def search(  # noqa: PLR0913 – one option per question
     for query, hits in zip(texts, results, strict=True):
         line = {"query": query, "hits": [vars(hit) for hit in hits]}
         print(json.dumps(line, ensure_ascii=False), file=sys.stdout)
+
+
+@options.documented_by(bothways.mine)
+def mine(  # noqa: PLR0913 – one option per question
+    pairs: str,
+    *,
+    index: Path,
+    out: Path,
+    negatives: int = 3,
+    skip: int = 0,
+    depth: int = 100,
+    margin: float | Literal["none"] = 0.05,
+    absolute_margin: float | None = None,
+    choose: Literal["best", "random"] = "best",
+    mode: Literal["vectors", "bm25"] = "vectors",
+    seed: int = 0,
+    model: str | None = None,
+    precision: options.Precision = "fp32",
+    device: options.Device = "auto",
+) -> None:
+    """Mine hard negatives: texts of an index that rank high for an anchor and are no positive."""
+    with options.resumable(out.parent) as progress:
+        done = bothways.mine(
+            pairs, index, out, negatives=negatives, skip=skip, depth=depth,
+            margin=None if margin == "none" else margin, absolute_margin=absolute_margin,
+            choose=choose, mode=mode, seed=seed, model=model, precision=precision, device=device,
+            progress=progress,
+        )  # fmt: skip
+    mined = f"{quantity(done.negatives, 'negative(s)')} for {quantity(done.rows, 'row(s)')}"
+    likely = (
+        f"{quantity(done.likely, 'likely positive(s)')} of {quantity(done.with_likely, 'row(s)')}"
+    )
+    say(
+        error_console(),
+        f"{mined} in {out}; {done.short:,} have fewer than {negatives}. {likely} are in "
+        f"{done.likely_file}.",
+    )

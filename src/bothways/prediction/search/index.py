@@ -28,6 +28,7 @@ import numpy as np
 from jaxtyping import Float32
 from numpy.typing import NDArray
 
+from bothways.core.advice import argument, call
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError, FolderError, optional
 from bothways.core.json_reader import read_object
@@ -43,7 +44,8 @@ FUSED = 60
 DEPTH = 100
 """Documents of each ranking that are fused."""
 Mode = Literal["vectors", "bm25", "hybrid"]
-_FIX = "Build the index again: bothways index TEXTS --model MODEL --out FOLDER."
+_BUILD = call("index", "TEXTS", out="FOLDER", model="MODEL")
+_FIX = f"Build the index again: {_BUILD}."
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,11 @@ class Index:
 
     Raises:
         FolderError: it is no index, or damaged.
+
+    Examples:
+        >>> index = bothways.build_index(["a good film", "a bad play"], "plays", "my-bert")
+        >>> Index("plays").texts([1])
+        ['a bad play']
     """
 
     def __init__(self, folder: str | Path, record: IndexRecord | None = None) -> None:
@@ -132,7 +139,7 @@ class Index:
     def _read_record(self) -> IndexRecord:
         if not (self.folder / RECORD).is_file():
             message = f"is not an index: it has no {RECORD}"
-            fix = "Build one: bothways index TEXTS --model MODEL --out FOLDER."
+            fix = f"Build one: {_BUILD}."
             raise FolderError(message, where=self.folder, fix=fix)
         values = read_object(self.folder / RECORD, FolderError, _FIX)
         try:
@@ -248,7 +255,7 @@ class Index:
             ResourceError: bm25s is not installed.
         """
         if self.record.bm25 is None:
-            fix = "Build the index with bm25=True (bothways index … --bm25)."
+            fix = f"Build the index with {argument(bm25=True)}."
             raise ConfigError("the index was built without BM25", where="mode", fix=fix)
         try:
             return BM25.load(self.folder / f"bm25-{self.record.bm25}")
@@ -284,7 +291,7 @@ class Index:
                 ]
             )
         if mode != "vectors":
-            rankings.append([self._by_words(query, count) for query in queries])
+            rankings.append([self.by_words(query, count) for query in queries])
         hits = list[list[Hit]]()
         for query, *lists in zip(queries, *rankings, strict=True):
             ranking = lists[0] if len(lists) == 1 else self._fused(lists)
@@ -296,7 +303,7 @@ class Index:
             hits.append(rerank(reranker, query, found)[:k] if reranker and found else found)
         return hits
 
-    def _by_words(self, query: str, count: int) -> list[tuple[float, int]]:
+    def by_words(self, query: str, count: int) -> list[tuple[float, int]]:
         scores, rows = self.words.search(query, count, names=self.ids[self.live])
         return list(zip(scores.tolist(), self.live[rows].tolist(), strict=True))
 

@@ -1,0 +1,295 @@
+"""Hard negatives: documents that an index ranks high for a query, and that do not answer it.
+
+    pairs ─▶ ranking of each query ─▶ without its positives ─▶ without likely positives ─▶ negatives
+
+A candidate whose cosine is near that of a positive is often right and not labelled; it teaches the
+opposite of what it should. Such likely positives are written to a file of their own.
+
+Source: Moreira et al. 2024, "NV-Retriever", section 3.1: positive-aware mining.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+from jaxtyping import Float32
+from numpy.typing import NDArray
+
+from bothways.core.atomic_files import replace_text
+from bothways.core.config.checks import require_at_least
+from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.progress import Progress
+from bothways.prediction.search.index import Index
+from bothways.tasks.sentence_embedding.examples import VectorExample, text_key
+
+Embed = Callable[[list[str]], Float32[np.ndarray, "texts width"]]
+WINDOW = 256
+"""Queries that are embedded and searched at once."""
+
+
+@dataclass(frozen=True)
+class Mining:
+    """How negatives are chosen.
+
+    Attributes:
+        negatives: the number for each query, at most.
+        skip: candidates at the top that are passed over.
+        depth: documents of a ranking that are read.
+        margin: a candidate with a score above p − margin · |p| is a likely positive, where p is
+            the lowest score of a positive of the row; None keeps it.
+        absolute_margin: the same with p − absolute_margin.
+        choose: the best candidates, or random ones of the ranking.
+        mode: ranks by vectors, or by BM25; margins are of vectors in both.
+        seed: of random candidates.
+    """
+
+    negatives: int = 3
+    skip: int = 0
+    depth: int = 100
+    margin: float | None = 0.05
+    absolute_margin: float | None = None
+    choose: Literal["best", "random"] = "best"
+    mode: Literal["vectors", "bm25"] = "vectors"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(1, negatives=self.negatives)
+        require_at_least(0, skip=self.skip)
+        if self.depth < self.skip + self.negatives:
+            message = f"must be at least skip + negatives, {self.skip + self.negatives}"
+            raise ConfigError(message, where="depth", fix="Read more of each ranking.")
+        for name in ("margin", "absolute_margin"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ConfigError(f"must be 0 or more, not {value}", where=name)
+
+    def bar(self, positive: float) -> float:
+        """Return the score above which a candidate is a likely positive."""
+        relative = np.inf if self.margin is None else positive - self.margin * abs(positive)
+        absolute = np.inf if self.absolute_margin is None else positive - self.absolute_margin
+        return min(relative, absolute)
+
+
+@dataclass(frozen=True)
+class Mined:
+    """What was found for one row: negatives and likely positives, each a text with its score.
+
+    Attributes:
+        positive: the lowest score of a positive.
+    """
+
+    example: VectorExample
+    negatives: tuple[tuple[str, float], ...]
+    likely: tuple[tuple[str, float], ...]
+    positive: float
+
+
+class Answers:
+    """The positives of each query in all rows, by the keys of their texts; 16 bytes a pair.
+
+    Attributes:
+        rows: the number of rows.
+        digest: the SHA-256 of all pairs in order.
+    """
+
+    def __init__(self, examples: Iterable[VectorExample]) -> None:
+        queries, positives, self.rows = array("q"), array("q"), 0
+        for self.rows, example in enumerate(examples, 1):
+            texts = example.all_texts[1 : len(example.all_texts) - len(example.negatives)]
+            queries.extend([text_key(example.text)] * len(texts))
+            positives.extend(map(text_key, texts))
+        self.digest = hashlib.sha256(queries.tobytes() + positives.tobytes()).hexdigest()
+        keys = np.array(queries, np.int64)
+        order = keys.argsort(kind="stable")
+        self._queries, self._positives = keys[order], np.array(positives, np.int64)[order]
+
+    def __getitem__(self, query: str) -> set[int]:
+        key = text_key(query)
+        start, end = (
+            np.searchsorted(self._queries, key),
+            np.searchsorted(self._queries, key, "right"),
+        )
+        return {*self._positives[start:end].tolist()}
+
+
+def mine_window(
+    examples: Many[VectorExample],
+    first: int,
+    index: Index,
+    embed_queries: Embed,
+    embed_documents: Embed,
+    answers: Answers,
+    mining: Mining,
+) -> Iterator[Mined]:
+    """Yield what is found for rows of pairs.
+
+    Args:
+        first: the number of the first row, by which random candidates are drawn.
+        answers: to all queries.
+    """
+    queries = embed_queries([example.text for example in examples])
+    positives = [example.all_texts[1 : 1 + 1 + len(example.positives)] for example in examples]
+    vectors = embed_documents([text for texts in positives for text in texts])
+    ends = np.cumsum([len(texts) for texts in positives])
+    known = [answers[example.text] | {text_key(example.text)} for example in examples]
+    depth = mining.depth + max(map(len, known))
+    nearest = index.nearest(queries, depth) if mining.mode == "vectors" else None
+    for number, (example, query) in enumerate(zip(examples, queries, strict=True)):
+        own = vectors[ends[number] - len(positives[number]) : ends[number]]
+        positive = float((own @ query).min())
+        if nearest is None:
+            rows = np.array([row for _, row in index.by_words(example.text, depth)], np.int64)
+            scores = index.vectors[rows] @ query
+        else:
+            scores, rows = (array[number] for array in nearest)
+        draw = np.random.default_rng((mining.seed, first + number))
+        chosen, likely = _choose(index, rows, scores, known[number], positive, mining, draw)
+        yield Mined(example, chosen, likely, positive)
+
+
+def _choose(
+    index: Index,
+    rows: NDArray[np.int64],
+    scores: NDArray[np.float32],
+    known: set[int],
+    positive: float,
+    mining: Mining,
+    draw: np.random.Generator,
+) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]:
+    """Return the negatives and the likely positives among ranked documents."""
+    bar, seen = mining.bar(positive), set(known)
+
+    def other(places: Iterable[int]) -> Iterator[tuple[str, float]]:
+        """Yield candidates that are no positive, each text once; a text is read when it is due."""
+        for place in places:
+            [text] = index.texts([int(rows[place])])
+            if (key := text_key(text)) not in seen:
+                seen.add(key)
+                yield text, float(scores[place])
+
+    places = np.arange(len(rows))
+    likely = tuple(other(places[scores > bar].tolist()))
+    places = places[scores <= bar]
+    found = list[tuple[str, float]]()
+    wanted = mining.negatives + mining.skip
+    if mining.choose == "random":
+        places, wanted = draw.permutation(places[mining.skip : mining.depth]), mining.negatives
+    for candidate in other(places.tolist()):
+        found.append(candidate)
+        if len(found) == wanted:
+            break
+    return tuple(found[wanted - mining.negatives :]), likely
+
+
+@dataclass(frozen=True)
+class MiningReport:
+    """What was mined.
+
+    Attributes:
+        file: rows with their negatives.
+        likely_file: the likely positives that were dropped, with their scores.
+        rows, negatives: the numbers of them.
+        short: rows with fewer negatives than wanted.
+        likely: the number of likely positives.
+        with_likely: rows that had one.
+    """
+
+    file: Path
+    likely_file: Path
+    rows: int
+    negatives: int
+    short: int
+    likely: int
+    with_likely: int
+
+
+def write_mined(
+    examples: Iterable[VectorExample],
+    rows: int,
+    mine: Callable[[Many[VectorExample], int], Iterator[Mined]],
+    out: Path,
+    settings: Mapping[str, Any],
+    progress: Progress,
+) -> MiningReport:
+    """Write rows with their negatives to a file, which appears when it is complete.
+
+    Windows of rows are appended to OUT.part, from which a stopped run goes on.
+
+    Args:
+        rows: the number of examples.
+        mine: returns what is found for a window that begins at a row.
+        settings: that decide the rows, with `negatives`.
+
+    Raises:
+        ResourceError: OUT.part holds rows of other settings.
+    """
+    likely_out = out.with_name(f"{out.stem}.likely.jsonl")
+    part, likely_part = (path.with_name(f"{path.name}.part") for path in (out, likely_out))
+    record = out.with_name(f"{out.name}.settings")
+    if record.exists() and json.loads(record.read_text(encoding="utf8")) != settings:
+        fix = f"Give the settings in {record.name}, or delete both to begin again."
+        raise ResourceError("holds rows of other settings", where=part, fix=fix)
+    if not record.exists():
+        part.write_bytes(b"")
+        likely_part.write_bytes(b"")
+        replace_text(record, json.dumps(settings, indent=1) + "\n")
+    first = _keep_lines(part, lambda number, line: True)
+    first -= first % WINDOW if first < rows else 0  # a window is whole or mined again
+    _keep_lines(part, lambda number, line: number < first)
+    _keep_lines(likely_part, lambda number, line: line["row"] < first)
+    progress.stage("mining", rows)
+    progress.advance(first)
+    remaining = itertools.islice(examples, first, None)
+    with part.open("ab") as file, likely_part.open("ab") as likely:
+        while window := list(itertools.islice(remaining, WINDOW)):
+            for row, mined in enumerate(mine(window, first), first):
+                for text, score in mined.likely:
+                    line = {"row": row, "anchor": mined.example.text, "candidate": text}
+                    _write(likely, line | {"score": score, "positive_score": mined.positive})
+                likely.flush()
+                texts = mined.example.all_texts
+                positives = list(texts[1 : 2 + len(mined.example.positives)])
+                negatives = [*mined.example.negatives, *(text for text, _ in mined.negatives)]
+                _write(file, {"anchor": texts[0], "positive": positives, "negative": negatives})
+            file.flush()
+            first += len(window)
+            progress.advance(first)
+    part.replace(out)
+    likely_part.replace(likely_out)
+    record.unlink()
+    counts = [len(line["negative"]) for line in _lines(out)]
+    likely_rows = [line["row"] for line in _lines(likely_out)]
+    short = sum(count < settings["negatives"] for count in counts)
+    return MiningReport(
+        out, likely_out, rows, sum(counts), short, len(likely_rows), len({*likely_rows})
+    )
+
+
+def _write(file: BinaryIO, line: Mapping[str, Any]) -> None:
+    file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        yield from map(json.loads, file)
+
+
+def _keep_lines(path: Path, keep: Callable[[int, Mapping[str, Any]], bool]) -> int:
+    """Cut a file before its first line that is not whole or not to keep; return how many stay."""
+    end = count = 0
+    with path.open("r+b") as file:
+        for line in file:
+            if not line.endswith(b"\n") or not keep(count, json.loads(line)):
+                break
+            end, count = end + len(line), count + 1
+        file.truncate(end)
+    return count

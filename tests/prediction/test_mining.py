@@ -1,0 +1,175 @@
+"""Hard negatives: equal to a search by hand, without positives and likely positives; stopped runs go on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bothways
+from bothways.cli.main import app
+from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.prediction.search import mining
+from toy_folder import BAD, FILLERS, GOOD, make_folder
+
+TEXTS = [f"{a} {b} {c}" for a, b, c in itertools.product(GOOD + BAD, FILLERS[1:9], ("film", "men"))]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("model") / "bert")
+
+
+@pytest.fixture(scope="module")
+def index(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("place") / "index"
+    return bothways.build_index(TEXTS, folder, model, bm25=True, device="cpu", progress=False)
+
+
+def pairs(count: int) -> list[dict[str, Any]]:
+    draw = np.random.default_rng(0)
+    return [
+        dict(zip(("anchor", "positive"), draw.choice(TEXTS, 2, False), strict=True))
+        for _ in range(count)
+    ]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf8").splitlines()]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"margin": None}, {"margin": None, "absolute_margin": 0.1}, {"margin": 0.2, "skip": 2}],
+    ids=str,
+)
+def test_negatives_are_those_of_a_search_by_hand(
+    settings: dict[str, Any], index: Any, model: Path, tmp_path: Path
+) -> None:
+    rows = [*pairs(8), {"anchor": TEXTS[0], "positive": [TEXTS[1], TEXTS[2]]}]
+    rows.append({"anchor": TEXTS[0], "positive": TEXTS[5]})  # of one query, in two rows
+    done = bothways.mine(
+        rows, index, tmp_path / "out.jsonl", progress=False, device="cpu", **settings
+    )
+    encode = bothways.load(model, "embed", device="cpu", normalised=True).encode
+    vectors = dict(zip(TEXTS, encode(TEXTS).astype(np.float64), strict=True))
+    likely = {(line["row"], line["candidate"]) for line in lines(done.likely_file)}
+    for number, (row, mined) in enumerate(zip(rows, lines(done.file), strict=True)):
+        query, positives = row["anchor"], row["positive"]
+        positives = [positives] if isinstance(positives, str) else positives
+        assert (mined["anchor"], mined["positive"]) == (query, positives)
+        answers = {query, *positives} | (
+            {TEXTS[1], TEXTS[2], TEXTS[5]} if query == TEXTS[0] else set()
+        )
+        scores = {text: float(vectors[query] @ vectors[text]) for text in TEXTS}
+        lowest = min(scores[text] for text in positives)
+        margin, absolute = settings.get("margin", 0.05), settings.get("absolute_margin")
+        bars = [lowest - margin * abs(lowest)] if margin is not None else []
+        bars += [lowest - absolute] if absolute is not None else []
+        bar = min(bars, default=np.inf)
+        ranked = [t for t in sorted(TEXTS, key=lambda t: -scores[t]) if t not in answers]
+        expected = [t for t in ranked if scores[t] <= bar]
+        skip = settings.get("skip", 0)
+        assert mined["negative"] == expected[skip : skip + 3]
+        near = {t for t in ranked if scores[t] > bar}
+        assert {text for at, text in likely if at == number} == near
+    assert (done.rows, done.likely) == (10, len(likely))
+    assert done.negatives == sum(len(line["negative"]) for line in lines(done.file))
+
+
+def test_random_ones_and_those_of_bm25_are_no_positives(index: Any, tmp_path: Path) -> None:
+    rows = pairs(6)
+    for name, options in (
+        ("random", {"choose": "random", "depth": 40, "margin": None}),
+        ("words", {"mode": "bm25", "margin": None}),
+    ):
+        done = bothways.mine(rows, index, tmp_path / f"{name}.jsonl", progress=False, **options)
+        for row, mined in zip(rows, lines(done.file), strict=True):
+            assert len({*mined["negative"]}) == 3
+            assert not {row["anchor"], row["positive"]} & {*mined["negative"]}
+            if name == "words":
+                assert all({*row["anchor"].split()} & {*text.split()} for text in mined["negative"])
+
+
+def test_a_stopped_run_goes_on(index: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mining, "WINDOW", 4)
+    rows, options = pairs(14), {"choose": "random", "progress": False}
+    whole = bothways.mine(rows, index, tmp_path / "whole.jsonl", **options)
+    mined, calls = mining.mine_window, list[int]()
+
+    def stop(examples: Any, first: int, *rest: Any) -> Any:
+        """Mine, but for the second window of the first try."""
+        calls.append(first)
+        for number, each in enumerate(mined(examples, first, *rest)):
+            if (len(calls), number) == (2, 1):
+                raise KeyboardInterrupt
+            yield each
+
+    monkeypatch.setattr(mining, "mine_window", stop)
+    out = tmp_path / "out.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        bothways.mine(rows, index, out, **options)
+    assert not out.exists()
+    with pytest.raises(BothwaysError, match="other settings"):
+        bothways.mine(rows, index, out, seed=1, **options)
+    with (tmp_path / "out.jsonl.part").open("ab") as file:
+        file.write(b'{"anchor": "cut')
+    again = bothways.mine(rows, index, out, **options)
+    assert calls == [0, 4, 4, 8, 12]
+    assert out.read_bytes() == whole.file.read_bytes()
+    assert again.likely_file.read_bytes() == whole.likely_file.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "out.jsonl", "out.likely.jsonl", "whole.jsonl", "whole.likely.jsonl"
+    ]  # fmt: skip
+
+
+def test_the_command_trains_what_it_mines(
+    index: Any, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs(20)))
+    out = tmp_path / "hard.jsonl"
+    words = [
+        "mine",
+        tmp_path / "pairs.jsonl",
+        "--index",
+        index.folder,
+        "--out",
+        out,
+        "--margin",
+        "none",
+    ]
+    app([str(word) for word in words], result_action="return_value")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "60 negatives for 20 rows" in printed.err
+    result = bothways.finetune(model, out, None, "embed", epochs=1, device="cpu", progress=False)
+    assert result.task_model.task.loss.kind == "softmax"
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "error", "where"),
+    [
+        ([{"text": "good film", "label": "a"}], {}, DataError, "pair 1"),
+        ([], {}, DataError, "pairs"),
+        (pairs(2), {"negatives": 0}, ConfigError, "negatives"),
+        (pairs(2), {"depth": 2}, ConfigError, "depth"),
+        (pairs(2), {"margin": -0.1}, ConfigError, "margin"),
+        (pairs(2), {"out": "x.csv"}, ConfigError, "out"),
+    ],
+)
+def test_what_cannot_be_mined_is_refused(
+    rows: Any,
+    options: dict[str, Any],
+    error: type[BothwaysError],
+    where: str,
+    index: Any,
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / options.pop("out", "out.jsonl")
+    with pytest.raises(error) as caught:
+        bothways.mine(rows, index, out, progress=False, **options)
+    assert caught.value.where == where
