@@ -410,5 +410,9 @@ def test_a_folder_of_beirs_form_is_training_data(model: Path, tmp_path: Path) ->
         model, grades / "train.tsv", grades / "dev.tsv", "embed", epochs=1, **FAST
     )
     assert result.metrics.keys() == {"ndcg@10", "mrr@10", "map"}
+    text = (grades / "dev.tsv").read_text("utf8") + "1\tgone\t1\n"
+    (grades / "other.tsv").write_text(text, "utf8")
+    reading = SentenceEmbeddingTask().read(str(grades / "other.tsv"))
+    assert (len([*reading.examples]), len(reading.notes)) == (len(read), 1)
     with pytest.raises(DataError, match="has grades for dev, train"):
         bothways.finetune(model, tmp_path / "beir", None, "embed", epochs=1, **FAST)

@@ -162,13 +162,18 @@ def grades_file(source: str) -> Path | None:
     return next(iter(splits.values()))
 
 
-def graded_examples(file: Path) -> Iterator[VectorExample]:
+def graded_examples(file: Path, notes: list[str]) -> Iterator[VectorExample]:
     """Yield an example for each query with a relevant document; grades of 0 and less are negatives.
+
+    Args:
+        file: the grades, FOLDER/qrels/SPLIT.tsv.
+        notes: receives a sentence about what is passed over.
 
     Raises:
         DataError: as `read_beir`.
     """
     data = beir.read_beir(file.parent.parent, file.name.partition(".")[0])
+    passed = 0
     for query, grades in data.grades.items():
         known = {name: grade for name, grade in grades.items() if name in data.documents}
         positives = [data.documents[name] for name, grade in known.items() if grade > 0]
@@ -177,6 +182,13 @@ def graded_examples(file: Path) -> Iterator[VectorExample]:
             where, (first, *further) = f"{file}, query {query}", positives
             text = data.queries[query]
             yield VectorExample(text, first, None, where, tuple(further), negatives)
+        passed += not positives
+    absent = {name for rows in data.grades.values() for name in rows} - data.documents.keys()
+    if passed or absent:
+        notes.append(
+            f"{passed:,} of {len(data.grades):,} queries have no relevant document in the corpus "
+            f"and are not trained on; {len(absent):,} graded documents are not in it"
+        )
 
 
 def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:

@@ -256,7 +256,8 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
     ) -> base.Reading[TextExample]:
         """Open a source as `Task.read`, or the grades of a folder of BEIR's form."""
         if labelled and (grades := grades_file(source)) is not None:
-            return base.Reading(self, graded_examples(grades))
+            notes = list[str]()
+            return base.Reading(self, graded_examples(grades, notes), notes=notes)
         return super().read(source, columns, labelled=labelled)
 
     def parse(self, row: base.Row, columns: TextColumns, where: str) -> TextExample:
