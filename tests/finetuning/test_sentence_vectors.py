@@ -414,5 +414,5 @@ def test_a_folder_of_beirs_form_is_training_data(model: Path, tmp_path: Path) ->
     (grades / "other.tsv").write_text(text, "utf8")
     reading = SentenceEmbeddingTask().read(str(grades / "other.tsv"))
     assert (len([*reading.examples]), len(reading.notes)) == (len(read), 1)
-    with pytest.raises(DataError, match="has grades for dev, train"):
+    with pytest.raises(DataError, match="has grades for dev, other, train"):
         bothways.finetune(model, tmp_path / "beir", None, "embed", epochs=1, **FAST)
