@@ -26,7 +26,7 @@ DIST = ROOT / "dist"
 
 CHECK = """
 import torch
-from bothways.core.layout import Layout
+from bothways.core.batch import Layout
 from bothways.model.kernels import library
 from bothways.model.kernels.linear import OneDNNLinear, PanelLinear
 from bothways.model.attention.dispatch import attend

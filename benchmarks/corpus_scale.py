@@ -36,12 +36,11 @@ from numpy.typing import NDArray
 
 from bothways.core.source import Cursor
 from bothways.data import manifest as files
-from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.epoch_order import BLOCKS, Selection
-from bothways.data.loader import Loader, unchanged
-from bothways.data.sentence_pairs import NextSentence
+from bothways.data.loader import ExampleBudget, Loader, unchanged
+from bothways.data.segments import NextSentence
 from bothways.text.tokenizer import Tokenizer
 
 BATCH, LENGTH, NEAR = 256, 128, 256

@@ -47,8 +47,8 @@ import torch
 from harness import Rounds, against, best, interleaved, machine, show, span
 from numpy.typing import NDArray
 
-from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.runtime.devices import has_bf16, has_int8
+from bothways.core.runtime.process import tune_allocator
 from bothways.lab.quickstart import documents
 from bothways.prediction.engine import predict, prepare_task_model
 from bothways.prediction.predictor import open_task_model

@@ -55,8 +55,8 @@ from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.durations import Epochs
 from bothways.training.run import Event
+from bothways.training.schedules import Epochs
 
 
 @dataclasses.dataclass(frozen=True)

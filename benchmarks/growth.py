@@ -31,14 +31,13 @@ import torch
 from harness import machine
 from numpy.typing import NDArray
 
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.core.report.html import write_html
 from bothways.core.report.sections import Curves, Line, Report, TableSection
-from bothways.core.runtime.allocator import tune_allocator
+from bothways.core.runtime.process import tune_allocator
 from bothways.core.source import Cursor
 from bothways.data.corpus_source import CorpusSource
-from bothways.data.sentence_pairs import NextSentence
+from bothways.data.segments import NextSentence
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import MaskedHead, PoolerHead
 from bothways.model.kernels.cross_entropy import cross_entropy

@@ -30,9 +30,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
-from bothways.core.runtime.allocator import tune_allocator
+from bothways.core.batch import Batch, Layout
+from bothways.core.runtime.process import tune_allocator
 from bothways.model.attention.patterns import Blocks, Full, Pattern, Window
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset

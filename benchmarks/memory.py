@@ -55,7 +55,7 @@ OPENING = """
 import sys, time
 import torch
 from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Layout
 from bothways.hub.model_folder import load_model
 torch.set_num_threads(1)
 start = time.process_time()
@@ -73,7 +73,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.core.runtime.allocator import tune_allocator
+from bothways.core.runtime.process import tune_allocator
 from bothways.text.tokenizer import Tokenizer
 torch.set_num_threads(1)
 tune_allocator()

@@ -41,7 +41,7 @@ from rich.table import Table
 
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.core.runtime.devices import choose_device, describe_device
-from bothways.core.runtime.limits import usable_cores
+from bothways.core.runtime.process import usable_cores
 from bothways.model.kernels.library import describe_kernels
 from bothways.prediction.predictor import Predictor, open_task, read_input
 from bothways.serving.errors import Limits

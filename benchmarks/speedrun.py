@@ -30,12 +30,11 @@ import torch
 from typing_extensions import assert_never
 
 import bothways
-from bothways.core.atomic_files import replace_file, replace_text
-from bothways.core.bar import terminal_progress
 from bothways.core.config import reader as configs
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, DataError, os_errors
-from bothways.core.progress import SILENT, Progress
+from bothways.core.files import replace_file, replace_text
+from bothways.core.progress import SILENT, Progress, terminal_progress
 from bothways.core.runtime.devices import choose_device, describe_device
 from bothways.core.terminal import time_text
 from bothways.core.training_module import TrainingModule
@@ -55,9 +54,9 @@ from bothways.pretraining.recipes import recipe_named
 from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import read_records
 from bothways.tasks.base import Metrics
-from bothways.training.durations import Hours
 from bothways.training.parallel import Plan
 from bothways.training.run import Event, Target
+from bothways.training.schedules import Hours
 
 METRIC = "held-out/loss/masked"
 """The loss that a record is about, in nats."""

@@ -20,16 +20,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.core.runtime.devices import choose_device, describe_device, has_bf16, wait
 from bothways.core.runtime.tuning import TUNING
+from bothways.model.attention.dispatch import attend_gathered
 from bothways.model.attention.mask import AttentionView
-from bothways.model.attention.padded_autograd import attend_gathered
 from bothways.model.attention.patterns import Window
 from bothways.model.attention.reference import PaddedKernel, attend_in_blocks, attend_padded
 from bothways.model.config import EncoderConfig
-from bothways.model.encoder import Encoder
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.library import (
     Feature,
@@ -38,6 +36,7 @@ from bothways.model.kernels.library import (
     supports_heads,
 )
 from bothways.model.kernels.linear import CompiledLinear
+from bothways.model.model import Encoder
 
 HEADS, SIZE, TOKENS = 12, 64, 2048
 """Heads, features of a head and tokens of a measured batch."""

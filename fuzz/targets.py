@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bothways.core.atomic_files import file_digest
+from bothways.core.files import file_digest
 from fuzz.cases import Case, Workshop, bothways, damage_file
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bothways._version import __version__
 
 _HOME = {
-    "BothwaysError": "core.errors", "Corpus": "data.corpus", "Encoder": "model.encoder",
+    "BothwaysError": "core.errors", "Corpus": "data.corpus", "Encoder": "model.model",
     "EncoderConfig": "model.config", "FinetuneConfig": "finetuning.config",
     "Metric": "finetuning.metrics", "Model": "model.model", "ModelOutput": "model.model",
     "Predictor": "prediction.predictor", "PretrainConfig": "pretraining.config",
@@ -29,13 +29,13 @@ _HOME = {
     "load": "model_folders", "load_model": "model_folders",
     "predict": "model_folders", "preset": "model.families.catalogue", "pretrain": "training_runs",
     "push_to_hub": "hub.publish", "save_model": "hub.model_folder",
-    "train_tokenizer": "texts", "tune_allocator": "core.runtime.allocator",
+    "train_tokenizer": "texts", "tune_allocator": "core.runtime.process",
 }  # fmt: skip
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 
 if TYPE_CHECKING:
     from bothways.core.errors import BothwaysError as BothwaysError
-    from bothways.core.runtime.allocator import tune_allocator as tune_allocator
+    from bothways.core.runtime.process import tune_allocator as tune_allocator
     from bothways.data.corpus import Corpus as Corpus
     from bothways.finetuning.config import FinetuneConfig as FinetuneConfig
     from bothways.finetuning.metrics import Metric as Metric
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from bothways.indexes import mine as mine
     from bothways.indexes import search as search
     from bothways.model.config import EncoderConfig as EncoderConfig
-    from bothways.model.encoder import Encoder as Encoder
     from bothways.model.families.catalogue import preset as preset
+    from bothways.model.model import Encoder as Encoder
     from bothways.model.model import Model as Model
     from bothways.model.model import ModelOutput as ModelOutput
     from bothways.model_folders import calibrate as calibrate
@@ -72,7 +72,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         message = f"module 'bothways' has no attribute {name!r}; it has {', '.join(__dir__())}"
         raise AttributeError(message)
-    return getattr(importlib.import_module(f"bothways.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(f"bothways.{_HOME[name]}"), name)
+    return globals().setdefault(name, value)  # which Python finds from now on
 
 
 def __dir__() -> list[str]:

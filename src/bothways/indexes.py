@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from bothways.core.bar import shown_progress
 from bothways.core.errors import ConfigError, DataError, FolderError
-from bothways.core.progress import Progress
+from bothways.core.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
     from bothways.prediction.predictor import Predictor
@@ -72,7 +71,7 @@ def build_index(  # noqa: PLR0913 – one option per question
         >>> len(bothways.build_index([{"id": "1", "text": "a fine film"}], "my-index"))
         2
     """
-    from bothways.core.config.checks import require_choice
+    from bothways.core.config.values import require_choice
     from bothways.core.errors import require
     from bothways.hub.provenance import digest_of_model
     from bothways.prediction.search.change import change_index
@@ -231,7 +230,7 @@ def search(  # noqa: PLR0913 – one option per question
         >>> hit.id, hit.text, round(hit.score, 3)
         ('film', 'a good film', 1.0)
     """
-    from bothways.core.config.checks import require_at_least, require_choice
+    from bothways.core.config.values import require_at_least, require_choice
     from bothways.prediction.predictor import Predictor, open_task
     from bothways.prediction.search.index import Index, Mode
 
@@ -318,7 +317,7 @@ def mine(  # noqa: PLR0913 – one option per question
         >>> bothways.mine(pairs, index, "negatives.jsonl", negatives=1, margin=None).negatives
         1
     """
-    from bothways.core.atomic_files import check_output_path
+    from bothways.core.files import check_output_path
     from bothways.data.tables import given_rows
     from bothways.prediction.search import mining
     from bothways.prediction.search.index import Index

@@ -7,9 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.core.advice import argument
-from bothways.core.bar import shown_progress
-from bothways.core.progress import Progress
+from bothways.core.errors import argument
+from bothways.core.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
     from bothways.hub.model_folder import PretrainedModel
@@ -67,7 +66,7 @@ def load(
         >>> embed.encode(["a good film", "a bad play"]).shape
         (2, 32)
     """
-    from bothways.core.config.checks import require_choice
+    from bothways.core.config.values import require_choice
     from bothways.prediction.predictor import open_task
     from bothways.prediction.prepared_model import PredictPrecision
     from bothways.prediction.session_model import Runtime
@@ -270,9 +269,9 @@ def evaluate(  # noqa: PLR0913 – one option per question
         >>> bothways.evaluate("my-classifier", rows).metrics["accuracy"]
         1.0
     """
-    from bothways.core.atomic_files import check_output_path
-    from bothways.core.config.tree import nest
+    from bothways.core.config.values import nest
     from bothways.core.errors import ConfigError
+    from bothways.core.files import check_output_path
     from bothways.data.manifest import holds_corpus
     from bothways.prediction.analysis import evaluation
     from bothways.prediction.predictor import open_task

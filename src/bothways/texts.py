@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.core.advice import argument, render
-from bothways.core.bar import shown_progress
-from bothways.core.errors import ConfigError, DataError
-from bothways.core.progress import Progress
+from bothways.core.errors import ConfigError, DataError, argument, render
+from bothways.core.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
     from bothways.data.cleaning.config import Cleaning

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from bothways.core.bar import shown_progress
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.progress import Progress
-from bothways.training.shorthands import DistilRecipe, FinetuneRecipe, PretrainRecipe
+from bothways.core.progress import Progress, shown_progress
+from bothways.finetuning import FinetuneRecipe
+from bothways.pretraining import DistilRecipe, PretrainRecipe
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -348,8 +348,8 @@ def finetune_settings(  # noqa: PLR0913 – one option per question
     metrics: OwnMetrics | None = None,
 ) -> tuple[FinetuneConfig, list[str]]:
     """Return the settings of `finetune`, and notes on what they replace in the recipe."""
-    from bothways.core.config.checks import require_choice
     from bothways.core.config.reader import replaced_members
+    from bothways.core.config.values import require_choice
     from bothways.finetuning.config import RECIPES, load_config
     from bothways.tasks.base import Task
     from bothways.tasks.catalogue import trainable_task

@@ -7,9 +7,10 @@ import pytest
 import bothways
 from bothways.cli.options import settings_for
 from bothways.core.errors import ConfigError
+from bothways.finetuning import FinetuneRecipe
 from bothways.finetuning.config import RECIPES as FINETUNING
+from bothways.pretraining import PretrainRecipe
 from bothways.pretraining.recipes import RECIPES as PRETRAINING
-from bothways.training.shorthands import FinetuneRecipe, PretrainRecipe
 from bothways.training_runs import finetune_settings
 
 

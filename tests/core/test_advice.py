@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 import bothways
-from bothways.core.advice import argument, call, interface, render
-from bothways.core.errors import DataError
-from bothways.core.finding import Finding
+from bothways.core.errors import DataError, Finding, argument, call, interface, render
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bothways.core import atomic_files as files
-from bothways.core.atomic_files import replace_file, replace_folder
+from bothways.core import files
 from bothways.core.errors import ResourceError, os_errors
+from bothways.core.files import replace_file, replace_folder
 
 
 def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(tmp_path, monkeypatch):

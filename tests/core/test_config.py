@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BeforeValidator
 
 from bothways.core.config import reader as configs
-from bothways.core.config.toml import read_toml, write_toml
-from bothways.core.config.tree import parse_overrides
+from bothways.core.config.values import parse_overrides, read_toml, write_toml
 from bothways.core.errors import ConfigError
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences
@@ -24,9 +23,8 @@ from bothways.model.config import EncoderConfig, PreNorm
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import modern
-from bothways.training.durations import Epochs, Hours, Steps
 from bothways.training.optimizers import BertAdam
-from bothways.training.schedules import Constant, Linear
+from bothways.training.schedules import Constant, Epochs, Hours, Linear, Steps
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from bothways.core.config.checks import require_at_least, require_probability
+from bothways.core.config.values import require_at_least, require_probability
 from bothways.core.errors import ConfigError
 
 

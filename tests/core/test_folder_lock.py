@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import ConfigError, ResourceError, os_errors
+from bothways.core.files import replace_folder
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
 
 HOLD = """

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bothways.core.errors import DataError, ResourceError, optional
-from bothways.core.json_reader import read_json, read_object
+from bothways.core.files import read_json, read_object
 from bothways.core.terminal import listed, printable, quantity, result_line, time_text
 
 

@@ -12,17 +12,15 @@ import pytest
 
 from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
-from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor
+from bothways.core.source import Cursor, rng
 from bothways.data import encode_shards
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document
 from bothways.data.masking import Masking, NGrams, Spans, Vocabulary, WholeWords, mask_tokens
-from bothways.data.segments import FullSentences
-from bothways.data.sentence_pairs import NextSentence
+from bothways.data.segments import FullSentences, NextSentence
 from bothways.data.words import Words, encode_words, unpack_words, words_name
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.text.tokenizer import Tokenizer

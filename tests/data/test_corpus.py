@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bothways.cli import corpus as commands
-from bothways.core.atomic_files import file_digest
 from bothways.core.config.reader import read
 from bothways.core.errors import ConfigError, DataError, ResourceError
+from bothways.core.files import file_digest
 from bothways.core.folder_lock import lock_folder
 from bothways.data import corpus as corpus_module
 from bothways.data import encode_shards as shards

@@ -17,18 +17,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bothways.core.batch import IGNORED
+from bothways.core.batch import IGNORED, Layout
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor, Source
-from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp, budget_at
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.list_source import ListSource
-from bothways.data.loader import Loader, Share, ahead, prefetch, unchanged
+from bothways.data.loader import (
+    ExampleBudget,
+    Loader,
+    Share,
+    TokenBudget,
+    TokenRamp,
+    ahead,
+    budget_at,
+    prefetch,
+    unchanged,
+)
 from bothways.data.masking import Masking, Vocabulary, mask_tokens
-from bothways.data.segments import FullSentences
-from bothways.data.sentence_pairs import NextSentence
+from bothways.data.segments import FullSentences, NextSentence
 from toy_template import TEMPLATE
 
 SIZE = 400

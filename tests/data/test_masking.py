@@ -12,8 +12,8 @@ from scipy import stats
 
 from bothways.core.batch import LabelTargets, TokenTargets
 from bothways.core.errors import ConfigError
-from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
+from bothways.core.source import rng
 from bothways.data.masking import (
     AnyToken,
     CorpusToken,

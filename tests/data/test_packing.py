@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.core.errors import ConfigError
-from bothways.data.batching import ExampleBudget, TokenBudget, deal, fits
+from bothways.data.loader import ExampleBudget, TokenBudget, deal, fits
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=60)
 

@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.keyed_rng import rng
-from bothways.core.source import Cursor
+from bothways.core.source import Cursor, rng
 from bothways.data import epoch_order as selection
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.epoch_order import AllExcept, Selection
-from bothways.data.segments import FullSentences, PairPlan
-from bothways.data.sentence_pairs import NextSentence
+from bothways.data.segments import FullSentences, NextSentence, PairPlan
 from toy_template import TEMPLATE
 
 # A p-value below this at a fixed seed is a difference, not bad luck.

@@ -14,7 +14,7 @@ import pytest
 fsspec = pytest.importorskip("fsspec", reason="needs the extra 'remote'")
 
 from bothways.core.errors import ConfigError, DataError, ResourceError  # noqa: E402
-from bothways.core.paths import is_url  # noqa: E402
+from bothways.core.files import is_url  # noqa: E402
 from bothways.data.corpus import Corpus, build_corpus  # noqa: E402
 from bothways.data.documents import read_documents  # noqa: E402
 from bothways.data.tables import (  # noqa: E402

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from bothways.core.config import reader as configs
-from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.data.loader import ExampleBudget, TokenBudget
 from bothways.finetuning.automatic import UNKNOWN, choose_automatic, default_rate, enough_epochs
 from bothways.finetuning.config import (
     FinetuneConfig,
@@ -23,8 +23,8 @@ from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW
+from bothways.training.schedules import Epochs, Steps
 from heard_progress import Heard
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 from toy_task import fit_task

@@ -27,8 +27,8 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample
 from bothways.tasks.predictions import ClassPrediction, MultilabelPrediction
 from bothways.tasks.text_task import TextExample
-from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
+from bothways.training.schedules import Epochs
 from toy_folder import VOCABULARY, make_examples, make_tokenizer
 from toy_task import fit_task
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bothways.core.config import reader as configs
-from bothways.data.batching import ExampleBudget
+from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
 from bothways.hub.model_folder import save_model
@@ -19,7 +19,7 @@ from bothways.model.model import Model
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.text_task import TextExample
-from bothways.training.durations import Steps
+from bothways.training.schedules import Steps
 from family_tasks import (
     FAMILIES,
     LENGTH,

@@ -32,8 +32,8 @@ from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_task import TextColumns, TextExample
-from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW
+from bothways.training.schedules import Epochs, Steps
 from heard_progress import Heard
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 from toy_task import fit_on_rank, fit_task

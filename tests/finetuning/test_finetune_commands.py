@@ -13,9 +13,8 @@ from bothways.core.errors import BothwaysError
 from bothways.finetuning import run as job
 from bothways.finetuning.config import FinetuneConfig
 from bothways.model.kernels import library
-from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
-from bothways.training.schedules import GoogleLinear
+from bothways.training.schedules import Epochs, GoogleLinear
 from toy_folder import make_examples, make_folder, write_tsv
 
 

@@ -22,8 +22,8 @@ from bothways.tasks.choice.task import ChoiceColumns, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelTask
 from bothways.tasks.regression.task import RegressionTask
-from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
+from bothways.training.schedules import Epochs
 from toy_folder import BAD, FILLERS, GOOD, make_examples, make_folder, make_tokenizer
 
 FAST = dataclasses.replace(

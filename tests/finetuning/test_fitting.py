@@ -23,13 +23,12 @@ from bothways.tasks.catalogue import trainable_task
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier
 from bothways.tasks.text_task import TextExample
 from bothways.training.checkpoint import Best, Keep
-from bothways.training.durations import Epochs, RunState, Steps
 from bothways.training.loop import Loop
 from bothways.training.meter import Meter
 from bothways.training.optimizers import AdamW, BertAdam, build_optimizer
 from bothways.training.parallel import Single
 from bothways.training.saved_state import RunTensors
-from bothways.training.schedules import GoogleLinear, Linear, rate_factor
+from bothways.training.schedules import Epochs, GoogleLinear, Linear, RunState, Steps, rate_factor
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer
 from toy_task import fit_task
 

@@ -27,8 +27,8 @@ from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.predictor import open_task
 from bothways.training import step_cost as machine
-from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
+from bothways.training.schedules import Steps
 from small_models import SHAPES, batch_for
 from spread import in_turn
 from toy_folder import make_examples, make_folder, write_tsv

@@ -16,7 +16,7 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.metrics import Confusion, classification_metrics
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_task import TextExample
-from bothways.training.durations import Steps
+from bothways.training.schedules import Steps
 
 MANY = 100_000
 

@@ -8,9 +8,9 @@ import pytest
 
 import bothways
 from bothways.core.errors import ConfigError
-from bothways.data.batching import ExampleBudget
+from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import SAME, SHORTHANDS, FinetuneConfig, load_config
-from bothways.training.durations import Epochs
+from bothways.training.schedules import Epochs
 
 BASE = FinetuneConfig(model="m", train="t.tsv")
 

@@ -27,10 +27,9 @@ from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier
-from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW, ParameterRule
 from bothways.training.run import TrainingRun
-from bothways.training.schedules import Constant
+from bothways.training.schedules import Constant, Steps
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 from toy_task import fit_task
 

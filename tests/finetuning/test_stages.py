@@ -13,7 +13,7 @@ from bothways.finetuning.run import finetune
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.training.durations import Steps
+from bothways.training.schedules import Steps
 from heard_progress import Heard
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 

@@ -12,8 +12,8 @@ from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.result import FinetuneResult
 from bothways.finetuning.run import finetune
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
+from bothways.training.schedules import Epochs
 from toy_folder import BAD, FILLERS, GOOD, make_folder
 
 LABELS = ("O", "B-BAD", "I-BAD", "B-GOOD", "I-GOOD")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from bothways.model.config import EncoderConfig
-from bothways.model.disentangled import row_of
+from bothways.model.embedding import row_of
 from bothways.model.heads import Head, MaskedHead
 from bothways.model.positions import Disentangled
 

@@ -8,8 +8,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm, Readout
 from bothways.model.families.bert import BERT, MEGATRON_BERT
 from bothways.model.families.family import Family

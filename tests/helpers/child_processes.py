@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from bothways.core import atomic_files
+from bothways.core import files
 
 
 def children(pid: int) -> list[int]:
@@ -39,11 +39,11 @@ def killed_in_save(place: Path) -> None:
     loaded, rename = load_model(place), Path.rename
 
     def killed(path: Path, target: Path) -> Path:
-        if path.name.startswith(atomic_files.HIDDEN):
+        if path.name.startswith(files.HIDDEN):
             os.kill(os.getpid(), signal.SIGKILL)
         return rename(path, target)
 
-    atomic_files._exchange = lambda *_: False  # as on a file system that cannot exchange two names
+    files._exchange = lambda *_: False  # as on a file system that cannot exchange two names
     Path.rename = killed
     save_model(place, loaded.model)
 

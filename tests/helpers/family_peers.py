@@ -12,8 +12,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.weight_files import open_weights
 from bothways.model.families.family import Architecture, Family

@@ -11,8 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.model.config import EncoderConfig, PostNorm, PreNorm
 from bothways.model.heads import Head, LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model

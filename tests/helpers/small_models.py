@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.model.attention.patterns import Blocks, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig, Gated, Sharing
 from bothways.model.families.catalogue import PRESETS, preset

@@ -20,19 +20,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bothways.core import atomic_files as files
+from bothways.core import files
 from bothways.core.batch import IGNORED, Batch, LabelTargets, TokenTargets, pack
 from bothways.core.errors import BothwaysError
-from bothways.core.keyed_rng import rng
 from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor
+from bothways.core.source import Cursor, rng
 from bothways.core.training_module import TrainingModule
 from bothways.pretraining import run as pretraining_run
 from bothways.training import parallel
 from bothways.training.checkpoint import Best, FolderStore, Keep, Store
-from bothways.training.durations import Duration, RunState, Steps
 from bothways.training.loop import Loop, evaluate_losses
 from bothways.training.optimizers import (
     AdamW,
@@ -45,7 +43,7 @@ from bothways.training.optimizers import (
 from bothways.training.parallel import full_tensor, sharded
 from bothways.training.run import Training, TrainingPhase, TrainingRun
 from bothways.training.saved_state import RunTensors
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Duration, Linear, RunState, Steps
 
 VOCABULARY, EPOCH, WIDTH = 24, 20, 8
 SINGLE = parallel.Single()

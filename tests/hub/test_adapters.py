@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 import bothways
 from bothways.cli.main import app
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError, FolderError
-from bothways.core.layout import Layout
 from bothways.finetuning.lora import LoRA, LoRALinear, add_changes, merge_changes
 from bothways.hub.adapter import TrainedAdapter
 from bothways.hub.model_folder import load_model, save_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bothways.core.finding import Finding
+from bothways.core.errors import Finding
 from bothways.data.corpus import Corpus
 from bothways.finetuning.data import DataSource
 from bothways.hub.model_card import (

@@ -14,9 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
-from bothways.core.layout import Layout
 from bothways.hub.model_folder import load_model, save_model
 from model_folders import (
     CLASSES,

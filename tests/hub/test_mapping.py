@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
-from bothways.core.layout import Layout
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.weight_files import open_weights
 from bothways.model.config import Dropouts, EncoderConfig

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bothways.cli.main import app
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
-from bothways.core.layout import Layout
 from bothways.hub.hf_config import native_settings, read_hf_config
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.attention.patterns import Causal, Full, Window

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.cli.main import app
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
-from bothways.core.layout import Layout
 from bothways.hub.convert.tensorflow.checkpoint import read_tensorflow
 from bothways.hub.model_folder import load_model
 from bothways.text.tokenizer import Tokenizer

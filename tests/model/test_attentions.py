@@ -5,14 +5,14 @@ import itertools
 import pytest
 import torch
 
+from bothways.core.batch import Layout
 from bothways.core.errors import ConfigError
-from bothways.core.layout import Layout
 from bothways.model.attention.dispatch import attend
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 from bothways.model.attention.probabilities import attention_probabilities
 from bothways.model.config import EncoderConfig
-from bothways.model.encoder import Encoder, recorded_attentions
+from bothways.model.model import Encoder, recorded_attentions
 from small_models import SHAPES, batch_for
 
 LENGTHS = [9, 3, 40, 1]

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
-from bothways.core.layout import Layout
 from bothways.finetuning.config import finetune_adam
 from bothways.model import block
 from bothways.model.config import Dropouts, EncoderConfig, Gated
-from bothways.model.encoder import Encoder
 from bothways.model.kernels import dropout
+from bothways.model.model import Encoder
 from bothways.training.run import compute_as
 from small_models import SHAPES
 

@@ -6,8 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import Dropouts, EncoderConfig, Own, Readout

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bothways.core.layout import EQUAL, LOOSE, Layout, RectanglePolicy, cut_to_predict
+from bothways.core.batch import EQUAL, LOOSE, Layout, RectanglePolicy, cut_to_predict
 
 LENGTHS = st.lists(st.one_of(st.integers(1, 30), st.integers(200, 400)), min_size=1, max_size=12)
 

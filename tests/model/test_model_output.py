@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from bert_peers import Input, draw_config, draw_input, gradients, ours, peer
+from bothways.core.batch import Layout
 from bothways.core.errors import ConfigError
-from bothways.core.layout import Layout
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import (
     ChoiceHead,

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
-from bothways.core.layout import Layout
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import build_positions, sinusoids
 from bothways.model.families.catalogue import preset

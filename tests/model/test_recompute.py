@@ -9,15 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.core.runtime.tuning import TUNING
 from bothways.model import block
 from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
 from bothways.model.config import EncoderConfig, Gated
-from bothways.model.encoder import Encoder
 from bothways.model.heads import token_head
-from bothways.model.model import Model
+from bothways.model.model import Encoder, Model
 from bothways.training import step_cost as operations
 from bothways.training.step_cost import kept_floats
 from small_models import SHAPES, SMALL, batch_for
@@ -156,7 +154,7 @@ def test_a_gpu_keeps_no_probabilities(
 def test_evaluation_computes_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, batch = Encoder(SMALL), batch_for(SMALL)
     encoder.recompute = True
-    monkeypatch.setattr("bothways.model.encoder.checkpoint", None)
+    monkeypatch.setattr("bothways.model.model.checkpoint", None)
     encoder.eval()(batch)
     with torch.no_grad():
         encoder.train()(batch)

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from attention_formulas import OnGpu
+from bothways.core.batch import Layout
 from bothways.core.errors import ConfigError
-from bothways.core.layout import Layout
 from bothways.model.layer_mix import LayerChoice, LayerConcat, LayerSum, build_mix, chosen_layers
 from bothways.model.lstm import BiLSTM, by_time
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 import transformers
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
-from bothways.core.layout import Layout
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig, Sharing
 from bothways.model.families import albert

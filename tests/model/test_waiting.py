@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bothways.core.batch import Batch, LabelTargets, TokenTargets
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, LabelTargets, Layout, TokenTargets
 from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.dispatch import Packed
 from bothways.model.config import Dropouts, EncoderConfig

@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import bothways
-from bothways.core.batch import Batch, pack
+from bothways.core.batch import Batch, Layout, pack
 from bothways.core.config import reader
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.core.keyed_rng import rng
-from bothways.core.layout import Layout
 from bothways.core.sequence import Sequence
+from bothways.core.source import rng
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
 from bothways.data.masking import Vocabulary

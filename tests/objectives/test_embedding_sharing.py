@@ -14,10 +14,10 @@ from torch import Tensor
 
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError
-from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
-from bothways.data.batching import ExampleBudget
+from bothways.core.source import rng
 from bothways.data.corpus import Corpus
+from bothways.data.loader import ExampleBudget
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
@@ -36,10 +36,9 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.forecast import shared_parameters
 from bothways.pretraining.recipes import deberta_v3
 from bothways.pretraining.run import pretrain
-from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Linear, Steps
 
 SIZE = 50
 VOCABULARY = Vocabulary(np.arange(SIZE) < 5, np.arange(SIZE) > 40, 4)

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from bothways.core.batch import IGNORED, SpanTargets
-from bothways.core.layout import Layout
+from bothways.core.batch import IGNORED, Layout, SpanTargets
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.objectives import losses

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor
-from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.core.source import Cursor, rng
 from bothways.data.corpus import Corpus
-from bothways.data.loader import LoadedStep
+from bothways.data.loader import ExampleBudget, LoadedStep, TokenBudget
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
@@ -33,13 +31,12 @@ from bothways.objectives.replaced_tokens import (
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import pretrain
-from bothways.training.durations import Steps
 from bothways.training.loop import evaluate_losses, weighted_sum
 from bothways.training.meter import EvaluationScores
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Single
 from bothways.training.run import Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Linear, Steps
 
 SIZE = 50
 TABLES = ("token", "position", "segment", "norm")

@@ -10,22 +10,20 @@ import torch
 from bothways.core.batch import pack
 from bothways.core.errors import DataError
 from bothways.core.source import Cursor
-from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document
-from bothways.data.segments import PairPlan
-from bothways.data.sentence_pairs import NextSentence, SentenceOrder
+from bothways.data.loader import ExampleBudget
+from bothways.data.segments import NextSentence, PairPlan, SentenceOrder
 from bothways.hub.model_folder import load_model
 from bothways.model.families.catalogue import preset
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining.build import fit_to_corpus, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import pretrain
-from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Linear, Steps
 
 
 def plans(corpus: Corpus, segments: SentenceOrder) -> list[PairPlan]:

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
-from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
-from bothways.data.batching import ExampleBudget
+from bothways.core.source import rng
 from bothways.data.corpus import Corpus
+from bothways.data.loader import ExampleBudget
 from bothways.data.masking import Chosen, Masking, Spans, Vocabulary
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
@@ -27,10 +27,9 @@ from bothways.objectives.span_boundary import (
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import pretrain
-from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Linear, Steps
 
 SIZE = 50
 

@@ -17,7 +17,7 @@ import yaml
 import bothways
 from bothways.cli.main import app
 from bothways.core.config.reader import load
-from bothways.objectives.catalogue import AnyObjective
+from bothways.pretraining.config import AnyObjective
 from bothways.serving.errors import DEFAULT_LIMITS, Limits
 from bothways.tasks.catalogue import TASKS
 

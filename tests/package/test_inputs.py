@@ -11,7 +11,7 @@ from bothways.cli import main as cli
 from bothways.cli.main import app
 from bothways.cli.options import argument_text
 from bothways.core.errors import BothwaysError, ConfigError, DataError
-from bothways.core.paths import local_path
+from bothways.core.files import local_path
 from bothways.data.text_io import standard_input
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 import bothways
-from bothways.core.bar import shown_progress
 from bothways.core.errors import BothwaysError
-from bothways.core.progress import Progress
+from bothways.core.progress import Progress, shown_progress
 from bothways.finetuning.result import FinetuneResult
 from bothways.hub.model_folder import LoadedModel
 from bothways.lab.sweeps.folds import CrossValidation

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bothways.core import bar as shown
-from bothways.core.bar import terminal_progress
-from bothways.core.progress import Part
+from bothways.core import progress as shown
+from bothways.core.progress import Part, terminal_progress
 from bothways.core.terminal import write_stderr
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.model.attention.patterns import Causal, Full
 from bothways.model.config import Readout
 from bothways.model.families.catalogue import preset

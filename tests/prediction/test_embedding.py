@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from bothways.cli.main import app
-from bothways.core import bar
+from bothways.core import progress
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.prediction.analysis import evaluation
 from bothways.prediction.analysis.evaluation import POOLINGS, Cell, Sweep, sweep_layers
@@ -72,7 +72,7 @@ def test_progress_is_printed_as_lines_where_there_is_no_terminal(
     line = f"embed bert texts.txt --out {place / 'lines.npy'}"
     run(monkeypatch, place, line)
     assert "predicting:" not in capsys.readouterr().err  # shorter than ten seconds
-    monkeypatch.setattr(bar, "SECONDS_PER_LINE", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
     run(monkeypatch, place, line)
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bothways.core.config import reader as configs
-from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import build_corpus
 from bothways.data.documents import Document
+from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
 from bothways.hub.model_folder import load_model, save_model
@@ -20,7 +20,7 @@ from bothways.prediction.predictor import open_task_model
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.durations import Steps
+from bothways.training.schedules import Steps
 from family_tasks import ours, pairs, question, saved, theirs
 from toy_task import fit_task
 

@@ -14,13 +14,12 @@ from bothways.core.sequence import Sequence
 from bothways.model.attention.patterns import Window
 from bothways.model.block import Block
 from bothways.model.config import EncoderConfig, Gated, PreNorm
-from bothways.model.encoder import Encoder
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import LabelHead, MaskedHead
 from bothways.model.kernels import library as native
 from bothways.model.kernels.library import Feature
 from bothways.model.kernels.linear import InferenceLayer, OneDNNLinear
-from bothways.model.model import Model
+from bothways.model.model import Encoder, Model
 from bothways.model.positions import Disentangled, Learned, Rotary, Sinusoidal
 from bothways.prediction import prepared_model as prepared
 from bothways.prediction.prepared_model import prepare_model

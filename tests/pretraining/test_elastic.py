@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from bothways.core.batch import Batch, TokenTargets
-from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
-from bothways.data.loader import LoadedStep, Loader
+from bothways.data.loader import ExampleBudget, LoadedStep, Loader
 from bothways.hub.model_folder import save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -29,11 +28,10 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import pretrain
 from bothways.training import saved_state
 from bothways.training.checkpoint import checkpoints
-from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW, Muon
 from bothways.training.parallel import Sharding
 from bothways.training.run import Event, Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Linear, Steps
 from toy_training import enter_ranks, on_ranks
 
 LENGTH = 16

@@ -8,17 +8,16 @@ import pytest
 
 from bothways.cli import main as cli
 from bothways.core.errors import CheckpointError, ConfigError
-from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import build_corpus
 from bothways.data.documents import Document
+from bothways.data.loader import ExampleBudget
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.inspect_step import inspect_step
 from bothways.pretraining.run import pretrain
-from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Linear, Steps
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import torch
 import bothways
 from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
-from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
+from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.mixture import ByWeight, Corpora, Smoothed
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.objectives.masked_lm import MaskedLM
@@ -19,10 +19,9 @@ from bothways.pretraining.build import preflight
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import pretrain
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.durations import Epochs, Hours, Steps, Tokens
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Event, Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Epochs, Hours, Linear, Steps, Tokens
 from toy_animals import WORDS, document
 
 

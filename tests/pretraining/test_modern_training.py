@@ -11,8 +11,8 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
 from bothways.core.training_module import TrainingModule
-from bothways.data.batching import TokenRamp
 from bothways.data.corpus import Corpus
+from bothways.data.loader import TokenRamp
 from bothways.data.mixture import Corpora
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig
@@ -24,11 +24,10 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import modern
 from bothways.pretraining.run import pretrain
 from bothways.training.checkpoint import checkpoints
-from bothways.training.durations import Steps, Tokens
 from bothways.training.optimizers import AdamW, Lamb, Muon, OptimizerConfig, StableAdamW
 from bothways.training.parallel import Single
 from bothways.training.run import Event, Training
-from bothways.training.schedules import WSD, Cosine
+from bothways.training.schedules import WSD, Cosine, Steps, Tokens
 
 OPTIMIZERS = [Lamb(lr=0.02), StableAdamW(lr=5e-3), Muon(lr=0.02, others=AdamW(lr=5e-3))]
 

@@ -14,8 +14,8 @@ from bothways.core.errors import BothwaysError
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.training_module import TrainingModule
-from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
+from bothways.data.loader import ExampleBudget
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.hub.model_folder import load_model
@@ -27,10 +27,9 @@ from bothways.objectives.objective import ModelSpec, Objective
 from bothways.pretraining.build import preflight
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import pretrain
-from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Linear, Steps
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,18 @@ from safetensors.torch import load_file
 
 from bothways.cli import main as cli
 from bothways.cli.main import app
-from bothways.core.errors import BothwaysError, CheckpointError, ConfigError, DataError, FolderError
-from bothways.core.finding import Finding
+from bothways.core.errors import (
+    BothwaysError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Finding,
+    FolderError,
+)
 from bothways.core.report.sections import readable_number
-from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
+from bothways.data.loader import ExampleBudget
 from bothways.data.masking import Masking, WholeWords
 from bothways.data.segments import FullSentences
 from bothways.hub.model_folder import load_model, save_model
@@ -38,11 +44,10 @@ from bothways.pretraining.run_page import curves, read_records
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_tokenizer
 from bothways.training.checkpoint import Best, Keep, run_folder
-from bothways.training.durations import Epochs, Hours, RunState, Steps, Tokens
 from bothways.training.optimizers import AdamW, BertAdam
 from bothways.training.parallel import plan_here
 from bothways.training.run import Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Epochs, Hours, Linear, RunState, Steps, Tokens
 from heard_progress import Heard
 from toy_animals import WORDS
 from toy_training import enter_ranks, metric_lines, on_ranks, processes
@@ -132,8 +137,7 @@ def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(corpu
     )
 
     model = done.model.eval()
-    from bothways.core.batch import Batch
-    from bothways.core.layout import Layout
+    from bothways.core.batch import Batch, Layout
 
     batch = Batch(
         inputs["input_ids"][0],

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from bothways.cli.main import app
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import BothwaysError
-from bothways.core.layout import Layout
 from bothways.data.corpus import build_corpus
 from bothways.data.documents import Document
 from bothways.hub.model_folder import load_model

@@ -7,14 +7,14 @@ import pytest
 import bothways
 from bothways.cli.main import app
 from bothways.core.config import reader as configs
-from bothways.core.config.tree import flatten
+from bothways.core.config.values import flatten
 from bothways.core.errors import ConfigError
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.pretraining.config import PretrainConfig, load_pretraining
 from bothways.pretraining.recipes import modern
-from bothways.training.durations import Epochs, Steps
-from bothways.training.shorthands import TRAINING_NAMES
+from bothways.training.run import TRAINING_NAMES
+from bothways.training.schedules import Epochs, Steps
 
 BASE = modern(preset("bert-tiny"))
 

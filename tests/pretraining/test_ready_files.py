@@ -12,16 +12,15 @@ import torch
 
 from bothways.cli import main as cli
 from bothways.core.config import reader as configs
-from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
+from bothways.data.loader import ExampleBudget
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.forecast import memory_demand
-from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Replicated, Sharded, Sharding, Single
 from bothways.training.run import Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Linear, Steps
 from bothways.training.step_cost import USABLE, choose_parallelism
 
 READY = Path(__file__).parents[2] / "deploy" / "training"

@@ -11,25 +11,27 @@ import pytest
 import transformers
 
 from bothways.cli.main import app
-from bothways.core.advice import interface
-from bothways.core.errors import BothwaysError, ConfigError
-from bothways.core.finding import report_findings
-from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
+from bothways.core.errors import BothwaysError, ConfigError, interface, report_findings
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
+from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import AnyToken, Masking, NGrams, Spans
-from bothways.data.segments import FullSentences
-from bothways.data.sentence_pairs import NextSentence
+from bothways.data.segments import FullSentences, NextSentence
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import family_for, preset
 from bothways.model.positions import Learned
-from bothways.objectives.catalogue import AnyObjective, default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
 from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.pretraining.build import check_class, fit_to_corpus
-from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
+from bothways.pretraining.config import (
+    AnyObjective,
+    PretrainConfig,
+    PretrainPhase,
+    default_objective,
+    load_pretraining,
+)
 from bothways.pretraining.recipes import (
     RECIPES,
     albert,
@@ -41,9 +43,8 @@ from bothways.pretraining.recipes import (
     spanbert,
 )
 from bothways.text.trainers import ByteBPE, train_tokenizer
-from bothways.training.durations import RunState, Steps
 from bothways.training.optimizers import AdamW, BertAdam, Lamb
-from bothways.training.schedules import Cosine, GoogleLinear, Linear, rate_factor
+from bothways.training.schedules import Cosine, GoogleLinear, Linear, RunState, Steps, rate_factor
 from toy_animals import document
 
 SMALL = [

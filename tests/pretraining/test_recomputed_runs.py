@@ -5,19 +5,18 @@ import dataclasses
 import pytest
 import torch
 
-from bothways.data.batching import ExampleBudget
+from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
 from bothways.finetuning.prepare import prepare_run
-from bothways.model import encoder as module
+from bothways.model import model as module
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import pretrain
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Epochs, Linear, Steps
 from toy_folder import make_examples, make_folder, make_tokenizer
 from toy_task import fit_task
 

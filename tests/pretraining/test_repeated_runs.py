@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 import bothways
 from bothways.cli import main as cli
 from bothways.core.errors import CheckpointError, ConfigError
-from bothways.data.batching import ExampleBudget, TokenRamp
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
+from bothways.data.loader import ExampleBudget, TokenRamp
 from bothways.data.segments import FullSentences
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -32,10 +32,9 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.inspect_step import Repeat, inspect_step
 from bothways.pretraining.run import pretrain
 from bothways.training import checkpoint, loop
-from bothways.training.durations import Duration, Epochs, Hours, Steps, Tokens
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Event, Target, Training
-from bothways.training.schedules import WSD, Linear
+from bothways.training.schedules import WSD, Duration, Epochs, Hours, Linear, Steps, Tokens
 from bothways.training.step_record import STEPS, recorded_steps
 from toy_folder import make_folder
 from toy_training import enter_ranks, on_ranks

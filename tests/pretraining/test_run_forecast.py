@@ -14,8 +14,8 @@ import torch
 from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.runtime.cards import CARDS
-from bothways.data.batching import ExampleBudget, TokenRamp, budget_at
 from bothways.data.corpus import Corpus
+from bothways.data.loader import ExampleBudget, TokenRamp, budget_at
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.pretraining import forecast as forecasting
@@ -31,7 +31,7 @@ from bothways.pretraining.forecast import (
 )
 from bothways.pretraining.recipes import RECIPES, settings_of
 from bothways.training.checkpoint import Best, Keep
-from bothways.training.durations import Epochs, Hours, Steps, Tokens
+from bothways.training.schedules import Epochs, Hours, Steps, Tokens
 from bothways.training.step_cost import USABLE, StepSeconds
 
 CPU, CARD = torch.device("cpu"), CARDS["a100"]

@@ -8,8 +8,8 @@ import pytest
 
 from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, FolderError
-from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus
+from bothways.data.loader import TokenBudget
 from bothways.data.masking import Masking
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
@@ -23,10 +23,9 @@ from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import scored_objective
 from bothways.pretraining.run import pretrain
-from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
-from bothways.training.schedules import Constant
+from bothways.training.schedules import Constant, Steps
 
 HEADS = (MaskedHead(), PoolerHead(), PairHead())
 

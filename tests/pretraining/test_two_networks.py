@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
+from bothways.data.loader import ExampleBudget
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens, Shallower
@@ -19,10 +19,9 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import read_records
 from bothways.training.checkpoint import checkpoints
-from bothways.training.durations import Steps
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Event, Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Linear, Steps
 from toy_training import processes
 
 ELECTRA = ("electra-small-discriminator", ReplacedTokens(generator=Narrower(0.5)))

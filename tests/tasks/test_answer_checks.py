@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from bothways.core.finding import Finding
+from bothways.core.errors import Finding
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bothways.core.advice import render
-from bothways.core.errors import DataError
+from bothways.core.errors import DataError, render
 from bothways.tasks.tagging.examples import open_tagged
 from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import TaggingTask

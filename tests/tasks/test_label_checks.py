@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bothways.core.finding import Finding
+from bothways.core.errors import Finding
 from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask

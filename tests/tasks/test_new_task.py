@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bothways.core.errors import ConfigError, FolderError
-from bothways.data.batching import ExampleBudget
+from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
 from bothways.hub.model_folder import load_model
@@ -31,8 +31,8 @@ from bothways.prediction.predictor import Predictor
 from bothways.serving.shapes import PREDICTIONS, SCORED_LABELS
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.schemas import json_schema, prediction_type
-from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW
+from bothways.training.schedules import Epochs
 from bothways.training.step_cost import forward_flops
 from toy_relation import RelationExample, RelationHead, RelationTask
 from toy_task import VOCABULARY, WORDS, fit_task, make_tokenizer

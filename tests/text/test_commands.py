@@ -13,8 +13,7 @@ from cyclopts import CycloptsError
 from pyarrow import parquet
 
 from bothways.cli.main import app
-from bothways.core.advice import interface
-from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
+from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError, interface
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_tokenizer
 from toy_text import pseudo_text, write_vocabulary

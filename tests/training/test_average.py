@@ -8,8 +8,8 @@ import torch
 from bothways.core.errors import ConfigError
 from bothways.training.average import Average, use_average
 from bothways.training.checkpoint import Best, FolderStore, Keep, MemoryStore, Store
-from bothways.training.durations import Steps
 from bothways.training.run import Event
+from bothways.training.schedules import Steps
 from toy_training import TRAINING, Toy, run_toy, toy
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 import bothways
-from bothways.core.atomic_files import file_digest
 from bothways.core.errors import CheckpointError, ResourceError
+from bothways.core.files import file_digest
 from bothways.core.source import Cursor
 from bothways.training import checkpoint, saved_state
 from bothways.training.checkpoint import (
@@ -28,10 +28,10 @@ from bothways.training.checkpoint import (
     prune,
     read_checkpoint,
 )
-from bothways.training.durations import RunState
 from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.parallel import Replicated
 from bothways.training.saved_state import RunTensors, new_checkpoint
+from bothways.training.schedules import RunState
 from toy_training import CONFIG, SINGLE, Toy, fit_toy, processes, steps, toy
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bothways.training.durations import Epochs, Hours, StepRates, Steps, Tokens
+from bothways.training.schedules import Epochs, Hours, StepRates, Steps, Tokens
 
 
 def test_durations_are_converted_to_steps_in_every_unit():

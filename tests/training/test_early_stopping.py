@@ -8,8 +8,8 @@ import pytest
 
 from bothways.core.errors import ConfigError
 from bothways.training.checkpoint import Best, Keep, checkpoints
-from bothways.training.durations import RunState, Steps
 from bothways.training.run import EarlyStopping, TrainingPhase
+from bothways.training.schedules import RunState, Steps
 from toy_training import TRAINING, run_toy, steps, toy
 
 HIGH, LOW = Best("m", "highest"), Best("m", "lowest")

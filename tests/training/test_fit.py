@@ -7,11 +7,11 @@ from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.loss import Loss
 from bothways.core.source import Cursor
-from bothways.training.durations import Epochs, Hours, RunState, Steps, Tokens
 from bothways.training.loop import Loop, evaluate_losses
 from bothways.training.meter import EvaluationScores, Meter
 from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.saved_state import RunTensors
+from bothways.training.schedules import Epochs, Hours, RunState, Steps, Tokens
 from toy_training import SINGLE, Toy, ToyStep, broken_at, fit_toy, sequence, steps, toy
 
 

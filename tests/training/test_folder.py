@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from bothways.core.atomic_files import replace_file
 from bothways.core.errors import ResourceError
+from bothways.core.files import replace_file
 from bothways.training.checkpoint import run_folder
 from bothways.training.signals import Interruption, resume_command
 from heard_progress import Heard

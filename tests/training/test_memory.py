@@ -8,8 +8,8 @@ import torch
 
 from bothways.core.progress import Progress
 from bothways.training.checkpoint import Best, Keep, MemoryStore
-from bothways.training.durations import RunState, Steps
 from bothways.training.run import Event
+from bothways.training.schedules import RunState, Steps
 from toy_training import TRAINING, run_toy, toy
 
 FREE = dataclasses.replace(TRAINING, until=Steps(7), evaluate=Steps(2), keep=Keep())

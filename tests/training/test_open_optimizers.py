@@ -13,11 +13,10 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
 from bothways.finetuning.config import expand_shorthands
-from bothways.training.durations import RunState, Steps
 from bothways.training.loop import Loop
 from bothways.training.optimizers import AdamW, ParameterRule, build_optimizer
 from bothways.training.saved_state import RunTensors
-from bothways.training.schedules import rate_factor
+from bothways.training.schedules import RunState, Steps, rate_factor
 from toy_folder import make_examples, make_folder
 from toy_training import SINGLE, TRAINING, run_toy, steps, toy
 

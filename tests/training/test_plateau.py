@@ -9,9 +9,8 @@ import torch
 
 from bothways.training import loop
 from bothways.training.checkpoint import FolderStore, Keep, checkpoints
-from bothways.training.durations import Duration, Hours, RunState, Steps
 from bothways.training.run import Event, TrainingPhase
-from bothways.training.schedules import WSD, Linear, Schedule
+from bothways.training.schedules import WSD, Duration, Hours, Linear, RunState, Schedule, Steps
 from toy_training import TRAINING, Toy, ToyStep, metric_lines, run_toy, steps, toy
 
 

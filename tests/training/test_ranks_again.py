@@ -13,8 +13,8 @@ from torch.distributed import HashStore, TCPStore
 from bothways.cli.training import conclude_pretraining
 from bothways.pretraining.run import PretrainResult
 from bothways.training import checkpoint, parallel
-from bothways.training.durations import RunState
 from bothways.training.saved_state import NewCheckpoint
+from bothways.training.schedules import RunState
 from toy_training import Toy, enter_ranks, free_port, processes, session
 
 

@@ -12,8 +12,8 @@ import torch
 
 from bothways.core.errors import CheckpointError, ConfigError
 from bothways.training.checkpoint import Best, FolderStore, Keep, checkpoints, read_checkpoint
-from bothways.training.durations import Hours, Steps
 from bothways.training.parallel import Single
+from bothways.training.schedules import Hours, Steps
 from bothways.training.trackers import JsonLines
 from heard_progress import Heard
 from toy_training import (

@@ -10,14 +10,18 @@ from transformers import (
 )
 
 from bothways.core.errors import ConfigError
-from bothways.training.durations import Epochs, Hours, RunState, Steps, Tokens
 from bothways.training.schedules import (
     WSD,
     Constant,
     Cosine,
+    Epochs,
     GoogleLinear,
+    Hours,
     Linear,
     Polynomial,
+    RunState,
+    Steps,
+    Tokens,
     plateau_end,
     rate_factor,
 )

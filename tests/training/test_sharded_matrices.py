@@ -16,9 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from bothways.core.batch import pack
-from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor
+from bothways.core.source import Cursor, rng
 from bothways.core.training_module import TrainingModule
 from bothways.data.masking import Masking, Vocabulary
 from bothways.model.config import Dropouts, EncoderConfig, Sharing
@@ -28,12 +27,11 @@ from bothways.objectives.masked_lm import MaskedLM, MaskedObjective
 from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
 from bothways.training import parallel, saved_state
 from bothways.training.checkpoint import FolderStore, Keep, checkpoints
-from bothways.training.durations import Steps
 from bothways.training.loop import evaluate_losses
 from bothways.training.optimizers import AdamW, OptimizerConfig
 from bothways.training.parallel import Plan, Sharding, shard
 from bothways.training.run import Event, Training, TrainingPhase, TrainingRun
-from bothways.training.schedules import Constant
+from bothways.training.schedules import Constant, Steps
 from toy_training import SINGLE, ToyStep, enter_ranks, on_ranks
 
 WORDS, END = 29, 8

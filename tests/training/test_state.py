@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
-from bothways.training.durations import Epochs, Hours, RunState, Steps, Tokens, duration
+from bothways.training.schedules import Epochs, Hours, RunState, Steps, Tokens, duration
 from toy_training import ToyStep
 
 DURATIONS = st.one_of(

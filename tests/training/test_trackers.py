@@ -4,7 +4,6 @@ import pytest
 
 from bothways.core.errors import CheckpointError, ResourceError
 from bothways.training import trackers
-from bothways.training.durations import Hours, RunState, Steps, Tokens
 from bothways.training.meter import (
     EvaluationScores,
     Peak,
@@ -14,6 +13,7 @@ from bothways.training.meter import (
     report_values,
     score_values,
 )
+from bothways.training.schedules import Hours, RunState, Steps, Tokens
 from bothways.training.trackers import JsonLines, TensorBoard
 
 REPORT = StepReport(

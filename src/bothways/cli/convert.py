@@ -32,8 +32,8 @@ def convert(
         a folder, tokenizer.json or vocab.txt. New rows are the means of the old pieces; the new
         folder lists all rows in vocabulary.tsv.
     """
-    from bothways.core.atomic_files import check_not_input
     from bothways.core.errors import FolderError
+    from bothways.core.files import check_not_input
     from bothways.hub.resolve import resolve_run
 
     if not source.exists():
@@ -53,7 +53,7 @@ def convert(
 def _change_vocabulary(source: Path, out: Path, vocabulary: Path) -> None:
     import sys
 
-    from bothways.core.bar import terminal_progress
+    from bothways.core.progress import terminal_progress
     from bothways.core.terminal import quantity
     from bothways.hub.convert.vocabulary import TABLE, convert_vocabulary
 

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.cli import options
-from bothways.core.bar import error_console, terminal_progress
+from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, quantity, say
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def inspect(
     verify
         Compare the files with the digests in the manifest.
     """
-    from bothways.core.keyed_rng import rng
+    from bothways.core.source import rng
     from bothways.data.corpus import Corpus
 
     console = output_console()

@@ -33,7 +33,7 @@ def export(  # noqa: PLR0913 – one option per question
     settings
         Settings of the task, such as pooling=cls for embed.
     """
-    from bothways.core.bar import terminal_progress
+    from bothways.core.progress import terminal_progress
 
     columns = {"text": text, "text_b": text_b, "label": label}
     with terminal_progress() as progress:

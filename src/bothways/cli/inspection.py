@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bothways.cli import options
-from bothways.core.bar import terminal_progress
+from bothways.core.progress import terminal_progress
 from bothways.core.terminal import output_console, quantity, say
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def describe(model: str, /, *, length: int = 128) -> None:
     """
     from rich.text import Text
 
-    from bothways.core.config.checks import require_at_least
     from bothways.core.config.reader import config_difference
+    from bothways.core.config.values import require_at_least
     from bothways.model.families import bert
 
     require_at_least(1, length=length)

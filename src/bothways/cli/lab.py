@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from bothways.cli import options
-from bothways.core.bar import error_console, terminal_progress
+from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, say
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def features(
         The folder of the vectors: words × layers × width × 4 bytes.
     """
     from bothways.core.config import reader as configs
-    from bothways.core.config.tree import merge, parse_overrides
+    from bothways.core.config.values import merge, parse_overrides
     from bothways.lab.features.run import FeatureConfig, fit_features, prepare_features
 
     arguments = {"model": model, "train": train, "dev": dev, "layers": layers}
@@ -146,7 +146,7 @@ def bench(
     rounds
         Number of rounds per contender; medians are compared.
     """
-    from bothways.core.config.checks import require_at_least
+    from bothways.core.config.values import require_at_least
     from bothways.core.report.terminal import render_report
     from bothways.core.runtime.devices import choose_device
     from bothways.lab.bench import race
@@ -331,7 +331,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     from bothways.lab.paper.cost import table_cost
     from bothways.lab.paper.pages import table_report, write_table_results
     from bothways.lab.paper.pretraining_runs import TableRequest, run_table
-    from bothways.training.durations import duration
+    from bothways.training.schedules import duration
 
     default_scale: Literal["small", "paper"] = (
         "small" if choose_device(device).type == "cpu" else "paper"

@@ -20,10 +20,8 @@ from cyclopts import App, CycloptsError, Parameter
 
 import bothways
 from bothways.cli import mistakes
-from bothways.core.advice import interface, render
-from bothways.core.errors import AGAIN, BothwaysError, LostRankError
-from bothways.core.runtime.allocator import tune_allocator
-from bothways.core.runtime.limits import limit_threads
+from bothways.core.errors import AGAIN, BothwaysError, LostRankError, interface, render
+from bothways.core.runtime.process import limit_threads, tune_allocator
 from bothways.core.terminal import ErrorStream, printable, shortened
 
 _OUT_OF_MEMORY = (

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn,
 
 from cyclopts import Parameter
 
-from bothways.core.bar import announce, error_console, terminal_progress
-from bothways.core.paths import is_url
+from bothways.core.files import is_url
+from bothways.core.progress import announce, error_console, terminal_progress
 from bothways.core.terminal import output_console, say, show_lines, write_stderr
-from bothways.training.shorthands import FinetuneRecipe
+from bothways.finetuning import FinetuneRecipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -212,7 +212,7 @@ def settings_for(
     Raises:
         ConfigError: a word is not a setting, or names an argument of the command.
     """
-    from bothways.core.config.tree import split_overrides
+    from bothways.core.config.values import split_overrides
     from bothways.core.errors import ConfigError
 
     settings: dict[str, Any] = {**split_overrides(words)}

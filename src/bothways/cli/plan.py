@@ -66,15 +66,15 @@ def plan(  # noqa: PLR0913 – one option per question
     import dataclasses
     import json as json_format
 
-    from bothways.core.bar import terminal_progress
     from bothways.core.config.reader import replaced_members
     from bothways.core.errors import ConfigError
+    from bothways.core.progress import terminal_progress
     from bothways.core.runtime.cards import card_named
     from bothways.core.terminal import write_stderr
     from bothways.data.corpus import Corpus
     from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.forecast import UTILISATION, Cards, Here, forecast_run
-    from bothways.training.durations import Tokens
+    from bothways.training.schedules import Tokens
 
     text = None if corpus is None else Corpus.open(corpus)
     base = _base(model, text, recipe, teacher)

@@ -14,8 +14,8 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.cli import options
-from bothways.core.bar import error_console, terminal_progress
 from bothways.core.errors import ConfigError
+from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, quantity, say
 
 
@@ -97,7 +97,7 @@ def predict(  # noqa: PLR0913 – one option per question
     window
         Number of texts to read before the first prediction; default: 4096, on a terminal 1.
     """
-    from bothways.core.config.checks import require_at_least
+    from bothways.core.config.values import require_at_least
     from bothways.data.text_io import STDIN
 
     require_at_least(1, top=top, window=window)
@@ -187,7 +187,7 @@ def embed(  # noqa: PLR0913 – one option per question
     length
         Maximum length of a text in tokens; default: as in the folder, else all positions.
     """
-    from bothways.core.atomic_files import check_output_path
+    from bothways.core.files import check_output_path
 
     files, words = options.split_inputs(inputs)
     if out.suffix and not out.is_dir():

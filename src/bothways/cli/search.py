@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.cli import options
-from bothways.core.bar import error_console, terminal_progress
+from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import quantity, say
 
 

@@ -78,7 +78,7 @@ def serve(  # noqa: PLR0913 – one option per question
         addresses of this machine.
     """
     from bothways.core.config import reader as configs
-    from bothways.core.config.checks import require_at_least
+    from bothways.core.config.values import require_at_least
 
     require_at_least(1, threads=1 if threads is None else threads)
     require_server("bothways serve")

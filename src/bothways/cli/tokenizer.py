@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.cli.options import INPUTS, documented_by
-from bothways.core.bar import error_console, terminal_progress
+from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, show_lines
 from bothways.texts import read_sample, read_texts
 
@@ -98,8 +98,8 @@ def train(
         to this power: 1 as large as they are, 0 equally (mBERT 0.7, XLM-R 0.3). Small languages are
         repeated. By default all inputs are one text.
     """
-    from bothways.core.atomic_files import replace_folder
     from bothways.core.errors import ConfigError, ResourceError
+    from bothways.core.files import replace_folder
     from bothways.data.documents import read_documents
     from bothways.text.trainers import KINDS
 
@@ -135,7 +135,7 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
     out
         .jsonl file to write; default: standard output.
     """
-    from bothways.core.atomic_files import check_output_path, replace_file
+    from bothways.core.files import check_output_path, replace_file
     from bothways.data.text_io import STDIN
     from bothways.text.tokenizer import Tokenizer
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import bothways
 from bothways.cli import options
-from bothways.core.bar import error_console
 from bothways.core.errors import ConfigError
+from bothways.core.progress import error_console
 from bothways.core.terminal import output_console, quantity, say
-from bothways.training.shorthands import DistilRecipe, PretrainRecipe
+from bothways.pretraining import DistilRecipe, PretrainRecipe
 from bothways.training_runs import finetune_settings
 
 if TYPE_CHECKING:

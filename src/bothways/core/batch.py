@@ -1,10 +1,15 @@
-"""Sequences packed end to end, and targets: the values that a training module predicts of them."""
+"""The geometry of a packed batch, and its targets: the values that a training module predicts.
+
+Packed tokens `(tokens, …)` are the model's only shape: sequences end to end, with offsets where
+they begin. Padded rectangles exist only inside some attention kernels.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -15,8 +20,233 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.core.layout import LOOSE, Layout, Move, RectanglePolicy, onto
 from bothways.core.sequence import Sequence
+
+Move = Callable[[Tensor], Tensor]
+"""Returns the same tensor elsewhere: on a device, in pinned memory."""
+
+
+def onto(device: torch.device) -> Move:
+    """Return a move to a device that does not wait where it need not."""
+    return lambda x: x.to(device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class RectanglePolicy:
+    """When a new rectangle begins: at a sequence that would make a large rectangle too loose.
+
+    Attributes:
+        tightness: the least share of the longest sequence's length that others must have.
+        small: slots up to which a rectangle may be looser, because another one costs more than
+            the padding.
+    """
+
+    tightness: float = 0.8
+    small: int = 1024
+
+
+LOOSE = RectanglePolicy()
+"""For training, and wherever starting an operation takes long."""
+EQUAL = RectanglePolicy(1.0, 0)
+"""Sequences of one length per rectangle: no padding, and no mask for it."""
+
+
+def cut_to_predict(device: torch.device) -> RectanglePolicy:
+    """Return the policy for predictions.
+
+    A CPU starts operations in microseconds: padding and masks cost more than further rectangles.
+    """
+    return EQUAL if device.type == "cpu" else LOOSE
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """Neighbouring sequences of near-equal length, as a padded `(rows, longest)` rectangle.
+
+    Example: the lengths 2 and 3 give rows = 2, longest = 3, slots = [0, 1, 3, 4, 5] and
+    keep = [[1, 1, 0], [1, 1, 1]].
+
+    Attributes:
+        start, stop: the tokens `[start, stop)` of the batch.
+        rows, longest: its sides.
+        slots: the place of each token in the flattened rectangle; None without padding.
+        keep: True where a slot holds a token; None without padding.
+    """
+
+    start: int
+    stop: int
+    rows: int
+    longest: int
+    slots: Int[Tensor, " part"] | None
+    keep: Bool[Tensor, "rows longest"] | None
+
+    def pad(self, x: Tensor) -> Tensor:
+        """`(tokens, …)` → `(rows, longest, …)`: a view without padding, else with zeros in it."""
+        rows = x[self.start : self.stop]
+        if self.slots is not None:
+            # [a b | c d e] → [a b 0 | c d e]
+            full = rows.new_zeros((self.rows * self.longest, *rows.shape[1:]))
+            rows = full.index_copy(0, self.slots, rows)
+        return rows.view(self.rows, self.longest, *rows.shape[1:])
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """`(rows, longest, …)` → `(stop − start, …)`."""
+        flat = x.reshape(self.rows * self.longest, *x.shape[2:])
+        return flat if self.slots is None else flat[self.slots]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Packed geometry of B sequences with T tokens.
+
+    Example: the lengths 2 and 3 give cu_seqlens = [0, 2, 5], positions = [0, 1, 0, 1, 2],
+    sequence_ids = [0, 0, 1, 1, 1] and max_seqlen = 3.
+
+    Attributes:
+        cu_seqlens: sequence i is the tokens `[cu_seqlens[i], cu_seqlens[i+1])`; the last is T.
+        positions: the position of each token in its own sequence, from 0.
+        sequence_ids: the sequence of each token.
+        max_seqlen: the longest sequence, in tokens.
+        cut: how the batch is cut into rectangles.
+
+    Raises:
+        ValueError: the fields contradict each other. Values are checked on the CPU alone, where
+            that waits for nothing.
+    """
+
+    cu_seqlens: Int[Tensor, " starts"]
+    positions: Int[Tensor, " tokens"]
+    sequence_ids: Int[Tensor, " tokens"]
+    max_seqlen: int
+    cut: RectanglePolicy = LOOSE
+
+    def __post_init__(self) -> None:
+        starts, tokens = self.cu_seqlens, self.sequence_ids.shape[0]
+        if starts.dtype != torch.int64 or starts.dim() != 1 or not len(starts):
+            raise ValueError("cu_seqlens must be a vector of int64 with at least one element")
+        if self.positions.shape != (tokens,) or self.sequence_ids.dim() != 1:
+            raise ValueError("positions and sequence_ids must be vectors of one length")
+        if type(starts) is Tensor and starts.device.type == "cpu":  # not a fake tensor
+            bounds, max_length = starts.tolist(), max(self.lengths, default=0)
+            if (bounds[0], bounds[-1]) != (0, tokens) or min(self.lengths, default=0) < 0:
+                raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens}")
+            if max_length != self.max_seqlen:
+                raise ValueError(f"max_seqlen must be {max_length}")
+
+    @classmethod
+    def of(cls, lengths: list[int], cut: RectanglePolicy = LOOSE) -> Layout:
+        """Return the layout of sequences of these lengths, on the CPU."""
+        # By NumPy, whose operations on a few numbers take a third of the time of torch's.
+        cu_seqlens = np.array([0, *itertools.accumulate(lengths)], dtype=np.int64)
+        sizes = cu_seqlens[1:] - cu_seqlens[:-1]
+        sequence_ids = np.repeat(np.arange(len(lengths), dtype=np.int64), sizes)
+        positions = np.arange(len(sequence_ids), dtype=np.int64) - cu_seqlens[sequence_ids]
+        return cls(
+            torch.from_numpy(cu_seqlens),
+            torch.from_numpy(positions),
+            torch.from_numpy(sequence_ids),
+            max(lengths, default=0),
+            cut,
+        )
+
+    @property
+    def first_tokens(self) -> Int[Tensor, " sequences"]:
+        """The first token of each sequence, [CLS]."""
+        return self.cu_seqlens[:-1]
+
+    @property
+    def last_tokens(self) -> Int[Tensor, " sequences"]:
+        """The last token of each sequence."""
+        return self.cu_seqlens[1:] - 1
+
+    @functools.cached_property
+    def cu_seqlens_int32(self) -> Int[Tensor, " starts"]:
+        """`cu_seqlens` as kernels for packed sequences read it."""
+        return self.cu_seqlens.to(torch.int32)
+
+    @property
+    def sequences(self) -> int:
+        """The number of sequences."""
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens in all sequences together."""
+        return len(self.sequence_ids)
+
+    @functools.cached_property
+    def lengths(self) -> list[int]:
+        """The length of each sequence, in tokens."""
+        return [end - start for start, end in itertools.pairwise(self.cu_seqlens.tolist())]
+
+    @functools.cached_property
+    def rectangles(self) -> list[Rectangle]:
+        """The batch as padded rectangles of neighbours, each tight or small."""
+        result, lengths, row = list[Rectangle](), self.lengths, 0
+        tightness, small = self.cut.tightness, self.cut.small
+        # Batches keep the order of their sequences: a rectangle takes neighbours while it stays
+        # tight or small.
+        # With tightness 0.8 and small 0, lengths [10, 9, 8, 3, 3] give rectangles of 3 and 2 rows.
+        while row < len(lengths):
+            end, low, high = row, lengths[row], lengths[row]
+            while end + 1 < len(lengths):
+                new_low, new_high = min(low, lengths[end + 1]), max(high, lengths[end + 1])
+                # One more row: `last + 2 - first` rows of `new_high` slots.
+                if new_low < tightness * new_high and (end + 2 - row) * new_high > small:
+                    break
+                end, low, high = end + 1, new_low, new_high
+            start = result[-1].stop if result else 0
+            result.append(self._rectangle(start, row, lengths[row : end + 1]))
+            row = end + 1
+        return result
+
+    def even(self, beyond: int) -> list[Rectangle]:
+        """Return the rectangles without padding in those with a sequence longer than `beyond`.
+
+        These are cut wherever the length changes.
+        """
+        result, row_end = list[Rectangle](), 0
+        for rectangle in self.rectangles:
+            lengths, start = self.lengths[row_end : row_end + rectangle.rows], rectangle.start
+            row_end += rectangle.rows
+            if rectangle.longest <= beyond:
+                result.append(rectangle)
+                continue
+            first_row = row_end - rectangle.rows
+            for _, run in itertools.groupby(lengths):
+                equal = list(run)
+                result.append(self._rectangle(start, first_row, equal))
+                start, first_row = result[-1].stop, first_row + len(equal)
+        return result
+
+    def _rectangle(self, start: int, row: int, lengths: list[int]) -> Rectangle:
+        """Return the rectangle of the sequences from `row` on, without waiting for a GPU."""
+        stop, rows, max_length = start + sum(lengths), len(lengths), max(lengths)
+        if min(lengths) == max_length:
+            return Rectangle(start, stop, rows, max_length, None, None)
+        # Row r, column c is slot r · longest + c.
+        slots = (self.sequence_ids[start:stop] - row) * max_length + self.positions[start:stop]
+        # From the tensors of the batch: copying `lengths` to a GPU would wait for it.
+        row_lengths = self.cu_seqlens[row : row + rows + 1].diff()[:, None]
+        keep = torch.arange(max_length, device=slots.device) < row_lengths
+        return Rectangle(start, stop, rows, max_length, slots, keep)
+
+    def to(self, device: torch.device) -> Layout:
+        """Return the same layout on a device."""
+        return self.apply(onto(device))
+
+    def apply(self, move: Move) -> Layout:
+        """Return the same layout with its tensors moved.
+
+        The lengths go along: reading them from a GPU would wait for it.
+        """
+        moved = Layout(
+            move(self.cu_seqlens), move(self.positions), move(self.sequence_ids),
+            self.max_seqlen, self.cut,
+        )  # fmt: skip
+        vars(moved)["lengths"] = self.lengths
+        return moved
+
 
 IGNORED = -100
 """The label that carries no weight."""

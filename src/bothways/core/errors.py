@@ -1,4 +1,4 @@
-"""The errors that users can cause, as one small tree.
+"""What users read of a problem: errors as one small tree, findings of checks, and advice.
 
     BothwaysError
     ├── ConfigError       an invalid setting; its dotted path is in `where`
@@ -12,6 +12,19 @@
 
 The command line prints only the message, without a traceback, and exits with status 2; with 1 for
 a lost rank, where the same command may succeed.
+
+Advice is in the words of the interface that was used: Python, a command line, or JSON over HTTP.
+A message carries parameters as values, and the place that shows it spells them:
+
+    fix = f"Name the column: {argument(label='NAME')}."
+
+    render(fix, "python")   Name the column: columns={"label": NAME}.
+    render(fix, "command")  Name the column: --label NAME.
+    render(fix, "json")     Name the column: "label": NAME.
+
+In a message a parameter is JSON between the control characters STX and ETX, so that it survives
+f-strings, pickling and the way through other errors. `str` of an error or a finding renders it
+for `interface`, which is Python's unless the process is a command.
 """
 
 from __future__ import annotations
@@ -19,12 +32,118 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-from bothways.core.advice import Interface, argument, render
-from bothways.core.terminal import printable, shortened
+from bothways.core.terminal import listed, printable, shortened
+
+Interface = Literal["python", "command", "json"]
+
+_COLUMNS = ("text", "text_b", "label")
+"""Parameters that are the argument `columns` in Python."""
+_FUNCTIONS = {
+    "tokenizer train": "train_tokenizer", "corpus build": "build_corpus", "finetune": "finetune",
+    "predict": "load", "export": "export_model", "pretrain": "pretrain", "adapt": "adapt",
+    "index": "build_index", "search": "search",
+}  # fmt: skip
+"""Commands that are a function of the package; the others are only commands."""
+_PARAMETERS = re.compile("\x02([^\x02\x03]*)\x03")
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|…")
+_interface: Interface = "python"
+
+
+def argument(**values: str | float | bool) -> str:
+    """Return parameters with their values, as part of a message that `render` spells.
+
+    Values in capitals, such as NAME, are placeholders. True and False are flags.
+    """
+    return _marked(None, (), values)
+
+
+def call(command: str, *inputs: str, **values: str | float | bool) -> str:
+    """Return a call of a command, or of the function with its purpose, as `argument`."""
+    return _marked(command, inputs, values)
+
+
+def _marked(command: str | None, inputs: tuple[str, ...], values: Mapping[str, Any]) -> str:
+    return "\x02" + json.dumps([command, inputs, values]) + "\x03"
+
+
+def render(text: str, interface: Interface | None = None) -> str:
+    """Spell the parameters in a message for an interface; None for the current process's."""
+    spelled = interface or _interface
+
+    def spell(match: re.Match[str]) -> str:
+        """Return one set of parameters; text that is none stays."""
+        try:
+            message = json.loads(match[1])
+        except ValueError:
+            return match[0]
+        match message:
+            case [None, [], dict(values)]:
+                return _SPELLINGS[spelled](values)
+            case [str(command), [*inputs], dict(values)]:
+                function = _FUNCTIONS.get(command) if spelled == "python" else None
+                if function is None:
+                    words = ["bothways", command, *map(str, inputs), _options(values)]
+                    return " ".join(filter(None, words))
+                words = [*map(_python_value, inputs), _python(values)]
+                return f"bothways.{function}({', '.join(filter(None, words))})"
+        return match[0]
+
+    return _PARAMETERS.sub(spell, text)
+
+
+def _options(values: Mapping[str, Any]) -> str:
+    words = []
+    for name, value in values.items():
+        option = "--" + name.replace("_", "-")
+        flag = {True: option, False: f"--no-{option[2:]}"}
+        words.append(flag[value] if isinstance(value, bool) else f"{option} {value}")
+    return " ".join(words)
+
+
+def _python_value(value: Any) -> str:
+    if not isinstance(value, str):
+        return repr(value)
+    return value if _PLACEHOLDER.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+
+
+def _python(values: Mapping[str, Any]) -> str:
+    columns = {name: values[name] for name in _COLUMNS if name in values}
+    words = [f"{name}={_python_value(values[name])}" for name in values if name not in columns]
+    if columns:
+        items = (f'"{name}": {_python_value(value)}' for name, value in columns.items())
+        words.insert(0, f"columns={{{', '.join(items)}}}")
+    return ", ".join(words)
+
+
+def _fields(values: Mapping[str, Any]) -> str:
+    items = values.items()
+    return ", ".join(
+        f'"{name}": {"true" if value is True else _python_value(value)}' for name, value in items
+    )
+
+
+_SPELLINGS = {"python": _python, "command": _options, "json": _fields}
+
+
+@contextlib.contextmanager
+def interface(name: Interface) -> Iterator[None]:
+    """Render the messages of this process for an interface while the context lasts."""
+    global _interface  # noqa: PLW0603 – a process is one command
+    previous, _interface = _interface, name
+    try:
+        yield
+    finally:
+        _interface = previous
+
 
 AGAIN = f"repeat the same call, with {argument(resume=True)} if it has this option"
 """How to continue any work that has ended, for the advice of an error."""
@@ -40,7 +159,7 @@ class BothwaysError(Exception):
     Args:
         what: the value given and what is allowed, as one sentence.
         where: the dotted path of a setting, a file, or `file:line`.
-        fix: what to change, as one sentence; parameters by `advice.argument`.
+        fix: what to change, as one sentence.
 
     Examples:
         >>> try:
@@ -169,3 +288,54 @@ def require(extra: str, purpose: str, *packages: str) -> None:
         if not installed(package):
             with optional(extra, purpose):
                 raise ModuleNotFoundError(name=package)
+
+
+Check = Literal[
+    "ids", "positions", "casing", "truncation", "unknown", "disk", "memory", "time",
+    "rows", "labels", "pairs", "balance", "overlap", "heads", "masking", "training",
+]  # fmt: skip
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem that a check found.
+
+    Attributes:
+        check: the kind of check.
+        severity: an error stops the run, a warning probably harms it, a note is information.
+        what: the problem, as one sentence.
+        where: a setting, a file or a line.
+        fix: what to change.
+    """
+
+    check: Check
+    severity: Literal["error", "warning", "note"]
+    what: str
+    where: str | None = None
+    fix: str | None = None
+
+    def __str__(self) -> str:
+        prefix = f"{self.where}: " if self.where else ""
+        return render(f"{prefix}{self.what}" + (f". {self.fix}" if self.fix else ""))
+
+
+def report_findings(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the warnings and notes, warnings first.
+
+    Raises:
+        BothwaysError: there are errors; the message lists all of them.
+    """
+    findings = list(findings)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if len(errors) == 1:
+        raise BothwaysError(errors[0].what, where=errors[0].where, fix=errors[0].fix)
+    if errors:
+        lines = "".join(f"\n  {number}. {error}" for number, error in enumerate(errors, 1))
+        raise BothwaysError(f"{len(errors)} errors must be corrected before training:{lines}")
+    return sorted(findings, key=lambda finding: finding.severity != "warning")
+
+
+def places(items: Many[str]) -> str:
+    """Join the first five places with commas, followed by the number of others."""
+    return listed(items, SHOWN)

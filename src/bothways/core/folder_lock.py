@@ -16,8 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from bothways.core.errors import BothwaysError, ResourceError, os_errors
-from bothways.core.json_reader import read_object
-from bothways.core.paths import require_local
+from bothways.core.files import read_object, require_local
 from bothways.core.progress import SILENT, Progress
 
 LOCK, OWNER = ".lock", ".owner.json"

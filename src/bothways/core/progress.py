@@ -1,11 +1,22 @@
-"""Progress of long jobs: the protocol they report to."""
+"""Progress of long jobs: the protocol they report to, and the bar on a terminal, or lines."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from bothways.core.errors import ConfigError
+from bothways.core.terminal import ErrorStream, printable, say, time_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
 
 T = TypeVar("T")
 
@@ -95,3 +106,132 @@ def track(items: Many[T], progress: Progress, name: str, every: int = 1) -> Iter
             progress.advance(number)
         yield item
     progress.advance(len(items))
+
+
+SECONDS_PER_LINE = 10.0
+"""The time between two lines of progress in a file or a pipe."""
+SPEED_PERIOD = 86_400.0
+"""Seconds over which the speed of a stage is averaged; rich keeps its last 1,000 reports."""
+_ANNOUNCED: list[str] = []
+
+
+def announce(text: str) -> None:
+    """Print a line with the first progress of the next bar, or at its end.
+
+    An error before that stands alone: of a work that does not begin nothing is said.
+    """
+    _ANNOUNCED[:] = [text]
+
+
+def shown_progress(progress: Any) -> AbstractContextManager[Progress]:
+    """Return the receiver of progress: of standard error, none, or the given one.
+
+    Raises:
+        ConfigError: it is neither a truth value nor a receiver.
+    """
+    if progress is True:
+        return terminal_progress()
+    if progress is not False and not isinstance(progress, Progress):
+        message = f"is {progress!r}, which has no methods stage, advance and message"
+        raise ConfigError(message, where="progress", fix="Give True, False or an object that has.")
+    return nullcontext(SILENT if progress is False else progress)
+
+
+@contextmanager
+def terminal_progress(
+    console: Console | None = None, *, hidden: bool = False
+) -> Iterator[Progress]:
+    """Yield a progress receiver: on a terminal a bar with the time left, else a line every ten
+    seconds.
+
+    The bar vanishes at the end; messages stay. Neither stream is redirected.
+
+    Args:
+        console: None for standard error.
+        hidden: suppress the bar, even on a terminal.
+    """
+    from rich import progress as rich_progress
+    from rich.table import Column
+
+    console = console or error_console()
+    columns = (
+        rich_progress.TextColumn("{task.description}", markup=False),
+        rich_progress.BarColumn(bar_width=16),
+        rich_progress.TaskProgressColumn(),
+        rich_progress.TimeRemainingColumn(),
+        rich_progress.TextColumn(
+            "{task.fields[note]}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
+    )
+    drawn = console.is_interactive and not (hidden or console.quiet)
+    bar = rich_progress.Progress(
+        *columns,
+        console=console,
+        transient=True,
+        disable=not drawn,
+        redirect_stdout=False,  # rich would print the data of `> FILE` on the terminal
+        redirect_stderr=False,
+        refresh_per_second=4,
+        speed_estimate_period=SPEED_PERIOD,
+        expand=True,
+    )
+    try:
+        with bar:
+            receiver = _Bar(bar, lines=not (hidden or console.is_interactive))
+            yield receiver
+            receiver.begin()
+    finally:
+        _ANNOUNCED.clear()
+
+
+def error_console() -> Console:
+    """Return standard error, whose failures end no run."""
+    from rich.console import Console
+
+    # FORCE_COLOR makes a file or a pipe a terminal for rich, but no bar can be drawn over there.
+    stream: Any = ErrorStream(sys.stderr)
+    # A kernel of Jupyter gets lines, too: rich's own bars need a package of widgets there.
+    interactive = None if stream.isatty() else False
+    return Console(file=stream, force_interactive=interactive, force_jupyter=False)
+
+
+class _Bar:
+    """A `core.progress.Progress` that draws with rich."""
+
+    def __init__(self, bar: Bar, *, lines: bool) -> None:
+        self._bar, self._lines, self._printed = bar, lines, time.monotonic()
+        self._line = bar.add_task("", total=None, visible=False, note="")
+
+    def begin(self) -> None:
+        """Print what was announced."""
+        while _ANNOUNCED:
+            say(self._bar.console, _ANNOUNCED.pop())
+
+    def stage(self, name: str, total: float | int | None = None) -> None:
+        """Begin a stage, from 0 on."""
+        self._bar.remove_task(self._line)  # `reset` keeps a total where the new one is None
+        self._line = self._bar.add_task(printable(name), total=total, note="")
+
+    def advance(self, done: float | int, note: str | None = None) -> None:
+        """Move the bar; where there is none, print a line now and then."""
+        if done:
+            self.begin()
+        task = self._bar.tasks[0]
+        text = f"{done:,.0f}" if note is None and task.total is None else note
+        fields: dict[str, Any] = {} if text is None else {"note": printable(text)}
+        # rich measures the time left from the first value that is not 0.
+        self._bar.update(self._line, completed=max(done, 1e-9), **fields)
+        if self._lines and time.monotonic() - self._printed >= SECONDS_PER_LINE:
+            self._printed, left = time.monotonic(), task.time_remaining
+            fields_shown = [
+                task.fields["note"],
+                f"{task.percentage:.0f}% done" if task.total else "",
+                "" if left is None else f"{time_text(float(left))} left",
+            ]
+            say(self._bar.console, f"{task.description}: {', '.join(filter(None, fields_shown))}")
+
+    def message(self, text: str) -> None:
+        """Print a line above the bar."""
+        say(self._bar.console, text)

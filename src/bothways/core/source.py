@@ -1,15 +1,42 @@
-"""Streams of training data: a cursor, a source of sequences, and the data of one update."""
+"""Streams of training data, which start anywhere, and keyed randomness.
+
+A draw depends on its purpose and place, not on earlier draws.
+
+Philox is a block cipher used as a generator: (key, counter) → numbers, without state between
+calls. Therefore the data depend neither on the number of workers and ranks nor on resuming.
+
+Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (2011).
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 from typing_extensions import TypeVar
 
-from bothways.core.batch import Batch
-from bothways.core.sequence import Sequence
+if TYPE_CHECKING:
+    from bothways.core.batch import Batch
+    from bothways.core.sequence import Sequence
+
+
+@functools.lru_cache(maxsize=256)
+def _purpose_key(purpose: str) -> int:
+    return int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
+
+
+def rng(seed: int, purpose: str, *, epoch: int = 0, index: int = 0) -> np.random.Generator:
+    """Return the generator for a purpose ("mask", "segments", …) at a place (epoch, index).
+
+    Equal arguments give equal draws.
+    """
+    key = np.array([seed % 2**64, _purpose_key(purpose)], dtype=np.uint64)
+    counter = np.array([0, 0, index, epoch], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 class Cursor(NamedTuple):

@@ -180,25 +180,3 @@ _LONGEST = 1e9
 def time_text(seconds: float) -> str:
     """Return a time as "0:01:30" or "2 days, 3:00:00"; "years" for 30 years or more."""
     return str(timedelta(seconds=round(seconds))) if seconds < _LONGEST else "years"
-
-
-def surrogate_in(text: str) -> str | None:
-    r"""Describe the first half of a surrogate pair in a text; None if there is none.
-
-    JSON and Python strings can hold such halves, UTF-8 cannot.
-
-    Example: "ab\ud800" → "U+D800 at character 2, half of a surrogate pair".
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = f"U+{ord(text[error.start]):04X} at character {error.start}"
-        return f"{half}, half of a surrogate pair"
-    return None
-
-
-def without_surrogates(text: str) -> str:
-    """Join the halves of surrogate pairs that belong together, and replace others by U+FFFD."""
-    if surrogate_in(text) is None:
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -33,16 +33,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.config.checks import require_at_least
 from bothways.core.config.reader import config_difference
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, DataError, os_errors
+from bothways.core.files import local_path, require_local
 from bothways.core.folder_lock import LOCK, OWNER, discard_begun, lock_folder
 from bothways.core.jobs.process_pool import map_in_order
-from bothways.core.keyed_rng import rng
-from bothways.core.paths import local_path, require_local
 from bothways.core.progress import SILENT, Progress
-from bothways.core.runtime.limits import usable_cores
+from bothways.core.runtime.process import usable_cores
 from bothways.core.sequence import Ids
+from bothways.core.source import rng
 from bothways.core.terminal import quantity
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions

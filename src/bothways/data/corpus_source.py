@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from typing_extensions import assert_never
 
 from bothways.core.errors import AGAIN, ConfigError, DataError
-from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Ids, Sequence
+from bothways.core.source import rng
 from bothways.data.epoch_order import BLOCKS, DocumentIds, Selection
 from bothways.data.segments import PairPlan, Segments, SpanPlan
 from bothways.data.words import unpack_words

@@ -20,11 +20,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from bothways.core.advice import argument
-from bothways.core.atomic_files import replace_text
-from bothways.core.errors import DataError
-from bothways.core.json_reader import read_object
-from bothways.core.paths import is_url, local_path
+from bothways.core.errors import DataError, argument
+from bothways.core.files import is_url, local_path, read_object, replace_text
 from bothways.data import tables, text_io
 from bothways.data.tables import HUB, HubData, parse_hub_name
 

@@ -20,10 +20,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.atomic_files import replace_file
 from bothways.core.config.reader import fingerprint
 from bothways.core.errors import DataError
-from bothways.core.terminal import without_surrogates
+from bothways.core.files import replace_file, without_surrogates
 from bothways.data.cleaning.apply import CleanedTexts, clean_texts
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning.near_duplicates import SignedTexts

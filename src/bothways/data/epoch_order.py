@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.errors import DataError
-from bothways.core.keyed_rng import rng
+from bothways.core.source import rng
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus

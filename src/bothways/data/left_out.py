@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.advice import argument
-from bothways.core.errors import DataError
+from bothways.core.errors import DataError, argument
 from bothways.core.progress import SILENT, Progress
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning.near_duplicates import SignedTexts, find_near_duplicates

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.errors import DataError
-from bothways.core.keyed_rng import rng
 from bothways.core.sequence import Sequence
+from bothways.core.source import rng
 
 if TYPE_CHECKING:
     from bothways.core.source import Cursor

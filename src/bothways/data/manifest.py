@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bothways.core.advice import call
-from bothways.core.atomic_files import file_digest, replace_text
-from bothways.core.errors import DataError
-from bothways.core.json_reader import read_object
-from bothways.core.paths import local_path
+from bothways.core.errors import DataError, call
+from bothways.core.files import file_digest, local_path, read_object, replace_text
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.documents import Origin
 

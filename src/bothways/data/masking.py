@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import assert_never
 
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.sequence import Ids, Sequence
 from bothways.text.tokenizer import Tokenizer

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.keyed_rng import rng
-from bothways.core.paths import local_path
+from bothways.core.files import local_path
 from bothways.core.sequence import Sequence
+from bothways.core.source import rng
 from bothways.data.corpus import Corpus
 from bothways.data.segments import PairPlan, SpanPlan
 from bothways.text.sampling import smoothed_shares

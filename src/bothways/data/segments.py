@@ -1,30 +1,56 @@
 """Segments: what the sequences of a corpus are made of, and the plans of single sequences.
 
 A value such as `FullSentences` plans the sequences of a block from sentence offsets. Any subclass
-of `Segments` can be handed to `CorpusSource`; `data.sentence_pairs` has those with two segments.
+of `Segments` can be handed to `CorpusSource`.
 
 `FullSentences` has the consecutive whole sentences of RoBERTa (Liu et al. 2019, section 4.2):
 FULL-SENTENCES crosses document boundaries, with a further [SEP] between documents; DOC-SENTENCES
 stops at the end of a document. A sentence longer than a sequence is cut into pieces, none of which
 is lost.
+
+The others are pairs of segments, [CLS] A [SEP] B [SEP], by the instance builders of their authors,
+as distributions. A document has a target
+length: the room next to the special tokens, or for a share of documents a uniform draw from 2 on.
+Sentences are gathered to a chunk until the target is reached or the document ends. A is the first a
+sentences of the chunk, a drawn uniformly so that at least one is left. A pair that is too long is
+cut at its longer segment, token by token from either end.
+
+**Next sentence prediction**: Devlin et al. 2018, appendix A.2, leaves most of it open;
+google-research/bert, create_pretraining_data.py, is the source. B is the rest of the chunk, or, in
+half of the cases and whenever there is no rest, sentences from a random position of a random
+document; the rest then opens the next chunk. More than half of the pairs are therefore random where
+documents are short.
+
+**Sentence order prediction**: Lan et al. 2019, section 3.1; google-research/albert,
+create_pretraining_data.py. B is the rest; in half of the cases A and B change places. All sentences
+of a document are read.
+
+    chunk s0 s1 s2, a = 1, in order → [CLS] s0 [SEP] s1 s2 [SEP], label 0
+                           swapped  → [CLS] s1 s2 [SEP] s0 [SEP], label 1
+
+Only the walk over the chunks is a loop; random documents, their bounds and the cuts are computed
+for a whole block at once.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import assert_never
 
-from bothways.core.errors import ConfigError
-from bothways.core.finding import Finding
-from bothways.data.epoch_order import EpochBlock, Selection, Whole
+from bothways.core import source
+from bothways.core.errors import ConfigError, DataError, Finding, argument
+from bothways.data.epoch_order import BLOCK, EpochBlock, Selection, Whole
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
     from bothways.text.template import Template
+
 
 PAIR_SPECIALS = 3
 """The special tokens of [CLS] A [SEP] B [SEP]."""
@@ -152,3 +178,293 @@ def _pieces(block: EpochBlock, room: int) -> tuple[Whole, Whole, Whole]:
     starts = block.starts[sentence] + index * room
     document = np.searchsorted(block.edges, sentence, side="right") - 1
     return starts, np.minimum(starts + room, block.stops[sentence]), document
+
+
+DRAWS = 10
+"""Maximum attempts to draw a different document; the last draw counts even if it is the same."""
+
+
+class PairSegments(Segments):
+    """Base class of segments that are pairs, [CLS] A [SEP] B [SEP], with a label.
+
+    Attributes:
+        short: the share of documents that are read with a random shorter target length.
+        one_sentence: the fate of pairs of one-sentence documents, as the end of a sentence.
+    """
+
+    short: float = 0.0
+    specials: ClassVar[int] = PAIR_SPECIALS
+    one_sentence: ClassVar[str] = "these have no second sentence"
+
+    def __post_init__(self) -> None:
+        if self.length < self.specials + 2:
+            message = f"must be at least 5 ([CLS], A, [SEP], B, [SEP]), not {self.length}"
+            raise ConfigError(message, where="segments.length")
+        if not 0 <= self.short <= 1:
+            raise ConfigError(f"must be in [0, 1], not {self.short}", where="segments.short")
+
+    def require(self, selection: Selection, template: Template) -> None:
+        """Raise ConfigError if the tokenizer's pairs have other special tokens."""
+        if findings := self._check_template(template):
+            raise ConfigError(findings[0].what, where="segments", fix=findings[0].fix)
+
+    def check(self, corpus: Corpus) -> list[Finding]:
+        """Return the findings about sentences, special tokens and one-sentence documents."""
+        documents = corpus.documents[: SENTENCES_CHECKED + 1]
+        single = float((np.diff(documents) == 1).mean())
+        findings = [*super().check(corpus), *self._check_template(corpus.tokenizer.template)]
+        if (unread := self._unread_share(corpus)) >= 0.0005:
+            message = f"{unread:.1%} of the tokens are left out, so that pairs fit in {self.length}"
+            findings.append(Finding("truncation", "note", message, "phases"))
+        if single > 0.5:
+            message = f"{single:.1%} of the documents are one sentence, and {self.one_sentence}"
+            fix = (
+                f"Build the corpus with {argument(boundary='blank')} or "
+                f"{argument(boundary='file')}, or set objective=masked_lm."
+            )
+            findings.append(Finding("balance", "warning", message, "objective.segments", fix))
+        return findings
+
+    def read_in_place(self, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return `(pairs)`: True where B is the text next to A, given the plans `(pairs, 5)`."""
+        return np.ones(len(pairs), dtype=np.bool_)
+
+    def _unread_share(self, corpus: Corpus) -> float:
+        """Return the share of tokens that no pair reads in their place, in the first documents."""
+        documents = corpus.documents[: BLOCK + 1].astype(np.int64)
+        ids = np.arange(min(len(corpus), max(2, int((documents <= BLOCK).sum()) - 1)))
+        if len(ids) < 2:
+            return 0.0
+        selection = Selection(corpus, ids)
+        block, draws = selection.open(0, 0, 0), source.rng(0, "unread")
+        pairs = np.array(self.plan(block, selection, draws), dtype=np.int64).reshape(-1, 5)
+        borders = np.zeros(int(block.stops.max()) + 1, dtype=np.int64)
+        for begin, stop in ((pairs[:, :2]).T, pairs[self.read_in_place(pairs), 2:4].T):
+            np.add.at(borders, begin, 1)
+            np.add.at(borders, stop, -1)
+        return 1 - float((borders.cumsum() > 0).sum() / (block.stops - block.starts).sum())
+
+    def _check_template(self, template: Template) -> list[Finding]:
+        if template.pair == self.specials:
+            return []
+        message = (
+            f"sentence pairs are [CLS] A [SEP] B [SEP], and this tokenizer has {template.pair} "
+            "special tokens there"
+        )
+        fix = "Set objective=masked_lm, as RoBERTa does."
+        return [Finding("heads", "error", message, "objective.segments", fix)]
+
+
+@dataclass(frozen=True)
+class NextSentence(PairSegments):
+    """Two segments: the second follows the first (label 0) or is random (label 1), as in BERT.
+
+    Attributes:
+        length: the longest sequence in tokens, specials included.
+        short: the share of documents that are read with a random shorter target length.
+    """
+
+    one_sentence: ClassVar[str] = "next-sentence pairs of those are all random"
+    length: int = 128
+    short: float = 0.1
+    kind: Literal["next_sentence"] = "next_sentence"
+
+    def plan(
+        self, block: EpochBlock, selection: Selection, rng: np.random.Generator
+    ) -> list[PairPlan]:
+        """Return the pairs of a block, shuffled."""
+        targets = target_lengths(len(block.owners), self.room, self.short, rng)
+        document, begin, middle, stop, label = gather_chunks(block, targets, rng, pairs_again=True)
+        a, a_stop = block.starts[begin], block.stops[middle - 1]
+        # A random pair of one sentence has no rest; its unused `middle` may be past the block.
+        b, b_stop = block.starts[np.minimum(middle, len(block.starts) - 1)], block.stops[stop - 1]
+        random = np.flatnonzero(label)
+        target_tokens = (targets[document] - (a_stop - a))[random]
+        b[random], b_stop[random] = draw_other_segments(
+            block.owners[document[random]], target_tokens, selection, rng
+        )
+        return shuffled_pairs((a, a_stop, b, b_stop), label, self.room, rng)
+
+    def read_in_place(self, pairs: Whole) -> NDArray[np.bool_]:
+        """Return True for the pairs that are not random."""
+        return np.asarray(pairs[:, 4] == 0)
+
+    def require(self, selection: Selection, template: Template) -> None:
+        """Raise DataError for a single document, which has no random segments."""
+        super().require(selection, template)
+        if len(selection) == 1:
+            raise DataError(
+                "next sentence prediction draws its random segments from other documents, "
+                "and only one document has text",
+                where="segments",
+                fix="Give four documents or more (a blank line ends one in a .txt file), "
+                "or set objective=masked_lm.",
+            )
+
+
+@dataclass(frozen=True)
+class SentenceOrder(PairSegments):
+    """Two consecutive segments, in order (label 0) or swapped (label 1), as in ALBERT.
+
+    Attributes:
+        length: the longest sequence in tokens, specials included.
+        short: the share of documents that are read with a random shorter target length.
+        single: what a chunk of one sentence becomes: "split" cuts it in two at a random token,
+            "drop" leaves it out, "random" adds a segment of another document with label 1, as
+            Google's code does, which lets the topic give the answer away.
+    """
+
+    one_sentence: ClassVar[str] = "sentence order pairs need two (see objective.segments.single)"
+    length: int = 128
+    short: float = 0.1
+    single: Literal["split", "drop", "random"] = "split"
+    kind: Literal["sentence_order"] = "sentence_order"
+
+    def check(self, corpus: Corpus) -> list[Finding]:
+        """Return the findings; documents that are all left out are an error."""
+        if self.single == "drop" and len(corpus) == corpus.manifest.counts.sentences:
+            message = "every document is one sentence, and these are left out: there are no pairs"
+            fix = (
+                "Set objective.segments.single=split, or build the corpus with "
+                f"{argument(boundary='blank')}."
+            )
+            return [Finding("balance", "error", message, "objective.segments.single", fix)]
+        return super().check(corpus)
+
+    def plan(
+        self, block: EpochBlock, selection: Selection, rng: np.random.Generator
+    ) -> list[PairPlan]:
+        """Return the pairs of a block, shuffled."""
+        targets = target_lengths(len(block.owners), self.room, self.short, rng)
+        document, begin, middle, stop, _ = gather_chunks(block, targets, rng, pairs_again=False)
+        a, b_stop = block.starts[begin], block.stops[stop - 1]
+        # Sentences of a document are contiguous: A ends where B begins, in one array for both.
+        a_stop = b = np.where(middle < stop, block.stops[middle - 1], b_stop)
+        b_stop, single = b_stop.copy(), middle == stop
+        keep, is_other = np.ones(len(a), dtype=bool), np.zeros(len(a), dtype=bool)
+        match self.single:
+            case "drop":
+                keep = ~single
+            case "split":
+                keep = ~single | (b_stop - a > 1)
+                halves = np.flatnonzero(single & keep)
+                a_stop[halves] = a[halves] + rng.integers(1, (b_stop - a)[halves])
+            case "random":
+                is_other = single
+                if is_other.any():
+                    b = b.copy()
+                    target_tokens = (targets[document] - (a_stop - a))[is_other]
+                    owners = block.owners[document[is_other]]
+                    b[is_other], b_stop[is_other] = draw_other_segments(
+                        owners, target_tokens, selection, rng
+                    )
+            case _:
+                assert_never(self.single)
+        swapped = ~is_other & (rng.random(len(a)) < 0.5)
+        spans = np.stack([a, a_stop, b, b_stop])
+        ordered = np.where(swapped, spans[[2, 3, 0, 1]], spans)[:, keep]
+        label = (swapped | is_other)[keep].astype(np.int64)
+        return shuffled_pairs(ordered, label, self.room, rng)
+
+
+def shuffled_pairs(
+    spans: tuple[Whole, Whole, Whole, Whole] | NDArray[np.int64],
+    label: Whole,
+    room: int,
+    rng: np.random.Generator,
+) -> list[PairPlan]:
+    """Cut pairs of tokens `[a, a_stop)` and `[b, b_stop)` to `room` tokens, and shuffle them."""
+    a, a_stop, b, b_stop = spans
+    from_a, from_b = excess(a_stop - a, b_stop - b, room)
+    cut_a, cut_b = cut_segment(a, a_stop, from_a, rng), cut_segment(b, b_stop, from_b, rng)
+    pairs = np.stack([*cut_a, *cut_b, label], axis=1)
+    return [PairPlan._make(pair) for pair in rng.permutation(pairs).tolist()]
+
+
+def target_lengths(documents: int, room: int, short: float, rng: np.random.Generator) -> Whole:
+    """Return a target length for each document: `room`, or for a share `short` a draw from 2 on."""
+    drawn = rng.integers(2, room, size=documents, endpoint=True)
+    return np.where(rng.random(documents) < short, drawn, room)
+
+
+def gather_chunks(
+    block: EpochBlock, targets: Whole, rng: np.random.Generator, *, pairs_again: bool
+) -> Whole:
+    """Cut each document into chunks of its target length, and each chunk in two.
+
+    Args:
+        pairs_again: whether half of the chunks, and those of one sentence, keep only their first
+            part: the second one is drawn from elsewhere, and its sentences open the next chunk.
+
+    Returns:
+        `(5, chunks)` with the rows document, first sentence of A, first sentence of B (the end of a
+        chunk of one sentence), end, and 1 where B is drawn from elsewhere.
+    """
+    # bounds[i] is the number of tokens before sentence i, so that tokens [i, j) are a difference.
+    bounds = np.concatenate([[0], np.cumsum(block.stops - block.starts)]).tolist()
+    edges = block.edges.tolist()
+    draws = iter(rng.random((1 + pairs_again) * len(block.starts)).tolist())
+    chunks: list[tuple[int, int, int, int, int]] = []
+    for document, target in enumerate(targets.tolist()):
+        at, end = edges[document], edges[document + 1]
+        while at < end:
+            # The first sentence at whose end the chunk has `target` tokens, or the document's last.
+            stop = bisect_left(bounds, bounds[at] + target, at + 1, end)
+            remaining = stop - at - 1
+            middle = at + 1 + int(next(draws) * remaining) if remaining else stop
+            elsewhere = pairs_again and (not remaining or next(draws) < 0.5)
+            chunks.append((document, at, middle, stop, elsewhere))
+            at = middle if elsewhere else stop
+    rows: Whole = np.array(chunks, dtype=np.int64).T
+    return rows
+
+
+def draw_other_segments(
+    documents: Whole, target_tokens: Whole, selection: Selection, rng: np.random.Generator
+) -> tuple[Whole, Whole]:
+    """Draw a segment of another document for each document.
+
+    Returns:
+        Tokens `[start, stop)`, at least `target_tokens` if the other document has that many.
+    """
+    other = rng.integers(len(selection), size=len(documents))
+    for _ in range(DRAWS - 1):
+        same = np.flatnonzero(other == documents)
+        other[same] = rng.integers(len(selection), size=len(same))
+    low, high = selection.bounds(selection.ids[other])
+    begin = rng.integers(low, high)
+    start = selection.sentences[begin]
+    # Every sentence has a token, so that `wanted` sentences are always enough.
+    end = np.minimum(high, begin + np.maximum(target_tokens, 1))
+    return start, selection.sentences[
+        _first_at_least(selection.sentences, start + target_tokens, begin + 1, end)
+    ]
+
+
+def _first_at_least(ascending: Whole, goals: Whole, low: Whole, high: Whole) -> Whole:
+    """Return for each goal the first index in `[low, high]` whose value reaches it, or `high`."""
+    while (low < high).any():
+        middle = (low + high) // 2
+        reached = ascending[middle] >= goals
+        low = np.where(reached | (low == high), low, middle + 1)
+        high = np.where(reached, np.minimum(middle, high), high)
+    return low
+
+
+def excess(a: Whole, b: Whole, room: int) -> tuple[Whole, Whole]:
+    """Return the number of tokens that A and B lose so that both fit in `room`.
+
+    The longer segment, or B if equal, loses one token at a time.
+    """
+    over = np.maximum(a + b - room, 0)
+    level = np.minimum(over, np.abs(a - b))
+    from_a = np.where(a > b, level, 0) + (over - level) // 2
+    return from_a, over - from_a
+
+
+def cut_segment(
+    start: Whole, stop: Whole, excess: Whole, rng: np.random.Generator
+) -> tuple[Whole, Whole]:
+    """Remove `excess` tokens of each segment, each from the front or the back at random."""
+    front = rng.binomial(excess, 0.5)
+    return start + front, stop - (excess - front)

@@ -31,10 +31,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from bothways.core.advice import argument
-from bothways.core.errors import DataError, ResourceError, optional
-from bothways.core.json_reader import parse_json
-from bothways.core.paths import is_url
+from bothways.core.errors import DataError, ResourceError, argument, optional
+from bothways.core.files import is_url, parse_json
 from bothways.core.terminal import listed, quantity
 from bothways.data import text_io
 

@@ -26,7 +26,7 @@ from typing import IO, Any
 from typing_extensions import Buffer
 
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError, optional
-from bothways.core.paths import is_url, local_path
+from bothways.core.files import is_url, local_path
 from bothways.core.terminal import write_stderr
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")

@@ -1,1 +1,5 @@
 """Fine-tuning: settings, checks and preparation, the run, teachers, frozen features."""
+
+from typing import Literal
+
+FinetuneRecipe = Literal["modern", "paper", "electra"]

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 import torch
 
-from bothways.core.finding import Finding
+from bothways.core.errors import Finding
 from bothways.core.terminal import quantity
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData, updates_per_epoch
@@ -32,9 +32,9 @@ from bothways.model.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.training.checkpoint import Best
-from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW, BertAdam, OptimizerConfig, OptimizerFactory
 from bothways.training.run import Training
+from bothways.training.schedules import Epochs
 
 BASE_RATE, BASE_WIDTH, HIGHEST_RATE = 5e-5, 768, 3e-4
 """The rate of BERT-base, its width, and the highest rate of pre-trained weights."""

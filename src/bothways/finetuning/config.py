@@ -13,14 +13,19 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
-from bothways.core.advice import argument
 from bothways.core.config import reader as configs
-from bothways.core.config.checks import require_at_least, require_probability, require_seed
 from bothways.core.config.reader import CHANGEABLE, Members
-from bothways.core.config.toml import read_toml
-from bothways.core.config.tree import Tree, nest, parse_overrides
-from bothways.core.errors import ConfigError
-from bothways.data.batching import ExampleBudget, TokenBudget
+from bothways.core.config.values import (
+    Tree,
+    nest,
+    parse_overrides,
+    read_toml,
+    require_at_least,
+    require_probability,
+    require_seed,
+)
+from bothways.core.errors import ConfigError, argument
+from bothways.data.loader import ExampleBudget, TokenBudget
 from bothways.finetuning.lora import LoRA
 from bothways.finetuning.metrics import Metric, OwnMetrics, named_metrics
 from bothways.finetuning.splits import DevPart, Split, parse_part
@@ -30,12 +35,10 @@ from bothways.prediction.predictor import open_task_model
 from bothways.tasks.base import MIN_LENGTH, Direction, Task
 from bothways.tasks.catalogue import Trainable
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.training import shorthands
 from bothways.training.checkpoint import Keep
-from bothways.training.durations import Epochs
 from bothways.training.optimizers import AdamW, BertAdam
-from bothways.training.run import Training
-from bothways.training.schedules import GoogleLinear, Linear
+from bothways.training.run import SAME_SETTINGS, TRAINING_NAMES, Training, expand_names
+from bothways.training.schedules import Epochs, GoogleLinear, Linear
 
 
 def finetune_adam() -> Training:
@@ -287,14 +290,14 @@ def taught_finetuning(
 
 
 SHORTHANDS: Mapping[str, str] = {
-    **shorthands.TRAINING_NAMES, "batch_size": "batch.n", "max_length": "length",
+    **TRAINING_NAMES, "batch_size": "batch.n", "max_length": "length",
     "early_stopping": "training.early_stopping", "columns": "task.columns", "group": "split.group",
     "adapter_only": "lora.adapter_only",
 }  # fmt: skip
 """Common names of settings → their dotted paths; `expand_shorthands` accepts `batch=16`, too."""
 
 SAME: Mapping[str, tuple[str, str]] = {
-    **shorthands.SAME_SETTINGS, "max_seq_length": ("length", "{}"),
+    **SAME_SETTINGS, "max_seq_length": ("length", "{}"),
     "metric_for_best_model": ("metric", "{}"), "label_smoothing": ("task.smoothing", "{}"),
     "label_smoothing_factor": ("task.smoothing", "{}"), "class_weight": ("task.weighting", "{}"),
     "class_weights": ("task.weighting", "{}"), "train_batch_size": ("batch_size", "{}"),
@@ -315,7 +318,7 @@ def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
     tree = nest(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
     if "batch" in tree and not isinstance(tree["batch"], Mapping):
         tree = {**tree, "batch": {"n": tree["batch"]}}
-    return shorthands.expand_names(tree, SHORTHANDS, SAME)
+    return expand_names(tree, SHORTHANDS, SAME)
 
 
 def load_config(

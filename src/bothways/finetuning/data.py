@@ -16,19 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bothways.core.advice import argument, render
 from bothways.core.config import reader as configs
-from bothways.core.errors import ConfigError, DataError, FolderError
-from bothways.core.finding import Finding, report_findings
-from bothways.core.json_reader import read_object
-from bothways.core.paths import local_path
+from bothways.core.errors import (
+    ConfigError,
+    DataError,
+    Finding,
+    FolderError,
+    argument,
+    render,
+    report_findings,
+)
+from bothways.core.files import local_path, read_object
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.sequence import Sequence
 from bothways.core.terminal import listed
 from bothways.data import tables as memory
-from bothways.data.batching import ExampleBudget
 from bothways.data.list_source import ListPlan, ListSource
-from bothways.data.loader import Loader, Share, unchanged
+from bothways.data.loader import ExampleBudget, Loader, Share, unchanged
 from bothways.data.tables import TableRow
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.metrics import scored

@@ -22,8 +22,7 @@ from torch.nn import functional as F
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, ChoiceTargets, Targets
-from bothways.core.errors import ConfigError
-from bothways.core.finding import places, report_findings
+from bothways.core.errors import ConfigError, places, report_findings
 from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision

@@ -21,9 +21,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
-from bothways.core.keyed_rng import rng
+from bothways.core.source import rng
 from bothways.finetuning.scaled_head import ScaledLinear
 from bothways.hub.adapter import LowRankChange
 from bothways.model.model import Model

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from bothways.core.config import reader as configs
-from bothways.core.errors import ConfigError
-from bothways.core.finding import Finding, report_findings
+from bothways.core.errors import ConfigError, Finding, report_findings
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import quantity
 from bothways.finetuning import data as labelled

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.config import reader as configs
-from bothways.core.config.checks import require_choice
-from bothways.core.finding import Finding, places
+from bothways.core.config.values import require_choice
+from bothways.core.errors import Finding, places
 from bothways.core.terminal import result_line
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.failed_runs import Failure
@@ -23,7 +23,7 @@ from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.base import Metrics, Task, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
-from bothways.training.durations import RunState
+from bothways.training.schedules import RunState
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bothways.core.config import reader as configs
-from bothways.core.config.tree import flatten
+from bothways.core.config.values import flatten
 from bothways.core.errors import installed
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state

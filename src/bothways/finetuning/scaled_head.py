@@ -12,7 +12,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bothways.core.finding import Finding
+from bothways.core.errors import Finding
 from bothways.model.model import Model
 from bothways.tasks.base import OutputScale
 

@@ -24,10 +24,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
-from bothways.core.advice import argument
-from bothways.core.config.checks import require_seed
-from bothways.core.errors import ConfigError, DataError
-from bothways.core.finding import Finding
+from bothways.core.config.values import require_seed
+from bothways.core.errors import ConfigError, DataError, Finding, argument
 from bothways.core.terminal import quantity
 from bothways.tasks.base import Task, examples_fingerprint
 

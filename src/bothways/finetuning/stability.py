@@ -17,10 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from bothways.core.config.checks import require_at_least
-from bothways.core.errors import ConfigError
-from bothways.core.finding import Finding
-from bothways.core.keyed_rng import rng
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import ConfigError, Finding
+from bothways.core.source import rng
 from bothways.model.init import initialise
 from bothways.model.model import Model
 from bothways.training.optimizers import ParameterRule, ParameterRules

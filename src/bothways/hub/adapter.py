@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from bothways.core.errors import FolderError
-from bothways.core.json_reader import read_object
-from bothways.core.paths import local_path
+from bothways.core.files import local_path, read_object
 from bothways.core.terminal import listed, quantity
 from bothways.hub.resolve import ADAPTER, resolve, resolve_run
 from bothways.hub.weight_files import AGAIN, Weights, open_adapter_weights

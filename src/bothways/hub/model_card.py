@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bothways._version import __version__
-from bothways.core.finding import Finding
+from bothways.core.errors import Finding
 from bothways.model.config import EncoderConfig
 from bothways.model.families.family import Architecture
 from bothways.model.heads import MaskedHead, NextTokenHead, token_head
-from bothways.training.durations import Duration, RunState
+from bothways.training.schedules import Duration, RunState
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus

@@ -24,9 +24,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bothways._version import __version__
-from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import ConfigError, FolderError
-from bothways.core.json_reader import read_utf8
+from bothways.core.files import read_utf8, replace_folder
 from bothways.core.terminal import listed
 from bothways.hub import hf_config
 from bothways.hub.adapter import CONFIG, TrainedAdapter, read_adapter

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bothways.core.atomic_files import file_digest
+from bothways.core.files import file_digest
 from bothways.hub.adapter import read_adapter
 from bothways.hub.hf_config import RECORD
 from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, SENTENCE_FILES, resolve, resolve_run

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bothways.core.errors import FolderError, installed
-from bothways.core.paths import local_path
+from bothways.core.files import local_path
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
 from bothways.hub.resolve import MODEL_FILES, is_model_folder

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bothways.core.atomic_files import recover_folder
 from bothways.core.errors import FolderError, os_errors
-from bothways.core.json_reader import read_json, read_object
-from bothways.core.paths import local_path, require_utf8
+from bothways.core.files import local_path, read_json, read_object, recover_folder, require_utf8
 
 MODULES, PROGRAM = "modules.json", "config_sentence_transformers.json"
 """Files of sentence-transformers: the modules of a model, and the settings of the program."""

@@ -25,9 +25,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
-from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import FolderError
-from bothways.core.json_reader import read_json, read_object
+from bothways.core.files import read_json, read_object, replace_folder
 from bothways.hub.hf_config import RECORD, write_hf_config
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import check_replaceable, save_model, write_files

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, FolderError, TokenizerError
-from bothways.core.json_reader import read_json, read_utf8
+from bothways.core.files import read_json, read_utf8
 from bothways.core.sequence import Ids
 from bothways.hub.resolve import MODULES, require_inside
 from bothways.hub.weight_files import AGAIN, Weights, open_weights
 from bothways.model.config import EncoderConfig
-from bothways.model.encoder import Hidden
+from bothways.model.model import Hidden
 from bothways.model.positions import Learned
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Specials

@@ -20,9 +20,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from bothways.core.advice import argument
-from bothways.core.errors import FolderError
-from bothways.core.json_reader import read_object
+from bothways.core.errors import FolderError, argument
+from bothways.core.files import read_object
 from bothways.core.terminal import listed
 from bothways.hub.resolve import ADAPTER_WEIGHTS
 from bothways.model.families.weight_names import Shape

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from bothways.core.config.checks import require_at_least, require_probability
+from bothways.core.config.values import require_at_least, require_probability
 from bothways.core.errors import ConfigError
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.positions import Disentangled, Learned, Position, Rotary

@@ -16,9 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
-from bothways.core.config.checks import require_at_least, require_probability
+from bothways.core.batch import Layout
+from bothways.core.config.values import require_at_least, require_probability
 from bothways.core.errors import ConfigError
-from bothways.core.layout import Layout
 from bothways.model.block import activate
 from bothways.model.config import EncoderConfig, FromPooler, Own
 from bothways.model.init import initialise, layer_norm

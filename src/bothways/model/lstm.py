@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bothways.core.layout import Layout
+from bothways.core.batch import Layout
 
 
 class BiLSTM(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
 
 
@@ -188,7 +188,7 @@ class Disentangled:
             message = f"must hold c2p, p2c or both, once each, not {self.terms}"
             raise ConfigError(message, where="encoder.position.terms")
         # Between these bounds the formula for buckets would divide by a logarithm ≤ 0 and yet be
-        # used; see `model.disentangled.row_of`.
+        # used; see `model.embedding.row_of`.
         low, high = 2 * (self.farthest - 1), 2 * (self.max_positions - 1)
         if self.buckets is not None and low <= self.buckets < high:
             raise ConfigError(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from bothways.core.batch import Batch, TokenTargets, next_tokens
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.training_module import TrainingModule

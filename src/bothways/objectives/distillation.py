@@ -33,13 +33,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from bothways.core.advice import call
-from bothways.core.batch import Batch, Targets, TokenTargets
-from bothways.core.config.checks import require_at_least
+from bothways.core.batch import Batch, Layout, Targets, TokenTargets
 from bothways.core.config.reader import CHANGEABLE
-from bothways.core.errors import ConfigError
-from bothways.core.finding import Finding
-from bothways.core.layout import Layout
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import ConfigError, Finding, call
 from bothways.core.loss import Loss
 from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
@@ -51,10 +48,9 @@ from bothways.hub.hf_config import open_model, read_hf_config
 from bothways.hub.model_folder import heads_of
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.config import EncoderConfig
-from bothways.model.encoder import Hidden, recorded_projections
 from bothways.model.heads import MaskedHead
 from bothways.model.kernels.cross_entropy import row_chunks
-from bothways.model.model import Model
+from bothways.model.model import Hidden, Model, recorded_projections
 from bothways.objectives.masked_lm import masked_prediction
 from bothways.objectives.objective import ModelSpec, Objective, require_head
 from bothways.text.tokenizer import Tokenizer

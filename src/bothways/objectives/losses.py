@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from bothways.core.batch import IGNORED, SpanTargets
-from bothways.core.layout import Layout
+from bothways.core.batch import IGNORED, Layout, SpanTargets
 from bothways.core.loss import Loss
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.kernels.cross_entropy import cross_entropy

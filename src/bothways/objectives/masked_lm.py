@@ -18,13 +18,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bothways.core.advice import argument
 from bothways.core.batch import IGNORED, Batch, LabelTargets, TokenTargets
-from bothways.core.config.checks import require_at_least
-from bothways.core.finding import Finding
-from bothways.core.keyed_rng import rng
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import Finding, argument
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
+from bothways.core.source import rng
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.masking import (
@@ -35,14 +34,12 @@ from bothways.data.masking import (
     masked_share,
     word_starts,
 )
-from bothways.data.segments import FullSentences
-from bothways.data.sentence_pairs import NextSentence
+from bothways.data.segments import FullSentences, NextSentence
 from bothways.data.words import chinese_share, unpack_words
 from bothways.model.config import EncoderConfig
-from bothways.model.encoder import Hidden
 from bothways.model.heads import Head, MaskedHead, PairHead, PoolerHead
 from bothways.model.kernels.cross_entropy import cross_entropy
-from bothways.model.model import Model
+from bothways.model.model import Hidden, Model
 from bothways.objectives.losses import z_loss
 from bothways.objectives.objective import ModelSpec, Objective, require_head
 

@@ -1,7 +1,7 @@
 """The objective of a pre-training run, as a value in its configuration.
 
 A new objective is a frozen dataclass that derives from `Objective`, and a `TrainingModule`. Python
-users set it as `PretrainConfig.objective`; members of `objectives.catalogue.AnyObjective` can also
+users set it as `PretrainConfig.objective`; members of `pretraining.config.AnyObjective` can also
 be named in a TOML file and on the command line.
 """
 
@@ -13,8 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from bothways.core.errors import ConfigError
-from bothways.core.finding import Finding
+from bothways.core.errors import ConfigError, Finding
 from bothways.core.loss import perplexity
 from bothways.core.sequence import Sequence
 from bothways.core.training_module import TrainingModule

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bothways.data.masking import Masking
-from bothways.data.sentence_pairs import SentenceOrder
+from bothways.data.segments import SentenceOrder
 from bothways.objectives.masked_lm import MaskedObjective
 
 

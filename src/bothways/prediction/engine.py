@@ -14,10 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from bothways.core.advice import render
-from bothways.core.batch import Batch, pack
-from bothways.core.errors import ConfigError, DivergedError
-from bothways.core.layout import cut_to_predict
+from bothways.core.batch import Batch, cut_to_predict, pack
+from bothways.core.errors import ConfigError, DivergedError, render
 from bothways.core.progress import Progress
 from bothways.core.runtime.devices import device_of
 from bothways.core.runtime.tuning import TUNING

@@ -23,7 +23,7 @@ from jaxtyping import Float32, Float64
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.sequence import Sequence
-from bothways.model.encoder import Encoder, recorded_attentions
+from bothways.model.model import Encoder, recorded_attentions
 from bothways.prediction.predictor import Predictor
 from bothways.tasks import predictions
 from bothways.tasks.base import TaskModel

@@ -15,13 +15,17 @@ import torch
 from jaxtyping import Float, Float32, Shaped
 from numpy.typing import NDArray
 
-from bothways.core.advice import argument, call
-from bothways.core.bar import shown_progress
 from bothways.core.config import reader as configs
-from bothways.core.config.checks import require_at_least
-from bothways.core.config.tree import Tree, parse_overrides, rename
-from bothways.core.errors import ConfigError, DataError, FolderError
-from bothways.core.finding import report_findings
+from bothways.core.config.values import Tree, parse_overrides, rename, require_at_least
+from bothways.core.errors import (
+    ConfigError,
+    DataError,
+    FolderError,
+    argument,
+    call,
+    report_findings,
+)
+from bothways.core.progress import shown_progress
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import listed, quantity
 from bothways.data.tables import Given, TableRow, given_rows, is_example, plain_value

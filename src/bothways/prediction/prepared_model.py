@@ -27,14 +27,13 @@ from bothways.model.attention.patterns import Full
 from bothways.model.block import Block, GroupedProjection
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
-from bothways.model.encoder import Encoder, Hidden, spread
 from bothways.model.heads import MaskedOutput, NextTokenOutput
 from bothways.model.kernels import library
 from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.model.kernels.int8 import Int8Linear
 from bothways.model.kernels.library import HEAD_STEP, Feature, multiplies
 from bothways.model.kernels.linear import CompiledLinear, OneDNNLinear, PanelLinear
-from bothways.model.model import Model
+from bothways.model.model import Encoder, Hidden, Model, spread
 from bothways.model.positions import Disentangled, Learned, Sinusoidal
 
 PredictPrecision = devices.Precision | Literal["int8"]

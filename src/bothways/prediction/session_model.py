@@ -17,15 +17,14 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bothways.core.advice import argument, call
 from bothways.core.batch import Batch
-from bothways.core.errors import ConfigError, FolderError, optional
+from bothways.core.errors import ConfigError, FolderError, argument, call, optional
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.load_report import LoadReport
 from bothways.hub.model_folder import LoadedModel, read_record
 from bothways.hub.resolve import resolve
 from bothways.model.config import EncoderConfig
-from bothways.model.encoder import Hidden
+from bothways.model.model import Hidden
 from bothways.prediction.prepared_model import UnpackedModel
 
 Arrays = Mapping[str, NDArray[np.int64]]

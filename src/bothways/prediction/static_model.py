@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bothways.core.errors import ConfigError, FolderError
-from bothways.core.json_reader import read_object
+from bothways.core.files import read_object
 from bothways.hub.load_report import LoadReport
 from bothways.hub.model_folder import LoadedModel, read_record
 from bothways.hub.resolve import PROGRAM, resolve

@@ -23,16 +23,15 @@ import numpy as np
 import torch
 
 from bothways.core import errors
-from bothways.core.atomic_files import make_folder, replace_text
-from bothways.core.json_reader import read_object
+from bothways.core.files import make_folder, read_object, replace_text
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.report import sections as s
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule
-from bothways.data.batching import TokenBudget
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import read_documents
+from bothways.data.loader import TokenBudget
 from bothways.data.manifest import MANIFEST
 from bothways.data.masking import Vocabulary
 from bothways.data.mixture import ByWeight
@@ -40,22 +39,25 @@ from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.heads import token_head
 from bothways.model.model import Model
-from bothways.objectives.catalogue import default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMModule
 from bothways.objectives.objective import Objective
 from bothways.pretraining.build import build_training_module, start_encoder
-from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
+from bothways.pretraining.config import (
+    PretrainConfig,
+    PretrainPhase,
+    default_objective,
+    load_pretraining,
+)
 from bothways.pretraining.evaluation import HeldOut, replaced_tokens_of
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.run_page import write_run_page
 from bothways.pretraining.vocabulary_fit import VocabularyFit, vocabulary_fit
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import latest_checkpoint, run_folder
-from bothways.training.durations import Tokens, duration
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Plan, Single, connected, from_main_rank, is_main, plan_here
 from bothways.training.run import Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Linear, Tokens, duration
 
 T = TypeVar("T")
 Scores = Mapping[str, Mapping[str, float]]

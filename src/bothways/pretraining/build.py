@@ -10,16 +10,13 @@ from typing import Any
 
 import torch
 
-from bothways.core.advice import argument, call
-from bothways.core.errors import ConfigError
-from bothways.core.finding import Finding, report_findings
+from bothways.core.errors import ConfigError, Finding, argument, call, report_findings
 from bothways.core.source import Cursor, Source
 from bothways.core.training_module import TrainingModule
-from bothways.data.batching import BatchSize, TokenBudget
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.epoch_order import DocumentIds
-from bothways.data.loader import Loader, Share
+from bothways.data.loader import BatchSize, Loader, Share, TokenBudget
 from bothways.data.masking import Vocabulary
 from bothways.data.mixture import Corpora, MixedSource
 from bothways.hub.hf_config import read_hf_config

@@ -13,23 +13,25 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from bothways.core.config import reader as configs
-from bothways.core.config.checks import require_seed
 from bothways.core.config.reader import CHANGEABLE, Members
-from bothways.core.config.tree import Tree
+from bothways.core.config.values import Tree, require_seed
 from bothways.core.errors import ConfigError
-from bothways.data.batching import BatchSize, TokenBudget
+from bothways.data.loader import BatchSize, TokenBudget
 from bothways.data.masking import Masking
 from bothways.data.mixture import Mixture, Smoothed
-from bothways.data.segments import FullSentences, Segments
-from bothways.data.sentence_pairs import NextSentence, SentenceOrder
+from bothways.data.segments import FullSentences, NextSentence, Segments, SentenceOrder
 from bothways.model.config import EncoderConfig
-from bothways.objectives.catalogue import AnyObjective
-from bothways.objectives.masked_lm import MaskedLMNextSentence, with_masking
+from bothways.model.heads import token_head
+from bothways.objectives.causal_lm import CausalLM
+from bothways.objectives.distillation import Distillation
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
 from bothways.objectives.objective import Objective, segments_for
+from bothways.objectives.replaced_tokens import ReplacedTokens
+from bothways.objectives.sentence_order import MaskedLMSentenceOrder
+from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.training.optimizers import AdamW, BertAdam, peak_rate
 from bothways.training.parallel import Sharding
-from bothways.training.run import Training
-from bothways.training.shorthands import TRAINING_NAMES, expand_names
+from bothways.training.run import TRAINING_NAMES, Training, expand_names
 
 AnySegments = FullSentences | NextSentence | SentenceOrder
 
@@ -149,7 +151,7 @@ def load_pretraining(
     base: PretrainConfig, overrides: Tree | Iterable[str] = (), file: Path | None = None
 ) -> PretrainConfig:
     """Return `base` changed by a TOML file, then by overrides, which may use the common names of
-    `training.shorthands`; settings of a mixture without a kind are those of `Smoothed`.
+    `training.run`; settings of a mixture without a kind are those of `Smoothed`.
 
     Raises:
         ConfigError: an unknown setting, or a value that is not allowed.
@@ -165,3 +167,24 @@ def load_pretraining(
     return configs.load(
         PretrainConfig, base=base, file=file, overrides=tree, aliases=TRAINING_NAMES
     )
+
+
+AnyObjective = (
+    MaskedLM
+    | MaskedLMNextSentence
+    | MaskedLMSentenceOrder
+    | MaskedLMSpanBoundary
+    | ReplacedTokens
+    | Distillation
+    | CausalLM
+)
+
+_USUAL: dict[str, Objective] = {
+    "masked": MaskedLMNextSentence(NextSentence(short=0.1)),
+    "causal": CausalLM(),
+}
+
+
+def default_objective(encoder: EncoderConfig) -> Objective:
+    """Return BERT's objective, or the language model that fits an encoder of another kind."""
+    return _USUAL[token_head(encoder).kind]

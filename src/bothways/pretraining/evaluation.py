@@ -24,19 +24,17 @@ from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.families.catalogue import family_for
 from bothways.model.heads import token_head
 from bothways.objectives import replaced_tokens
-from bothways.objectives.catalogue import default_objective
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.objectives.objective import Objective
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining import build
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.training.durations import Steps
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
 from bothways.training.loop import evaluate_losses
 from bothways.training.meter import EvaluationScores, score_values
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Plan, Single, all_gather, sum_over_ranks
 from bothways.training.run import Training
-from bothways.training.schedules import Constant
+from bothways.training.schedules import Constant, Steps
 
 COUNTED = 10_000_000
 """Tokens of the corpus from which the unigram baseline is counted, at most."""

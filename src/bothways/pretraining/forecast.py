@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 from bothways.core.batch import Batch, LabelTargets, pack
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
-from bothways.core.keyed_rng import rng
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime import cards, devices
 from bothways.core.sequence import Sequence
-from bothways.data.batching import ExampleBudget, TokenRamp
+from bothways.core.source import rng
+from bothways.data.loader import ExampleBudget, TokenRamp
 from bothways.data.masking import Vocabulary
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
@@ -37,8 +37,8 @@ from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.span_boundary import OFFSET_WIDTH, MaskedLMSpanBoundary
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.training import step_cost
-from bothways.training.durations import Epochs, Hours, StepRates, Steps
 from bothways.training.run import compute_as
+from bothways.training.schedules import Epochs, Hours, StepRates, Steps
 from bothways.training.step_cost import BACKWARD, FLOAT
 
 UTILISATION = 0.35

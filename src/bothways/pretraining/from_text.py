@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bothways.core.atomic_files import replace_folder
 from bothways.core.errors import os_errors
+from bothways.core.files import replace_folder
 from bothways.core.progress import SILENT, Progress
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import read_documents

@@ -16,12 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bothways.core.advice import call
 from bothways.core.batch import Batch
 from bothways.core.config import reader as configs
-from bothways.core.config.toml import read_toml
-from bothways.core.errors import CheckpointError, ConfigError
-from bothways.core.json_reader import read_object
+from bothways.core.config.values import read_toml
+from bothways.core.errors import CheckpointError, ConfigError, call
+from bothways.core.files import read_object
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state, resolve_precision
 from bothways.core.source import Cursor
@@ -34,12 +33,12 @@ from bothways.pretraining.run import DATA, RunData, digests_of, phases_of
 from bothways.pretraining.run_page import read_records
 from bothways.training.average import Average
 from bothways.training.checkpoint import checkpoints, read_checkpoint
-from bothways.training.durations import RunState, Steps
 from bothways.training.loop import Loop, weighted_sum
 from bothways.training.meter import Meter, StepReport
 from bothways.training.optimizers import build_optimizer
 from bothways.training.parallel import Single
 from bothways.training.saved_state import RunTensors
+from bothways.training.schedules import RunState, Steps
 from bothways.training.step_record import StepEntries, recorded_steps
 
 

@@ -12,32 +12,37 @@ import math
 from collections.abc import Callable
 from typing import Any, get_args
 
-from bothways.core.advice import argument
 from bothways.core.config.reader import replaced_members
-from bothways.core.errors import ConfigError
-from bothways.data.batching import ExampleBudget, TokenBudget, TokenRamp
+from bothways.core.errors import ConfigError, argument
 from bothways.data.corpus import Corpus
+from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig, Readout, with_vocabulary
 from bothways.model.families.catalogue import PRESETS, family_for, preset
 from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned
-from bothways.objectives.catalogue import default_objective
 from bothways.objectives.distillation import Distillation, Relations
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
+from bothways.pretraining import PretrainRecipe
 from bothways.pretraining.build import fit_to_corpus, start_encoder
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
 from bothways.pretraining.layers import layer_differences, spread_layers
-from bothways.training.durations import Duration, Epochs, Hours, Steps
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, OptimizerConfig
 from bothways.training.run import Training
-from bothways.training.schedules import GoogleLinear, Linear, Schedule
-from bothways.training.shorthands import PretrainRecipe
+from bothways.training.schedules import (
+    Duration,
+    Epochs,
+    GoogleLinear,
+    Hours,
+    Linear,
+    Schedule,
+    Steps,
+)
 
 
 def paper(encoder: EncoderConfig) -> PretrainConfig:

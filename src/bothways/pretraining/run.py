@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bothways.core.atomic_files import replace_text
 from bothways.core.config import reader as configs
-from bothways.core.config.tree import flatten
+from bothways.core.config.values import flatten
 from bothways.core.errors import installed
+from bothways.core.files import replace_text
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import TrainingStep
@@ -41,8 +41,8 @@ from bothways.pretraining.forecast import memory_demand, objective_flops
 from bothways.pretraining.run_page import write_run_page
 from bothways.training import parallel, run
 from bothways.training.checkpoint import FolderStore, MemoryStore, run_folder
-from bothways.training.durations import RunState
 from bothways.training.run import Training
+from bothways.training.schedules import RunState
 from bothways.training.step_cost import choose_parallelism, peak_of
 
 MakeHeldOut = Callable[[TrainingModule, parallel.Plan], HeldOut]

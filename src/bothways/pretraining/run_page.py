@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from bothways.core.errors import CheckpointError
-from bothways.core.json_reader import parse_object
+from bothways.core.files import parse_object
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
 from bothways.core.terminal import write_stderr
 from bothways.pretraining.config import PretrainConfig
-from bothways.training.durations import RunState
+from bothways.training.schedules import RunState
 
 POINTS = 200
 """Maximum number of points of a curve."""

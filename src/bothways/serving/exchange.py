@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from bothways.core.json_reader import DuplicateKey, unique_keys
+from bothways.core.files import DuplicateKey, unique_keys
 from bothways.serving.errors import Limits, RequestError
 
 Scope = MutableMapping[str, Any]

@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core.batch import Batch
-from bothways.core.errors import ConfigError, DataError
-from bothways.core.finding import Finding, places
+from bothways.core.errors import ConfigError, DataError, Finding, places
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.terminal import quantity

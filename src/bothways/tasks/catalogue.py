@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from bothways.core.advice import call
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, call
 from bothways.tasks.base import did_you_mean
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask

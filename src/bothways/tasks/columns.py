@@ -17,9 +17,9 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from bothways.core.advice import argument
-from bothways.core.errors import DataError
-from bothways.core.terminal import listed, surrogate_in
+from bothways.core.errors import DataError, argument
+from bothways.core.files import surrogate_in
+from bothways.core.terminal import listed
 from bothways.data.tables import Table, open_table, plain_value, separator_advice
 from bothways.data.text_io import is_stream
 from bothways.tasks.base import E, P, Reading, Row, Task, did_you_mean

@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from typing import Any, Literal
 
-from bothways.core.advice import argument
-from bothways.core.finding import Check, Finding, places
+from bothways.core.errors import Check, Finding, argument, places
 from bothways.core.terminal import listed, quantity
 
 RARE, COMMON = 0.01, 0.9

@@ -24,10 +24,9 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 from typing_extensions import assert_never
 
-from bothways.core.advice import argument
 from bothways.core.batch import Batch, LabelTargets, Targets, WindowWeight
-from bothways.core.config.checks import require_at_least
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import ConfigError, DataError, argument
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.terminal import quantity
 from bothways.model.heads import Head, LabelHead, MaskedHead

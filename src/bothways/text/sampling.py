@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.keyed_rng import rng
+from bothways.core.source import rng
 
 _BLOCK = 4096
 

@@ -15,8 +15,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bothways.core.advice import call
-from bothways.core.errors import TokenizerError
+from bothways.core.errors import TokenizerError, call
 from bothways.core.sequence import Ids, Sequence
 
 AGAIN = f"Download it again, or train one: {call('tokenizer train', 'FILES', out='FOLDER')}"

@@ -29,8 +29,8 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bothways.core.errors import ConfigError, DataError, TokenizerError, os_errors
+from bothways.core.files import surrogate_in
 from bothways.core.sequence import Ids
-from bothways.core.terminal import surrogate_in
 from bothways.text.template import AGAIN, Template, assemble, foreign
 from bothways.text.tokenizer_classes import JapaneseWords, Specials
 from bothways.text.tokenizer_files import load_backend, tokenizer_config

@@ -49,10 +49,8 @@ from tokenizers import (
 )
 from typing_extensions import assert_never
 
-from bothways.core.advice import call
-from bothways.core.errors import TokenizerError, optional
-from bothways.core.json_reader import read_object
-from bothways.core.terminal import surrogate_in
+from bothways.core.errors import TokenizerError, call, optional
+from bothways.core.files import read_object, surrogate_in
 
 Backend = tokenizers.Tokenizer
 CONFIG = "tokenizer_config.json"

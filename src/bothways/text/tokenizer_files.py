@@ -29,9 +29,8 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import models, processors
 
-from bothways.core.advice import call
-from bothways.core.errors import TokenizerError
-from bothways.core.json_reader import read_regular, read_utf8
+from bothways.core.errors import TokenizerError, call
+from bothways.core.files import read_regular, read_utf8
 from bothways.text import tokenizer_classes as classes
 from bothways.text.protobuf import Fixed, fields
 from bothways.text.template import AGAIN, foreign

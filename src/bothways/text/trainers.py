@@ -28,9 +28,9 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, DataError, TokenizerError
-from bothways.core.terminal import surrogate_in
+from bothways.core.files import surrogate_in
 from bothways.text.sampling import Sample, sample
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import NAMES, Backend, Bert, Roberta, find_specials

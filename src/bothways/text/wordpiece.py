@@ -30,7 +30,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bothways.core.jobs.process_pool import NUMBER
-from bothways.core.runtime.limits import usable_cores
+from bothways.core.runtime.process import usable_cores
 from bothways.model.kernels import abi
 
 PAGES, MAX_CHARACTERS, MAX_ADDED = 0x1100, 256, 255

@@ -31,21 +31,19 @@ from torch import Tensor
 
 import bothways
 from bothways.core import errors
-from bothways.core.advice import argument
-from bothways.core.atomic_files import HIDDEN, file_digest, remove_folder, replace_text
-from bothways.core.config.checks import require_at_least
-from bothways.core.config.tree import flatten
+from bothways.core.config.values import flatten, require_at_least
+from bothways.core.errors import argument
+from bothways.core.files import HIDDEN, file_digest, read_object, remove_folder, replace_text
 from bothways.core.folder_lock import LOCK, OWNER, lock_folder
-from bothways.core.json_reader import read_object
-from bothways.core.keyed_rng import rng
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import device_of
+from bothways.core.source import rng
 from bothways.core.training_module import TrainingModule
 from bothways.training import saved_state, trackers
 from bothways.training.average import use_average
-from bothways.training.durations import RunState
 from bothways.training.parallel import Plan, from_main_rank, is_main, on_all_ranks
 from bothways.training.saved_state import MANIFEST, PROGRESS, RunTensors
+from bothways.training.schedules import RunState
 from bothways.training.signals import Interruption
 from bothways.training.step_record import StepRecord
 

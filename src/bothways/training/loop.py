@@ -21,15 +21,15 @@ from torch import Tensor
 
 from bothways.core.errors import BothwaysError
 from bothways.core.loss import Loss
-from bothways.core.runtime.allocator import tune_allocator
 from bothways.core.runtime.devices import Precision, device_of, resolve_precision
+from bothways.core.runtime.process import tune_allocator
 from bothways.core.source import TrainingStep
 from bothways.core.training_module import TrainingModule, VectorModule, evaluating
-from bothways.training.durations import Duration, RunState
 from bothways.training.meter import EvaluationScores, Meter, StepReport, Watchdog
 from bothways.training.optimizers import set_rate, update
 from bothways.training.parallel import Plan, exchanging, is_main, replicate, sum_over_ranks
 from bothways.training.saved_state import RunTensors
+from bothways.training.schedules import Duration, RunState
 from bothways.training.vector_step import VectorStep
 
 _CLOCK, _STOP = "(clock)", "(stop)"

@@ -28,11 +28,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bothways.core.advice import argument, render
-from bothways.core.errors import DivergedError
+from bothways.core.errors import DivergedError, argument, render
 from bothways.core.loss import Loss
-from bothways.training.durations import Duration, RunState
 from bothways.training.parallel import Plan, all_gather, lost_contact
+from bothways.training.schedules import Duration, RunState
 
 Record = Mapping[str, int | float]
 

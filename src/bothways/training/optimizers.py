@@ -38,12 +38,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from bothways.core.config.checks import require_probability
+from bothways.core.config.values import require_probability
 from bothways.core.errors import ConfigError
 from bothways.model.kernels import abi
 from bothways.model.kernels.library import call, runs_on
-from bothways.training.durations import Auto
 from bothways.training.parallel import full_tensor, is_part
+from bothways.training.schedules import Auto
 from bothways.training.tensor_updates import UPDATES, Matrices
 
 # 0.9999999 to this power is 0 in float32, and adding 1 to it in float32 leaves it as it is.

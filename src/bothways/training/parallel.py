@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
 import bothways
-from bothways.core.advice import argument
-from bothways.core.errors import BothwaysError, ConfigError, LostRankError, ResourceError
+from bothways.core.errors import BothwaysError, ConfigError, LostRankError, ResourceError, argument
 from bothways.core.loss import Loss
 from bothways.core.runtime.devices import device_of
 from bothways.core.training_module import TrainingModule

@@ -26,11 +26,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import bothways
-from bothways.core.atomic_files import file_digest, hidden_folder, replace_folder
 from bothways.core.errors import AGAIN, BothwaysError, CheckpointError, ResourceError, os_errors
+from bothways.core.files import file_digest, hidden_folder, replace_folder
 from bothways.core.runtime.devices import device_of, disk_free
 from bothways.core.training_module import TrainingModule
-from bothways.training.durations import RunState
 from bothways.training.parallel import (
     Plan,
     Sharded,
@@ -41,6 +40,7 @@ from bothways.training.parallel import (
     is_part,
     own_part_of,
 )
+from bothways.training.schedules import RunState
 
 WEIGHTS, STATE, SHARDS = "model.safetensors", "state.pt", "shards"
 _RETRY = f"Every rank reads all parts: look at the disk, then {AGAIN}."

@@ -1,22 +1,254 @@
-"""Learning-rate schedules: pure functions of progress.
+"""Durations in steps, tokens, epochs or hours, the state of a run, and learning-rate schedules.
 
-A schedule is a shape; the run's duration gives the scale: steps, tokens, epochs or hours. `Linear`
+One type of duration serves for the end of a run, warm-up, evaluation and saving. A schedule is a
+pure function of progress: a shape, to which the run's duration gives the scale. `Linear`
 is the shape of today's libraries, `GoogleLinear` that of BERT's own code, in which the rate drops
 at the end of warm-up. A `floor` is the multiple of the peak at the end.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from typing_extensions import assert_never
+from pydantic import BeforeValidator
+from typing_extensions import Self, assert_never
 
 from bothways.core.errors import ConfigError
-from bothways.training.durations import Duration, RunState
+from bothways.core.source import Cursor, TrainingStep
+
+_SHORT = len("0.25 hours")
+"""Characters of a time in hours, at most, where minutes or seconds would be as exact."""
+
+
+@dataclass(frozen=True)
+class _Amount:
+    count: float
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.count < math.inf:
+            raise ConfigError(f"{self} is not a valid duration: it must be above 0 and finite")
+
+    def __str__(self) -> str:
+        return f"{self.count:.12g} {self.kind}"
+
+    def part(self, share: float) -> Self:
+        """Return the duration of a share of this one, at least one step or token."""
+        count = self.count * share
+        whole = isinstance(self, Steps | Tokens)
+        return dataclasses.replace(self, count=max(1, round(count)) if whole else count)
+
+    def steps(self, rates: StepRates) -> float | None:
+        """Return the duration in steps, 3 epochs of 100 steps as 300; None if its rate is unknown.
+
+        The one place where a unit becomes another one.
+        """
+        hours = None if rates.seconds is None else rates.seconds / 3600
+        per_step = {"steps": 1.0, "tokens": rates.tokens, "epochs": rates.epochs, "hours": hours}
+        rate = per_step[self.kind]
+        return None if rate is None else self.count / rate
+
+
+@dataclass(frozen=True)
+class Steps(_Amount):
+    """A number of updates of the weights."""
+
+    count: int
+    kind: Literal["steps"] = "steps"
+
+
+@dataclass(frozen=True)
+class Tokens(_Amount):
+    """A number of tokens read over all ranks, specials included."""
+
+    count: int
+    kind: Literal["tokens"] = "tokens"
+
+
+@dataclass(frozen=True)
+class Epochs(_Amount):
+    """A number of passes over the data; fractions are allowed."""
+
+    count: float
+    kind: Literal["epochs"] = "epochs"
+
+
+@dataclass(frozen=True)
+class Hours(_Amount):
+    """Time in hours, with evaluation, saving and the sessions before a resume."""
+
+    count: float
+    kind: Literal["hours"] = "hours"
+
+    def __str__(self) -> str:
+        """Return the time in hours if that is a short number, else in whole minutes or seconds."""
+        text = super().__str__()
+        if len(text) > _SHORT:
+            for unit, per_hour in (("minutes", 60), ("seconds", 3600)):
+                number = round(self.count * per_hour)
+                if number / per_hour == self.count:
+                    return f"{number} {unit}"
+        return text
+
+
+_UNITS: dict[str, Callable[[float], Steps | Tokens | Epochs | Hours]] = {
+    "steps": lambda n: Steps(_whole(n, "steps")),
+    "tokens": lambda n: Tokens(_whole(n, "tokens")),
+    "epochs": Epochs,
+    "hours": Hours,
+    "minutes": lambda n: Hours(n / 60),
+    "seconds": lambda n: Hours(n / 3600),
+}
+_SHORT_UNITS = {"h": "hours", "m": "minutes", "min": "minutes", "s": "seconds", "sec": "seconds"}
+_FORM = re.compile(r"\s*([-+]?\d+(?:_\d+)*(?:\.\d*)?(?:[eE][-+]?\d+)?)\s*([a-z]+)\s*")
+
+
+def _whole(number: float, unit: str) -> int:
+    if not number.is_integer():
+        raise ConfigError(f"{number:g} {unit} is not a valid duration: {unit} are whole numbers")
+    return int(number)
+
+
+def duration(text: str) -> Steps | Tokens | Epochs | Hours:
+    """Read a duration such as "1000 steps", "2e9 tokens", "3 epochs", "30 minutes" or "2h".
+
+    Raises:
+        ConfigError: the text is not a number above 0 with one of these units.
+    """
+    form = _FORM.fullmatch(text)
+    unit = _SHORT_UNITS.get(form[2], form[2].removesuffix("s") + "s") if form else ""
+    if form is None or unit not in _UNITS:
+        units = ", ".join(_UNITS)
+        raise ConfigError(
+            f"invalid duration {text!r}",
+            fix=f"Write a number and one of {units}, such as '1000 steps' or 2h.",
+        )
+    return _UNITS[unit](float(form[1]))
+
+
+Duration = Annotated[
+    Steps | Tokens | Epochs | Hours,
+    BeforeValidator(lambda value: duration(value) if isinstance(value, str) else value),
+]
+"""Steps, Tokens, Epochs or Hours; a configuration may give it as a text that `duration` reads."""
+
+
+Auto = Literal["auto"]
+"""A setting that fine-tuning chooses by the model and the data (`finetuning.automatic`)."""
+
+
+@dataclass(frozen=True)
+class StepRates:
+    """What a step adds to each unit of the length of a run, on average.
+
+    Attributes:
+        tokens: tokens of a step.
+        epochs: share of an epoch; None if the size of the data is unknown.
+        seconds: seconds of a step; None if they are unknown.
+    """
+
+    tokens: float
+    epochs: float | None = None
+    seconds: float | None = None
+
+    def times(self, interval_length: Duration | None, steps: float) -> int:
+        """Count the ends of intervals in a run of `steps`; its own end counts."""
+        interval = None if interval_length is None else interval_length.steps(self)
+        return 1 if interval is None else max(1, math.ceil(steps / interval - 1e-9))
+
+
+START = Cursor()
+"""The place before the first sequence."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What a run needs to continue, besides weights, optimizer and random state.
+
+    Attributes:
+        steps: updates done.
+        tokens: tokens read over all ranks.
+        epochs: passes over the data, those of earlier phases included.
+        seconds: time until the last step began, earlier sessions included; equal on all ranks.
+        cursor: the place in the data of the current phase from which the next step reads.
+        ends: the cursors at which the earlier phases ended.
+        phase: which of the run's phases is the current one, from 0.
+        early: True if early stopping ended the run before its length.
+        plateau: the step of the checkpoint from which a longer run continues, since the decay of
+            its `WSD` schedule began there; 0 before.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    epochs: float = 0.0
+    seconds: float = 0.0
+    cursor: Cursor = START
+    phase: int = 0
+    ends: tuple[Cursor, ...] = ()
+    early: bool = False
+    plateau: int = 0
+
+    def amount(self, unit: Duration) -> float:
+        """Return the progress in the unit of a duration."""
+        amounts = {
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "epochs": self.epochs,
+            "hours": self.seconds / 3600,
+        }
+        return float(amounts[unit.kind])
+
+    def share(self, duration: Duration) -> float:
+        """Return the fraction of a duration that is done: 0 at the start, 1 or more at its end."""
+        return self.amount(duration) / duration.count
+
+    def finished(self, run: Duration) -> bool:
+        """Return True if a run of this length is at its end or has ended early."""
+        return self.early or self.share(run) >= 1
+
+    def passed(self, interval: Duration, since: RunState) -> bool:
+        """Return True if a multiple of `interval` was reached after `since`."""
+        previous, current = (
+            math.floor(progress.share(interval) + 1e-9) for progress in (since, self)
+        )  # 0.3 / 0.1 < 3 in floating-point numbers
+        return previous < current
+
+    def after(self, step: TrainingStep) -> RunState:
+        """Return the state after a step."""
+        return dataclasses.replace(
+            self,
+            steps=self.steps + 1,
+            tokens=self.tokens + step.tokens,
+            epochs=step.epochs,
+            cursor=step.cursor,
+        )
+
+    def next_phase(self) -> RunState:
+        """Return the state at the start of the next phase, which continues the current epoch."""
+        return dataclasses.replace(
+            self,
+            phase=self.phase + 1,
+            cursor=self.cursor.at_next_phase(),
+            ends=(*self.ends, self.cursor),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, which `from_json` reads."""
+        ends = [end.to_json() for end in self.ends]
+        return dataclasses.asdict(self) | {"cursor": self.cursor.to_json(), "ends": ends}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunState:
+        """Read the values of `to_json`."""
+        ends = tuple(map(Cursor.from_json, values["ends"]))
+        return cls(**{**values, "cursor": Cursor.from_json(values["cursor"]), "ends": ends})
+
 
 ScheduleSpan = float | Duration
 """A part of a run: a share from 0 to below 1, or a duration of the same kind as the run's."""

@@ -26,10 +26,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import assert_never
 
-from bothways.core.atomic_files import make_folder
 from bothways.core.batch import Batch
-from bothways.core.errors import ResourceError, os_errors
-from bothways.core.finding import Finding
+from bothways.core.errors import Finding, ResourceError, os_errors
+from bothways.core.files import make_folder
 from bothways.core.progress import SILENT, Progress, track
 from bothways.core.runtime import devices
 from bothways.core.training_module import TrainingModule

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.errors import AGAIN, CheckpointError, os_errors
-from bothways.training.durations import RunState
+from bothways.training.schedules import RunState
 
 STEPS = "steps.bin"
 _ENTRY = np.dtype([("rate", "<f8"), ("phase", "<u4"), ("ranks", "<u4")])

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from bothways.core import errors
-from bothways.core.atomic_files import replace_text
-from bothways.core.json_reader import parse_object
+from bothways.core.files import parse_object, replace_text
 from bothways.training.meter import Record
 
 _FIX = f"Make room, then {errors.AGAIN}: the checkpoints are whole."

@@ -15,7 +15,7 @@ import pytest
 
 from bothways.core.errors import ResourceError
 from bothways.core.jobs.process_pool import NUMBER, map_in_order
-from bothways.core.runtime.limits import usable_cores
+from bothways.core.runtime.process import usable_cores
 from child_processes import alive, assert_they_end
 
 

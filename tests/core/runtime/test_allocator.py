@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bothways.core.runtime import allocator
-from bothways.core.runtime.allocator import give_back, tune_allocator
+from bothways.core.runtime import process
+from bothways.core.runtime.process import give_back, tune_allocator
 from toy_training import processes
 
 glibc = pytest.mark.skipif(
@@ -49,7 +49,7 @@ def test_memory_that_is_kept_costs_no_page_faults():
 
 
 def test_an_allocator_without_the_setting_is_left_as_it_is(monkeypatch):
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: object())
     assert tune_allocator.__wrapped__() is False
 
 
@@ -85,7 +85,7 @@ def large_pages(connection, limited):
 
 @glibc
 @pytest.mark.skipif(
-    allocator._OVERCOMMIT.exists() and allocator._is_counted(),
+    process._OVERCOMMIT.exists() and process._is_counted(),
     reason="memory counts when it is asked for",
 )
 def test_what_is_taken_lies_in_large_pages():
@@ -99,19 +99,18 @@ def test_nothing_is_asked_for_that_counts_at_once():
 
 @glibc
 def test_under_strict_accounting_all_counts_and_where_nobody_tells(monkeypatch, tmp_path):
-    monkeypatch.setattr(allocator, "_OVERCOMMIT", tmp_path / "setting")
+    monkeypatch.setattr(process, "_OVERCOMMIT", tmp_path / "setting")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
-    counted = [allocator._is_counted()]
+    counted = [process._is_counted()]
     for setting in ("0", "1", "2"):
-        allocator._OVERCOMMIT.write_text(f"{setting}\n")
-        counted.append(allocator._is_counted())
+        process._OVERCOMMIT.write_text(f"{setting}\n")
+        counted.append(process._is_counted())
     assert counted == [True, False, False, True]
 
 
 def allocations(connection):
     """Build a model and predict with it; which settings of the allocator were asked for."""
-    from bothways.core.batch import Batch
-    from bothways.core.layout import Layout
+    from bothways.core.batch import Batch, Layout
     from bothways.model.config import EncoderConfig
     from bothways.model.heads import LabelHead
     from bothways.model.model import Model

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bothways.core.runtime import limits
+from bothways.core.runtime import process
 
 
 @pytest.fixture
@@ -13,20 +13,20 @@ def groups(tmp_path, monkeypatch) -> Path:
     """The control groups of version 2, with this process in /job/step."""
     (tmp_path / "own").write_text("0::/job/step\n")
     (tmp_path / "fs" / "job" / "step").mkdir(parents=True)
-    monkeypatch.setattr(limits, "GROUPS", tmp_path / "fs")
-    monkeypatch.setattr(limits, "OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(process, "GROUPS", tmp_path / "fs")
+    monkeypatch.setattr(process, "OWN_GROUP", tmp_path / "own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     return tmp_path / "fs"
 
 
 def test_cores_are_those_of_the_affinity_and_of_the_tightest_quota(groups):
-    assert limits.usable_cores() == 8
+    assert process.usable_cores() == 8
     (groups / "job" / "cpu.max").write_text("max 100000\n")
-    assert limits.usable_cores() == 8
+    assert process.usable_cores() == 8
     (groups / "job" / "cpu.max").write_text("250000 100000\n")
-    assert limits.usable_cores() == 3
+    assert process.usable_cores() == 3
     (groups / "job" / "step" / "cpu.max").write_text("50000 100000\n")
-    assert limits.usable_cores() == 1
+    assert process.usable_cores() == 1
 
 
 def test_quotas_of_version_1(groups):
@@ -34,37 +34,37 @@ def test_quotas_of_version_1(groups):
     (groups / "cpu,cpuacct").mkdir()
     (groups / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("-1\n")
     (groups / "cpu,cpuacct" / "cpu.cfs_period_us").write_text("100000\n")
-    assert limits.usable_cores() == 8
+    assert process.usable_cores() == 8
     (groups / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("200000\n")
-    assert limits.usable_cores() == 2
+    assert process.usable_cores() == 2
     (groups / "memory").mkdir()
     (groups / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     (groups / "memory" / "memory.usage_in_bytes").write_text("1000\n")
-    assert limits.group_memory() is None
+    assert process.group_memory() is None
     (groups / "memory" / "memory.limit_in_bytes").write_text("3000\n")
-    assert limits.group_memory() == 2000
+    assert process.group_memory() == 2000
 
 
 def test_threads_follow_a_quota_and_a_setting_of_the_user_stays(groups, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    limits.limit_threads()
+    process.limit_threads()
     assert "OMP_NUM_THREADS" not in os.environ
     (groups / "cpu.max").write_text("200000 100000\n")
-    limits.limit_threads()
+    process.limit_threads()
     assert os.environ["OMP_NUM_THREADS"] == "2"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    limits.limit_threads()
+    process.limit_threads()
     assert os.environ["OMP_NUM_THREADS"] == "5"
 
 
 def test_memory_is_what_the_groups_leave_with_the_cache(groups):
-    assert limits.group_memory() is None
+    assert process.group_memory() is None
     step = groups / "job" / "step"
     (step / "memory.max").write_text("max\n")
     (step / "memory.current").write_text("1000\n")
-    assert limits.group_memory() is None
+    assert process.group_memory() is None
     (step / "memory.max").write_text("3000\n")
-    assert limits.group_memory() == 2000
+    assert process.group_memory() == 2000
     (step / "memory.stat").write_text("anon 700\ninactive_file 100\nactive_file 50\n")
-    assert limits.group_memory() == 2150
+    assert process.group_memory() == 2150

@@ -16,7 +16,7 @@ from bothways.cli.lab import Layers
 from bothways.cli.main import app
 from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.data.batching import ExampleBudget
+from bothways.data.loader import ExampleBudget
 from bothways.lab.features import run as features
 from bothways.lab.features.run import (
     BiLSTMTagger,
@@ -32,7 +32,7 @@ from bothways.lab.features.run import (
 from bothways.model.layer_mix import LayerChoice, LayerSum
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
-from bothways.training.durations import Epochs
+from bothways.training.schedules import Epochs
 from heard_progress import Heard
 from toy_folder import FILLERS, GOOD, make_folder
 

@@ -14,8 +14,7 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.core.report.html import write_html
 from bothways.core.report.sections import Curves
 from bothways.data.masking import Masking
-from bothways.data.segments import FullSentences
-from bothways.data.sentence_pairs import NextSentence
+from bothways.data.segments import FullSentences, NextSentence
 from bothways.lab.paper import pretraining_runs as runs
 from bothways.lab.paper.cost import table_cost
 from bothways.lab.paper.pages import difference, table_report, write_table_results
@@ -27,7 +26,7 @@ from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective
 from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.pretraining.config import PretrainConfig
-from bothways.training.durations import Hours, Steps
+from bothways.training.schedules import Hours, Steps
 from toy_animals import document
 
 TINY = (

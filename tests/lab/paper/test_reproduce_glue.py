@@ -20,9 +20,8 @@ from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Reque
 from bothways.lab.paper.pages import average, benchmark_report
 from bothways.lab.paper.run import reproduce
 from bothways.lab.sweeps.runs import Series, SweepOutcome
-from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
-from bothways.training.schedules import GoogleLinear
+from bothways.training.schedules import Epochs, GoogleLinear
 from fake_hub import fake_hub
 from heard_progress import Heard
 from toy_folder import make_folder

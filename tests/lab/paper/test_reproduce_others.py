@@ -27,7 +27,7 @@ from bothways.lab.sweeps import runs as engine
 from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.prediction.predictor import open_task
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.durations import Epochs
+from bothways.training.schedules import Epochs
 from heard_progress import Heard
 from toy_folder import make_folder
 

@@ -13,8 +13,8 @@ import torch
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.report.html import to_html
 from bothways.core.report.sections import ComparisonChart
-from bothways.data.batching import ExampleBudget
 from bothways.data.documents import Document
+from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.result import FinetuneResult
 from bothways.hub.model_folder import load_model
@@ -32,10 +32,9 @@ from bothways.lab.quickstart.gain import (
     quickstart_report,
     run_quickstart,
 )
-from bothways.training.durations import Epochs, Hours, Tokens
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Epochs, Hours, Linear, Tokens
 
 SMALL: dict[str, Any] = {
     "vocabulary": 200,

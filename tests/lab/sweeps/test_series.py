@@ -14,7 +14,7 @@ import torch
 from bothways.cli.main import app
 from bothways.cli.training import print_series
 from bothways.core import errors
-from bothways.core.bar import error_console
+from bothways.core.progress import error_console
 from bothways.finetuning import run as job
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.hub.model_folder import load_model
@@ -22,8 +22,8 @@ from bothways.lab.sweeps import grid
 from bothways.lab.sweeps import runs as engine
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome
 from bothways.lab.sweeps.seeds import SeedSpread, finetune_seeds, parse_seeds, seed_spread
-from bothways.training.durations import Epochs, Steps
 from bothways.training.optimizers import AdamW
+from bothways.training.schedules import Epochs, Steps
 from toy_folder import make_examples, make_folder, write_tsv
 
 FAST = dataclasses.replace(

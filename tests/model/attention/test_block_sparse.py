@@ -11,8 +11,8 @@ from transformers import BigBirdConfig
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
 from attention_formulas import HEADS, SIZE, sparse_formula
+from bothways.core.batch import Layout
 from bothways.core.errors import ConfigError
-from bothways.core.layout import Layout
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention import block_sparse
 from bothways.model.attention import dispatch as kernels
@@ -21,7 +21,7 @@ from bothways.model.attention.dispatch import attend
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Blocks, Window
 from bothways.model.config import EncoderConfig
-from bothways.model.encoder import attention_views
+from bothways.model.model import attention_views
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bothways.core.layout import EQUAL, LOOSE, Layout
+from bothways.core.batch import EQUAL, LOOSE, Layout
 from bothways.model.attention import dispatch
 from bothways.model.attention.mask import AttentionView, RotaryTables
 from bothways.model.attention.patterns import Blocks, Causal, Full, Window

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_formulas import HEADS, SIZE, formula
-from bothways.core.layout import EQUAL, LOOSE, Layout, RectanglePolicy
+from bothways.core.batch import EQUAL, LOOSE, Layout, RectanglePolicy
 from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.dispatch import (
     AttentionCall,

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from attention_formulas import OnGpu, formula
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.core.runtime import devices as hardware
 from bothways.model.attention import dispatch as kernels
 from bothways.model.attention.dispatch import Packed
@@ -19,7 +18,7 @@ from bothways.model.attention.flash import attend_fused, attend_packed
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.encoder import Encoder
+from bothways.model.model import Encoder
 from bothways.model.positions import Rotary
 from small_models import LENGTHS
 

@@ -10,8 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask
 
 from attention_formulas import sparse_formula
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.core.runtime import devices as hardware
 from bothways.model.attention import dispatch as kernels
 from bothways.model.attention import flex
@@ -20,7 +19,7 @@ from bothways.model.attention.flex import FlexWindow
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Window
 from bothways.model.config import EncoderConfig
-from bothways.model.encoder import Encoder
+from bothways.model.model import Encoder
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:flex_attention called without torch.compile:UserWarning"

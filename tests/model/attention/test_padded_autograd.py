@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bothways.core.layout import LOOSE, Layout, RectanglePolicy
+from bothways.core.batch import LOOSE, Layout, RectanglePolicy
 from bothways.core.runtime.tuning import TUNING
-from bothways.model.attention.dispatch import attend
-from bothways.model.attention.head_index import HeadIndex
-from bothways.model.attention.mask import AttentionView
-from bothways.model.attention.padded_autograd import attend_gathered
+from bothways.model.attention.dispatch import attend, attend_gathered
+from bothways.model.attention.mask import AttentionView, HeadIndex
 from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.kernels import dropout as dropouts
 from bothways.model.kernels.dropout import draw_seed, keep_mask

@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from batch_operations import batch_flops
-from bothways.core.batch import Batch
+from bothways.core.batch import EQUAL, LOOSE, Batch, Layout, RectanglePolicy
 from bothways.core.config.reader import load, read, to_dict
 from bothways.core.errors import ConfigError
-from bothways.core.layout import EQUAL, LOOSE, Layout, RectanglePolicy
 from bothways.model.attention import relative as disentangled
 from bothways.model.attention.dispatch import Padded
 from bothways.model.attention.mask import AttentionView
@@ -25,10 +24,9 @@ from bothways.model.attention.patterns import Causal, Full, Pattern, Window
 from bothways.model.attention.reference import PaddedKernel
 from bothways.model.attention.relative import PositionTerms, along_diagonals, attend_relative
 from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, PreNorm
-from bothways.model.disentangled import distances_of, row_of
-from bothways.model.encoder import Encoder
+from bothways.model.embedding import distances_of, row_of
 from bothways.model.heads import Head, LabelHead, MaskedHead, ReplacedHead
-from bothways.model.model import Model
+from bothways.model.model import Encoder, Model
 from bothways.model.parameters import parameter_table
 from bothways.model.positions import Convolution, Disentangled
 from bothways.training.step_cost import forward_flops

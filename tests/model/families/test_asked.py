@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from batch_operations import batch_flops
-from bothways.core.batch import Batch, TokenTargets
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout, TokenTargets
 from bothways.model.config import Dropouts, EncoderConfig, Sharing
 from bothways.model.families.catalogue import FAMILIES
 from bothways.model.heads import LabelHead, MaskedHead, TagHead

@@ -20,7 +20,7 @@ from bothways.model.families.catalogue import (
     nearest_preset,
     preset,
 )
-from bothways.model.families.config_rules import ACTIVATIONS
+from bothways.model.families.family import ACTIVATIONS
 from bothways.model.positions import Learned
 
 CLASSES = {"bert": transformers.BertConfig, "megatron-bert": transformers.MegatronBertConfig}

@@ -11,9 +11,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
-from bothways.core.layout import Layout
 from bothways.finetuning.stability import level
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.weight_files import open_weights

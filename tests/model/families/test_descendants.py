@@ -9,9 +9,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
-from bothways.core.layout import Layout
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.families.catalogue import FAMILIES, PRESETS, family_for, preset
 from bothways.model.families.family import Architecture

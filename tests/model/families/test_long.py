@@ -15,9 +15,8 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
-from bothways.core.layout import Layout
 from bothways.core.training_module import TrainingModule
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.attention.patterns import Blocks, Window

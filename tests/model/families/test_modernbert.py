@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bothways.core.config.reader import load, read, to_dict, to_toml
-from bothways.core.config.toml import write_toml
+from bothways.core.config.values import write_toml
 from bothways.core.errors import FolderError
 from bothways.hub.load_report import plan_loading
 from bothways.model.attention.patterns import Causal, Full, Window

@@ -5,7 +5,7 @@ import torch
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from bothways.core.errors import ConfigError, FolderError
-from bothways.model.disentangled import bucket_of
+from bothways.model.embedding import bucket_of
 from bothways.model.families.mpnet import MPNET
 from bothways.model.positions import DistanceBias
 

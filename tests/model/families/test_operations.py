@@ -9,8 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from batch_operations import batch_flops
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES

@@ -10,9 +10,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
-from bothways.core.layout import Layout
 from bothways.hub.model_folder import LoadedModel, load_model, save_model
 from bothways.model.attention.mask import RotaryTables
 from bothways.model.families.catalogue import FAMILIES

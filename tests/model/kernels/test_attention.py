@@ -6,14 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.encoder import Encoder
 from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.kernels.library import Feature, kernel_features
+from bothways.model.model import Encoder
 from kernel_cases import (
     LENGTHS,
     NEEDS_AMX,

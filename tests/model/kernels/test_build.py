@@ -20,7 +20,7 @@ GCC = shutil.which("gcc")
 
 CHECK = """
 import torch
-from bothways.core.layout import Layout
+from bothways.core.batch import Layout
 from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.linear import PanelLinear

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
-from bothways.core.layout import Layout
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import look_up
 from bothways.model.kernels import library

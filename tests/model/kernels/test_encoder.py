@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bothways.core.layout import Layout
+from bothways.core.batch import Layout
 from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bothways.core.layout import Layout
+from bothways.core.batch import Layout
 from bothways.model.kernels import abi, library
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.cross_entropy import cross_entropy

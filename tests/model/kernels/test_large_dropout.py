@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bothways.core.batch import Batch
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.kernels import dropout as module

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from bothways.core.runtime import devices
-from bothways.data.batching import ExampleBudget
 from bothways.data.corpus import Corpus
+from bothways.data.loader import ExampleBudget
 from bothways.data.masking import Masking
 from bothways.finetuning import run as fine_tuning
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
@@ -26,9 +26,9 @@ from bothways.pretraining.forecast import predicted_share
 from bothways.training import parallel
 from bothways.training import run as loop
 from bothways.training import step_cost as computing
-from bothways.training.durations import RunState, Steps
 from bothways.training.meter import Peak
 from bothways.training.parallel import Replicated, Single
+from bothways.training.schedules import RunState, Steps
 from bothways.training.step_cost import forward_flops
 from toy_folder import make_examples, make_folder, write_tsv
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bothways.core.errors import BothwaysError
-from bothways.core.finding import Finding, places, report_findings
+from bothways.core.errors import BothwaysError, Finding, places, report_findings
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.positions import Learned
@@ -17,11 +16,10 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_task import TextExample
 from bothways.training import step_cost
 from bothways.training.checkpoint import Keep
-from bothways.training.durations import Steps
 from bothways.training.encoding_checks import check_casing, check_inputs, check_model
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
-from bothways.training.schedules import WSD, Constant
+from bothways.training.schedules import WSD, Constant, Steps
 from bothways.training.step_cost import MemoryDemand, check_machine, kept_floats
 from toy_task import VOCABULARY, WORDS, make_tokenizer
 

@@ -16,9 +16,8 @@ from bothways.model.heads import MaskedHead, PairHead
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.training import optimizers
-from bothways.training.durations import Steps
 from bothways.training.run import Training
-from bothways.training.schedules import Constant
+from bothways.training.schedules import Constant, Steps
 from bothways.training.step_cost import (
     USABLE,
     LossFloats,

@@ -25,14 +25,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bothways.core.config.toml import NONE, inline, read_inline, read_toml, write_toml
-from bothways.core.config.tree import (
+from bothways.core.config.values import (
+    NONE,
     Tree,
     depth,
     flatten,
+    inline,
     join_path,
     merge,
     parse_overrides,
+    read_inline,
+    read_toml,
+    write_toml,
 )
 from bothways.core.errors import ConfigError
 from bothways.core.terminal import quantity

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from bothways._version import __version__
 from bothways.core.config import reader as configs
-from bothways.core.config.tree import flatten
+from bothways.core.config.values import flatten
 
 if TYPE_CHECKING:
     import torch

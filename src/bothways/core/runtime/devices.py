@@ -24,8 +24,7 @@ import torch
 from torch import nn
 
 from bothways.core.errors import ConfigError, ResourceError
-from bothways.core.runtime.allocator import give_back
-from bothways.core.runtime.limits import group_memory, read_system_file, usable_cores
+from bothways.core.runtime.process import give_back, group_memory, read_system_file, usable_cores
 from bothways.core.terminal import quantity
 
 Precision = Literal["auto", "fp32", "bf16"]

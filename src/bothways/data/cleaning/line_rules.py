@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.data.cleaning.words import count_words
 
 _ENDS = (".", "!", "?", '"', "”", "’", "»", "。", "！", "？", "」", "』", "۔", "؟", "।")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
 from bothways.data.cleaning.shingles import ShingleTable, find_shingles, sign

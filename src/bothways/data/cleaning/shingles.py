@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.keyed_rng import rng
+from bothways.core.source import rng
 from bothways.data.cleaning.words import WordTable, chain, find_words, mix
 
 CHUNK = 2**15

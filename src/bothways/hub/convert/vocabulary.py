@@ -25,9 +25,8 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from bothways.core.atomic_files import check_not_input, replace_text
 from bothways.core.errors import ConfigError, FolderError, TokenizerError
-from bothways.core.json_reader import read_utf8
+from bothways.core.files import check_not_input, read_utf8, replace_text
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.hub.model_card import Card

@@ -35,8 +35,8 @@ import torch
 from bothways.core.batch import Batch, LabelTargets, TokenTargets, pack
 from bothways.core.errors import ResourceError
 from bothways.core.report.sections import Cell, TableSection
-from bothways.core.runtime.allocator import give_back, tune_allocator
 from bothways.core.runtime.devices import Precision, describe_device, gemm_rate, has_bf16, wait
+from bothways.core.runtime.process import give_back, tune_allocator
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor
 from bothways.data.loader import LoadedStep
@@ -47,12 +47,12 @@ from bothways.model.heads import MaskedHead
 from bothways.model.kernels import library as native
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMModule, MaskedLMNextSentence
-from bothways.training.durations import RunState, Steps
 from bothways.training.loop import Loop
 from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.parallel import Single
 from bothways.training.run import Training, compute_as
 from bothways.training.saved_state import RunTensors
+from bothways.training.schedules import RunState, Steps
 from bothways.training.step_cost import BACKWARD, forward_flops
 
 

@@ -27,40 +27,36 @@ from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bothways.core.atomic_files import replace_folder
 from bothways.core.batch import IGNORED, Batch, TokenTargets
-from bothways.core.config.checks import require_at_least, require_probability, require_seed
-from bothways.core.errors import BothwaysError, ConfigError
-from bothways.core.finding import report_findings
-from bothways.core.json_reader import read_object
+from bothways.core.config.values import require_at_least, require_probability, require_seed
+from bothways.core.errors import BothwaysError, ConfigError, report_findings
+from bothways.core.files import read_object, replace_folder
 from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.runtime.devices import choose_device, device_of, own_torch_state
 from bothways.core.sequence import Sequence
 from bothways.core.training_module import TrainingModule, evaluating
-from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.list_source import ListSource
-from bothways.data.loader import Loader, Share, in_batches, unchanged
+from bothways.data.loader import ExampleBudget, Loader, Share, TokenBudget, in_batches, unchanged
 from bothways.finetuning.data import label
 from bothways.finetuning.splits import parse_part, split_examples
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
-from bothways.model.encoder import Encoder
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.kernels.dropout import Dropout
 from bothways.model.layer_mix import LayerChoice, LayerSum, build_mix, chosen_layers
 from bothways.model.lstm import BiLSTM
+from bothways.model.model import Encoder
 from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.training.checkpoint import Best, Keep, MemoryStore
-from bothways.training.durations import Epochs, RunState
 from bothways.training.encoding_checks import check_model
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Single
 from bothways.training.run import Training, TrainingPhase, TrainingRun
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Epochs, Linear, RunState
 
 _VALUES, _ABOUT = "features.npy", "features.json"
 AT_ONCE = 8192

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bothways.core.atomic_files import make_folder, replace_text
 from bothways.core.errors import ConfigError
+from bothways.core.files import make_folder, replace_text
 from bothways.data.text_io import read_lines
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.resolve import resolve, resolve_run

@@ -39,7 +39,7 @@ from bothways.pretraining.forecast import Here, forecast_run
 from bothways.tasks.base import Task
 from bothways.tasks.catalogue import Trainable
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.durations import Epochs, Hours
+from bothways.training.schedules import Epochs, Hours
 from bothways.training.step_cost import BACKWARD, measure_updates
 
 SAMPLED = 1000

@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bothways.core.atomic_files import make_folder, replace_text
 from bothways.core.config import reader as configs
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, ResourceError
-from bothways.core.paths import local_path
+from bothways.core.files import local_path, make_folder, replace_text
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import quantity
-from bothways.data.batching import ExampleBudget
+from bothways.data.loader import ExampleBudget
 from bothways.data.text_io import COMPRESSED
 from bothways.finetuning.config import FinetuneConfig, paper_finetuning
 from bothways.finetuning.data import fingerprints
@@ -31,8 +30,8 @@ from bothways.lab.features.run import FeatureConfig, fit_features, prepare_featu
 from bothways.lab.paper.published import Published
 from bothways.lab.sweeps.runs import FinetuneRun, Run, Series, SweepFolder, SweepOutcome, run_all
 from bothways.tasks.catalogue import Trainable
-from bothways.training.durations import Epochs
 from bothways.training.optimizers import BertAdam
+from bothways.training.schedules import Epochs
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import bothways
-from bothways.core.atomic_files import make_folder, replace_text
+from bothways.core.files import make_folder, replace_text
 from bothways.core.report import sections as s
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import quantity, time_text

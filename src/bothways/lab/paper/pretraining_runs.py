@@ -15,7 +15,7 @@ from pathlib import Path
 
 from typing_extensions import assert_never
 
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import SILENT, Progress
 from bothways.data.corpus import Corpus
@@ -33,8 +33,7 @@ from bothways.pretraining.recipes import paper, short
 from bothways.pretraining.run import pretrain
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import checkpoints
-from bothways.training.durations import Duration, Hours
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Duration, Hours, Linear
 
 SMALL_BUDGET = Hours(5 / 60)
 """The budget of a small run without one: bert-5 then takes about an hour on two cores."""

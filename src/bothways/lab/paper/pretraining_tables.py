@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bothways.data.masking import Masking
-from bothways.data.segments import FullSentences, Segments
-from bothways.data.sentence_pairs import NextSentence
+from bothways.data.segments import FullSentences, NextSentence, Segments
 from bothways.lab.paper import published
 from bothways.lab.paper.published import Published
 from bothways.model.attention.patterns import Causal

@@ -28,8 +28,8 @@ from pathlib import Path
 
 from bothways.core.errors import DataError
 from bothways.core.jobs.process_pool import map_in_order
-from bothways.core.keyed_rng import rng
-from bothways.core.runtime.limits import usable_cores
+from bothways.core.runtime.process import usable_cores
+from bothways.core.source import rng
 from bothways.core.terminal import quantity
 from bothways.data.documents import Document, read_documents
 from bothways.data.sentences import detect_language, split_sentences

@@ -30,8 +30,8 @@ from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.report import sections as s
 from bothways.core.runtime import devices
 from bothways.core.terminal import quantity, time_text
-from bothways.data.batching import ExampleBudget, TokenBudget
 from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.loader import ExampleBudget, TokenBudget
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences
 from bothways.finetuning.config import FinetuneConfig
@@ -50,10 +50,9 @@ from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.run_page import curves, read_records
 from bothways.text.trainers import WordPiece, train_tokenizer
 from bothways.training.checkpoint import latest_checkpoint
-from bothways.training.durations import Duration, Epochs, Hours, Tokens
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
-from bothways.training.schedules import Linear
+from bothways.training.schedules import Duration, Epochs, Hours, Linear, Tokens
 
 PRETRAINED, SCRATCH = "pre-trained", "from random weights"
 MARK = ".quickstart"

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bothways.core.atomic_files import replace_text
 from bothways.core.errors import ConfigError
+from bothways.core.files import replace_text
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import result_line
 from bothways.finetuning.config import FinetuneConfig

@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from bothways.core.advice import argument
-from bothways.core.atomic_files import make_folder, replace_folder, replace_text
 from bothways.core.config import reader as configs
-from bothways.core.errors import ConfigError, DivergedError, FolderError, ResourceError
-from bothways.core.json_reader import read_object
+from bothways.core.errors import ConfigError, DivergedError, FolderError, ResourceError, argument
+from bothways.core.files import make_folder, read_object, replace_folder, replace_text
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import Rows, fingerprints

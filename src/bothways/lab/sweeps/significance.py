@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from bothways.core.errors import DataError, FolderError, require
-from bothways.core.paths import local_path
+from bothways.core.files import local_path
 from bothways.core.progress import SILENT, Progress
 from bothways.hub.resolve import is_model_folder
 from bothways.prediction.engine import counting

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from bothways.core.layout import Rectangle
+from bothways.core.batch import Rectangle
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention.patterns import Blocks, Window
 

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from bothways.core.layout import Layout
+from bothways.core.batch import Layout
 
 BLOCK = 128
 """Tokens of a block."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from bothways.core.layout import Rectangle
+from bothways.core.batch import Rectangle
 from bothways.model.attention.block_sparse import BlockSparseMask, GlobalTokens
 from bothways.model.attention.flash import attend_fused
 from bothways.model.kernels.dropout import dropped_product

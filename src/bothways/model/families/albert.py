@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 from bothways.model.config import Dropouts, EncoderConfig, Readout, Sharing
 from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
-from bothways.model.families.config_rules import NUMBERS, ConfigRules
-from bothways.model.families.family import Family
+from bothways.model.families.family import NUMBERS, ConfigRules, Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 
 VOCABULARY = 30_000

@@ -16,8 +16,7 @@ from dataclasses import replace
 
 from bothways.model.config import EncoderConfig, PreNorm
 from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
-from bothways.model.families.config_rules import ConfigRules
-from bothways.model.families.family import Architecture, Family
+from bothways.model.families.family import Architecture, ConfigRules, Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 
 UNCASED = 30_522

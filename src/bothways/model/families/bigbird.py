@@ -17,7 +17,7 @@ from typing import Any
 
 from bothways.model.attention.patterns import Blocks, Full, Pattern
 from bothways.model.config import Deep, Dropouts, EncoderConfig, Own
-from bothways.model.families import bert, config_rules
+from bothways.model.families import bert, family
 from bothways.model.families.common import output_rules, position_buffers
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule
@@ -57,10 +57,10 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
     size, random = (
-        config_rules.read_number(raw, name, default, location) for name, default in _SIZES.items()
+        family.read_number(raw, name, default, location) for name, default in _SIZES.items()
     )
     kinds: dict[str, Pattern] = {"block_sparse": Blocks(size, random), "original_full": Full()}
-    pattern = config_rules.read_choice(raw, "attention_type", kinds, "block_sparse", location)
+    pattern = family.read_choice(raw, "attention_type", kinds, "block_sparse", location)
     return _with_heads(replace(config, patterns=(pattern,)))
 
 
@@ -115,11 +115,11 @@ BIGBIRD = Family(
         Architecture("BigBird" + name, heads, name == "Model", idle=idle)
         for name, heads, idle in _CLASSES
     ),
-    config_rules=config_rules.ConfigRules(
+    config_rules=family.ConfigRules(
         base(),
-        numbers=config_rules.NUMBERS
+        numbers=family.NUMBERS
         | {"position.scaled": "rescale_embeddings", "bias.projections": "use_bias"},
-        activations={"gelu_new": "gelu_tanh", **config_rules.ACTIVATIONS},
+        activations={"gelu_new": "gelu_tanh", **family.ACTIVATIONS},
         read_more=_read_more,
         write_more=_write_more,
     ),

@@ -26,7 +26,7 @@ from typing import Any, get_args
 
 from bothways.core.errors import FolderError
 from bothways.model.config import Activation, Bias, EncoderConfig, Own, PostNorm, Readout
-from bothways.model.families import bert, config_rules
+from bothways.model.families import bert, family
 from bothways.model.families.common import classes, masked_rules, output_rules
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import Interleave, KeyTable, Rename, Rule, Stack
@@ -81,7 +81,7 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-_WITH_TANH: dict[str, Any] = {**config_rules.ACTIVATIONS, "tanh": "tanh"}
+_WITH_TANH: dict[str, Any] = {**family.ACTIVATIONS, "tanh": "tanh"}
 """The activations of the pooler and of the convolution."""
 
 
@@ -95,7 +95,7 @@ def _has_decoder(position: object) -> bool:
 
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
-    narrow = config_rules.read_number(raw, "embedding_size", config.width, location)
+    narrow = family.read_number(raw, "embedding_size", config.width, location)
     sizes = {
         "pooler_hidden_size": config.width,
         "attention_head_size": config.width // config.heads,
@@ -104,17 +104,15 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
         if raw.get(key) is not None and raw[key] != size:
             message = f"{key} must be {size}, as the other settings imply, not {raw[key]!r:.40}"
             raise FolderError(message, where=location)
-    activation = config_rules.read_choice(raw, "pooler_hidden_act", _WITH_TANH, "gelu", location)
-    inner = Own(
-        activation, input_dropout=config_rules.read_number(raw, "pooler_dropout", 0.0, location)
-    )
+    activation = family.read_choice(raw, "pooler_hidden_act", _WITH_TANH, "gelu", location)
+    inner = Own(activation, input_dropout=family.read_number(raw, "pooler_dropout", 0.0, location))
     position = _read_position(raw, config.position.max_positions, config.bias.key, location)
     # Only transformers' own layout of the head has a matrix that can be tied to the embedding.
-    legacy = config_rules.read_flag(raw, "legacy", True, location)
+    legacy = family.read_flag(raw, "legacy", True, location)
     untied = config.readout.output == "own" and legacy and not _has_decoder(position)
     return replace(
         config,
-        segments=config_rules.read_number(raw, "type_vocab_size", 0, location),
+        segments=family.read_number(raw, "type_vocab_size", 0, location),
         position=position,
         embedding=None if narrow == config.width else narrow,
         order=PostNorm(projected=narrow != config.width),
@@ -140,10 +138,10 @@ def _read_position(
     raw: Mapping[str, Any], max_positions: int, is_later: bool, location: str
 ) -> Learned | Disentangled:
     """Return the positions; version 1 ignores the settings of later versions."""
-    at_input = config_rules.read_flag(raw, "position_biased_input", True, location)
+    at_input = family.read_flag(raw, "position_biased_input", True, location)
     terms = _read_terms(raw, location)
-    size = config_rules.read_number(raw, "conv_kernel_size", 0, location) if is_later else 0
-    if not config_rules.read_flag(raw, "relative_attention", False, location):
+    size = family.read_number(raw, "conv_kernel_size", 0, location) if is_later else 0
+    if not family.read_flag(raw, "relative_attention", False, location):
         if terms or not at_input or size > 0:
             message = (
                 "without relative_attention there must be no pos_att_type, no convolution, "
@@ -152,7 +150,7 @@ def _read_position(
             fix = "Set relative_attention to true, as in the published models."
             raise FolderError(message, where=location, fix=fix)
         return Learned(max_positions)
-    decoder = config_rules.read_flag(raw, "enhanced_mask_decoder", False, location)
+    decoder = family.read_flag(raw, "enhanced_mask_decoder", False, location)
     position = Disentangled(
         max_positions,
         terms,
@@ -161,13 +159,13 @@ def _read_position(
     )
     if not is_later:
         return position
-    groups = config_rules.read_number(raw, "conv_groups", 1, location)
-    activation = config_rules.read_choice(raw, "conv_act", _WITH_TANH, "tanh", location)
+    groups = family.read_number(raw, "conv_groups", 1, location)
+    activation = family.read_choice(raw, "conv_act", _WITH_TANH, "tanh", location)
     return replace(
         position,
         buckets=_read_positive(raw, "position_buckets", location),
-        shared=config_rules.read_flag(raw, "share_att_key", False, location),
-        norm=config_rules.read_choice(
+        shared=family.read_flag(raw, "share_att_key", False, location),
+        norm=family.read_choice(
             raw, "norm_rel_ebd", {"none": False, "layer_norm": True}, "none", location
         ),
         convolution=Convolution(size, groups, activation) if size > 0 else None,
@@ -191,7 +189,7 @@ def _read_terms(raw: Mapping[str, Any], location: str) -> tuple[Term, ...]:
 
 def _read_positive(raw: Mapping[str, Any], key: str, location: str) -> int | None:
     """Return a number, None where it is below 1, such as -1."""
-    number: int = config_rules.read_number(raw, key, -1, location)
+    number: int = family.read_number(raw, key, -1, location)
     return number if number > 0 else None
 
 
@@ -329,10 +327,10 @@ def _family(
         keys=_keys_for(rules, defaults),
         architectures=architectures,
         classless=classless,
-        config_rules=config_rules.ConfigRules(
+        config_rules=family.ConfigRules(
             defaults,
-            numbers=config_rules.UNSEGMENTED,
-            fixed=config_rules.FIXED | {"talking_head": False},
+            numbers=family.UNSEGMENTED,
+            fixed=family.FIXED | {"talking_head": False},
             ignored=_CONDITIONAL,
             read_more=_read_more,
             write_more=_write_more,

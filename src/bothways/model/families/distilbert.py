@@ -13,8 +13,7 @@ from dataclasses import replace
 from bothways.model.config import Dropouts, EncoderConfig, Own, Readout
 from bothways.model.families import bert
 from bothways.model.families.common import classes, masked_rules, output_rules
-from bothways.model.families.config_rules import ConfigRules
-from bothways.model.families.family import Family
+from bothways.model.families.family import ConfigRules, Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 
 _HEAD = Own("relu")

@@ -14,8 +14,7 @@ from typing import Any
 from bothways.model.config import EncoderConfig, Own, Readout
 from bothways.model.families import bert
 from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
-from bothways.model.families.config_rules import FIXED, NUMBERS, ConfigRules, read_number
-from bothways.model.families.family import Family
+from bothways.model.families.family import FIXED, NUMBERS, ConfigRules, Family, read_number
 from bothways.model.families.weight_names import KeyTable, Rename, Rule
 
 READOUT = Readout(labels=Own("gelu", dropout_first=True), choice=Own("gelu"), masked="gelu")

@@ -14,8 +14,7 @@ from typing import Any
 from bothways.model.config import EncoderConfig
 from bothways.model.families import bert
 from bothways.model.families.common import position_buffers
-from bothways.model.families.config_rules import ConfigRules, read_flag, read_number
-from bothways.model.families.family import Family
+from bothways.model.families.family import ConfigRules, Family, read_flag, read_number
 from bothways.model.families.weight_names import KeyTable, Rename
 from bothways.model.positions import Learned
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Own, PreNorm, Readout
 from bothways.model.families.common import classes, output_rules
-from bothways.model.families.config_rules import SIZES, ConfigRules, read_choice, read_number
-from bothways.model.families.family import Family
+from bothways.model.families.family import SIZES, ConfigRules, Family, read_choice, read_number
 from bothways.model.families.rotary import layer_rules, read_rotary, write_rotary
 from bothways.model.families.weight_names import KeyTable, Rename, Tie
 from bothways.model.positions import Rotary

@@ -15,8 +15,13 @@ from typing import Any
 
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import Activation, EncoderConfig, PostNorm, PreNorm
-from bothways.model.families.config_rules import ACTIVATIONS, ConfigRules, read_number
-from bothways.model.families.family import Architecture, Family
+from bothways.model.families.family import (
+    ACTIVATIONS,
+    Architecture,
+    ConfigRules,
+    Family,
+    read_number,
+)
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Tie, Transpose
 from bothways.model.positions import Learned
 

@@ -14,8 +14,7 @@ from typing import Any
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Readout
 from bothways.model.families import bert, rotary
 from bothways.model.families.common import masked_rules, output_rules
-from bothways.model.families.config_rules import FIXED, UNSEGMENTED, ConfigRules, read_number
-from bothways.model.families.family import Family
+from bothways.model.families.family import FIXED, UNSEGMENTED, ConfigRules, Family, read_number
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Swap
 from bothways.model.positions import Rotary
 

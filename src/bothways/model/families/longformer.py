@@ -19,8 +19,7 @@ from bothways.model.attention.patterns import Pattern, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.families import bert, roberta
 from bothways.model.families.common import classes, position_buffers
-from bothways.model.families.config_rules import ConfigRules
-from bothways.model.families.family import Family
+from bothways.model.families.family import ConfigRules, Family
 from bothways.model.families.weight_names import KeyTable, Rule, Stack
 from bothways.model.positions import Learned
 

@@ -15,7 +15,7 @@ from typing import Any
 from bothways.core.errors import FolderError
 from bothways.model.attention.patterns import Full, Pattern, Window
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Own, PreNorm, Readout
-from bothways.model.families import config_rules
+from bothways.model.families import family
 from bothways.model.families.common import classes, masked_rules
 from bothways.model.families.family import Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule
@@ -70,17 +70,17 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
     kinds = _layers(raw, config.depth, location)
     patterns: dict[str, Pattern] = {
         _FULL: Full(),
-        _WINDOW: Window(config_rules.read_number(raw, "local_attention", 128, location) // 2),
+        _WINDOW: Window(family.read_number(raw, "local_attention", 128, location) // 2),
     }
     bases = {kind: _base(raw, kind, location) for kind in set(kinds)}
-    activation = config_rules.read_choice(
-        raw, "classifier_activation", config_rules.ACTIVATIONS, "gelu", location
+    activation = family.read_choice(
+        raw, "classifier_activation", family.ACTIVATIONS, "gelu", location
     )
-    reads = config_rules.read_choice(
+    reads = family.read_choice(
         raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", location
     )
     inner = Own(activation, norm=True, reads=reads)
-    rate = config_rules.read_number(raw, "embedding_dropout", 0.0, location)
+    rate = family.read_number(raw, "embedding_dropout", 0.0, location)
     attention_rate = config.dropout.attention  # also on the output of attention
     return replace(
         config,
@@ -103,7 +103,7 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
 
 def _layers(raw: Mapping[str, Any], depth: int, location: str) -> list[str]:
     """Return the kind of each layer; older files have only the interval of global layers."""
-    interval = config_rules.read_number(raw, "global_attn_every_n_layers", 3, location)
+    interval = family.read_number(raw, "global_attn_every_n_layers", 3, location)
     if interval < 1:
         message = f"global_attn_every_n_layers must be at least 1, not {interval}"
         raise FolderError(message, where=location)
@@ -129,10 +129,10 @@ def _base(raw: Mapping[str, Any], kind: str, location: str) -> float:
         message = f"rotary positions scaled by {scaling!r} have no counterpart here"
         raise FolderError(message, where=location)
     if "rope_theta" in parameters:
-        return float(config_rules.read_number(parameters, "rope_theta", default, location))
+        return float(family.read_number(parameters, "rope_theta", default, location))
     if raw.get(old) is None and kind == _WINDOW and old in raw:
         return _base(raw, _FULL, location)
-    return float(config_rules.read_number(raw, old, default, location))
+    return float(family.read_number(raw, old, default, location))
 
 
 def _write_more(config: EncoderConfig) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         },
         "embedding_dropout": config.dropout_at("embedding"),
         "classifier_activation": next(
-            (key for key, field in config_rules.ACTIVATIONS.items() if field == inner.activation),
+            (key for key, field in family.ACTIVATIONS.items() if field == inner.activation),
             "",
         ),
         "classifier_pooling": {"first": "cls", "mean": "mean"}[inner.reads],
@@ -189,9 +189,9 @@ MODERNBERT = Family(
     model_type="modernbert",
     keys=KeyTable("model.", _RULES),
     architectures=classes("ModernBert"),
-    config_rules=config_rules.ConfigRules(
+    config_rules=family.ConfigRules(
         base(),
-        numbers=config_rules.SIZES
+        numbers=family.SIZES
         | {
             "norm_epsilon": "norm_eps",
             "dropout.attention": "attention_dropout",

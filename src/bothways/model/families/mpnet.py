@@ -16,8 +16,7 @@ from bothways.core.errors import FolderError
 from bothways.model.config import EncoderConfig
 from bothways.model.families import bert, roberta
 from bothways.model.families.common import classes, position_buffers
-from bothways.model.families.config_rules import UNSEGMENTED, ConfigRules, read_number
-from bothways.model.families.family import Family
+from bothways.model.families.family import UNSEGMENTED, ConfigRules, Family, read_number
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 from bothways.model.positions import DistanceBias, Learned
 

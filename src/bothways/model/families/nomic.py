@@ -16,8 +16,7 @@ from bothways.core.errors import FolderError
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated
 from bothways.model.families import bert, rotary
 from bothways.model.families.common import masked_rules, output_rules, position_buffers
-from bothways.model.families.config_rules import ACTIVATIONS, FIXED, ConfigRules, read_number
-from bothways.model.families.family import Family
+from bothways.model.families.family import ACTIVATIONS, FIXED, ConfigRules, Family, read_number
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack
 from bothways.model.positions import Rotary
 

@@ -16,8 +16,7 @@ from bothways.core.errors import FolderError
 from bothways.model.config import EncoderConfig, Own, Readout
 from bothways.model.families import bert
 from bothways.model.families.common import classes, masked_rules, output_rules, position_buffers
-from bothways.model.families.config_rules import ConfigRules
-from bothways.model.families.family import Family
+from bothways.model.families.family import ConfigRules, Family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule
 from bothways.model.positions import Learned
 

@@ -8,8 +8,7 @@ from typing import Any
 from bothways.core.errors import FolderError
 from bothways.model.config import EncoderConfig
 from bothways.model.families.common import classes
-from bothways.model.families.config_rules import read_number
-from bothways.model.families.family import Architecture
+from bothways.model.families.family import Architecture, read_number
 from bothways.model.families.weight_names import Rename, Rule, Stack
 from bothways.model.positions import Rotary
 

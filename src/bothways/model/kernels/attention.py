@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from bothways.core.layout import Layout
+from bothways.core.batch import Layout
 from bothways.model.kernels import abi
 from bothways.model.kernels.dropout import NO_DROPOUT, draw_dropout
 from bothways.model.kernels.library import FORMATS, call

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from bothways.core.layout import Layout
+from bothways.core.batch import Layout
 from bothways.model.kernels import abi
 from bothways.model.kernels.attention import attention_batch, packed_attention
 from bothways.model.kernels.library import FORMATS, call

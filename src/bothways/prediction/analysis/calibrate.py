@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bothways.core.atomic_files import check_not_input
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError
+from bothways.core.files import check_not_input
 from bothways.core.terminal import result_line
 from bothways.hub.model_card import UNSEEN, Card
 from bothways.hub.model_folder import check_replaceable, read_record, save_model

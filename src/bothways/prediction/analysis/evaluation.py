@@ -26,10 +26,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from bothways.core.advice import argument
 from bothways.core.batch import Batch
-from bothways.core.config.tree import Tree
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.config.values import Tree
+from bothways.core.errors import ConfigError, DataError, argument
 from bothways.core.progress import SILENT, Progress
 from bothways.data.tables import open_table
 from bothways.data.text_io import COMPRESSED

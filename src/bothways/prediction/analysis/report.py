@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bothways.core.config import reader as configs
-from bothways.core.config.tree import flatten
+from bothways.core.config.values import flatten
 from bothways.core.errors import ConfigError
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html

@@ -32,12 +32,17 @@ from typing import Any
 
 import numpy as np
 
-from bothways.core.advice import argument
-from bothways.core.atomic_files import HIDDEN, make_folder, replace_file
 from bothways.core.config import reader as configs
-from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError, optional
+from bothways.core.errors import (
+    BothwaysError,
+    ConfigError,
+    DataError,
+    ResourceError,
+    argument,
+    optional,
+)
+from bothways.core.files import HIDDEN, make_folder, read_object, replace_file
 from bothways.core.folder_lock import LOCK, OWNER
-from bothways.core.json_reader import read_object
 from bothways.data.documents import Origin, check_versions, origin_of
 from bothways.data.tables import HUB, without_revision
 from bothways.data.text_io import STANDARD_INPUT, STDIN, file_at, read_lines, standard_input

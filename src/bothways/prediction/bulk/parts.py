@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from bothways.core.advice import argument
-from bothways.core.config.checks import require_at_least
-from bothways.core.config.tree import nest
-from bothways.core.errors import BothwaysError, ConfigError, DataError, optional
-from bothways.core.paths import is_url, local_path
+from bothways.core.config.values import nest, require_at_least
+from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, optional
+from bothways.core.files import is_url, local_path
 from bothways.data.tables import HUB, RowError, without_revision
 from bothways.data.text_io import file_at, is_stream, matching_files
 from bothways.hub.provenance import digest_of_model

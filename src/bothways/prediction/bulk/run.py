@@ -14,15 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bothways.core.advice import argument
-from bothways.core.atomic_files import check_output_path
-from bothways.core.config.checks import require_at_least
-from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import BothwaysError, ConfigError, DataError, argument
+from bothways.core.files import check_output_path
 from bothways.core.folder_lock import discard_begun, lock_folder
 from bothways.core.jobs.process_pool import map_in_order
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, resolve_precision
-from bothways.core.runtime.limits import usable_cores
+from bothways.core.runtime.process import usable_cores
 from bothways.core.terminal import quantity
 from bothways.data.documents import check_origin
 from bothways.data.tables import HUB

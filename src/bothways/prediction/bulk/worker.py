@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import assert_never
 
-from bothways.core.advice import argument
-from bothways.core.errors import BothwaysError, ConfigError, DataError, optional
+from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, optional
 from bothways.core.jobs.process_pool import NUMBER
 from bothways.prediction import engine
 from bothways.prediction.bulk import parts

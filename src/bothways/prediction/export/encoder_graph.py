@@ -24,9 +24,16 @@ from typing_extensions import assert_never
 from bothways.model.attention.mask import RotaryTables
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
 from bothways.model.block import Attention, Block, FeedForward, GroupedProjection
-from bothways.model.disentangled import NgramConvolution, ScoreBias, bucket_of, row_of
-from bothways.model.embedding import LearnedPositions, SinusoidalPositions, sinusoids
-from bothways.model.encoder import Encoder
+from bothways.model.embedding import (
+    LearnedPositions,
+    NgramConvolution,
+    ScoreBias,
+    SinusoidalPositions,
+    bucket_of,
+    row_of,
+    sinusoids,
+)
+from bothways.model.model import Encoder
 from bothways.model.positions import Disentangled, DistanceBias, Learned, Rotary
 from bothways.prediction.export.builder import LOWEST, GraphBuilder
 

@@ -18,13 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways._version import __version__
-from bothways.core.atomic_files import check_not_input, replace_folder
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, Layout
 from bothways.core.config import reader as configs
-from bothways.core.config.checks import require_choice
-from bothways.core.config.tree import Tree
+from bothways.core.config.values import Tree, require_choice
 from bothways.core.errors import DivergedError, FolderError, optional, require
-from bothways.core.layout import Layout
+from bothways.core.files import check_not_input, replace_folder
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.hub.hf_config import RECORD, read_hf_config

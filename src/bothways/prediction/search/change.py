@@ -19,12 +19,12 @@ import numpy as np
 from jaxtyping import Float32
 from numpy.typing import NDArray
 
-from bothways.core.atomic_files import replace_file, replace_text
 from bothways.core.config import reader as configs
 from bothways.core.errors import DataError, FolderError, optional
+from bothways.core.files import replace_file, replace_text, surrogate_in
 from bothways.core.folder_lock import lock_folder
 from bothways.core.progress import Progress
-from bothways.core.terminal import listed, surrogate_in
+from bothways.core.terminal import listed
 from bothways.prediction.search import stored_vectors
 from bothways.prediction.search.bm25 import BM25
 from bothways.prediction.search.index import RECORD, Index, IndexRecord, Segment

@@ -28,10 +28,9 @@ import numpy as np
 from jaxtyping import Float32
 from numpy.typing import NDArray
 
-from bothways.core.advice import argument, call
 from bothways.core.config import reader as configs
-from bothways.core.errors import ConfigError, DataError, FolderError, optional
-from bothways.core.json_reader import read_object
+from bothways.core.errors import ConfigError, DataError, FolderError, argument, call, optional
+from bothways.core.files import read_object
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.search import stored_vectors
 from bothways.prediction.search.bm25 import BM25

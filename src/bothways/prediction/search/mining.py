@@ -24,9 +24,9 @@ import numpy as np
 from jaxtyping import Float32
 from numpy.typing import NDArray
 
-from bothways.core.atomic_files import replace_text
-from bothways.core.config.checks import require_at_least
+from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, ResourceError
+from bothways.core.files import replace_text
 from bothways.core.progress import Progress
 from bothways.prediction.search.index import Index
 from bothways.tasks.sentence_embedding.examples import VectorExample, text_key

@@ -25,8 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, ChoiceTargets
-from bothways.core.errors import DataError
-from bothways.core.finding import Finding
+from bothways.core.errors import DataError, Finding
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.model.heads import ChoiceHead, Head

@@ -20,11 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bothways.core.advice import argument
 from bothways.core.batch import IGNORED, Batch, LabelTargets
-from bothways.core.config.checks import require_probability, require_share
-from bothways.core.errors import ConfigError
-from bothways.core.finding import Finding, places
+from bothways.core.config.values import require_probability, require_share
+from bothways.core.errors import ConfigError, Finding, argument, places
 from bothways.core.loss import Loss
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model

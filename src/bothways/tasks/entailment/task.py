@@ -15,8 +15,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from bothways.core.advice import argument
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import ConfigError, DataError, argument
 from bothways.model.heads import Head, LabelHead
 from bothways.model.model import Model
 from bothways.tasks import base

@@ -31,9 +31,8 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import assert_never
 
-from bothways.core.advice import argument
 from bothways.core.batch import Batch, TokenTargets, next_tokens
-from bothways.core.errors import DataError
+from bothways.core.errors import DataError, argument
 from bothways.core.loss import perplexity
 from bothways.core.sequence import Sequence
 from bothways.model.heads import Head, MaskedHead, NextTokenHead

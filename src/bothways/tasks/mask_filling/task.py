@@ -23,11 +23,9 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.core.advice import argument
-from bothways.core.batch import Batch, TokenTargets
-from bothways.core.config.checks import require_at_least
-from bothways.core.errors import ConfigError, DataError
-from bothways.core.layout import Layout
+from bothways.core.batch import Batch, Layout, TokenTargets
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import ConfigError, DataError, argument
 from bothways.core.sequence import Ids, Sequence
 from bothways.model.model import Model
 from bothways.tasks.base import EncodedExample, Metrics, Output, Results, TaskModel

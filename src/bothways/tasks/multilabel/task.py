@@ -19,10 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.core.advice import argument
 from bothways.core.batch import Batch, MultilabelTargets
-from bothways.core.errors import ConfigError, DataError
-from bothways.core.finding import Finding, places
+from bothways.core.errors import ConfigError, DataError, Finding, argument, places
 from bothways.core.loss import Loss
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy

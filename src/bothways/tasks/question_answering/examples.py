@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bothways.core.errors import DataError
-from bothways.core.paths import local_path
+from bothways.core.files import local_path
 from bothways.data.tables import HUB, read_json_text
 from bothways.data.text_io import file_at, suffix_of
 from bothways.tasks.base import Row

@@ -35,9 +35,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core.batch import Batch, SpanTargets
-from bothways.core.config.checks import require_at_least
-from bothways.core.errors import ConfigError
-from bothways.core.finding import Finding, places
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import ConfigError, Finding, places
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids
 from bothways.data.tables import TableRow

@@ -16,10 +16,8 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from bothways.core.advice import argument
 from bothways.core.batch import Batch, LabelTargets
-from bothways.core.errors import DataError
-from bothways.core.finding import Finding
+from bothways.core.errors import DataError, Finding, argument
 from bothways.core.loss import Loss
 from bothways.objectives.losses import squared_error
 from bothways.tasks import base, text_checks

@@ -22,8 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from bothways.core.batch import Batch, LabelTargets
-from bothways.core.errors import DataError
-from bothways.core.finding import Finding
+from bothways.core.errors import DataError, Finding
 from bothways.core.loss import Loss
 from bothways.core.terminal import quantity
 from bothways.data.tables import TableRow

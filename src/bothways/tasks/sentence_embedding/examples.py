@@ -23,8 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bothways.core.errors import DataError
-from bothways.core.finding import Finding
+from bothways.core.errors import DataError, Finding
 from bothways.tasks import columns as tables
 from bothways.tasks import text_checks
 from bothways.tasks.base import Row

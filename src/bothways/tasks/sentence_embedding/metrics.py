@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.advice import argument
-from bothways.core.errors import DataError
+from bothways.core.errors import DataError, argument
 from bothways.tasks.base import Metrics, nothing_to_score
 from bothways.tasks.columns import number_of
 from bothways.tasks.metrics import TINY, correlation, mean_ranking

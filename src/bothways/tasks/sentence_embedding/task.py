@@ -29,20 +29,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import assert_never
 
-from bothways.core.advice import call
-from bothways.core.batch import Batch, Targets
+from bothways.core.batch import Batch, Layout, Targets
 from bothways.core.config import reader as configs
-from bothways.core.config.checks import require_at_least
-from bothways.core.errors import ConfigError
-from bothways.core.finding import Finding
-from bothways.core.layout import Layout
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import ConfigError, Finding, call
 from bothways.core.sequence import Sequence
 from bothways.core.training_module import VectorModule
 from bothways.hub import sentence_transformers
 from bothways.hub.model_card import Card
-from bothways.model.encoder import Hidden
 from bothways.model.heads import Head
-from bothways.model.model import Model
+from bothways.model.model import Hidden, Model
 from bothways.tasks import base
 from bothways.tasks.columns import number_of
 from bothways.tasks.metrics import RANKING, TINY

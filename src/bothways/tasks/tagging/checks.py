@@ -12,8 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence as Many
 
-from bothways.core.advice import argument
-from bothways.core.finding import Finding, places
+from bothways.core.errors import Finding, argument, places
 from bothways.tasks import text_checks
 from bothways.tasks.tagging import schemes
 from bothways.tasks.tagging.examples import TagExample

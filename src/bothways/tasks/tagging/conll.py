@@ -26,8 +26,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from bothways.core.advice import argument
-from bothways.core.errors import DataError
+from bothways.core.errors import DataError, argument
 from bothways.core.terminal import listed, quantity
 from bothways.tasks.tagging.schemes import OUTSIDE, tag_part
 

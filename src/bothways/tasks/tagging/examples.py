@@ -15,9 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from bothways.core.advice import argument
-from bothways.core.errors import DataError
-from bothways.core.paths import local_path
+from bothways.core.errors import DataError, argument
+from bothways.core.files import local_path
 from bothways.core.terminal import quantity
 from bothways.data import text_io
 from bothways.data.tables import HUB, TableRow, open_lines, open_table

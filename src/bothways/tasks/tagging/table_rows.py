@@ -21,8 +21,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bothways.core.advice import argument
-from bothways.core.errors import DataError
+from bothways.core.errors import DataError, argument
 from bothways.core.terminal import quantity
 from bothways.data.tables import RowError, TableRow
 from bothways.tasks.base import Row

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, TokenTargets
-from bothways.core.config.checks import require_at_least
-from bothways.core.finding import Finding
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import Finding
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.data.tables import TableRow

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from bothways.core.errors import FolderError, optional
-from bothways.core.json_reader import check_regular
+from bothways.core.files import check_regular
 from bothways.hub.weight_files import AGAIN, Weights
 from bothways.model.families.weight_names import Shape
 from bothways.text.protobuf import Fixed, MalformedError, fields, varint

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bothways.core.errors import ConfigError, FolderError
-from bothways.core.json_reader import read_object
-from bothways.core.paths import local_path
+from bothways.core.files import local_path, read_object
 from bothways.core.terminal import listed
 from bothways.hub.convert.tensorflow.bundle import open_bundle
 from bothways.hub.hf_config import HFConfig, label_name, read_family_config
@@ -31,8 +30,7 @@ from bothways.hub.load_report import LoadReport, head_of
 from bothways.hub.model_folder import build_model, heads_of
 from bothways.hub.weight_files import Weights
 from bothways.model.families import albert, bert, electra, weight_names
-from bothways.model.families.config_rules import read_choice
-from bothways.model.families.family import Architecture, Family
+from bothways.model.families.family import Architecture, Family, read_choice
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Bert

@@ -1,0 +1,288 @@
+"""Plain values of a configuration before it has types: trees, TOML files, and checks of ranges."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from bothways.core.errors import ConfigError, argument
+
+Tree = Mapping[str, Any]
+
+
+def nest(values: Tree) -> dict[str, Any]:
+    """Return values by dotted paths as a tree, in any order: a table before its settings.
+
+    Example: {"encoder.depth": 6} → {"encoder": {"depth": 6}}.
+    """
+    tree: dict[str, Any] = {}
+    for path, value in sorted(values.items(), key=lambda item: item[0].count(".")):
+        leaf = value
+        for key in reversed(path.split(".")):
+            leaf = {key: leaf}
+        tree = merge(tree, leaf)
+    return tree
+
+
+def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the tree of texts such as "encoder.depth=6"; later texts win.
+
+    Raises:
+        ConfigError: a text without a key or "=".
+    """
+    return nest(split_overrides(texts))
+
+
+def split_overrides(texts: Iterable[str]) -> dict[str, str]:
+    """Return the values of texts such as "encoder.depth=6" by their dotted paths; later texts win.
+
+    "shuffle=none" drops earlier settings of the table, such as "shuffle.documents=24". Blanks
+    around a value do not belong to it; a value in double quotes is read as in JSON, and keeps them:
+    `prompt="query: "`.
+
+    Raises:
+        ConfigError: a text without a key or "=".
+    """
+    values: dict[str, str] = {}
+    for text in texts:
+        path, equals, value = text.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            message = f"{text!r} is not a setting"
+            fix = "Write key=value without blanks, such as training.optimizer.lr=3e-5."
+            if os.path.exists(text):
+                message = f"{text!r} is a file, and settings follow here"
+                fix = f"Name a further file by its name, such as {argument(dev='FILE')}."
+            raise ConfigError(message, fix=fix)
+        path, value = path.strip(), _unquoted(value.strip())
+        values.pop(path, None)
+        if value == "none":
+            values = {key: other for key, other in values.items() if not key.startswith(f"{path}.")}
+        values[path] = value
+    return values
+
+
+def rename(tree: Tree, aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Return a tree in which settings under an alias have their own name.
+
+    Raises:
+        ConfigError: a setting is given under two names.
+    """
+    renamed: dict[str, Any] = {}
+    for name, value in tree.items():
+        path = aliases.get(name, name)
+        if path in renamed:
+            message = f"{name!r} is another name of {path!r}, which is given, too"
+            raise ConfigError(message, where=name, fix="Leave one of them out.")
+        renamed[path] = value
+    return renamed
+
+
+def _unquoted(value: str) -> str:
+    """Return the text within double quotes; what JSON cannot read as one text is left as it is."""
+    if len(value) < 2 or value[0] != '"' or value[-1] != '"':
+        return value
+    try:
+        text = json.loads(value)
+    except ValueError:
+        return value
+    return str(text)
+
+
+def merge(low: Tree, high: Tree, location: str = "") -> dict[str, Any]:
+    """Merge two trees; values of `high` win. In a list of `low`, a number as a key is an index.
+
+    Raises:
+        ConfigError: such an index is out of range, or a function gets settings.
+    """
+    merged = {
+        key: _merged(low.get(key), value, join_path(location, key)) for key, value in high.items()
+    }
+    return {**low, **merged}
+
+
+def _merged(low: Any, high: Any, location: str) -> Any:
+    for value, other in ((low, high), (high, low)):
+        if callable(value) and isinstance(other, Mapping):
+            message = f"a function has no settings, such as {next(iter(other), 'lr')}"
+            fix = "Set them in the function: functools.partial(function, lr=0.1)."
+            raise ConfigError(message, where=location, fix=fix)
+    if not isinstance(high, Mapping):
+        return high
+    match low:
+        case Mapping():
+            return merge(low, high, location)
+        case str():  # the short form of a table: "linear" is {kind = "linear"}
+            return merge({"kind": low}, high, location)
+        case list():
+            table = {str(index): item for index, item in enumerate(low)}
+            for key in high.keys() - table.keys():
+                message = f"there are items 0 to {len(low) - 1}"
+                raise ConfigError(message, where=join_path(location, key))
+            return list(merge(table, high, location).values())
+        case _:
+            return high
+
+
+def join_path(location: str, key: str) -> str:
+    """Append a key to a dotted path."""
+    return f"{location}.{key}" if location else key
+
+
+def depth(tree: Tree, location: str) -> int:
+    """Return the number of leading keys of a dotted path that a tree has."""
+    key, _, remainder = location.partition(".")
+    if key not in tree:
+        return 0
+    return 1 + (depth(tree[key], remainder) if isinstance(tree[key], Mapping) else 0)
+
+
+def flatten(tree: Tree, location: str = "") -> dict[str, object]:
+    """Return the values of nested tables by dotted path."""
+    rows: dict[str, object] = {}
+    for key, value in tree.items():
+        path = join_path(location, key)
+        rows |= flatten(value, path) if isinstance(value, Mapping) else {path: value}
+    return rows
+
+
+NONE = "none"
+"""The text for None, for which TOML has no value."""
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Return the tree in a TOML file.
+
+    Raises:
+        ConfigError: the file does not exist, cannot be read, or is not TOML.
+    """
+    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        tree: dict[str, Any] = parser.loads(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=file) from error
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deeply
+        fix = "Write key = value under [table] headings."
+        raise ConfigError(f"is not TOML: {error}", where=file, fix=fix) from error
+    return tree
+
+
+def read_inline(text: str) -> Any:
+    """Return the list or table in a text, such as "[{length = 64}]"; the text if it is none."""
+    if not text.lstrip().startswith(("[", "{")):
+        return text
+    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        return parser.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def write_toml(tree: Mapping[str, Any]) -> str:
+    """Return the text of a TOML file with this tree; None becomes "none"."""
+    return "\n".join([*_table(tree, ""), ""])
+
+
+def _table(table: Mapping[str, Any], name: str) -> list[str]:
+    """Return the lines of a table, plain values first: lines after a heading belong to it."""
+    tables = {
+        key: value
+        for key, value in table.items()
+        if isinstance(value, Mapping) or _is_tables(value)
+    }
+    lines = [f"{_key(key)} = {inline(value)}" for key, value in table.items() if key not in tables]
+    for key, value in tables.items():
+        full = f"{name}.{_key(key)}" if name else _key(key)
+        single = isinstance(value, Mapping)
+        for entry in [value] if single else value:
+            lines += ["", f"[{full}]" if single else f"[[{full}]]", *_table(entry, full)]
+    return lines
+
+
+def _is_tables(value: Any) -> bool:
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+    )
+
+
+def _key(key: str) -> str:
+    return key if key.isidentifier() and key.isascii() else inline(key)
+
+
+def inline(value: Any) -> str:
+    """Return a plain value as TOML writes it after `key =`; "none" for None."""
+    match value:
+        case None:
+            return inline(NONE)
+        case bool():
+            return str(value).lower()
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list():
+            return f"[{', '.join(map(inline, value))}]"
+        case Mapping():  # among plain values in a list, where headings are not allowed
+            return (
+                f"{{{', '.join(f'{_key(key)} = {inline(item)}' for key, item in value.items())}}}"
+            )
+        case _:
+            return repr(value)
+
+
+def require_at_least(least: int, /, location: str = "", **numbers: float | int | None) -> None:
+    """Check that settings are at least `least`; None passes.
+
+    Args:
+        location: the dotted path of their table.
+        numbers: the values by the names of their settings.
+
+    Raises:
+        ConfigError: a value is smaller, or NaN.
+    """
+    for name, number in numbers.items():
+        if number is not None and not number >= least:
+            message = f"must be at least {least}, not {number}"
+            raise ConfigError(message, where=join_path(location, name))
+
+
+def require_choice(choices: object, location: str, *values: object, fix: str | None = None) -> None:
+    """Check that values are among the choices of a `Literal`, or a union of these; None passes.
+
+    Args:
+        location: the name of the parameter.
+        fix: advice instead of the list of choices.
+
+    Raises:
+        ConfigError: a value is none of them.
+    """
+    allowed = [name for kind in get_args(choices) for name in get_args(kind) or (kind,)]
+    for value in values:
+        if value is not None and value not in allowed:
+            fix = fix or f"Choose one of {', '.join(allowed)}."
+            raise ConfigError(f"unknown {location} {value!r}", where=location, fix=fix)
+
+
+def require_seed(location: str = "", **seeds: int | None) -> None:
+    """Check that seeds have at most 62 bits; arguments and errors as `require_at_least`."""
+    for name, seed in seeds.items():
+        if seed is not None and not -(2**62) <= seed <= 2**62:
+            message = f"must be from -2**62 to 2**62, not {seed}"
+            raise ConfigError(message, where=join_path(location, name))
+
+
+def require_probability(location: str = "", **rates: float | int | None) -> None:
+    """Check that dropout rates are in [0, 1); arguments and errors as `require_at_least`."""
+    for name, rate in rates.items():
+        if rate is not None and not 0 <= rate < 1:
+            raise ConfigError(f"must be in [0, 1), not {rate}", where=join_path(location, name))
+
+
+def require_share(location: str = "", **shares: float | None) -> None:
+    """Check that shares are in [0, 1]; arguments and errors as `require_at_least`."""
+    for name, share in shares.items():
+        if share is not None and not 0 <= share <= 1:
+            raise ConfigError(f"must be in [0, 1], not {share}", where=join_path(location, name))

@@ -1,0 +1,384 @@
+"""Files and folders: their names, complete or absent writes, and strict reading of JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError, os_errors
+
+
+def is_url(name: object) -> bool:
+    """Return True for a URL such as "s3://bucket/text.txt"; a chain such as "a::b://c" is one."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+(://|::.*://)", str(name)) is not None
+
+
+def local_path(name: str | os.PathLike[str]) -> Path:
+    """Return a path on this machine; ~ and ~user are home folders, as in a shell.
+
+    Where there is no such user, the name stays as it is, where pathlib raises an error.
+    """
+    return Path(os.path.expanduser(name))
+
+
+def require_local(folder: Path) -> None:
+    """Check that a folder is not a URL, of which `Path` has made s3:/bucket/run.
+
+    Raises:
+        ConfigError: it is one, or its name is not UTF-8, which safetensors cannot write.
+    """
+    require_utf8(folder)
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", folder.as_posix()):
+        fix = (
+            "Name a folder of this machine; copy it from or to the URL with the tools of its store."
+        )
+        raise ConfigError("is a URL, not a folder of this machine", where=folder, fix=fix)
+
+
+def require_utf8(folder: Path) -> None:
+    """Raise ConfigError if the name of a folder has bytes that are not UTF-8."""
+    if surrogate_in(str(folder.absolute())) is not None:
+        message = "has a name that is not UTF-8, which safetensors cannot open"
+        raise ConfigError(message, where=folder, fix="Rename the folder, or one above it.")
+
+
+HIDDEN = ".writing-"
+"""The prefix of names of files and folders that are incomplete, or replaced."""
+
+_FIX = "Free some space or choose another folder; what was saved before is intact."
+
+
+@contextlib.contextmanager
+def replace_folder(target: Path, fix: str = _FIX) -> Iterator[Path]:
+    """Yield a hidden folder that becomes `target` when the context ends, or vanishes on an error.
+
+    A folder that exists at `target` is replaced by two renames; `recover_folder` repairs what a
+    crash between them leaves.
+
+    Args:
+        fix: what to do if it cannot be written.
+
+    Raises:
+        ConfigError: `target` is a URL.
+        ResourceError: no space or no permission; `target` is as it was.
+    """
+    require_local(target)
+    hidden = hidden_folder(target)
+    with os_errors(target, fix):
+        recover_folder(target)
+        try:
+            shutil.rmtree(hidden, ignore_errors=True)
+            hidden.mkdir(parents=True)
+            yield hidden
+            for path in (*hidden.rglob("*"), hidden):
+                _flush(path)
+            _rename_twice(hidden, target)
+            _flush(target.parent)
+        except ResourceError as error:
+            if error.where is not None and Path(error.where).is_relative_to(hidden):
+                error.where = target / Path(error.where).relative_to(hidden)
+            raise
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def hidden_folder(path: Path) -> Path:
+    """Return the hidden folder in which `path` is written first."""
+    return path.with_name(f"{HIDDEN}new-{path.name}")
+
+
+def recover_folder(path: Path) -> None:
+    """Restore a folder whose replacement was killed between its two renames.
+
+    Raises:
+        OSError: no permission.
+    """
+    old = path.with_name(f"{HIDDEN}old-{path.name}")
+    if old.exists() and not path.exists():
+        with contextlib.suppress(FileNotFoundError):  # another process has restored it
+            old.rename(path)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it; one that exists stays as it is.
+
+    Raises:
+        ResourceError: no space or no permission.
+    """
+    with os_errors(folder, _FIX):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file through a hidden one that replaces it.
+
+    Raises:
+        ResourceError: no space or no permission; the file is as it was.
+    """
+    check_output_path(path)
+    hidden = path.with_name(f"{HIDDEN}new-{path.name}")
+    with os_errors(path, _FIX):
+        try:
+            write(hidden)
+            _flush(hidden)
+            hidden.replace(path)
+        finally:
+            hidden.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file of text in UTF-8 as `replace_file` does."""
+    replace_file(path, lambda hidden: hidden.write_text(text, encoding="utf-8"))
+
+
+def check_output_path(path: Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Check that a file can be written at `path`, before anything is read or computed for it.
+
+    Args:
+        inputs: files, or names of other sources, that are read for it.
+
+    Raises:
+        ResourceError: the parent folder does not exist, `path` is a folder, or one of the inputs.
+    """
+    if not path.absolute().parent.is_dir():
+        fix = "Create the folder first, or name another file."
+        raise ResourceError("the parent folder does not exist", where=path, fix=fix)
+    if path.is_dir():
+        raise ResourceError("is a folder, not a file", where=path, fix="Name a file.")
+    check_not_input(path, inputs)
+
+
+def check_not_input(output: Path, inputs: Iterable[str | Path]) -> None:
+    """Raise ResourceError if the output is one of the inputs, under this name or another."""
+    for name in inputs:
+        path = local_path(name)
+        if os.path.exists(output) and os.path.exists(path) and os.path.samefile(output, path):
+            message = "the output is also an input, which would be overwritten"
+            raise ResourceError(message, where=output, fix="Name another place for the output.")
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder so that a partly deleted one is never taken for a complete one."""
+    shutil.rmtree(_put_aside(folder))
+
+
+def file_digest(file: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ResourceError: it cannot be read.
+    """
+    result = hashlib.sha256()
+    try:
+        with file.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                result.update(chunk)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        message, fix = (
+            f"cannot be read: {error.strerror or error}",
+            "Check the disk and permissions.",
+        )
+        raise ResourceError(message, where=file, fix=fix) from error
+    return result.hexdigest()
+
+
+def _rename_twice(hidden: Path, path: Path) -> None:
+    old = _put_aside(path)
+    try:
+        hidden.rename(path)
+    except OSError:
+        if path.exists() and not old.exists():  # a reader took the pause for a crash
+            _rename_twice(hidden, path)
+            return
+        recover_folder(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _put_aside(path: Path) -> Path:
+    """Rename a folder, if it exists, to a hidden name, and return that name."""
+    old = path.with_name(f"{HIDDEN}old-{path.name}")
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+    return old
+
+
+def _flush(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":  # Windows cannot open folders
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+LARGEST = 2**30
+"""Bytes of the largest file of settings or a vocabulary; those of published models have 2**25."""
+
+_CORRECT = "Correct the file, or restore it from its source."
+
+
+class DuplicateKey(Exception):
+    """An object that has a key twice, of which Python keeps the last value."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; an `object_pairs_hook` of the json module.
+
+    Raises:
+        DuplicateKey: it has a key twice.
+    """
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise DuplicateKey(next(name for name in names if names.count(name) > 1))
+    return result
+
+
+def parse_json(
+    text: str,
+    where: object,
+    error: type[BothwaysError] = DataError,
+    fix: str = _CORRECT,
+    *,
+    unique: bool = False,
+) -> Any:
+    """Return the value in a JSON text.
+
+    Args:
+        where: the place of the text, for messages.
+        error: the class of the error to raise.
+        fix: what to do about a text that is not JSON.
+        unique: refuse an object that has a key twice; else the last value counts.
+
+    Raises:
+        BothwaysError: of class `error`: the text is not JSON, is nested too deeply, or holds an
+            integer with more digits than Python converts.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=unique_keys if unique else None)
+    except DuplicateKey as failure:
+        message = f"has the key {str(failure)!r} twice"
+        raise error(message, where=str(where), fix="Remove one of the two.") from failure
+    except json.JSONDecodeError as failure:
+        line = f"line {failure.lineno} " if failure.lineno > 1 else ""
+        message = f"is not JSON: {failure.msg} at {line}column {failure.colno}"
+        raise error(message, where=str(where), fix=fix) from failure
+    except (ValueError, RecursionError) as failure:
+        message = "holds a number with too many digits, or brackets nested too deeply"
+        raise error(message, where=str(where), fix="Remove it.") from failure
+
+
+def parse_object(
+    text: str,
+    where: object,
+    error: type[BothwaysError] = DataError,
+    fix: str = _CORRECT,
+    *,
+    unique: bool = False,
+) -> dict[str, Any]:
+    """Return the object in a JSON text; errors as `parse_json`, also for any other value."""
+    value = parse_json(text, where, error, fix, unique=unique)
+    if not isinstance(value, dict):
+        message = f"holds a JSON {type(value).__name__}, not an object"
+        raise error(message, where=str(where), fix=fix)
+    return value
+
+
+def read_json(file: Path, error: type[BothwaysError] = DataError) -> Any:
+    """Return the value in a JSON file.
+
+    Raises:
+        BothwaysError: of class `error`: not UTF-8, or as `parse_json`.
+        ResourceError: the file cannot be read.
+    """
+    return parse_json(read_utf8(file, error), file, error)
+
+
+def read_object(
+    file: Path, error: type[BothwaysError] = DataError, fix: str = _CORRECT
+) -> dict[str, Any]:
+    """Return the object in a JSON file; errors as `read_json`, also for any other value."""
+    return parse_object(read_utf8(file, error, fix), file, error, fix)
+
+
+def read_utf8(file: Path, error: type[BothwaysError], fix: str = _CORRECT) -> str:
+    """Return the text of a file, with "\\n" at the ends of lines; errors as `read_json`."""
+    try:
+        text = read_regular(file, error, fix).decode("utf-8")
+    except UnicodeDecodeError as failure:
+        message = f"is not UTF-8 text (byte {failure.start})"
+        raise error(message, where=file, fix=fix) from failure
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) -> bytes:
+    """Return the bytes of a file of a folder that others made.
+
+    A pipe may never end, and neither does a link to /dev/zero.
+
+    Raises:
+        BothwaysError: of class `error`: a pipe or a device, or larger than `LARGEST`.
+        ResourceError: the file cannot be read.
+    """
+    check_regular(file, error, fix)
+    with _reading(file):
+        return file.read_bytes()
+
+
+def check_regular(file: Path, error: type[BothwaysError], fix: str = _CORRECT) -> None:
+    """Refuse a pipe, a device or a file that is too large, before a library opens it.
+
+    Errors as `read_regular`.
+    """
+    with _reading(file):
+        status = file.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        raise error("is a pipe or a device, not a file", where=file, fix=fix)
+    if status.st_size > LARGEST:
+        message = f"has {status.st_size:,} bytes, more than {LARGEST:,}"
+        raise error(message, where=file, fix=fix)
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as failure:
+        message = f"cannot be read: {failure.strerror}"
+        raise ResourceError(message, where=file, fix="Check the name and permissions.") from failure
+
+
+def surrogate_in(text: str) -> str | None:
+    r"""Describe the first half of a surrogate pair in a text; None if there is none.
+
+    JSON and Python strings can hold such halves, UTF-8 cannot.
+
+    Example: "ab\ud800" → "U+D800 at character 2, half of a surrogate pair".
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X} at character {error.start}"
+        return f"{half}, half of a surrogate pair"
+    return None
+
+
+def without_surrogates(text: str) -> str:
+    """Join the halves of surrogate pairs that belong together, and replace others by U+FFFD."""
+    if surrogate_in(text) is None:
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
