@@ -1,4 +1,4 @@
-"""Recipes: functions that return a complete `PretrainConfig` for an encoder.
+"""Recipes as data: for an encoder, each is a complete `PretrainConfig`.
 
 `modern` and `short` are for one machine; the others are the settings of papers and of their code.
 Their warm-up and their phases are shares of the run, so that a run of any length, in any unit, has
@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from bothways.core.config.reader import replaced_members
 from bothways.core.errors import ConfigError, argument
 from bothways.data.corpus import Corpus
-from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
+from bothways.data.loader import BatchSize, ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
 from bothways.data.segments import FullSentences
-from bothways.model.config import EncoderConfig, Readout, with_vocabulary
+from bothways.model.config import Activation, EncoderConfig, Readout, with_vocabulary
 from bothways.model.families.catalogue import PRESETS, family_for, preset
 from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned
@@ -32,138 +33,262 @@ from bothways.pretraining import PretrainRecipe
 from bothways.pretraining.build import fit_to_corpus, start_encoder
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
 from bothways.pretraining.layers import layer_differences, spread_layers
-from bothways.training.optimizers import AdamW, BertAdam, Lamb, OptimizerConfig
+from bothways.training.optimizers import AdamW, BertAdam, Lamb
 from bothways.training.run import Training
 from bothways.training.schedules import (
-    Duration,
     Epochs,
     GoogleLinear,
     Hours,
     Linear,
-    Schedule,
     Steps,
 )
-
-
-def paper(encoder: EncoderConfig) -> PretrainConfig:
-    """Return the paper's settings (Devlin et al. 2018, appendix A.2) with those of its code: GELU
-    by tanh, Adam without bias correction.
-
-    A million steps of 256 sequences; 90 % of them at 128 tokens, the rest at 512; ten versions of
-    the data.
-    """
-    return PretrainConfig(
-        encoder=dataclasses.replace(encoder, activation="gelu_tanh"),
-        training=_google_training(1e-4),
-        objective=with_masking(
-            default_objective(encoder),
-            Masking(0.15, mask=0.8, random=0.1, replacements=AnyToken()),
-        ),
-        phases=(PretrainPhase(128, 0.9), PretrainPhase(512, 0.1)),
-        batch=ExampleBudget(256),
-        data_copies=10,
-    )
-
-
-def _google_training(rate: float) -> Training:
-    """Return the training of Google's code: a million updates, the first 1 % as warm-up."""
-    optimizer = BertAdam(lr=rate, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
-    return _long_training(Steps(1_000_000), optimizer, GoogleLinear(0.01))
-
-
-def _long_training(
-    until: Duration, optimizer: OptimizerConfig, schedule: Schedule, **settings: Any
-) -> Training:
-    """Return a training of many updates, with few records."""
-    rare: dict[str, Any] = {"report": Steps(100), "evaluate": Steps(10_000), "save": Steps(10_000)}
-    return Training(until, optimizer, schedule, **rare, **settings)
-
-
-def _without_dropout(encoder: EncoderConfig) -> EncoderConfig:
-    return dataclasses.replace(
-        encoder, dropout=dataclasses.replace(encoder.dropout, hidden=0.0, attention=0.0)
-    )
-
-
-RAMP = TokenRamp(512, 8192, over=8_000_000)
-"""Small updates until a model has left word frequencies behind, large ones for speed after that."""
-
-
-def modern(encoder: EncoderConfig) -> PretrainConfig:
-    """Return modern settings for one machine: no dropout, fresh masks in every epoch, 40 % of the
-    tokens masked, short sequences and small updates at first.
-
-    That short runs want no dropout and a higher rate is from Izsak et al. 2021 and Geiping &
-    Goldstein 2022, 40 % from Wettig et al. 2022; the lengths and the ramp are measured
-    (docs/decisions/071-modern-begins-short.md).
-    """
-    objective = default_objective(encoder)
-    masked = isinstance(objective, MaskedObjective)
-    max_length = encoder.max_positions
-    return PretrainConfig(
-        encoder=_without_dropout(encoder),
-        objective=with_masking(objective, Masking(0.4)),
-        phases=(
-            PretrainPhase(min(16, max_length), 0.4, FullSentences() if masked else None),
-            PretrainPhase(min(64, max_length), 0.3),
-            PretrainPhase(min(128, max_length), 0.3),
-        ),
-        batch=RAMP,
-        training=Training(
-            until=Epochs(1.0),
-            optimizer=AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-            schedule=Linear(0.06),
-            evaluate=Steps(1000),
-            save=Steps(1000),
-        ),
-    )
-
 
 SHORT_BUDGET = Hours(0.5)
 """The longest run for which `short` is the better recipe (docs/decisions/007)."""
 
 
-def short(encoder: EncoderConfig) -> PretrainConfig:
-    """Return a recipe for minutes on a CPU: many small updates, on short sequences at first.
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a run for any encoder: called with one, it returns the complete config.
 
-    The second half reads 64 tokens. In five minutes a small BERT gets below the unigram baseline.
+    Attributes:
+        training: optimizer, schedule and length of the run.
+        batch: sequences or tokens per update.
+        objective: None for the default objective of the encoder.
+        masking: the tokens that the default objective predicts; None for its own masking.
+        phases: sequence lengths, one after the other; one phase of 512 tokens by default.
+        shortened: whether phases beyond the encoder's positions are cut to them; else an error.
+        activation: None for the encoder's.
+        dropout: whether the encoder keeps its dropout.
+        settings: other settings of the run.
+        electra_heads: whether the shape of a BERT gets ELECTRA's heads.
+        detector: a preset for models that detect replaced tokens; None for other objectives.
+        early: whether the first phases, masking and batch are for random weights only.
     """
-    base = modern(encoder)
-    return dataclasses.replace(
-        base,
-        training=dataclasses.replace(
-            base.training,
-            until=Hours(5 / 60),
-            optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-        ),
-        phases=(
-            dataclasses.replace(base.phases[0], share=0.5),
-            PretrainPhase(min(64, encoder.max_positions), 0.5),
-        ),
-        batch=TokenBudget(512),
-        evaluation_tokens=20_000,
-    )
+
+    training: Training
+    batch: BatchSize
+    objective: Objective | None = None
+    masking: Masking | None = None
+    phases: tuple[PretrainPhase, ...] = (PretrainPhase(512),)
+    shortened: bool = True
+    activation: Activation | None = None
+    dropout: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    electra_heads: bool = False
+    detector: str | None = None
+    early: bool = False
+
+    def __call__(self, encoder: EncoderConfig) -> PretrainConfig:
+        """Return the settings of a run that trains this encoder.
+
+        Raises:
+            ConfigError: they do not fit the encoder.
+        """
+        objective = self.objective or with_masking(default_objective(encoder), self.masking)
+        changed = dataclasses.replace(encoder, activation=self.activation or encoder.activation)
+        if self.electra_heads:
+            changed = _with_heads(changed, objective)
+        if not self.dropout:
+            dropout = dataclasses.replace(encoder.dropout, hidden=0.0, attention=0.0)
+            changed = dataclasses.replace(changed, dropout=dropout)
+        phases = self.phases
+        if self.shortened:
+            phases = tuple(
+                dataclasses.replace(phase, length=min(phase.length, encoder.max_positions))
+                for phase in phases
+            )
+        if not isinstance(objective, MaskedObjective):  # such as causal: only its own segments
+            phases = tuple(dataclasses.replace(phase, segments=None) for phase in phases)
+        return PretrainConfig(
+            encoder=changed, training=self.training, objective=objective, phases=phases,
+            batch=self.batch, **self.settings,
+        )  # fmt: skip
 
 
-def electra(encoder: EncoderConfig) -> PretrainConfig:
-    """Return the settings of ELECTRA-small (Clark et al. 2020, appendix A, and its code).
+RARELY: dict[str, Any] = {"report": Steps(100), "evaluate": Steps(10_000), "save": Steps(10_000)}
+"""Few records, for trainings of many updates."""
 
-    A million updates of 128 sequences of 128 tokens. The larger sizes have 512 tokens and 2e-4:
-    base 766,000 updates of 256 sequences and a generator of a third (`objective.generator.share`),
-    large 400,000 updates of 2,048 sequences with 25 % masked. In Google's code the warm-up
-    multiplies the falling rate: a difference of 1 % at most, at its end.
 
-    The heads are ELECTRA's, also with the shape of a BERT.
-    """
-    objective = ReplacedTokens()
-    return PretrainConfig(
-        encoder=_with_heads(encoder, objective),
-        training=_google_training(5e-4),
-        objective=objective,
-        phases=(PretrainPhase(min(128, encoder.max_positions)),),
-        batch=ExampleBudget(128),
-        evaluation_masking=objective.masking,
-    )
+def _google_training(rate: float) -> Training:
+    """Return the training of Google's code: a million updates, the first 1 % as warm-up."""
+    optimizer = BertAdam(lr=rate, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
+    return Training(Steps(1_000_000), optimizer, GoogleLinear(0.01), **RARELY)
+
+
+paper = Recipe(
+    training=_google_training(1e-4),
+    batch=ExampleBudget(256),
+    masking=Masking(0.15, mask=0.8, random=0.1, replacements=AnyToken()),
+    phases=(PretrainPhase(128, 0.9), PretrainPhase(512, 0.1)),
+    shortened=False,
+    activation="gelu_tanh",
+    settings={"data_copies": 10},
+)
+"""The paper's settings (Devlin et al. 2018, appendix A.2) with those of its code: GELU by tanh,
+Adam without bias correction.
+
+A million steps of 256 sequences; 90 % of them at 128 tokens, the rest at 512; ten versions of the
+data.
+"""
+
+modern = Recipe(
+    training=Training(
+        until=Epochs(1.0),
+        optimizer=AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+        schedule=Linear(0.06),
+        evaluate=Steps(1000),
+        save=Steps(1000),
+    ),
+    # Small updates until a model has left word frequencies behind, large ones for speed then.
+    batch=TokenRamp(512, 8192, over=8_000_000),
+    masking=Masking(0.4),
+    phases=(
+        PretrainPhase(16, 0.4, FullSentences()), PretrainPhase(64, 0.3), PretrainPhase(128, 0.3)
+    ),
+    dropout=False,
+    early=True,
+)  # fmt: skip
+"""Modern settings for one machine: no dropout, fresh masks in every epoch, 40 % of the tokens
+masked, short sequences and small updates at first.
+
+That short runs want no dropout and a higher rate is from Izsak et al. 2021 and Geiping & Goldstein
+2022, 40 % from Wettig et al. 2022; the lengths and the ramp are measured
+(docs/decisions/071-modern-begins-short.md).
+"""
+
+short = dataclasses.replace(
+    modern,
+    training=dataclasses.replace(
+        modern.training,
+        until=Hours(5 / 60),
+        optimizer=AdamW(lr=1e-3, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+    ),
+    batch=TokenBudget(512),
+    phases=(PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(64, 0.5)),
+    settings={"evaluation_tokens": 20_000},
+)
+"""For minutes on a CPU: many small updates, on short sequences at first.
+
+The second half reads 64 tokens. In five minutes a small BERT gets below the unigram baseline.
+"""
+
+electra = Recipe(
+    training=_google_training(5e-4),
+    batch=ExampleBudget(128),
+    objective=ReplacedTokens(),
+    phases=(PretrainPhase(128),),
+    settings={"evaluation_masking": ReplacedTokens().masking},
+    electra_heads=True,
+    detector="electra-small",
+)
+"""The settings of ELECTRA-small (Clark et al. 2020, appendix A, and its code).
+
+A million updates of 128 sequences of 128 tokens. The larger sizes have 512 tokens and 2e-4: base
+766,000 updates of 256 sequences and a generator of a third (`objective.generator.share`), large
+400,000 updates of 2,048 sequences with 25 % masked. In Google's code the warm-up multiplies the
+falling rate: a difference of 1 % at most, at its end.
+
+The heads are ELECTRA's, also with the shape of a BERT.
+"""
+
+roberta = Recipe(
+    training=Training(
+        Steps(500_000),
+        AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+        Linear(0.048),  # 24,000 updates
+        clip_norm=None,
+        **RARELY,
+    ),
+    batch=ExampleBudget(8192),
+    objective=MaskedLM(),
+)
+"""The settings of RoBERTa base (Liu et al. 2019, table 9): full sentences, masked LM alone, new
+masks in every epoch.
+
+The rate of 6e-4 belongs to 8,192 sequences of 512 tokens. For other batches, fairseq's README has
+1e-4 (256 sequences), 5e-4 (2,048) and 7e-4 (8,192). Dropout is the encoder's, 0.1 in RoBERTa's
+presets.
+"""
+
+albert = Recipe(
+    training=Training(
+        Steps(125_000),
+        Lamb(lr=0.00176, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+        GoogleLinear(0.025),  # 3,125 updates
+        **RARELY,
+    ),
+    batch=ExampleBudget(4096),
+    objective=MaskedLMSentenceOrder(masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())),
+    dropout=False,
+    settings={"data_copies": 40},
+)
+"""The settings of ALBERT (Lan et al. 2019; google-research/albert): sentence order, n-grams masked,
+LAMB, no dropout in the encoder.
+
+The rate of 1.76e-3 belongs to 4,096 sequences of 512 tokens. 15 % of the tokens are masked; the
+command in Google's README limits them to 20, which is 3.9 % of 512. Dropout is 0 as in version 2;
+the paper removes it only from its largest model (section 4.8).
+"""
+
+spanbert = Recipe(
+    training=Training(
+        Steps(2_400_000),
+        AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1),
+        Linear(1 / 240),  # 10,000 updates
+        **RARELY,
+    ),
+    batch=TokenBudget(256 * 512),
+    objective=MaskedLMSpanBoundary(segments=FullSentences(cross=False)),
+)
+"""The settings of SpanBERT large (Joshi et al. 2019, section 4.2): spans masked, their tokens
+predicted from the borders too, one segment that ends with its document.
+
+The rate of 1e-4 belongs to 131,072 tokens: 256 sequences of 512, about 390 of the paper's corpus,
+whose documents may be shorter. The decay is the paper's; the authors' commands have 0.01. They
+train the base size for 300,000 updates of eight times as many tokens at 5e-4.
+"""
+
+deberta = Recipe(
+    training=Training(
+        Steps(1_000_000),
+        AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+        Linear(0.01),  # 10,000 updates
+        **RARELY,
+    ),
+    batch=ExampleBudget(2048),
+    objective=MaskedLM(masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())),
+)
+"""The settings of DeBERTa base and large (He et al. 2020, appendix A.3, table 8): masked LM alone,
+n-grams of up to three words masked.
+
+The rate of 2e-4 belongs to 2,048 sequences of 512 tokens. The paper's ablations, of the base size,
+have 1e-4 for 256; its model of 1.5 billion parameters has 1.5e-4 for 2,048. The masks have the
+lengths of DeBERTa's code, which cuts them from left to right, so that the end of a sequence is
+hardly ever predicted; here all parts are predicted alike.
+"""
+
+deberta_v3 = Recipe(
+    training=Training(
+        Steps(500_000),
+        AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
+        Linear(0.02),  # 10,000 updates
+        **RARELY,
+    ),
+    batch=ExampleBudget(8192),
+    objective=ReplacedTokens(generator=Shallower(0.5), sharing="disentangled"),
+    settings={"evaluation_masking": ReplacedTokens().masking},
+    detector="deberta-v3-small",
+)
+"""The settings of DeBERTa version 3, base and small (He et al. 2021): replaced tokens, a generator
+of half the depth, disentangled embeddings.
+
+The rate of 6e-4 belongs to 8,192 sequences of 512 tokens; the large size has 3e-4. The factor of
+the discriminator's loss is the paper's, 50; the default of the public code is 10.
+"""
+
+RECIPES: dict[str, Recipe] = {name: globals()[name] for name in get_args(PretrainRecipe)}
+"""The recipes above, by the names that commands and `bothways.pretrain` take."""
 
 
 def _with_heads(encoder: EncoderConfig, objective: Objective) -> EncoderConfig:
@@ -176,132 +301,6 @@ def _with_heads(encoder: EncoderConfig, objective: Objective) -> EncoderConfig:
     return detector if fits and encoder.readout == Readout() else encoder
 
 
-_DETECTORS = {"electra": "electra-small", "deberta_v3": "deberta-v3-small"}
-"""A preset for each recipe whose models detect replaced tokens."""
-
-
-def _full_length(encoder: EncoderConfig) -> tuple[PretrainPhase, ...]:
-    """Return one phase of 512 tokens, or of all positions of an encoder with fewer."""
-    return (PretrainPhase(min(512, encoder.max_positions)),)
-
-
-def roberta(encoder: EncoderConfig) -> PretrainConfig:
-    """Return the settings of RoBERTa base (Liu et al. 2019, table 9): full sentences, masked LM
-    alone, new masks in every epoch.
-
-    The rate of 6e-4 belongs to 8,192 sequences of 512 tokens. For other batches, fairseq's README
-    has 1e-4 (256 sequences), 5e-4 (2,048) and 7e-4 (8,192). Dropout is the encoder's, 0.1 in
-    RoBERTa's presets.
-    """
-    return PretrainConfig(
-        encoder=encoder,
-        training=_long_training(
-            Steps(500_000),
-            AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-            Linear(0.048),  # 24,000 updates
-            clip_norm=None,
-        ),
-        objective=MaskedLM(),
-        phases=_full_length(encoder),
-        batch=ExampleBudget(8192),
-    )
-
-
-def albert(encoder: EncoderConfig) -> PretrainConfig:
-    """Return the settings of ALBERT (Lan et al. 2019; google-research/albert): sentence order,
-    n-grams masked, LAMB, no dropout in the encoder.
-
-    The rate of 1.76e-3 belongs to 4,096 sequences of 512 tokens. 15 % of the tokens are masked;
-    the command in Google's README limits them to 20, which is 3.9 % of 512. Dropout is 0 as
-    in version 2; the paper removes it only from its largest model (section 4.8).
-    """
-    return PretrainConfig(
-        encoder=_without_dropout(encoder),
-        training=_long_training(
-            Steps(125_000),
-            Lamb(lr=0.00176, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            GoogleLinear(0.025),  # 3,125 updates
-        ),
-        objective=MaskedLMSentenceOrder(
-            masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())
-        ),
-        phases=_full_length(encoder),
-        batch=ExampleBudget(4096),
-        data_copies=40,
-    )
-
-
-def spanbert(encoder: EncoderConfig) -> PretrainConfig:
-    """Return the settings of SpanBERT large (Joshi et al. 2019, section 4.2): spans masked, their
-    tokens predicted from the borders too, one segment that ends with its document.
-
-    The rate of 1e-4 belongs to 131,072 tokens: 256 sequences of 512, about 390 of the paper's
-    corpus, whose documents may be shorter. The decay is the paper's; the authors' commands have
-    0.01. They train the base size for 300,000 updates of eight times as many tokens at 5e-4.
-    """
-    return PretrainConfig(
-        encoder=encoder,
-        training=_long_training(
-            Steps(2_400_000),
-            AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1),
-            Linear(1 / 240),  # 10,000 updates
-        ),
-        objective=MaskedLMSpanBoundary(segments=FullSentences(cross=False)),
-        phases=_full_length(encoder),
-        batch=TokenBudget(256 * 512),
-    )
-
-
-def deberta(encoder: EncoderConfig) -> PretrainConfig:
-    """Return the settings of DeBERTa base and large (He et al. 2020, appendix A.3, table 8): masked
-    LM alone, n-grams of up to three words masked.
-
-    The rate of 2e-4 belongs to 2,048 sequences of 512 tokens. The paper's ablations, of the base
-    size, have 1e-4 for 256; its model of 1.5 billion parameters has 1.5e-4 for 2,048. The masks
-    have the lengths of DeBERTa's code, which cuts them from left to right, so that the end of a
-    sequence is hardly ever predicted; here all parts are predicted alike.
-    """
-    return PretrainConfig(
-        encoder=encoder,
-        training=_long_training(
-            Steps(1_000_000),
-            AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            Linear(0.01),  # 10,000 updates
-        ),
-        objective=MaskedLM(masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())),
-        phases=_full_length(encoder),
-        batch=ExampleBudget(2048),
-    )
-
-
-def deberta_v3(encoder: EncoderConfig) -> PretrainConfig:
-    """Return the settings of DeBERTa version 3, base and small (He et al. 2021): replaced tokens, a
-    generator of half the depth, disentangled embeddings.
-
-    The rate of 6e-4 belongs to 8,192 sequences of 512 tokens; the large size has 3e-4. The factor
-    of the discriminator's loss is the paper's, 50; the default of the public code is 10.
-    """
-    objective = ReplacedTokens(generator=Shallower(0.5), sharing="disentangled")
-    return PretrainConfig(
-        encoder=encoder,
-        training=_long_training(
-            Steps(500_000),
-            AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-            Linear(0.02),  # 10,000 updates
-        ),
-        objective=objective,
-        phases=_full_length(encoder),
-        batch=ExampleBudget(8192),
-        evaluation_masking=objective.masking,
-    )
-
-
-RECIPES: dict[str, Callable[[EncoderConfig], PretrainConfig]] = {
-    name: globals()[name] for name in get_args(PretrainRecipe)
-}
-"""The functions above, by the names that commands and `bothways.pretrain` take."""
-
-
 def distilbert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
     """Return the settings of DistilBERT's code: soft targets at temperature 2, masked LM, cosine.
 
@@ -310,8 +309,7 @@ def distilbert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
 
     Source: huggingface/transformers-research-projects, distillation; Sanh et al. 2019.
     """
-    return PretrainConfig(
-        encoder=encoder,
+    recipe = Recipe(
         training=Training(
             until=Epochs(3.0),
             optimizer=AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.0),
@@ -321,12 +319,12 @@ def distilbert(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
             evaluate=Steps(1000),
             save=Steps(1000),
         ),
+        batch=ExampleBudget(4000),
         objective=Distillation(  # with its losses by default
             teacher, masking=Masking(unit=RareTokens(0.7), replacements=AnyToken())
         ),
-        phases=_full_length(encoder),
-        batch=ExampleBudget(4000),
     )
+    return recipe(encoder)
 
 
 def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
@@ -345,17 +343,17 @@ def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
     if isinstance(source, EncoderConfig) and source.depth == 24:
         offset = isinstance(source.position, Learned) and source.position.offset
         layer = 19 if offset else 21
-    return PretrainConfig(
-        encoder=encoder,
-        training=_long_training(
+    recipe = Recipe(
+        training=Training(
             Steps(400_000),
             AdamW(lr=6e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
             Linear(0.01),  # 4,000 updates
+            **RARELY,
         ),
-        objective=Distillation(teacher, (Relations(1.0, heads, layer),), masking=None),
-        phases=_full_length(encoder),
         batch=ExampleBudget(256),
+        objective=Distillation(teacher, (Relations(1.0, heads, layer),), masking=None),
     )
+    return recipe(encoder)
 
 
 DISTILLING = {"distilbert": distilbert, "minilm": minilm}
@@ -412,7 +410,7 @@ def distillation(
     return dataclasses.replace(settings, start=teacher, start_layers=layers)
 
 
-def recipe_named(name: str) -> Callable[[EncoderConfig], PretrainConfig]:
+def recipe_named(name: str) -> Recipe:
     """Return a recipe that needs no teacher.
 
     Raises:
@@ -447,7 +445,7 @@ def settings_of(recipe: str, encoder: EncoderConfig, start: str | None = None) -
         raise ConfigError(message, where="recipe", fix=fix) from error
     if start is None:
         return settings
-    if recipe in ("modern", "short"):
+    if make.early:
         settings = dataclasses.replace(
             settings,
             phases=(dataclasses.replace(settings.phases[-1], share=1.0),),
@@ -469,10 +467,11 @@ def _changed(
     if start is not None:
         return base, settings
     if settings.objective.kind == base.objective.kind:
-        family = family_for(settings.encoder) if recipe in _DETECTORS else None
-        if family is not None and family.architecture_with(["replaced"]) is None:
+        detector = RECIPES[recipe].detector
+        family = None if detector is None else family_for(settings.encoder)
+        if family and detector and family.architecture_with(["replaced"]) is None:
             message = f"transformers has no {family.model_type} that detects replaced tokens"
-            fix = f"Choose another shape: {argument(model=_DETECTORS[recipe])}."
+            fix = f"Choose another shape: {argument(model=detector)}."
             raise ConfigError(message, where="model", fix=fix)
         return base, settings
     heads = _with_heads(encoder, settings.objective)
