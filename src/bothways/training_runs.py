@@ -96,6 +96,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
         >>> result.folder.name, result.progress.steps
         ('model', 2)
     """
+    from bothways.core.runtime import devices
     from bothways.data.corpus import Corpus
     from bothways.data.mixture import Smoothed
     from bothways.pretraining import run
@@ -121,7 +122,9 @@ def pretrain(  # noqa: PLR0913 – one option per question
             base = dataclasses.replace(base, objective=objective)
         return load_pretraining(base, overrides, _path(config))
 
-    config_values, notes = chosen_settings(recipe, encoder, source, changed)
+    config_values, notes = chosen_settings(
+        recipe, encoder, source, changed, devices.gpu_memory(device)
+    )
     with shown_progress(progress) as reporter:
         for note in notes:
             reporter.message(note)

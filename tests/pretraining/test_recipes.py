@@ -8,6 +8,7 @@ import typing
 
 import numpy as np
 import pytest
+import torch
 import transformers
 
 from bothways.cli.main import app
@@ -32,7 +33,9 @@ from bothways.pretraining.config import (
     default_objective,
     load_pretraining,
 )
+from bothways.pretraining.forecast import memory_demand
 from bothways.pretraining.recipes import (
+    GPU_RAMP,
     RECIPES,
     albert,
     chosen_settings,
@@ -309,3 +312,35 @@ def test_another_objective_keeps_the_recipes_masks_and_notes_tell_the_rest():
     _, notes = chosen("optimizer=lamb")
     assert len(notes) == 1
     assert "lr=0.00176" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "batch"), [("short", TokenBudget(32_768)), ("modern", GPU_RAMP)]
+)
+@pytest.mark.parametrize(("model", "memory"), [("bert-mini", 24e9), ("bert-large", 141e9)])
+def test_updates_fill_a_gpu_and_fit_into_it(recipe, batch, model, memory):
+    encoder = preset(model)
+
+    def chosen(*words: str, recipe: str = recipe, gpu: float | None = memory) -> PretrainConfig:
+        def change(base: PretrainConfig) -> PretrainConfig:
+            return load_pretraining(base, words)
+
+        return chosen_settings(recipe, encoder, None, change, gpu)[0]
+
+    settings = chosen()
+    assert settings.batch == batch
+    assert [phase.length for phase in settings.phases[:2]] == [16, 128]
+    assert sum(phase.share for phase in settings.phases) == pytest.approx(1)
+    assert 4096 < settings.microbatch_tokens <= 65_536
+    assert memory_demand(settings).fits(memory, torch.device("cuda"))
+    own = chosen("batch.n=1000000", "microbatch_tokens=512", "lr=3e-4")
+    assert (own.batch.n, own.microbatch_tokens, own.training.optimizer.lr) == (1_000_000, 512, 3e-4)
+    paper = chosen(recipe="paper")
+    assert dataclasses.replace(paper, microbatch_tokens=4096) == chosen(recipe="paper", gpu=None)
+    assert chosen(gpu=None) == settings_of(recipe, encoder)
+
+
+def test_a_gpu_without_room_keeps_the_microbatch():
+    encoder = preset("bert-large")
+    small = chosen_settings("short", encoder, None, lambda base: base, 6e9)[0]
+    assert small.microbatch_tokens == settings_of("short", encoder).microbatch_tokens

@@ -17,6 +17,7 @@ from bothways.cli.options import (
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
+    from bothways.model.config import EncoderConfig
     from bothways.pretraining.config import PretrainConfig
     from bothways.pretraining.forecast import RunForecast
 
@@ -50,7 +51,7 @@ def plan(  # noqa: PLR0913 – one option per question
     corpus
         A folder made by `bothways corpus build`: its tokens and its vocabulary.
     recipe
-        The recipe to start from, as for pretrain; default: modern. With a teacher as for distil.
+        The recipe to start from, and the default, as for pretrain; with a teacher as for distil.
     teacher
         A model folder or Hub id: the run distils it into MODEL.
     hardware
@@ -70,35 +71,48 @@ def plan(  # noqa: PLR0913 – one option per question
     from bothways.core.errors import ConfigError
     from bothways.core.progress import terminal_progress
     from bothways.core.runtime.cards import card_named
+    from bothways.core.runtime.devices import gpu_memory
     from bothways.core.terminal import write_stderr
     from bothways.data.corpus import Corpus
     from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.forecast import UTILISATION, Cards, Here, forecast_run
+    from bothways.pretraining.recipes import chosen_settings, distillation
     from bothways.training.schedules import Tokens
 
     text = None if corpus is None else Corpus.open(corpus)
-    base = _base(model, text, recipe, teacher)
     length = [] if end.duration is None else [f"training.until={end.duration}"]
     if tokens is not None and length:
         message = f"is given as tokens={tokens:g}, and the length of the run once more"
         raise ConfigError(message, where="tokens", fix="Give one of them.")
-    if tokens is not None:
-        if not 1 <= tokens < math.inf:
-            raise ConfigError(f"must be at least 1 and finite, not {tokens:g}", where="tokens")
-        training = dataclasses.replace(base.training, until=Tokens(int(tokens)))
-        base = dataclasses.replace(base, training=training)
-    run = load_pretraining(base, [*settings, *length], config)
-    for member in replaced_members(run, base):
-        write_stderr(f"note: {member}")
+    if tokens is not None and not 1 <= tokens < math.inf:
+        raise ConfigError(f"must be at least 1 and finite, not {tokens:g}", where="tokens")
     if hardware == "here":
         for name, changed in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
             if changed:
                 message = "is for cards; this machine is measured with one rank"
                 raise ConfigError(message, where=name, fix="Name a card: --hardware h100")
         target: Here | Cards = Here(device)
+        gpu = gpu_memory(device)
     else:
         share = UTILISATION if utilisation is None else utilisation
         target = Cards(card_named(hardware), ranks, share)
+        gpu = target.card.memory
+
+    def with_settings(base: PretrainConfig) -> PretrainConfig:
+        """Return the settings of a recipe with those of this call."""
+        if tokens is not None:
+            training = dataclasses.replace(base.training, until=Tokens(int(tokens)))
+            base = dataclasses.replace(base, training=training)
+        return load_pretraining(base, [*settings, *length], config)
+
+    if teacher is None:
+        run, notes = chosen_settings(recipe, _encoder(model, text), None, with_settings, gpu)
+    else:
+        base = distillation(teacher, text, model, recipe)
+        run = with_settings(base)
+        notes = [f"note: {member}" for member in replaced_members(run, base)]
+    for note in notes:
+        write_stderr(note)
     with terminal_progress() as progress:
         corpus_tokens = None if text is None else float(text.manifest.counts.tokens)
         done = forecast_run(
@@ -110,20 +124,14 @@ def plan(  # noqa: PLR0913 – one option per question
         _show(done)
 
 
-def _base(
-    model: str, text: Corpus | None, recipe: str | None, teacher: str | None
-) -> PretrainConfig:
-    """Return the settings of a recipe for a model, which learns from a teacher if there is one."""
+def _encoder(model: str, text: Corpus | None) -> EncoderConfig:
+    """Return the shape of a preset or folder, with the vocabulary of a corpus if there is one."""
     from bothways.model.families.catalogue import PRESETS, preset
     from bothways.pretraining.build import fit_to_corpus, start_encoder
-    from bothways.pretraining.recipes import distillation, recipe_named
 
-    if teacher is not None:
-        return distillation(teacher, text, model, recipe)
-    make = recipe_named(recipe or "modern")
     is_preset = model in PRESETS or not Path(model).is_dir()
     encoder = preset(model) if is_preset and "/" not in model else start_encoder(model)
-    return make(encoder if text is None else fit_to_corpus(encoder, text.tokenizer))
+    return encoder if text is None else fit_to_corpus(encoder, text.tokenizer)
 
 
 def _show(done: RunForecast) -> None:

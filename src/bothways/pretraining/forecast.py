@@ -372,7 +372,7 @@ def forecast_run(
             "not measured: the time of checkpoints, and of reading the data",
         )
     work = _Run(settings, step, ranks, demand.saved, corpus_tokens).work()
-    tokens, hours = sum(work.tokens), sum(work.seconds.values()) / 3600
+    tokens, hours = round(sum(work.tokens)), sum(work.seconds.values()) / 3600
     operations = float(np.dot(work.tokens, _operations(settings))) / tokens
     largest = demand.largest_microbatch(free, device, ranks if choice.placement == "sharded" else 1)
     return RunForecast(

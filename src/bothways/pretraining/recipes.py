@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
+import torch
+
 from bothways.core.config.reader import replaced_members
 from bothways.core.errors import ConfigError, argument
 from bothways.data.corpus import Corpus
@@ -32,6 +34,7 @@ from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.pretraining import PretrainRecipe
 from bothways.pretraining.build import fit_to_corpus, start_encoder
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
+from bothways.pretraining.forecast import memory_demand
 from bothways.pretraining.layers import layer_differences, spread_layers
 from bothways.training.optimizers import AdamW, BertAdam, Lamb
 from bothways.training.run import Training
@@ -172,6 +175,36 @@ short = dataclasses.replace(
 
 The second half reads 64 tokens. In five minutes a small BERT gets below the unigram baseline.
 """
+
+GPU_TOKENS = 256 * 128
+"""Tokens of an update on a GPU: the paper's 256 sequences, of its first phase. An H200 reads 30
+times as many a second in such updates of BERT-base as in those of 512 tokens."""
+GPU_RAMP = TokenRamp(GPU_TOKENS, 8 * GPU_TOKENS, over=1_000_000_000)
+"""To half of the 4,096 sequences at which Izsak et al. 2021 and Geiping & Goldstein 2022 end a day
+on one GPU."""
+GPU_MICROBATCH = 65_536
+"""More tokens at once take more memory and are no faster."""
+NARROW = 512
+"""Up to this width the rate on a GPU is that of `short`: wider models, with LayerNorm after the
+residual, do not bear it."""
+_GPU_TRAINING = dataclasses.replace(modern.training, schedule=Linear(0.1))
+ON_GPU = {
+    "modern": dataclasses.replace(
+        modern, training=_GPU_TRAINING, batch=GPU_RAMP, phases=(
+            PretrainPhase(16, 0.1, FullSentences()), PretrainPhase(128, 0.8),
+            PretrainPhase(512, 0.1),
+        ),
+    ),
+    "short": dataclasses.replace(
+        short,
+        training=dataclasses.replace(_GPU_TRAINING, until=short.training.until),
+        batch=TokenBudget(GPU_TOKENS),
+        phases=(PretrainPhase(16, 0.2, FullSentences()), PretrainPhase(128, 0.8)),
+        settings={},
+    ),
+}  # fmt: skip
+"""The same with updates and sequences that fill a GPU, not yet measured on one. Sentences of 16
+tokens come first here, too: with them a model leaves word frequencies behind (decision 007)."""
 
 electra = Recipe(
     training=_google_training(5e-4),
@@ -422,10 +455,13 @@ def recipe_named(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def settings_of(recipe: str, encoder: EncoderConfig, start: str | None = None) -> PretrainConfig:
+def settings_of(
+    recipe: str, encoder: EncoderConfig, start: str | None = None, *, gpu: bool = False
+) -> PretrainConfig:
     """Return the settings of a recipe for a model.
 
     Args:
+        gpu: whether the run is on a GPU, which `modern` and `short` then fill.
         start: a model folder or Hub id whose weights the run starts from, with `encoder` its
             configuration. `modern` and `short` then read the longest sequences from the first
             update on, with 15 % masked: their beginning is for random weights.
@@ -434,6 +470,11 @@ def settings_of(recipe: str, encoder: EncoderConfig, start: str | None = None) -
         ConfigError: no such recipe, or its objective does not fit the encoder.
     """
     make = recipe_named(recipe)
+    if gpu and recipe in ON_GPU:
+        make = ON_GPU[recipe]
+        if encoder.width <= NARROW:
+            training = dataclasses.replace(make.training, optimizer=short.training.optimizer)
+            make = dataclasses.replace(make, training=training)
     try:
         settings = make(encoder)
     except ConfigError as error:
@@ -460,9 +501,10 @@ def _changed(
     encoder: EncoderConfig,
     start: str | None,
     change: Callable[[PretrainConfig], PretrainConfig],
+    gpu: bool,
 ) -> tuple[PretrainConfig, PretrainConfig]:
     """Return the settings of a recipe, and those after `change`: heads follow the objective."""
-    base = settings_of(recipe, encoder, start)
+    base = settings_of(recipe, encoder, start, gpu=gpu)
     settings = change(base)
     if start is not None:
         return base, settings
@@ -486,16 +528,24 @@ def chosen_settings(
     encoder: EncoderConfig,
     start: str | None,
     change: Callable[[PretrainConfig], PretrainConfig],
+    gpu_memory: float | None = None,
 ) -> tuple[PretrainConfig, list[str]]:
     """Return the settings of a recipe after `change`, and notes on what was chosen.
 
     Args:
         recipe: None for the usual one for the length of the changed run.
+        gpu_memory: the bytes of the GPU of the run; None on a CPU.
     """
-    base, settings = _changed(recipe or "modern", encoder, start, change)
-    notes = list[str]()
+    name, notes, gpu = recipe or "modern", list[str](), gpu_memory is not None
+    base, settings = _changed(name, encoder, start, change, gpu)
     until = settings.training.end
     if recipe is None and isinstance(until, Hours) and until.count <= SHORT_BUDGET.count:
-        base, settings = _changed("short", encoder, start, change)
+        base, settings = _changed("short", encoder, start, change, gpu)
         notes.append(f"note: the recipe short, for a budget of {until}")
+    if gpu_memory is not None:
+        most = memory_demand(settings).largest_microbatch(gpu_memory, torch.device("cuda"))
+        most = min(most, GPU_MICROBATCH)
+        if most > base.microbatch_tokens:  # else what does not fit is said by the run
+            base = dataclasses.replace(base, microbatch_tokens=1 << most.bit_length() - 1)
+            settings = change(base)
     return settings, [*notes, *(f"note: {note}" for note in replaced_members(settings, base))]

@@ -183,6 +183,18 @@ def memory_available(device: torch.device) -> int | None:
     )
 
 
+def gpu_memory(name: str = "auto") -> float | None:
+    """Return the bytes available on the GPU that a name chooses; None if it chooses the CPU.
+
+    Of several ranks, all of the memory: what is free differs, and their settings must not.
+    """
+    device = choose_device(name)
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return total if int(os.environ.get("WORLD_SIZE", "1")) > 1 else free
+
+
 def disk_free(path: str | os.PathLike[str]) -> int:
     """Return the free bytes on the disk of a path, which need not exist yet."""
     folder = Path(path).absolute()
