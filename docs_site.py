@@ -7,12 +7,17 @@ The pages are written for a code host. Three things are done for the site:
   the command line and one for each sub-package are generated from docstrings.
 - Lists are indented by four columns, as Python-Markdown reads them; the result is compared with
   CommonMark's.
+- Formulas become MathML and figures a part of their page; each chapter of `docs/learn/` is also a
+  notebook.
 - A Chinese page has Chinese navigation and names, and a page links to its translation.
 """
 
 from __future__ import annotations
 
 import ast
+import base64
+import itertools
+import json
 import logging
 import posixpath
 import re
@@ -92,18 +97,85 @@ if (location.protocol === "file:") window.Worker = window.IFrameWorker = class e
 
 def chinese(source: str) -> bool:
     """Return whether a page is one of the Chinese ones."""
-    return source.startswith(("zh/", "guide/zh/")) or source.endswith(".zh.md")
+    return source.startswith(("zh/", "guide/zh/", "learn/zh/")) or source.endswith(".zh.md")
 
 
 def translation(source: str) -> str:
     """Return the page in the other language; the start page if there is none."""
-    if source.startswith("guide/zh/"):
-        return source.replace("guide/zh/", "guide/", 1)
-    if source.startswith("guide/"):
-        return source.replace("guide/", "guide/zh/", 1)
+    for folder in ("guide/", "learn/"):
+        if source.startswith(f"{folder}zh/"):
+            return source.replace("zh/", "", 1)
+        if source.startswith(folder):
+            return source.replace(folder, f"{folder}zh/", 1)
     if Path(source).name in {"glossary.md", "glossary.zh.md"}:
         return "glossary.md" if chinese(source) else "glossary.zh.md"
     return "index.md" if chinese(source) else "zh/index.md"
+
+
+FORMULA = re.compile(r"^```math\n(.*?)^```$|\$`([^`]+)`\$", re.MULTILINE | re.DOTALL)
+"""A formula of its own lines, or within one, as code hosts read it."""
+FIGURE = re.compile(r"!\[([^\]]*)\]\(([\w./-]+\.svg)\)")
+CELL = re.compile(r"^```python\n(.*?)^```\n+(?:^```text\n(.*?)^```\n?)?", re.MULTILINE | re.DOTALL)
+
+
+def cells(text: str) -> list[tuple[str, str]]:
+    """Return the Python blocks of a page, each with the `text` block after it: what it prints."""
+    return CELL.findall(f"{text}\n")
+
+
+def notebook(text: str, folder: Path) -> str:
+    """Return a page as a notebook that needs no other file: modules and figures are in it."""
+    parts: list[dict[str, Any]] = []
+
+    def add(kind: str, source: str, **more: Any) -> None:
+        parts.append({"cell_type": kind, "id": f"cell-{len(parts)}", "metadata": {}, **more,
+                      "source": source.strip("\n")})  # fmt: skip
+
+    def code(source: str, output: str = "") -> None:
+        stream = {"output_type": "stream", "name": "stdout", "text": output}
+        add("code", source, execution_count=None, outputs=[stream] if output else [])
+
+    learn = ROOT / "docs" / "learn"
+    imported = set(re.findall(r"^(?:from|import) (bert|toyworld)\b", text, re.MULTILINE))
+    for name in ("bert", "toyworld"):  # toyworld imports bert
+        if name in imported or (name == "bert" and imported):
+            code(f"%%writefile {name}.py\n{(learn / f'{name}.py').read_text('utf8')}")
+    text = FORMULA.sub(lambda m: f"$${m[1]}$$" if m[1] else f"${m[2]}$", f"{text}\n")
+    pieces = CELL.split(text)  # prose, code, output, prose, …
+    for prose, source, output in itertools.zip_longest(pieces[::3], pieces[1::3], pieces[2::3]):
+        if prose.strip():
+            paths = {Path(path).name: folder / path for _, path in FIGURE.findall(prose)}
+            images = {
+                name: {"image/svg+xml": base64.b64encode(path.read_bytes()).decode()}
+                for name, path in paths.items()
+            }
+            shown = FIGURE.sub(lambda m: f"![{m[1]}](attachment:{Path(m[2]).name})", prose)
+            add("markdown", shown, **({"attachments": images} if images else {}))
+        if source:
+            code(source, output or "")
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    return json.dumps(
+        {"cells": parts, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5},
+        ensure_ascii=False, indent=1,
+    )  # fmt: skip
+
+
+def drawn(text: str, folder: Path) -> str:
+    """Return a page whose formulas are MathML, and whose figures have the colour of its text."""
+    from latex2mathml.converter import convert
+
+    def formula(match: re.Match[str]) -> str:
+        if match[1]:
+            return f"<div>{convert(match[1].strip(), display='block')}</div>"
+        return convert(match[2])
+
+    def figure(match: re.Match[str]) -> str:
+        svg = re.sub(
+            r"<style>.*?</style>\s*", "", (folder / match[2]).read_text("utf8"), flags=re.DOTALL
+        )
+        return f'<div role="img" aria-label="{match[1]}">{svg}</div>'
+
+    return FIGURE.sub(figure, FORMULA.sub(formula, text))
 
 
 def places(entries: Any) -> Iterator[str]:
@@ -220,6 +292,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for place, text in shown_files().items():
         level = InclusionLevel.NOT_IN_NAV
         files.append(File.generated(config, place, content=text, inclusion=level))
+    for page in (ROOT / "docs" / "learn").rglob("*.md"):
+        text, place = page.read_text("utf8"), page.relative_to(ROOT / "docs").with_suffix(".ipynb")
+        if cells(text):
+            content = notebook(text, page.parent)
+            files.append(File.generated(config, place.as_posix(), content=content))
     files.append(File.generated(config, "favicon.svg", content=FAVICON))
     files.append(File.generated(config, "assets/iframe-worker.js", content=IFRAME_WORKER))
     return files
@@ -240,6 +317,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri.startswith("files/"):
         page.meta["common_mark"] = text
         return text
+    if page.file.src_uri.startswith("learn/"):
+        name = "下载为笔记本" if chinese(page.file.src_uri) else "Download as a notebook"
+        if cells(text):
+            link = f"[{name}]({Path(page.file.src_uri).stem}.ipynb)"
+            text = re.sub(r"^(# .*)$", rf"\1\n\n{link}", text, count=1, flags=re.MULTILINE)
+        text = drawn(text, (ROOT / "docs" / page.file.src_uri).parent)
     text = linked(text, page.file.src_uri)
     if page.file.src_uri.startswith("reference/"):  # found after the guide
         page.meta["search"] = {"boost": 0.5}

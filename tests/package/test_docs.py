@@ -27,8 +27,11 @@ PAGES = sorted(
     path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 )
 CHINESE = sorted((GUIDE / "zh").rglob("*.md"))
+LEARN = ROOT / "docs" / "learn"
 PAIRS = [(ROOT / "README.md", ROOT / "README.zh.md")] + [
-    (GUIDE / page.relative_to(GUIDE / "zh"), page) for page in CHINESE
+    (folder / page.relative_to(folder / "zh"), page)
+    for folder in (GUIDE, LEARN)
+    for page in sorted((folder / "zh").rglob("*.md"))
 ]
 
 
@@ -107,7 +110,10 @@ PLACEHOLDERS = {
 
 @every_page
 def test_each_python_example_imports_what_it_uses(page):
-    for text in (text for language, text in fences(ROOT / page) if language == "python"):
+    texts = [text for language, text in fences(ROOT / page) if language == "python"]
+    if (ROOT / page).is_relative_to(LEARN):  # its blocks are one program
+        texts = ["\n".join(texts)]
+    for text in texts:
         nodes = list(ast.walk(ast.parse(text)))
         known = {
             alias.asname or alias.name
@@ -282,9 +288,9 @@ def test_every_page_of_the_guide_is_in_the_navigation_of_the_site():
     assert set(named) - wanted == {
         *docs_site.OUTSIDE.values(), *docs_site.FOLDERS.values(), "reference/index.md", "reference/commands.md"
     }  # fmt: skip
-    for group in ("guide/", "guide/families/"):
+    for group in ("guide/", "guide/families/", "learn/"):
         english, chinese = ([page for page in named if Path(page).parent == Path(each)]
-                            for each in (group, group.replace("guide/", "guide/zh/")))  # fmt: skip
+                            for each in (group, re.sub("^(guide|learn)/", r"\1/zh/", group)))  # fmt: skip
         assert [docs_site.translation(page) for page in english] == chinese
 
 
