@@ -6,9 +6,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import ConfigError, DataError, argument, call
 from bothways.core.progress import Progress, shown_progress
 from bothways.finetuning import FinetuneRecipe
 from bothways.pretraining import DistilRecipe, PretrainRecipe
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bothways.lab.sweeps.folds import CrossValidation
     from bothways.model.config import EncoderConfig
     from bothways.objectives.objective import Objective
+    from bothways.prediction.static_distillation import StaticResult
     from bothways.pretraining.adapt import Adaptation
     from bothways.pretraining.config import PretrainConfig
     from bothways.pretraining.run import PretrainResult
@@ -377,10 +378,12 @@ def finetune_settings(  # noqa: PLR0913 – one option per question
 
 def distil(  # noqa: PLR0913 – one option per question
     teacher: str | Path,
-    data: Rows | Corpus,
+    data: Rows | Corpus | None = None,
     student: str | Path | None = None,
     dev: Rows | float | None = None,
     *,
+    to: Literal["model", "static"] = "model",
+    width: int | None = None,
     until: str | None = None,
     out: str | Path | None = None,
     recipe: DistilRecipe | None = None,
@@ -390,20 +393,23 @@ def distil(  # noqa: PLR0913 – one option per question
     progress: Progress | bool = True,
     on_event: Callable[[Event], object] = lambda event: None,
     **settings: Any,
-) -> PretrainResult | FinetuneResult:
+) -> PretrainResult | FinetuneResult | StaticResult:
     """Train a smaller model on what a teacher computes; with `out`, save it in `out/model`.
 
     With a corpus the student is pre-trained, with labelled data it is fine-tuned for the teacher's
-    task, on the labels and the teacher's outputs.
+    task, on the labels and the teacher's outputs. To static vectors, without training: the teacher
+    computes a vector for each token of its vocabulary, once.
 
     Args:
         teacher: a model folder, the folder of a run, or a Hub id; with labelled data a fine-tuned
             one.
         data: the folder of a corpus that was built with the teacher's tokenizer, or labelled data
-            as for `finetune`.
+            as for `finetune`. For static vectors a corpus, in which tokens are counted, or nothing.
         student: with a corpus a preset, such as distilbert-base-uncased, or a model folder;
             default: half of the teacher's layers. With labelled data a model folder or Hub id.
         dev: labelled data by which the best weights are chosen; 0.2 splits a fifth from `data`.
+        to: "static" for a table of vectors in place of an encoder; no setting of training applies.
+        width: number of components of static vectors; default: 256.
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
         recipe: losses to start from. With a corpus distilbert (the default: predictions, masked
@@ -420,7 +426,7 @@ def distil(  # noqa: PLR0913 – one option per question
 
     Returns:
         The result of `bothways.pretrain` with a corpus, that of `bothways.finetune` with labelled
-        data.
+        data; for static vectors the table in a task (`task_model`), and `predictor()` to embed.
 
     Raises:
         BothwaysError: the teacher, the data, a setting or the machine is not suitable, or a loss is
@@ -437,6 +443,7 @@ def distil(  # noqa: PLR0913 – one option per question
     from bothways.data.corpus import Corpus
     from bothways.finetuning import run as finetuning
     from bothways.finetuning.config import load_config, taught_finetuning
+    from bothways.prediction.static_distillation import distil_static
     from bothways.pretraining import run as pretraining
     from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.recipes import distillation
@@ -445,9 +452,25 @@ def distil(  # noqa: PLR0913 – one option per question
     name = None if student is None else _model_name(student, "student")
     if until is not None:
         settings["until"] = until
+    is_corpus = isinstance(data, Corpus) or (isinstance(data, str | Path) and Path(data).is_dir())
+    if to == "static":
+        named = {"student": student, "dev": dev, "recipe": recipe, "config": config, **settings}
+        unused = [key for key, value in named.items() if value is not None] + ["resume"] * resume
+        if not is_corpus and data is not None:
+            unused.append("data")
+        if unused:
+            message = "is for training, and static vectors are computed in one pass"
+            fix = f"Leave it out; train them afterwards: {call('finetune', 'MODEL', task='embed')}"
+            raise ConfigError(message, where=unused[0], fix=fix)
+        corpus: Any = Corpus.open(data) if isinstance(data, str | Path) else data
+        teacher, model_folder = _model_name(teacher, "teacher"), folder and folder / "model"
+        with shown_progress(progress) as reporter:
+            return distil_static(teacher, corpus, width or 256, model_folder, device, reporter)
+    if to != "model" or width is not None:
+        where, message = ("to", f"unknown: {to!r}") if width is None else ("width", "is for static")
+        raise ConfigError(message, where=where, fix=f"For static vectors: {argument(to='static')}.")
     common: Any = {"resume": resume, "device": device, "on_event": on_event}
-    is_corpus = isinstance(data, str | Path) and Path(data).is_dir()
-    if is_corpus or isinstance(data, Corpus):
+    if is_corpus:
         if dev is not None:
             message = f"is for labelled data, and {data} is a corpus"
             raise ConfigError(
@@ -458,7 +481,8 @@ def distil(  # noqa: PLR0913 – one option per question
         config_values: Any = load_pretraining(base, settings, _path(config))
         run: Any = functools.partial(pretraining.pretrain, config_values, text)
     else:
-        train = source_name(data, "train")
+        assert not isinstance(data, Corpus)
+        train = source_name(data, "data")  # type: ignore[arg-type]  # which refuses None
         model = _model_name(teacher, "teacher")
         base = taught_finetuning(model, train, name, recipe, dev_name(dev))
         config_values = load_config(base, settings, _path(config))

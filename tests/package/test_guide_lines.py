@@ -51,6 +51,7 @@ MADE_BY = {
     "runs/sst": "finetune bert train.tsv --dev dev.tsv --epochs 1",
     "runs/ner": "finetune bert train.conll --task tag --dev dev.conll --epochs 1",
     "runs/squad": "finetune bert train-v2.0.json --task answer --dev dev-v2.0.json --epochs 1",
+    "static": "distil bert --to static --width 8",
     "runs/rank": "finetune bert rerank/train.tsv --task rerank --dev rerank/train.tsv --epochs 1",
 }
 SAME = {
@@ -75,7 +76,8 @@ SHORTER = [
     (r"--processes \d", "--processes 1"),
     (r"--length (256|512|4096)|length=\d+|--max-length 512", ""),
     (r"^(bothways pretrain .*)$", rf"\1 --until '2 steps' {SMALL_RUN} encoder.depth=1"),
-    (r"^(bothways distil \S+ corpus .*)$", r"\1 --until '2 steps' batch.n=2"),
+    (r"^(bothways distil \S+ corpus (?!--to static).*)$", r"\1 --until '2 steps' batch.n=2"),
+    (r"--to static( --width \d+)?", "--to static --width 8"),
     (r"^(bothways (finetune|sweep|search|distil \S+ train.tsv) .*)$", r"\1 --epochs 1"),
     (r"--recipe paper", "--recipe paper length=32"),
     (r"--seeds 5", "--seeds 2"),

@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import bothways
 from bothways.cli import options
@@ -160,8 +160,10 @@ def _show_adaptation(done: Adaptation) -> None:
 @options.documented_by(bothways.distil)
 def distil(  # noqa: PLR0913 – one option per question a run answers
     teacher: str,
-    data: str,
+    data: str | None = None,
     *overrides: str,
+    to: Literal["model", "static"] = "model",
+    width: int | None = None,
     student: str | None = None,
     dev: options.DevData = None,
     recipe: DistilRecipe | None = None,
@@ -175,7 +177,8 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
 
     With a corpus, the student is pre-trained: it learns from the teacher's predictions, vectors or
     relations between tokens. With labelled data, it is fine-tuned for the teacher's task, on the
-    labels and the teacher's outputs. Both have the vocabulary of the teacher.
+    labels and the teacher's outputs. Both have the vocabulary of the teacher. --to static makes a
+    vector for each token, without training: bothways distil MODEL --to static --out FOLDER.
 
     Parameters
     ----------
@@ -184,6 +187,7 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
         labelled data teacher.weight=0.7.
     """
     from bothways.finetuning.result import FinetuneResult
+    from bothways.prediction.static_distillation import StaticResult
 
     settings = options.settings_for(bothways.distil, overrides, until=end.duration)
     with options.training(out, resume, device) as progress:
@@ -192,6 +196,8 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
             data,
             student,
             dev,
+            to=to,
+            width=width,
             recipe=recipe,
             config=config,
             out=out,
@@ -200,7 +206,9 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
             progress=progress,
             **settings,
         )
-    if isinstance(done, FinetuneResult):
+    if isinstance(done, StaticResult):
+        say(error_console(), f"{done!r}")
+    elif isinstance(done, FinetuneResult):
         conclude_finetuning(done, out, error_console())
     else:
         conclude_pretraining(done, error_console())

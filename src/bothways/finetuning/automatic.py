@@ -42,6 +42,8 @@ LITTLE_TRAINED = 10.0
 """Tokens read in pre-training per parameter, below which weights count as little trained."""
 LITTLE_TRAINED_FACTOR = 2.0
 """Their rate as a multiple of the rate of well-trained weights."""
+STATIC_RATE = 2e-3
+"""The rate of a table of vectors: no layer above multiplies a change (docs/log.md)."""
 LORA_FACTOR = 10.0
 """The rate of low-rank changes as a multiple of that of all weights."""
 FEWEST_EPOCHS, MOST_EPOCHS = 3, 20
@@ -80,12 +82,17 @@ def enough_epochs(updates: float, labels: int) -> int:
 
 
 def choose_automatic(
-    settings: FinetuneConfig, encoder: EncoderConfig, data: LabelledData, tokens: float = UNKNOWN
+    settings: FinetuneConfig,
+    encoder: EncoderConfig,
+    data: LabelledData,
+    tokens: float = UNKNOWN,
+    static: bool = False,
 ) -> tuple[FinetuneConfig, list[Finding]]:
     """Return the settings with numbers for `auto`, and notes of what was chosen.
 
     Args:
         tokens: the tokens that the weights have read in pre-training; 0 for random weights.
+        static: whether the model is a table of vectors.
     """
     training, notes = settings.training, []
     metric = data.task.metric_for(data.dev_examples) if data.dev else data.task.metric
@@ -94,11 +101,13 @@ def choose_automatic(
     optimizer = training.optimizer
     if isinstance(optimizer, AdamW | BertAdam) and optimizer.lr == "auto":
         rate = default_rate(encoder, tokens, settings.lora)
-        training = dataclasses.replace(training, optimizer=dataclasses.replace(optimizer, lr=rate))
         rate_of_trained = default_rate(encoder, lora=settings.lora)
         pretrained = "" if rate == rate_of_trained else " and little or no pre-training"
         low_rank = "" if settings.lora is None else " and low-rank changes"
         message = f"{rate:g}, for a width of {encoder.width}{pretrained}{low_rank}"
+        if static:
+            rate, message = STATIC_RATE, f"{STATIC_RATE:g}, for static vectors"
+        training = dataclasses.replace(training, optimizer=dataclasses.replace(optimizer, lr=rate))
         notes.append(Finding("training", "note", message, "training.optimizer.lr"))
     if training.until == "auto":
         updates = updates_per_epoch(data, settings)

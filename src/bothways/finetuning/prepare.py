@@ -27,9 +27,11 @@ from bothways.finetuning.stability import apply_stability, fresh_pooler
 from bothways.hub.model_folder import LoadedModel, check_adapter_only, load_model
 from bothways.hub.provenance import digest_of_model, without_places
 from bothways.hub.resolve import resolve_run
+from bothways.hub.static_embedding import StaticEncoder
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, LabelHead, TagHead
 from bothways.model.model import Model
+from bothways.prediction.static_model import open_static
 from bothways.tasks.base import TaskModel
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask, continued
 from bothways.training.encoding_checks import check_model
@@ -85,14 +87,16 @@ class PreparedRun:
         return result
 
 
-def load_for(settings: FinetuneConfig, heads: Iterable[Head]) -> LoadedModel:
+def load_for(settings: FinetuneConfig, heads: Iterable[Head], device: str = "cpu") -> LoadedModel:
     """Load the model that a run starts from, with its own pooler if it has one, and fresh heads.
 
-    Raises the errors of `load_model`.
+    Raises the errors of `load_model`; for static vectors ConfigError unless the device is the CPU.
     """
-    required = tuple(heads)
+    required, source = tuple(heads), resolve_run(settings.model)
+    if not required and (static := open_static(source, device)) is not None:
+        return static
     fresh = {head.kind for head in required} - {"pooler"} | {*settings.fresh}
-    return load_model(resolve_run(settings.model), required, fresh)
+    return load_model(source, required, fresh)
 
 
 def start_from(start: Model | EncoderConfig, heads: Iterable[Head], seed: int) -> Model:
@@ -138,7 +142,9 @@ def prepare_run(
         progress.stage("reading the model")
         base = digest_of_model(settings.model)
         torch.manual_seed(settings.seed)
-        loaded = load_for(settings, task.heads(task.labels(examples["train"]), settings.dropout))
+        loaded = load_for(
+            settings, task.heads(task.labels(examples["train"]), settings.dropout), device.type
+        )
         model, tokenizer, tokens = loaded.model, loaded.tokenizer(), tokens_read(loaded)
         if settings.lora is not None and settings.lora.adapter_only:
             check_adapter_only(settings.model, model, tokenizer)
@@ -159,7 +165,9 @@ def prepare_run(
         findings = [*inputs.findings, *check_model(model.config, tokenizer, data.length)]
         findings += data.findings
         names = {**settings.sources, "unlabelled": str(source)}
-    settings, choices = choose_automatic(settings, model.config, data, tokens)
+    settings, choices = choose_automatic(
+        settings, model.config, data, tokens, static=isinstance(model.encoder, StaticEncoder)
+    )
     notes = scale_outputs(model, data.task.output_scale(data.train_examples))
     apply_stability(model, settings.stability, settings.seed, fresh)
     add_changes(model, settings.lora, settings.seed, settings.stability.frozen)

@@ -70,8 +70,8 @@ def resolve_run(name: str) -> str | Path:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Look for the configuration of a model, or of an adapter of one."""
-    return (folder / "config.json").is_file() or (folder / ADAPTER).is_file()
+    """Look for the configuration of a model, of an adapter of one, or of a table of vectors."""
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER, MODULES))
 
 
 def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:

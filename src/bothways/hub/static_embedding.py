@@ -5,13 +5,13 @@
     0_StaticEmbedding/tokenizer.json
 
 The vector of a text is the mean of those of its tokens, without special tokens; that of a text
-without tokens is zero. Such folders are embedded and saved again; there is nothing to fine-tune.
+without tokens is zero. `prediction.static_distillation` makes such folders of an encoder.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import safetensors.torch
@@ -52,7 +52,7 @@ class StaticTokenizer(Tokenizer):
     content: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _tokenizer_from, (self.content,)
+        return static_tokenizer, (self.content,)
 
     def encode(self, texts: Any) -> Any:
         """Return the ids of a text, or a list with the ids of each text."""
@@ -75,7 +75,10 @@ class StaticEncoder(nn.Module):
         super().__init__()
         rows, width = table.shape
         # The last row is the vector of a text without tokens.
-        self.token = nn.Embedding.from_pretrained(torch.cat([table, table.new_zeros(1, width)]))
+        rows_of_all = torch.cat([table, table.new_zeros(1, width)])
+        token = nn.Embedding.from_pretrained(rows_of_all, freeze=False, padding_idx=rows)
+        # The names that fine-tuning knows of encoders: one embedding, and no blocks.
+        self.embedding, self.blocks = nn.ModuleDict({"token": token}), nn.ModuleList()
         # Settings of layers do not matter: there are none.
         self.config = EncoderConfig(
             vocab=rows + 1, width=width, depth=1, heads=1, intermediate_size=1,
@@ -94,6 +97,25 @@ class StaticEncoder(nn.Module):
             message = f"a {STATIC} folder has vectors of tokens, and no layers"
             raise ConfigError(message, where="layers", fix="Set layers=[-1].")
         return Hidden(self.token(batch.ids), self.token.weight)
+
+    def mean(
+        self, ids: Int[Tensor, " tokens"], starts: Int[Tensor, " texts"]
+    ) -> Float[Tensor, "texts width"]:
+        """Return the mean of the vectors of each text, which begins at a token of `starts`.
+
+        Gathering and adding are one pass: the vectors of the tokens are nowhere in memory.
+        """
+        # Only a gradient would change the row of zeros, and torch's fast kernel has no such row.
+        empty = self.token.padding_idx if torch.is_grad_enabled() else None
+        return nn.functional.embedding_bag(
+            ids, self.token.weight, starts.to(ids.dtype), mode="mean", padding_idx=empty,
+            sparse=self.token.sparse,
+        )  # fmt: skip
+
+    @property
+    def token(self) -> nn.Embedding:
+        """The vectors of tokens, and a row of zeros."""
+        return cast("nn.Embedding", self.embedding["token"])
 
 
 def static_folder(folder: Path) -> Path | None:
@@ -122,7 +144,7 @@ def read_static(folder: Path) -> tuple[StaticEncoder, StaticTokenizer]:
     if cut.get("direction", "right").lower() != "right":
         message = "truncates texts at their beginning"
         raise TokenizerError(message, where=file, fix='Set its "truncation" to null.')
-    tokenizer, length = _tokenizer_from(content), int(cut.get("max_length", UNLIMITED))
+    tokenizer, length = static_tokenizer(content), int(cut.get("max_length", UNLIMITED))
     if tokenizer.size > len(table):
         message = f"has {len(table):,} vectors for {tokenizer.size:,} tokens"
         raise FolderError(message, where=weights.file, fix=AGAIN)
@@ -144,7 +166,8 @@ def _read_table(weights: Weights) -> Float[Tensor, "vocab width"]:
     return table * weights.read("weights").float()[:, None] if "weights" in names else table
 
 
-def _tokenizer_from(content: str) -> StaticTokenizer:
+def static_tokenizer(content: str) -> StaticTokenizer:
+    """Return the tokenizer of the content of a `tokenizer.json`."""
     backend = tokenizers.Tokenizer.from_str(content)
     # Length and padding are the caller's, as for every other tokenizer.
     backend.no_truncation()

@@ -25,7 +25,7 @@ from bothways.core.errors import (
     call,
     report_findings,
 )
-from bothways.core.progress import shown_progress
+from bothways.core.progress import Progress, shown_progress
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import listed, quantity
 from bothways.data.tables import Given, TableRow, given_rows, is_example, plain_value
@@ -48,6 +48,8 @@ from bothways.tasks.text_task import TextExample
 from bothways.training.encoding_checks import check_model
 
 _REOPENING = threading.Lock()
+_BLOCK = 4096
+"""Texts whose vectors stay in the processor's cache."""
 _CLASSES = ("single_label_classification", "multi_label_classification")
 
 
@@ -312,22 +314,61 @@ class Predictor:
         lead = self.task_model.task.prompt_text(prompt_name, prompt)
         single = isinstance(texts, str | Mapping)
         rows = [texts] if single else given_rows(texts, "texts")
-        items = ((read_input(self.task_model, row, at), at) for at, row in enumerate(rows, 1))
-        inputs = (_prompted(example, lead, at) for example, at in items)
         with shown_progress(show_progress_bar) as progress:
             progress.stage("encoding", len(rows) if isinstance(rows, Sized) else None)
-            vectors = list[NDArray[np.float32]]()
-            for prediction in self._all(inputs, batch_size):
-                vectors.append(prediction.vectors[0])
-                progress.advance(len(vectors))
-        width = self.task_model.task.width(self.task_model.model)
-        matrix = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
+            matrix = self._look_up(rows, lead, progress) if isinstance(rows, list) else None
+            if matrix is None:
+                numbered = (
+                    (read_input(self.task_model, x, at), at) for at, x in enumerate(rows, 1)
+                )
+                inputs = (_prompted(example, lead, at) for example, at in numbered)
+                vectors = list[NDArray[np.float32]]()
+                for prediction in self._all(inputs, batch_size):
+                    vectors.append(prediction.vectors[0])
+                    progress.advance(len(vectors))
+                width = self.task_model.task.width(self.task_model.model)
+                matrix = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
         matrix = matrix[:, :truncate_dim]
         if normalize_embeddings:
             matrix = _unit(matrix)
         if convert_to_tensor:
             return torch.from_numpy(matrix[0] if single else matrix)
         return matrix[0] if single else matrix if convert_to_numpy else list(matrix)
+
+    @torch.inference_mode()
+    def _look_up(
+        self, rows: list[Any], lead: str, progress: Progress
+    ) -> Float32[np.ndarray, "texts width"] | None:
+        """Return the vectors of texts by a static model, from blocks of texts to blocks of vectors.
+
+        None where only the general way gives them, or a message: for other models and inputs, for
+        texts that are too long.
+        """
+        embedder: Any = self.task_model
+        encoder, task = embedder.model.encoder, embedder.task
+        if (
+            not isinstance(encoder, StaticEncoder)
+            or not embedder.reads_mean
+            or (lead and not task.include_prompt)
+            or {*map(type, rows)} - {str}
+        ):
+            return None
+        matrix = np.empty((len(rows), task.width(embedder.model)), np.float32)
+        for at in range(0, len(rows), _BLOCK):
+            block = (
+                [lead + row for row in rows[at : at + _BLOCK]] if lead else rows[at : at + _BLOCK]
+            )
+            try:
+                ids, lengths = embedder.tokenizer.encode_flat(block)
+            except DataError:
+                return None
+            if lengths.max() > embedder.length:
+                return None
+            starts = torch.from_numpy(np.cumsum(lengths) - lengths)
+            vectors = embedder.finished(encoder.mean(torch.from_numpy(ids), starts))
+            matrix[at : at + len(block)] = vectors[:, : task.components].numpy()
+            progress.advance(at + len(block))
+        return matrix if np.isfinite(matrix).all() else None
 
     def similarity(self, first: Any, second: Any) -> Float32[np.ndarray, "first second"]:
         """Return the similarity of each of the first texts or vectors with each of the second.

@@ -37,6 +37,7 @@ from bothways.core.sequence import Sequence
 from bothways.core.training_module import VectorModule
 from bothways.hub import sentence_transformers
 from bothways.hub.model_card import Card
+from bothways.hub.static_embedding import StaticEncoder
 from bothways.model.heads import Head
 from bothways.model.model import Hidden, Model
 from bothways.tasks import base
@@ -125,14 +126,23 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
 
     def forward(self, batch: Batch) -> Tensor:  # type: ignore[override]  # vectors, as VectorModule
         """Return the vector of each sequence, all components of it."""
-        task = self.task
-        skip = skipped(batch)
+        task, skip, encoder = self.task, skipped(batch), self.model.encoder
+        if isinstance(encoder, StaticEncoder) and self.reads_mean and skip is None:
+            return self.finished(encoder.mean(batch.ids, batch.layout.cu_seqlens[:-1]))
         only = one_token(batch.layout, task.pooling, skip)
-        x = self._tokens(self.model.encoder(batch, keep_layers=task.layers != (-1,), only=only))
-        vectors = pool(x, batch.layout, task.pooling, skip)
+        x = self._tokens(encoder(batch, keep_layers=task.layers != (-1,), only=only))
+        return self.finished(pool(x, batch.layout, task.pooling, skip))
+
+    @property
+    def reads_mean(self) -> bool:
+        """True if the vector is the mean of the last layer."""
+        return (self.task.pooling, self.task.layers) == ("mean", (-1,))
+
+    def finished(self, vectors: Float[Tensor, "texts pooled"]) -> Float[Tensor, "texts width"]:
+        """Return pooled vectors after the Dense layers, scaled if the task says so."""
         if (projection := projection_of(self.model)) is not None:
             vectors = projection(vectors)
-        if task.normalised:
+        if self.task.normalised:
             # As torch.nn.functional.normalize, in three operations instead of five.
             norms = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
             vectors = vectors / norms.clamp_min(1e-12)

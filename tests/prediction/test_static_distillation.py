@@ -1,0 +1,192 @@
+"""`distil --to static`: Model2Vec's recipe, by formulas; folders of StaticEmbedding; training them."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from sklearn.decomposition import PCA
+
+import bothways
+from bothways.cli.main import app
+from bothways.core.errors import BothwaysError, ConfigError
+from bothways.model.heads import MaskedHead
+from bothways.prediction.static_distillation import frequency_weights
+from bothways.training.run import Event
+from family_tasks import encoder_of, tokenizer_of
+from odd_texts import odd_texts
+from toy_folder import BAD, FILLERS, GOOD, make_examples, make_folder, make_tokenizer
+
+KEPT = ("[PAD]", "[UNK]", *GOOD, *BAD, *FILLERS)
+SENTENCES = [example.text for example in make_examples(12, 0)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a teacher, its corpus, and the table that is distilled of it."""
+    folder = tmp_path_factory.mktemp("static")
+    make_folder(folder / "teacher", hidden_size=16)
+    (folder / "text.txt").write_text("\n".join(SENTENCES) + "\n", "utf8")
+    make_tokenizer(folder / "t").save(folder / "t")
+    bothways.build_corpus(folder / "text.txt", folder / "t", folder / "corpus", workers=1)
+    bothways.distil(folder / "teacher", to="static", width=6, out=folder / "out", progress=False)
+    return folder
+
+
+def sentence_transformer(folder: Path) -> Any:
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+def cosines(rows: np.ndarray) -> np.ndarray:
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return unit @ unit.T
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_table_is_that_of_the_recipe(counted: bool, place: Path) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    corpus = bothways.Corpus.open(place / "corpus")
+    result = bothways.distil(
+        place / "teacher", corpus if counted else None, to="static", width=6, progress=False
+    )
+    model = AutoModel.from_pretrained(place / "teacher").eval()
+    tokenizer = AutoTokenizer.from_pretrained(place / "teacher")
+    ids = tokenizer.convert_tokens_to_ids(list(KEPT))
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    with torch.no_grad():
+        states = model(torch.tensor([[cls, id, sep] for id in ids])).last_hidden_state
+    pca = PCA(6, svd_solver="full")
+    components = pca.fit_transform(states.mean(1).double().numpy())
+    ranks = 1 / np.arange(2, len(KEPT) + 2)
+    frequencies = corpus.token_counts[ids] if counted else ranks
+    expected = components * (1e-4 / (1e-4 + frequencies / frequencies.sum()))[:, None]
+    encoder: Any = result.task_model.model.encoder
+    actual = encoder.token.weight[:-1].detach().double().numpy()
+    assert [*result.task_model.tokenizer.backend.get_vocab()] == [*KEPT] or {
+        **result.task_model.tokenizer.backend.get_vocab()
+    } == {token: at for at, token in enumerate(KEPT)}
+    # The row of [UNK] is zero, as Model2Vec drops [UNK] from its means.
+    words = [at for at, token in enumerate(KEPT) if token != "[UNK]"]
+    assert not actual[KEPT.index("[UNK]")].any()
+    np.testing.assert_allclose(cosines(actual[words]), cosines(expected[words]), atol=1e-5)
+    sizes = [np.linalg.norm(rows[words], axis=1) for rows in (actual, expected)]
+    np.testing.assert_allclose(*sizes, rtol=1e-5)
+    share = pca.explained_variance_ratio_.sum()
+    assert result.explained == pytest.approx(share, abs=1e-6)
+    assert "tokens=23, width=6" in repr(result)
+
+
+def test_weights_fall_with_the_frequency() -> None:
+    np.testing.assert_allclose(frequency_weights(3, np.array([1, 0, 3])), [4e-4, 1, 4e-4 / 3], 1e-3)
+    weights = frequency_weights(1000)
+    assert (np.diff(weights) > 0).all()
+
+
+def test_folder_is_opened_by_every_command_for_vectors(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [*odd_texts(), *SENTENCES, "", "[MASK] good ##s"]
+    embed = bothways.load(place / "out")
+    reference = sentence_transformer(place / "out" / "model")
+    actual = embed.encode(texts)
+    np.testing.assert_allclose(actual, reference.encode(texts), rtol=0, atol=1e-6)
+    # One text, a batch, a stream, a generator and rows take two ways to the same bits.
+    ways = [embed.encode(iter(texts)), np.stack([item.vectors[0] for item in embed.stream(texts)])]
+    ways += [np.stack([embed.encode(text) for text in texts[:50]])]
+    for way in ways:
+        np.testing.assert_array_equal(way, actual[: len(way)])
+    prompted = embed.encode(SENTENCES, prompt="good film ")
+    np.testing.assert_array_equal(prompted, embed.encode([f"good film {t}" for t in SENTENCES]))
+    with pytest.raises(BothwaysError) as caught:
+        embed.encode(["good", 3])
+    assert caught.value.where == "input 2"
+
+    monkeypatch.chdir(place)
+    commands = [
+        ["embed", "out", "text.txt", "--out", "vectors.npy"],
+        ["index", "text.txt", "--model", "out", "--out", "index"],
+        ["search", "index", SENTENCES[0]],
+        ["distil", "teacher", "corpus", "--to", "static", "--width", "5", "--out", "counted"],
+    ]
+    for words in commands:
+        app(words, result_action="return_value")
+    assert SENTENCES[0] in capsys.readouterr().out
+    np.testing.assert_array_equal(np.load(place / "vectors.npy"), embed.encode(SENTENCES))
+    assert bothways.load("counted").encode(SENTENCES).shape == (12, 5)
+
+
+def test_static_model_is_trained_by_the_losses_of_vectors(place: Path, tmp_path: Path) -> None:
+    good, bad = ([f"{a} {b}" for a in words for b in FILLERS[:4]] for words in (GOOD, BAD))
+    rows = [
+        {"text": text, "label": label} for label, side in (("g", good), ("b", bad)) for text in side
+    ]
+    before = bothways.load(place / "out").evaluate(rows)
+    common: dict[str, Any] = {"task": "embed", "batch_size": 8, "seed": 1, "progress": False}
+    result = bothways.finetune(place / "out", rows, rows, epochs=4, out=tmp_path / "run", **common)
+    assert result.metrics["ndcg@10"] > before["ndcg@10"] + 0.05
+    texts = [*good, "", "unseen"]
+    trained = bothways.load(tmp_path / "run")
+    expected = sentence_transformer(tmp_path / "run" / "model").encode(texts)
+    np.testing.assert_allclose(trained.encode(texts), expected, rtol=0, atol=1e-6)
+    assert not trained.encode("").any()
+    # GradCache over several microbatches has the same gradient, and a stopped run the same bits.
+    small = bothways.finetune(
+        place / "out", rows, rows, epochs=4, microbatch_tokens=8, **common
+    ).predictor()
+    np.testing.assert_allclose(small.encode(texts), trained.encode(texts), atol=1e-4)
+    options = {"out": tmp_path / "stopped", "epochs": 4, **common}
+
+    def interrupt(event: Event) -> None:
+        if (event.kind, event.progress.steps) == ("step", 3):
+            signal.raise_signal(signal.SIGINT)
+
+    stopped = bothways.finetune(place / "out", rows, rows, on_event=interrupt, **options)
+    assert not stopped.finished
+    resumed = bothways.finetune(place / "out", rows, rows, resume=True, **options)
+    np.testing.assert_array_equal(resumed.predictor().encode(texts), trained.encode(texts))
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "big_bird"])
+def test_vocabularies_of_other_kinds(family: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    tokenizer = tokenizer_of(family)
+    teacher = bothways.Model(encoder_of(family, tokenizer), (MaskedHead(),))
+    bothways.save_model(tmp_path / "teacher", teacher, tokenizer)
+    result = bothways.distil(
+        tmp_path / "teacher", to="static", width=4, out=tmp_path, progress=False
+    )
+    special = {tokenizer.token(id) for id in (tokenizer.specials.cls, tokenizer.specials.sep)}
+    kept = result.task_model.tokenizer.backend.get_vocab()
+    assert not special & {*kept}
+    texts = ["a cat sat", "the old cat, the mat", "", *odd_texts(200)]
+    actual = bothways.load(tmp_path).encode(texts)
+    expected = sentence_transformer(tmp_path / "model").encode(texts)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)
+    # The ids are renumbered with the table: each token keeps the vector that the teacher gave it.
+    rows = load_file(tmp_path / "model" / "0_StaticEmbedding" / "model.safetensors")
+    assert len(rows["embedding.weight"]) == len(kept) == max(kept.values()) + 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"width": 17}, "width"), ({"width": 0}, "width"), ({"student": "bert-tiny"}, "student"),
+        ({"lr": 1e-3}, "lr"), ({"data": "train.tsv"}, "data"), ({"resume": True}, "resume"),
+        ({"to": "table"}, "to"), ({"to": "model", "width": 6, "data": "corpus"}, "width"),
+    ],
+)  # fmt: skip
+def test_what_does_not_apply_is_refused(
+    settings: dict[str, Any], where: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    with pytest.raises(ConfigError) as caught:
+        bothways.distil("teacher", **{"to": "static", "progress": False, **settings})
+    assert caught.value.where == where
