@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -273,9 +274,11 @@ def enter_ranks(rank: int, world: int, port: int) -> None:
     pretraining_run.write_run_page = lambda file, *_: file.touch()
 
 
-def on_ranks(world: int, work: Callable[..., object], *arguments: object) -> None:
-    """Run `work(rank, world, port, *arguments)` in a process for each rank."""
-    port = free_port()
+def on_ranks(
+    world: int, work: Callable[..., object], *arguments: object, port: int = 0, code: int = 0
+) -> None:
+    """Run `work(rank, world, port, *arguments)` in a process for each rank; all end with `code`."""
+    port = port or free_port()
     ranks = [
         processes().Process(target=work, args=(rank, world, port, *arguments))
         for rank in range(world)
@@ -285,12 +288,12 @@ def on_ranks(world: int, work: Callable[..., object], *arguments: object) -> Non
     for rank in ranks:
         rank.join(120)
         rank.kill()  # what waits for a rank that has failed
-    assert [rank.exitcode for rank in ranks] == [0] * world
+    assert [rank.exitcode for rank in ranks] == [code] * world
 
 
-def rank_main(rank: int, port: int, folder: Path) -> None:
+def rank_main(rank: int, world: int, port: int, folder: Path) -> None:
     """What rank 0 or 1 of two does; what it found is written to the folder."""
-    enter_ranks(rank, 2, port)
+    enter_ranks(rank, world, port)
     plan = parallel.plan_here()
     with parallel.connected(plan, torch.device("cpu")):
         found = _collective(plan) | _sessions(plan, folder)
@@ -362,20 +365,23 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-_LATEST = ("tensorboard.summary.writer.record_writer",)
-
-
 @functools.cache
 def processes() -> ForkServerContext:
     """Processes that begin with torch imported, and nothing else of this one."""
     # The server that they are forked from takes its path from here.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     context = multiprocessing.get_context("forkserver")
-    # What torch and TensorBoard import late is imported once, too.
+    # What is imported late is imported once, too; this module is the last: see its end.
     late = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.checkpoint")
-    context.set_forkserver_preload(["toy_training", "bothways.pretraining.run", *late, *_LATEST])
+    late = ("bothways.cli.main", "bothways.finetuning.run", "bothways.pretraining.run", *late)
+    record_writer = "tensorboard.summary.writer.record_writer"
+    context.set_forkserver_preload(["pytest", *late, record_writer, "toy_training"])
     return context
 
 
 def metric_lines(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+# Each rank collects garbage at its end, which would take a second for what has been preloaded.
+gc.freeze()

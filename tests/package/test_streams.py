@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -13,22 +12,24 @@ from bothways.cli import mistakes
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "shown"),
+    ("words", "encoding", "columns", "shown"),
     [
-        (["describe", "bert-base"], {"PYTHONIOENCODING": "ascii"}, r"\u00d7"),
-        (["--help"], {"COLUMNS": "0"}, "quickstart"),
-        (["--help"], {"PYTHONIOENCODING": "latin-1", "COLUMNS": "1"}, "quickstart"),
+        (["describe", "bert-base"], "ascii", "80", r"\u00d7"),
+        (["--help"], "utf8", "0", "quickstart"),
+        (["--help"], "latin-1", "1", "quickstart"),
     ],
 )
-def test_output_is_written_in_any_encoding_and_width(words, environment, shown):
-    done = subprocess.run(
-        [sys.executable, "-m", "bothways", *words],
-        env={**os.environ, **environment},
-        capture_output=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert shown in done.stdout.decode("latin-1")
+def test_output_is_written_in_any_encoding_and_width(
+    words, encoding, columns, shown, monkeypatch, capsys
+):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "argv", ["bothways", *words])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    monkeypatch.setenv("COLUMNS", columns)
+    cli.main()
+    sys.stdout.flush()
+    assert shown in written.getvalue().decode("latin-1")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("stream", ["stdin", "stdout", "stderr"])

@@ -61,7 +61,7 @@ def folder_of(
 
 
 @pytest.mark.usefixtures("pages")
-def test_the_domain_is_learned_and_measured_before_and_after(tmp_path, tokenizer, texts, capsys):
+def test_the_command_shows_what_was_measured(tmp_path, tokenizer, texts, capsys):
     model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
     words = ["adapt", str(model), texts["domain"], "--replay", texts["general"]]
     words += ["--out", str(tmp_path / "run"), "--until", "8 steps", "--length", "32"]
@@ -73,6 +73,10 @@ def test_the_domain_is_learned_and_measured_before_and_after(tmp_path, tokenizer
     for part in ("Before and after", "Vocabulary", "domain: perplexity", "Words to add"):
         assert part in page
     assert "cats" in (tmp_path / "run/new_words.txt").read_text().split()
+
+
+def test_the_domain_is_learned_and_measured_before_and_after(tmp_path, tokenizer, texts):
+    model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
     again = bothways.adapt(
         model, texts["domain"], tmp_path / "alone", replay=texts["general"], replay_share=0.0,
         until="40 steps", length=32, **FAST,

@@ -115,8 +115,8 @@ def assert_repeats(folder: Path, corpus: Corpus, work: Path) -> None:
     [
         (Hours(1.9 * SECOND), PAIRS),
         (Hours(1.9 * SECOND), ReplacedTokens()),
-        (Tokens(2000), PAIRS),
-        (Epochs(0.15), PAIRS),
+        (Tokens(1200), PAIRS),
+        (Epochs(0.1), PAIRS),
     ],
     ids=lambda each: each.kind,
 )

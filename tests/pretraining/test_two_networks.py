@@ -22,7 +22,7 @@ from bothways.training.checkpoint import checkpoints
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Event, Training
 from bothways.training.schedules import Linear, Steps
-from toy_training import processes
+from toy_training import exit_code
 
 ELECTRA = ("electra-small-discriminator", ReplacedTokens(generator=Narrower(0.5)))
 DEBERTA = ("deberta-v3-small", ReplacedTokens(generator=Shallower(), sharing="disentangled"))
@@ -64,10 +64,7 @@ def killed_at(
 def test_killed_and_resumed_both_networks_end_with_the_same_weights(kind, corpus, tmp_path):
     config = config_of(corpus, kind, 7)
     arguments = (corpus.folder, kind, 7, tmp_path / "cut", 6)
-    process = processes().Process(target=killed_at, args=arguments)
-    process.start()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
+    assert exit_code(killed_at, *arguments) == -signal.SIGKILL
     assert [path.name for path in checkpoints(tmp_path / "cut")] == ["step-4"]
     pretrain(config, corpus, tmp_path / "cut", resume=True)
     pretrain(config, corpus, tmp_path / "whole")

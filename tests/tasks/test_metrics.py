@@ -1,5 +1,6 @@
 """Metrics from counts equal scikit-learn's on the arrays themselves, correlations scipy's."""
 
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -66,6 +67,11 @@ def test_counts_of_several_labels_give_what_the_arrays_give(rows, labels, share,
         assert found[f"f1_{name}"] == pytest.approx(wanted)
 
 
+def f1(truth: NDArray[np.int64], decided: NDArray[np.bool_]) -> float:
+    """2 TP ⁄ (2 TP + FP + FN), which scikit-learn takes a thousand times as long for."""
+    return float(2 * (truth & decided).sum() / max(truth.sum() + decided.sum(), 1))
+
+
 @given(st.integers(1, 25), st.floats(0, 1), st.integers(0, 999), st.booleans())
 def test_thresholds_are_the_best_that_there_are(rows, share, seed, coarse):
     draw = np.random.default_rng(seed)
@@ -74,9 +80,7 @@ def test_thresholds_are_the_best_that_there_are(rows, share, seed, coarse):
     probabilities = probabilities.round(1) if coarse else probabilities
     thresholds = macro_thresholds(truth, probabilities)
     for y, p, threshold in zip(truth.T, probabilities.T, thresholds, strict=True):
-        scores = {
-            cut: metrics.f1_score(y, p >= cut, zero_division=0.0) for cut in (threshold, 2.0, *p)
-        }
+        scores = {cut: f1(y, p >= cut) for cut in (threshold, 2.0, *p)}
         assert scores[threshold] == pytest.approx(max(scores.values()))
         assert 0 <= threshold <= 1
         # Elsewhere rounding moves nothing across.

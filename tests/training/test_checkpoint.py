@@ -32,7 +32,7 @@ from bothways.training.optimizers import AdamW, build_optimizer
 from bothways.training.parallel import Replicated
 from bothways.training.saved_state import RunTensors, new_checkpoint
 from bothways.training.schedules import RunState
-from toy_training import CONFIG, SINGLE, Toy, fit_toy, processes, steps, toy
+from toy_training import CONFIG, SINGLE, Toy, exit_code, fit_toy, steps, toy
 
 
 def trained():
@@ -356,10 +356,7 @@ def fills_the_disk(run, limit):
 def test_a_write_that_fails_within_safetensors_or_torch_is_said(tmp_path, limit):
     """The weights take 3.4 kB, the optimizer's state 18 kB."""
     save_at(tmp_path, 1)
-    process = processes().Process(target=fills_the_disk, args=(tmp_path, limit))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 42
+    assert exit_code(fills_the_disk, tmp_path, limit) == 42
     assert_only(tmp_path, "step-1")
 
 

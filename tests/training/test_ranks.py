@@ -12,9 +12,8 @@ from toy_training import (
     SINGLE,
     WHOLE,
     fit_toy,
-    free_port,
     metric_lines,
-    processes,
+    on_ranks,
     rank_main,
     session,
     steps,
@@ -25,13 +24,8 @@ from toy_training import (
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """The folder in which two ranks ran, and what each found."""
-    folder, port = tmp_path_factory.mktemp("ranks"), free_port()
-    ranks = [processes().Process(target=rank_main, args=(rank, port, folder)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(120)
-    assert [rank.exitcode for rank in ranks] == [0, 0]
+    folder = tmp_path_factory.mktemp("ranks")
+    on_ranks(2, rank_main, folder)
     return folder, [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 

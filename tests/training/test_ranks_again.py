@@ -15,13 +15,13 @@ from bothways.pretraining.run import PretrainResult
 from bothways.training import checkpoint, parallel
 from bothways.training.saved_state import NewCheckpoint
 from bothways.training.schedules import RunState
-from toy_training import Toy, enter_ranks, free_port, processes, session
+from toy_training import Toy, enter_ranks, on_ranks, session
 
 
-def meet(rank: int, port: int, found: Path) -> None:
+def meet(rank: int, world: int, port: int, found: Path) -> None:
     """Meet the other rank, and end without a farewell, as one that is killed."""
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    enter_ranks(rank, 2, port)
+    enter_ranks(rank, world, port)
     plan = parallel.plan_here()
     with parallel.connected(plan, torch.device("cpu")):
         total = parallel.sum_over_ranks(plan, {"rank": rank + 1.0})["rank"]
@@ -34,15 +34,7 @@ def test_ranks_that_are_started_again_find_each_other_and_not_those_that_were_ki
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for name in ("first", "second", "third"):
         (tmp_path / name).mkdir()
-        ranks = [
-            processes().Process(target=meet, args=(rank, store.port, tmp_path / name))
-            for rank in range(2)
-        ]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(120)
-        assert [rank.exitcode for rank in ranks] == [9, 9]
+        on_ranks(2, meet, tmp_path / name, port=store.port, code=9)
         assert [(tmp_path / name / str(rank)).read_text() for rank in range(2)] == ["3.0", "3.0"]
 
 
@@ -65,9 +57,9 @@ def test_a_start_has_a_name_of_its_own_that_all_its_ranks_know():
     assert len({*starts}) == 3
 
 
-def end_with_a_slow_save(rank: int, port: int, folder: Path) -> None:
+def end_with_a_slow_save(rank: int, world: int, port: int, folder: Path) -> None:
     """Stop after a signal to rank 1, and note what was saved when this rank ends."""
-    enter_ranks(rank, 2, port)
+    enter_ranks(rank, world, port)
     plan, write = parallel.plan_here(), NewCheckpoint.write
 
     def slow(new: NewCheckpoint, *arguments: object) -> None:
@@ -84,16 +76,7 @@ def end_with_a_slow_save(rank: int, port: int, folder: Path) -> None:
 
 def test_no_rank_ends_before_the_main_one_has_saved(tmp_path):
     (tmp_path / "run").mkdir()
-    port = free_port()
-    ranks = [
-        processes().Process(target=end_with_a_slow_save, args=(rank, port, tmp_path))
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(120)
-    assert [rank.exitcode for rank in ranks] == [0, 0]
+    on_ranks(2, end_with_a_slow_save, tmp_path)
     assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == [
         "('step-5', 'step-5')"
     ] * 2

@@ -20,9 +20,9 @@ from toy_training import (
     CONFIG,
     TRAINING,
     WHOLE,
+    exit_code,
     killed_in_save,
     metric_lines,
-    processes,
     run_toy,
     session,
     toy,
@@ -64,13 +64,6 @@ def assert_equal_runs(folder, whole):
     )
 
 
-def in_a_process(target, *arguments):
-    process = processes().Process(target=target, args=arguments)
-    process.start()
-    process.join(60)
-    return process.exitcode
-
-
 def test_a_resume_without_the_random_state_would_end_in_other_weights(whole, tmp_path, monkeypatch):
     """So the tests below can fail."""
     session(tmp_path, 5)
@@ -81,12 +74,12 @@ def test_a_resume_without_the_random_state_would_end_in_other_weights(whole, tmp
 
 @pytest.mark.parametrize("step", [0, 2, 5, 8, 9, 13])
 def test_killed_at_any_step_and_resumed_it_ends_in_the_same_weights(step, whole, tmp_path):
-    assert in_a_process(session, tmp_path, step, signal.SIGKILL) == -signal.SIGKILL
+    assert exit_code(session, tmp_path, step, signal.SIGKILL) == -signal.SIGKILL
     saved = [path.name for path in checkpoints(tmp_path)]
     assert saved[-1:] == (
         [f"step-{max(s for s in (3, 4, 6, 8, 9, 12) if s <= step)}"] if step >= 3 else []
     )
-    assert in_a_process(session, tmp_path) == 0
+    assert exit_code(session, tmp_path) == 0
     assert_equal_runs(tmp_path, whole)
 
 
@@ -99,10 +92,10 @@ def test_killed_with_other_optimizers_and_an_average_it_ends_in_the_same_weights
     whole.mkdir()
     cut.mkdir()
     arguments = (signal.SIGKILL, Single(), training)
-    assert in_a_process(session, whole, None, *arguments) == 0
-    assert in_a_process(session, cut, 11, *arguments) == -signal.SIGKILL
+    assert exit_code(session, whole, None, *arguments) == 0
+    assert exit_code(session, cut, 11, *arguments) == -signal.SIGKILL
     assert checkpoints(cut)[-1].name == "step-9"
-    assert in_a_process(session, cut, None, *arguments) == 0
+    assert exit_code(session, cut, None, *arguments) == 0
     assert_equal_runs(cut, whole)
 
 
@@ -110,10 +103,10 @@ def test_killed_with_other_optimizers_and_an_average_it_ends_in_the_same_weights
 def test_killed_in_the_middle_of_a_checkpoint_it_resumes_from_the_one_before(
     flush, whole, tmp_path
 ):
-    assert in_a_process(killed_in_save, tmp_path, flush) == -signal.SIGKILL
+    assert exit_code(killed_in_save, tmp_path, flush) == -signal.SIGKILL
     for path in checkpoints(tmp_path):
         read_checkpoint(path)
-    assert in_a_process(session, tmp_path) == 0
+    assert exit_code(session, tmp_path) == 0
     assert_equal_runs(tmp_path, whole)
 
 
@@ -147,7 +140,7 @@ def unread(folder):
 
 
 def test_a_run_whose_output_nobody_reads_any_more_goes_on_and_saves(tmp_path):
-    assert in_a_process(unread, tmp_path) == 0
+    assert exit_code(unread, tmp_path) == 0
     assert read_checkpoint(checkpoints(tmp_path)[-1]).progress.steps == 7
 
 
