@@ -1,7 +1,5 @@
 """A corpus: the same bytes however it was built, nothing that looks whole and is not, and the ids of the plain pipeline."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -46,7 +44,7 @@ WORDS = [
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer(tmp_path_factory) -> Tokenizer:
     letters = string.ascii_lowercase + string.digits + string.punctuation + "数学"
     tokens = [*SPECIALS, *letters, *(f"##{c}" for c in letters), "the", "cat", "un", "##happi"]
     path = tmp_path_factory.mktemp("tokenizer") / "vocab.txt"
@@ -55,7 +53,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_shards(monkeypatch) -> None:
     monkeypatch.setattr(shards, "SHARD_CHARACTERS", 2000)
 
 
@@ -119,9 +117,7 @@ def as_lists(corpus: Corpus) -> list[list[list[int]]]:
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("min_tokens", [1, 30])
-def test_it_holds_the_ids_of_the_plain_pipeline(
-    tmp_path: Path, tokenizer: Tokenizer, min_tokens: int
-) -> None:
+def test_it_holds_the_ids_of_the_plain_pipeline(tmp_path, tokenizer, min_tokens):
     documents = some_documents(300)
     documents += [
         documents[5],
@@ -153,12 +149,12 @@ def plain_with_all(documents: list[Document], tokenizer: Tokenizer) -> list[list
     return [(plain([document], tokenizer) or [[]])[0] for document in documents]
 
 
-def test_decoded_it_is_the_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_decoded_it_is_the_text(tmp_path, tokenizer):
     corpus = build_corpus([Document("The cat. A dog\nsat", "d")], tokenizer, tmp_path, workers=1)
     assert [tokenizer.decode(ids) for ids in corpus.sentences_of(0)] == ["the cat.", "a dog", "sat"]
 
 
-def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
+def test_large_vocabularies_take_four_bytes(tmp_path):
     assert (shards.token_type(2**16), shards.token_type(2**16 + 1)) == ("uint16", "uint32")
     tokens = [*SPECIALS, *(f"x{i}" for i in range(2**16)), "last"]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens))
@@ -176,9 +172,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path) -> None:
     ("texts", "expected"),
     [(["The cat."], (1, 1, 3)), (["cat. cat.", "\0\x01"], (1, 2, 4)), (["\ud800 cat"], (1, 1, 1))],
 )
-def test_next_to_nothing(
-    tmp_path: Path, tokenizer: Tokenizer, texts: list[str], expected: tuple[int, int, int]
-) -> None:
+def test_next_to_nothing(tmp_path, tokenizer, texts, expected):
     documents = [Document(text, "d") for text in texts]
     manifest = build_corpus(documents, tokenizer, tmp_path, workers=2).manifest
     counts = manifest.counts
@@ -188,7 +182,7 @@ def test_next_to_nothing(
 
 
 @given(hnp.arrays(np.uint8, st.tuples(st.integers(0, 60), st.just(2)), elements=st.integers(0, 3)))
-def test_first_occurrences(few: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+def test_first_occurrences(few):
     digests = np.zeros((len(few), 16), dtype=np.uint8)
     digests[:, 0], digests[:, 15] = (
         few[:, 0] * 80,
@@ -201,7 +195,7 @@ def test_first_occurrences(few: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
 
 
 @given(st.lists(st.integers(0, 9)), st.lists(st.floats(0, 100), min_size=1, max_size=4))
-def test_percentiles(lengths: list[int], points: list[float]) -> None:
+def test_percentiles(lengths, points):
     offsets = np.cumsum([0, *lengths]).astype(np.uint64)
     found = length_percentiles(offsets, points, chunk=3)
     assert found == (
@@ -229,7 +223,7 @@ class Each:
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_any_workers_write_the_same_bytes(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_any_workers_write_the_same_bytes(tmp_path, tokenizer):
     documents = with_copies(some_documents(200))
     one = build_corpus(documents, tokenizer, tmp_path / "1", cleaning=CLEANING, workers=1)
     for workers in (2, 3):
@@ -278,9 +272,7 @@ def write_jsonl(path: Path, documents: list[Document]) -> Path:
 @pytest.mark.parametrize(
     ("workers", "last_words"), [(2, "encoding"), (1, "finding near-duplicates"), (1, "merging")]
 )
-def test_a_killed_build_goes_on(
-    tmp_path: Path, tokenizer: Tokenizer, workers: int, last_words: str
-) -> None:
+def test_a_killed_build_goes_on(tmp_path, tokenizer, workers, last_words):
     text, out = (
         write_jsonl(tmp_path / "a.jsonl", with_copies(some_documents(200))),
         tmp_path / "out",
@@ -326,7 +318,7 @@ def test_a_killed_build_goes_on(
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_keeps_what_is_done(tmp_path: Path, tokenizer: Tokenizer, workers: int) -> None:
+def test_ctrl_c_keeps_what_is_done(tmp_path, tokenizer, workers):
     documents = some_documents(200)
 
     def interrupt(stage: str) -> None:
@@ -346,7 +338,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path, tokenizer: Tokenizer, workers
 
 
 @pytest.fixture(scope="module")
-def long_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def long_text(tmp_path_factory) -> Path:
     """Text of four shards."""
     place = tmp_path_factory.mktemp("long") / "a.txt"
     line = " ".join(f"the cat {n % 977} sat on mat {n % 31}." for n in range(150))
@@ -360,8 +352,8 @@ def long_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("again", [None, 0.0, 0.03])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ctrl_c_of_the_command_is_one_message_and_leaves_no_process(
-    tmp_path: Path, tokenizer: Tokenizer, long_text: Path, workers: int, again: float | None
-) -> None:
+    tmp_path, tokenizer, long_text, workers, again
+):
     tokenizer.save(tmp_path / "tokenizer")
     out, environment = tmp_path / "out", os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     words = ["corpus", "build", str(long_text), "--tokenizer", str(tmp_path / "tokenizer")]
@@ -393,9 +385,7 @@ def test_ctrl_c_of_the_command_is_one_message_and_leaves_no_process(
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_an_interrupted_build_may_be_turned_into_another(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+def test_an_interrupted_build_may_be_turned_into_another(tmp_path, tokenizer):
     def interrupt(stage: str) -> None:
         raise KeyboardInterrupt
 
@@ -409,9 +399,7 @@ def test_an_interrupted_build_may_be_turned_into_another(
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_building_again_does_nothing(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_building_again_does_nothing(tmp_path, tokenizer, monkeypatch):
     documents = some_documents(20)
     text = write_jsonl(tmp_path / "a.jsonl", documents)
     build_corpus(read_documents([str(text)]), tokenizer, tmp_path / "c", workers=1)
@@ -431,7 +419,7 @@ def test_building_again_does_nothing(
     assert contents(tmp_path / "c") == before
 
 
-def test_a_corpus_is_not_overwritten_by_another(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_corpus_is_not_overwritten_by_another(tmp_path, tokenizer):
     documents = some_documents(20)
     build_corpus(documents, tokenizer, tmp_path / "c", workers=1)
     before = contents(tmp_path / "c")
@@ -452,14 +440,14 @@ def test_a_corpus_is_not_overwritten_by_another(tmp_path: Path, tokenizer: Token
 # What goes wrong
 
 
-def test_settings_that_cannot_be(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_settings_that_cannot_be(tmp_path, tokenizer):
     for settings in ({"language": "english"}, {"workers": 0}):
         with pytest.raises(ConfigError):
             build_corpus([], tokenizer, tmp_path / "c", **settings)
     assert not (tmp_path / "c").exists()
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_folder_of_something_else_is_left_alone(tmp_path, tokenizer):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(
         DataError, match=r"is not empty, and not the folder of a corpus: it holds thesis\.tex"
@@ -468,7 +456,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, tokenizer: Tok
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_folder_in_use(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_folder_in_use(tmp_path, tokenizer):
     with (
         lock_folder(tmp_path / "c"),
         pytest.raises(ResourceError, match=f"in use by process {os.getpid()}"),
@@ -478,9 +466,7 @@ def test_a_folder_in_use(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("writes", [0, 3, 10**9])
-def test_a_full_disk(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, writes: int
-) -> None:
+def test_a_full_disk(tmp_path, tokenizer, monkeypatch, writes):
     documents, fsync, left = some_documents(200), os.fsync, [writes]
 
     def full(handle: int) -> None:
@@ -504,7 +490,7 @@ def test_a_full_disk(
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_place_that_cannot_be_written(tmp_path, tokenizer):
     (tmp_path / "file").touch()
     with pytest.raises(ResourceError, match="cannot be written"):
         build_corpus([], tokenizer, tmp_path / "file" / "c")
@@ -521,9 +507,7 @@ BROKEN = '{"text": "fine"}\n{"text": \n'
         ('{"body": "fine"}\n', 1, r"a\.jsonl:1: has no column 'text'"),
     ],
 )
-def test_a_refused_build_leaves_what_was_there_before(
-    tmp_path: Path, tokenizer: Tokenizer, text: str, workers: int, message: str
-) -> None:
+def test_a_refused_build_leaves_what_was_there_before(tmp_path, tokenizer, text, workers, message):
     source = tmp_path / "a.jsonl"
     source.write_text(text)
 
@@ -550,9 +534,7 @@ def test_a_refused_build_leaves_what_was_there_before(
 
 @pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("damage", [b"", b"PK\3\4 and more"])
-def test_a_shard_that_was_damaged_is_made_again(
-    tmp_path: Path, tokenizer: Tokenizer, damage: bytes
-) -> None:
+def test_a_shard_that_was_damaged_is_made_again(tmp_path, tokenizer, damage):
     documents = some_documents(100)
 
     def spoil(stage: str) -> None:
@@ -640,9 +622,7 @@ def _digest_again(folder: Path, name: str) -> None:
         ),
     ],
 )
-def test_a_folder_that_is_no_whole_corpus(
-    tmp_path: Path, tokenizer: Tokenizer, spoil: Any, message: str
-) -> None:
+def test_a_folder_that_is_no_whole_corpus(tmp_path, tokenizer, spoil, message):
     build_corpus(some_documents(5), tokenizer, tmp_path, workers=1)
     spoil(tmp_path)
     with pytest.raises(DataError) as caught:
@@ -651,7 +631,7 @@ def test_a_folder_that_is_no_whole_corpus(
     assert caught.value.fix
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_no_folder(tmp_path):
     with pytest.raises(DataError, match="no such folder"):
         Corpus.open(tmp_path / "nothing")
     (tmp_path / "text.docs").touch()
@@ -659,9 +639,7 @@ def test_no_folder(tmp_path: Path) -> None:
         Corpus.open(tmp_path / "text.docs")
 
 
-def test_verify_reads_what_open_does_not(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_reads_what_open_does_not(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr("bothways.data.manifest.check_file.__defaults__", (10,))
     corpus = build_corpus(some_documents(5), tokenizer, tmp_path, workers=1)
     corpus.verify()
@@ -675,7 +653,7 @@ def test_verify_reads_what_open_does_not(
 # Held-out documents
 
 
-def test_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_split(tmp_path, tokenizer):
     corpus = build_corpus(
         [Document(f"Number {i}.", "d") for i in range(200)], tokenizer, tmp_path, workers=1
     )
@@ -700,9 +678,7 @@ def test_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(("documents", "held"), [(2, 1), (3, 1), (4, 2), (20, 2), (149, 2)])
-def test_two_documents_are_held_out_where_two_stay(
-    tmp_path: Path, tokenizer: Tokenizer, documents: int, held: int
-) -> None:
+def test_two_documents_are_held_out_where_two_stay(tmp_path, tokenizer, documents, held):
     corpus = build_corpus(
         [Document(f"The cat {number}.", "d") for number in range(documents)],
         tokenizer,
@@ -712,7 +688,7 @@ def test_two_documents_are_held_out_where_two_stay(
     assert [len(side) for side in corpus.split(0.01, 0)] == [documents - held, held]
 
 
-def test_one_document_cannot_be_split(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_one_document_cannot_be_split(tmp_path, tokenizer):
     with pytest.raises(DataError, match="1 document cannot be split"):
         build_corpus([Document("A cat.", "d")], tokenizer, tmp_path, workers=1).split(0.5, 0)
 
@@ -733,7 +709,7 @@ print(next(line.split()[1] for line in Path("/proc/self/status").read_text().spl
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
-def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer):
     tokenizer.save(tmp_path / "tokenizer")
     line = " ".join(f"the cat {i % 977} sat on mat {i % 31}." for i in range(150))
     peaks = {}
@@ -763,12 +739,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, tokenizer: Tokeniz
 # Commands
 
 
-def test_the_commands_build_and_show(
-    tmp_path: Path,
-    tokenizer: Tokenizer,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_commands_build_and_show(tmp_path, tokenizer, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "a.txt").write_text("The cat sat. " * 20 + "\n\nThe dog ran.\n\nThe dog ran.\n")
@@ -798,12 +769,7 @@ def test_the_commands_build_and_show(
         commands.build(**folders)
 
 
-def test_the_command_says_how_to_go_on(
-    tmp_path: Path,
-    tokenizer: Tokenizer,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_says_how_to_go_on(tmp_path, tokenizer, capsys, monkeypatch):
     def interrupt(*_: Any, **__: Any) -> Iterator[None]:
         raise KeyboardInterrupt
 
@@ -818,9 +784,7 @@ def test_the_command_says_how_to_go_on(
     assert "run the same command to continue" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(tmp_path, tokenizer):
     documents = [
         Document("One sentence.", "made:0"),
         Document("Two sentences. And more.", "made:1"),
@@ -839,9 +803,7 @@ def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(
     assert len(build_corpus(documents, tokenizer, tmp_path / "c", workers=1)) == 2
 
 
-def test_the_cleaning_is_an_option_with_settings_and_is_shown(
-    tmp_path: Path, tokenizer: Tokenizer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_cleaning_is_an_option_with_settings_and_is_shown(tmp_path, tokenizer, capsys):
     tokenizer.save(tmp_path / "tokenizer")
     lines = [f"The cat sat on mat {n}. The dog ran on it. Was it a house?" for n in range(4)]
     lines[2:2] = [
@@ -873,9 +835,7 @@ def test_the_cleaning_is_an_option_with_settings_and_is_shown(
         commands.build(str(text), "near_duplicates.shingles=2", **folders)
 
 
-def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(tmp_path, tokenizer):
     notes: list[str] = []
 
     class Notes(Each):

@@ -1,7 +1,5 @@
 """Tables: what comes out of a file is what a plain reader of its format gives, and every flaw is named with its line."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip
@@ -50,7 +48,7 @@ def csv_text(rows: list[dict[str, str]]) -> str:
     return stream.getvalue()
 
 
-def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
+def test_every_kind_of_file_gives_the_same_rows(tmp_path):
     import pyarrow
     from pyarrow import parquet
 
@@ -79,9 +77,7 @@ cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\
 
 
 @given(st.lists(st.lists(cells, min_size=2, max_size=2), min_size=1, max_size=5))
-def test_csv_is_read_as_it_was_written(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]]
-) -> None:
+def test_csv_is_read_as_it_was_written(tmp_path_factory, rows):
     table = open_table(
         write(
             tmp_path_factory.mktemp("csv") / "a.csv", csv_text([{"a": a, "b": b} for a, b in rows])
@@ -91,14 +87,14 @@ def test_csv_is_read_as_it_was_written(
     assert values(table) == [{"a": a, "b": b} for a, b in rows]
 
 
-def test_rows_know_their_lines(tmp_path: Path) -> None:
+def test_rows_know_their_lines(tmp_path):
     source = write(tmp_path / "a.csv", 'text,label\n"two\nlines",1\n\nnext,0\n')
     assert [row.where for row in open_table(source).rows] == [f"{source}:2", f"{source}:5"]
     source = write(tmp_path / "a.jsonl", '{"a": 1}\n\n{"a": 2}\n')
     assert [row.where for row in open_table(source).rows] == [f"{source}:1", f"{source}:3"]
 
 
-def test_a_number_that_is_no_name_means_that_there_is_no_header(tmp_path: Path) -> None:
+def test_a_number_that_is_no_name_means_that_there_is_no_header(tmp_path):
     source = write(tmp_path / "cola.tsv", "gj04\t1\t\tIt is.\ngj04\t0\t*\tIs it is.\n")
     table = open_table(source, ["3", "1"])
     assert table.names == ("0", "1", "2", "3")
@@ -110,7 +106,7 @@ def test_a_number_that_is_no_name_means_that_there_is_no_header(tmp_path: Path) 
     assert values(open_table(named, ["3"])) == [{"0": "a", "3": "b"}]
 
 
-def test_plain_lines_are_texts_and_empty_ones_count(tmp_path: Path) -> None:
+def test_plain_lines_are_texts_and_empty_ones_count(tmp_path):
     assert values(open_table(write(tmp_path / "a.txt", "one\n\nthree\n"))) == [
         {"text": "one"},
         {"text": ""},
@@ -119,7 +115,7 @@ def test_plain_lines_are_texts_and_empty_ones_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv"])
-def test_a_blank_line_is_a_row_of_a_single_column_alone(tmp_path: Path, suffix: str) -> None:
+def test_a_blank_line_is_a_row_of_a_single_column_alone(tmp_path, suffix):
     source = write(tmp_path / f"one{suffix}", "\ntext\na\n\n\nb\n\n\n")
     found = list(open_table(source).rows)
     assert [(row.values["text"], row.where) for row in found] == [
@@ -133,9 +129,7 @@ def test_a_blank_line_is_a_row_of_a_single_column_alone(tmp_path: Path, suffix: 
     assert [row["text"] for row in values(open_table(source))] == ["a", "b"]
 
 
-def test_a_value_may_be_long_and_a_quote_that_stays_open_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_may_be_long_and_a_quote_that_stays_open_is_named(tmp_path, monkeypatch):
     long = "word, " * 50_000
     assert values(open_table(write(tmp_path / "long.csv", f'text,label\n"{long}",x\n'))) == [
         {"text": long, "label": "x"}
@@ -151,7 +145,7 @@ class Stdin:
         self.buffer = io.BytesIO(content)
 
 
-def test_standard_input_is_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_lines_or_json(monkeypatch):
     monkeypatch.setattr("sys.stdin", Stdin('{"a": "ä"}\n\n'.encode()))
     assert values(open_table("-", ["a"])) == [{"a": "ä"}]
     monkeypatch.setattr("sys.stdin", Stdin(b'{"a": 1}\r\n\n'))
@@ -161,9 +155,7 @@ def test_standard_input_is_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> Non
         values(open_table("-"))
 
 
-def test_the_standard_input_is_read_as_files_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_standard_input_is_read_as_files_are(tmp_path, monkeypatch):
     content = "\ufefffirst\r\nsec\0ond\n\n\ufeffthird".encode()
     (tmp_path / "a.txt").write_bytes(content)
     monkeypatch.setattr("sys.stdin", Stdin(content))
@@ -179,14 +171,12 @@ def test_the_standard_input_is_read_as_files_are(
             open_table("-")
 
 
-def test_a_folder_is_no_table(tmp_path: Path) -> None:
+def test_a_folder_is_no_table(tmp_path):
     with pytest.raises(DataError, match=f"^{tmp_path}: is a folder\n  Name a file in it"):
         open_table(str(tmp_path))
 
 
-def test_a_local_data_set_is_read_like_one_of_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path, monkeypatch):
     import datasets
 
     label = datasets.ClassLabel(names=["no", "yes"])
@@ -215,7 +205,7 @@ def test_a_local_data_set_is_read_like_one_of_the_hub(
     assert asked == [(("owner/name", "cola"), {"split": "validation", "streaming": True})]
 
 
-def test_lists_of_classes_have_their_names_in_every_release_of_datasets() -> None:
+def test_lists_of_classes_have_their_names_in_every_release_of_datasets():
     import datasets
 
     label = datasets.ClassLabel(names=["no", "yes"])
@@ -223,7 +213,7 @@ def test_lists_of_classes_have_their_names_in_every_release_of_datasets() -> Non
     assert class_names(features) == {name: ["no", "yes"] for name in features}
 
 
-def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch):
     def load(*arguments: object, **options: object) -> object:
         raise ConnectionError("no network\nat all")
 
@@ -246,18 +236,14 @@ def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.Monke
     ("a.txt", b"one\rtwo\rthree", ""),
     ("a.parquet", b"PAR1 no", ""),
 ])  # fmt: skip
-def test_damaged_table_is_an_error_at_its_line(
-    tmp_path: Path, name: str, content: bytes, location: str
-) -> None:
+def test_damaged_table_is_an_error_at_its_line(tmp_path, name, content, location):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
         values(open_table(str(tmp_path / name)))
     assert str(caught.value.where) == f"{tmp_path / name}{location}"
 
 
-def test_nul_characters_are_left_out_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nul_characters_are_left_out_and_counted(tmp_path, caplog):
     (tmp_path / "a.txt").write_bytes(b"one\ntw\0o\n\0three\rfour\n")
     assert [row["text"] for row in values(open_table(str(tmp_path / "a.txt")))] == [
         "one", "two", "three\rfour"
@@ -265,7 +251,7 @@ def test_nul_characters_are_left_out_and_counted(
     assert caplog.messages == [f"{tmp_path / 'a.txt'}: 2 NUL characters left out, from line 2 on"]
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(
         DataError, match=r"none\.csv: no such file\n  Check the name. Supported are"
     ):
@@ -273,7 +259,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("begin", [4, 30_000])  # the head of a page, and its text
-def test_parquet_that_is_damaged_in_the_middle_is_an_error(begin: int, tmp_path: Path) -> None:
+def test_parquet_that_is_damaged_in_the_middle_is_an_error(begin, tmp_path):
     import pyarrow
     from pyarrow import parquet
 
@@ -291,9 +277,7 @@ def test_parquet_that_is_damaged_in_the_middle_is_an_error(begin: int, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
-def test_two_columns_of_one_name_are_refused_but_not_those_without(
-    kind: str, tmp_path: Path
-) -> None:
+def test_two_columns_of_one_name_are_refused_but_not_those_without(kind, tmp_path):
     mark = {"csv": ",", "tsv": "\t"}[kind]
     twice = write(tmp_path / f"twice.{kind}", f"text{mark}text{mark}label\na{mark}b{mark}1\n")
     with pytest.raises(DataError, match="two columns are called 'text'") as caught:
@@ -306,12 +290,12 @@ def test_two_columns_of_one_name_are_refused_but_not_those_without(
 
 
 @pytest.mark.parametrize(("suffix", "task"), [(".conll", "tag"), (".json", "answer")])
-def test_files_of_other_tasks_are_told_apart(suffix: str, task: str, tmp_path: Path) -> None:
+def test_files_of_other_tasks_are_told_apart(suffix, task, tmp_path):
     with pytest.raises(DataError, match=f'task="{task}"'):
         open_table(write(tmp_path / f"a{suffix}", "EU B-ORG\n"))
 
 
-def test_a_reader_that_is_collected_after_its_file_says_nothing(tmp_path: Path) -> None:
+def test_a_reader_that_is_collected_after_its_file_says_nothing(tmp_path):
     """The garbage collector takes both in any order."""
     bytes_read = BytesRead()
     lines = read_lines(Path(write(tmp_path / "a.txt", "one\ntwo\n")), bytes_read)
@@ -322,7 +306,7 @@ def test_a_reader_that_is_collected_after_its_file_says_nothing(tmp_path: Path) 
     assert bytes_read.current is None
 
 
-def test_a_table_that_is_refused_leaves_no_open_file(tmp_path: Path) -> None:
+def test_a_table_that_is_refused_leaves_no_open_file(tmp_path):
     path = write(tmp_path / "twice.tsv", "text\ttext\na\tb\n")
     with pytest.raises(DataError, match="two columns") as caught:
         open_table(path)
@@ -348,13 +332,11 @@ def test_a_table_that_is_refused_leaves_no_open_file(tmp_path: Path) -> None:
         (["only", "header"], [], True),
     ],
 )
-def test_a_first_row_of_data_is_not_a_header(
-    first: list[str], rows: list[list[str]], expected: bool
-) -> None:
+def test_a_first_row_of_data_is_not_a_header(first, rows, expected):
     assert is_header(first, rows) is expected
 
 
-def test_the_columns_of_a_file_without_a_header_go_by_number(tmp_path: Path) -> None:
+def test_the_columns_of_a_file_without_a_header_go_by_number(tmp_path):
     source = write(tmp_path / "a.tsv", "Fine.\tpositive\nDull.\tnegative\nGood.\tpositive\n")
     table = open_table(source)
     assert table.names == ("0", "1")
@@ -362,7 +344,7 @@ def test_the_columns_of_a_file_without_a_header_go_by_number(tmp_path: Path) -> 
     assert open_table(source, ["positive"]).names == ("Fine.", "positive")
 
 
-def test_array_of_objects_has_a_row_per_object(tmp_path: Path) -> None:
+def test_array_of_objects_has_a_row_per_object(tmp_path):
     rows = [{"text": "ä" * 100, "n": [{"m": i}]} for i in range(2000)]
     for indent in (None, 1):
         source = write(tmp_path / "a.json", json.dumps(rows, indent=indent, ensure_ascii=False))
@@ -379,16 +361,14 @@ def test_array_of_objects_has_a_row_per_object(tmp_path: Path) -> None:
     b'{"data": []}', b"[]", b"[1]", b'[{"a": 1} {"a": 2}]', b'[{"a": 1},\n {"a"',
     b'[{"a": ' + b"[" * 100_000, b'[{"a": ' + b"1" * 5000 + b"}]", b'[{"a": "\xff"}]',
 ])  # fmt: skip
-def test_damaged_array_is_an_error(tmp_path: Path, content: bytes) -> None:
+def test_damaged_array_is_an_error(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(DataError) as caught:
         values(open_table(str(tmp_path / "a.json")))
     assert str(caught.value.where).startswith(str(tmp_path / "a.json"))
 
 
-def test_an_array_that_is_too_long_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_array_that_is_too_long_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("bothways.data.tables.MAX_ARRAY", 20)
     (tmp_path / "a.json.xz").write_bytes(lzma.compress(b'[{"a": "' + b"x" * 10**6 + b'"}]'))
     with pytest.raises(DataError, match="more than 20 characters") as caught:
@@ -396,7 +376,7 @@ def test_an_array_that_is_too_long_is_refused(
     assert "jsonl" in str(caught.value.fix)
 
 
-def test_many_columns_are_read_in_linear_time(tmp_path: Path) -> None:
+def test_many_columns_are_read_in_linear_time(tmp_path):
     names = [f"column{i}" for i in range(100_000)]
     source = write(tmp_path / "wide.csv", ",".join(names) + "\n" + ",".join("x" for _ in names))
     start = time.process_time()
@@ -408,14 +388,14 @@ def test_many_columns_are_read_in_linear_time(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 1000
 
 
-def test_reading_a_csv_leaves_the_field_limit_of_the_process(tmp_path: Path) -> None:
+def test_reading_a_csv_leaves_the_field_limit_of_the_process(tmp_path):
     before = csv.field_size_limit()
     values(open_table(write(tmp_path / "a.csv", csv_text(ROWS))))
     assert csv.field_size_limit() == before
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
-def test_pipes_are_read(tmp_path: Path) -> None:
+def test_pipes_are_read(tmp_path):
     for name, asked, expected in (
         ("pipe", [], {"text": '{"a": 1}'}),
         ("pipe", ["a"], {"a": 1}),
@@ -433,9 +413,7 @@ def test_pipes_are_read(tmp_path: Path) -> None:
         path.unlink()
 
 
-def test_a_line_that_is_too_long_is_an_error_with_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_is_too_long_is_an_error_with_the_setting(tmp_path, monkeypatch):
     (tmp_path / "bomb.jsonl.xz").write_bytes(lzma.compress(b'{"a": 1}\n' + b"x" * 10**8))
     monkeypatch.setenv("BOTHWAYS_MAX_LINE_BYTES", "1000000")
     tracemalloc.start()
@@ -448,7 +426,7 @@ def test_a_line_that_is_too_long_is_an_error_with_the_setting(
         values(open_table(str(tmp_path / "bomb.jsonl.xz")))
 
 
-def test_files_that_were_joined_are_noticed(tmp_path: Path) -> None:
+def test_files_that_were_joined_are_noticed(tmp_path):
     one = "text,label\na film,pos\n"
     (tmp_path / "twice.csv").write_text(one + one)
     with pytest.raises(DataError) as caught:
@@ -464,7 +442,7 @@ def test_files_that_were_joined_are_noticed(tmp_path: Path) -> None:
     ("a.jsonl", '{"text": "a", "label": "x", "label": "y"}\n'),
     ("a.json", '[{"text": "a"}, {"text": "a", "label": "x", "label": "y"}]'),
 ])  # fmt: skip
-def test_an_object_with_a_key_twice_is_refused(name: str, content: str, tmp_path: Path) -> None:
+def test_an_object_with_a_key_twice_is_refused(name, content, tmp_path):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match="'label' twice"):
         values(open_table(str(tmp_path / name)))

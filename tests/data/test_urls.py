@@ -1,7 +1,5 @@
 """Files at URLs, by fsspec's store in memory, and data sets of the Hub that change or fail."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import os
@@ -23,7 +21,6 @@ from bothways.data.tables import (  # noqa: E402
     parse_hub_name,
     without_revision,
 )
-from bothways.text.tokenizer import Tokenizer  # noqa: E402
 
 
 def store(name: str, data: bytes) -> str:
@@ -33,15 +30,13 @@ def store(name: str, data: bytes) -> str:
     return url
 
 
-def test_is_url() -> None:
+def test_is_url():
     assert is_url("s3://bucket/a.txt")
     assert is_url("simplecache::https://host/a.txt")
     assert not any(map(is_url, ("a.txt", "hub:owner/name", "C:\\a.txt", "/a/b://c", "-")))
 
 
-def test_documents_and_tables_at_urls_equal_local_ones(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_documents_and_tables_at_urls_equal_local_ones(tokenizer, tmp_path):
     text = "A dog barks.\n\nA hound is barking. It is late.\n"
     names = [
         store("a.txt", text.encode()),
@@ -69,7 +64,7 @@ def test_documents_and_tables_at_urls_equal_local_ones(
         build(names[0], "far")
 
 
-def test_errors_name_the_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_url(tmp_path, monkeypatch):
     store("b.pdf", b"x")
     with pytest.raises(DataError, match=r"memory://texts/b.pdf: unsupported file type '.pdf'"):
         read_documents(["memory://texts/b.pdf"])
@@ -87,7 +82,7 @@ def test_errors_name_the_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         Corpus.open("s3://bucket/corpus")
 
 
-def test_the_name_of_a_hub_data_set_may_have_a_revision() -> None:
+def test_the_name_of_a_hub_data_set_may_have_a_revision():
     assert parse_hub_name("hub:a/b@v1.0:en:dev") == ("a/b", "v1.0", "en", "dev")
     assert parse_hub_name("hub:a/b") == ("a/b", None, None, "train")
     assert without_revision("hub:a/b@v1.0:en:dev") == "hub:a/b:en:dev"
@@ -97,7 +92,7 @@ def test_the_name_of_a_hub_data_set_may_have_a_revision() -> None:
 
 
 @pytest.fixture
-def data_set(tmp_path: Path) -> Path:
+def data_set(tmp_path) -> Path:
     """A data set of three files, in the form of those of the Hub."""
     pytest.importorskip("datasets", reason="needs the extra 'data'")
     folder = tmp_path / "texts"
@@ -108,9 +103,7 @@ def data_set(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_hub_data_set_that_fails_says_at_which_row(
-    data_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_data_set_that_fails_says_at_which_row(data_set, monkeypatch):
     rows = HubData(f"hub:{data_set}").rows()
     assert [row["text"] for row in rows] == [f"Text {number}." for number in range(30)]
 
@@ -128,8 +121,8 @@ def test_a_hub_data_set_that_fails_says_at_which_row(
 
 
 def test_an_interrupted_build_does_not_continue_with_a_data_set_that_has_changed(
-    tokenizer: Tokenizer, tmp_path: Path, data_set: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tokenizer, tmp_path, data_set, monkeypatch
+):
     inputs, out = [f"hub:{data_set}"], tmp_path / "corpus"
     seconds = itertools.count(1)
 

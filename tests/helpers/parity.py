@@ -1,7 +1,5 @@
 """Losses and gradients of a task's model and of the class of transformers that its folder opens as."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ inheritance. Idea: the vectors of both words, concatenated, go through one dense
 (Baldini Soares et al. 2019, figure 3d).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
@@ -67,7 +65,7 @@ class RelationTargets(Targets):
     second: NDArray[np.int64] | Tensor
     labels: NDArray[np.int64] | Tensor
 
-    def without_weight(self) -> RelationTargets:
+    def without_weight(self) -> "RelationTargets":
         return RelationTargets(self.first, self.second, np.full_like(self.labels, IGNORED))
 
 

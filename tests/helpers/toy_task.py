@@ -1,7 +1,5 @@
 """A small vocabulary, a small random model, and examples at random."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import random

@@ -1,7 +1,5 @@
 """Adapters of PEFT: read as the weights that they make, and written so that PEFT computes the same."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -93,7 +91,7 @@ def assert_equal(actual: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_classifier_equals_peft(kind: str, tmp_path: Path) -> None:
+def test_classifier_equals_peft(kind, tmp_path):
     """The base has the head, parts of which "all-linear" changes."""
     name = "AutoModelForSequenceClassification"
     base = make_base(tmp_path / "base", kind, name, num_labels=3)
@@ -117,7 +115,7 @@ def test_classifier_equals_peft(kind: str, tmp_path: Path) -> None:
         {"layers_to_transform": [1], "fan_in_fan_out": False, "init_lora_weights": "gaussian"},
     ],
 )
-def test_settings_of_lora(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_of_lora(settings, tmp_path):
     base = make_base(tmp_path / "base")
     settings = {"target_modules": ["query", "value"], "task_type": "SEQ_CLS", **settings}
     expected = make_adapter(
@@ -130,7 +128,7 @@ def test_settings_of_lora(settings: dict[str, Any], tmp_path: Path) -> None:
     ("task", "name", "kind"),
     [("TOKEN_CLS", "AutoModelForTokenClassification", "tags"), (None, "BertForMaskedLM", "masked")],
 )
-def test_other_classes(task: str | None, name: str, kind: str, tmp_path: Path) -> None:
+def test_other_classes(task, name, kind, tmp_path):
     base = make_base(tmp_path / "base", name="AutoModelForMaskedLM")
     expected = make_adapter(
         base, tmp_path / "adapter", name, task_type=task, target_modules=["query"]
@@ -138,7 +136,7 @@ def test_other_classes(task: str | None, name: str, kind: str, tmp_path: Path) -
     assert_equal(logits(tmp_path / "adapter", kind), reference(expected))
 
 
-def test_tied_embedding_is_refused(tmp_path: Path) -> None:
+def test_tied_embedding_is_refused(tmp_path):
     base = make_base(tmp_path / "base", name="AutoModelForMaskedLM")
     make_adapter(base, tmp_path / "adapter", "BertForMaskedLM", target_modules=["word_embeddings"])
     with pytest.raises(FolderError) as caught:
@@ -146,7 +144,7 @@ def test_tied_embedding_is_refused(tmp_path: Path) -> None:
     assert caught.value.where == tmp_path / "adapter" / "adapter_model.safetensors"
 
 
-def test_encoder_with_the_tokenizer_of_its_base(tmp_path: Path) -> None:
+def test_encoder_with_the_tokenizer_of_its_base(tmp_path):
     """A relative path of the base may begin at the adapter; the base's content counts in digests."""
     make_folder(tmp_path / "base")
     adapted = make_adapter(
@@ -186,7 +184,7 @@ def change_settings(folder: Path, **changes: object) -> None:
         {"base_model_name_or_path": "./elsewhere"},
     ],
 )
-def test_unsupported_settings_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_unsupported_settings_are_refused(changes, tmp_path):
     base = make_base(tmp_path / "base")
     make_adapter(base, tmp_path / "adapter", "BertModel", target_modules=["query"])
     change_settings(tmp_path / "adapter", **changes)
@@ -198,7 +196,7 @@ def test_unsupported_settings_are_refused(changes: dict[str, Any], tmp_path: Pat
         assert key in caught.value.what
 
 
-def test_another_base_is_refused(tmp_path: Path) -> None:
+def test_another_base_is_refused(tmp_path):
     base = make_base(tmp_path / "base")
     make_adapter(base, tmp_path / "adapter", "BertModel", target_modules=["query"])
     other = make_base(tmp_path / "other", hidden_size=48)
@@ -214,7 +212,7 @@ def test_another_base_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("matrices", ["all", "query_value"])
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_written_adapter_equals_peft(kind: str, matrices: Any, tmp_path: Path) -> None:
+def test_written_adapter_equals_peft(kind, matrices, tmp_path):
     base = make_base(tmp_path / "base", kind)
     loaded = load_model(base, heads=())
     heads = (LabelHead(3),) if kind != "bert" else (PoolerHead(), LabelHead(3))
@@ -239,7 +237,7 @@ def test_written_adapter_equals_peft(kind: str, matrices: Any, tmp_path: Path) -
     assert load_model(tmp_path / "ours").labels == ("a", "b", "c")
 
 
-def test_transposed_weights(tmp_path: Path) -> None:
+def test_transposed_weights(tmp_path):
     """GPT-2 has its matrices the other way round, which PEFT calls fan_in_fan_out."""
     base = make_base(tmp_path / "base", "gpt2")
     targets = ["c_attn", "c_proj", "c_fc"]
@@ -264,7 +262,7 @@ def test_transposed_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["classify", "tag"])
-def test_run_with_adapter_only(task: str, tmp_path: Path) -> None:
+def test_run_with_adapter_only(task, tmp_path):
     base = make_folder(tmp_path / "base")
     if task == "classify":
         train: Any = str(write_tsv(tmp_path / "train.tsv", make_examples(32, 0)))
@@ -296,9 +294,7 @@ def test_run_with_adapter_only(task: str, tmp_path: Path) -> None:
     assert (tmp_path / "more/model/model.safetensors").is_file()
 
 
-def test_commands_write_and_compare_adapters(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_write_and_compare_adapters(tmp_path, capsys):
     base = make_folder(tmp_path / "base")
     train = write_tsv(tmp_path / "train.tsv", make_examples(32, 0))
     out = tmp_path / "runs"

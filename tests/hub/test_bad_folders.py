@@ -1,7 +1,5 @@
 """Every fault of a folder is one error that names the file; no code in it is ever run."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -172,9 +170,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("spoil", "message"), BAD.values(), ids=BAD)
-def test_a_bad_folder_is_refused_with_its_file(
-    spoil: Callable[[Path], object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_folder_is_refused_with_its_file(spoil, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = folder_of(peer("Bert", "ForSequenceClassification"), tmp_path / "theirs")
     spoil(folder)
@@ -185,7 +181,7 @@ def test_a_bad_folder_is_refused_with_its_file(
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
 @pytest.mark.parametrize("new", [True, False])
-def test_a_truncated_pickle_is_refused(share: float, new: bool, tmp_path: Path) -> None:
+def test_a_truncated_pickle_is_refused(share, new, tmp_path):
     folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
@@ -195,7 +191,7 @@ def test_a_truncated_pickle_is_refused(share: float, new: bool, tmp_path: Path) 
         load_model(folder)
 
 
-def test_quantised_weights_are_refused(tmp_path: Path) -> None:
+def test_quantised_weights_are_refused(tmp_path):
     def quantise(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {
             **tensors,

@@ -1,11 +1,8 @@
 """What cards say: data with fingerprints, limits from what the run knows."""
 
-from __future__ import annotations
-
 import pytest
 
 from bothways.core.errors import Finding
-from bothways.data.corpus import Corpus
 from bothways.finetuning.data import DataSource
 from bothways.hub.model_card import (
     UNSEEN,
@@ -34,7 +31,7 @@ FINDINGS = (
         (("causal",), "text-generation"),
     ],
 )  # fmt: skip
-def test_the_hub_is_told_what_a_model_is_for(heads: tuple[str, ...], task: str) -> None:
+def test_the_hub_is_told_what_a_model_is_for(heads, task):
     for own, library in ((False, "transformers"), (True, "bothways")):
         lines = render_card(Card(), Architecture("Any", frozenset(heads), own=own)).splitlines()
         assert lines[:6] == [
@@ -47,7 +44,7 @@ def test_the_hub_is_told_what_a_model_is_for(heads: tuple[str, ...], task: str) 
         ]
 
 
-def test_warnings_of_the_preflight_are_limits_and_notes_are_not() -> None:
+def test_warnings_of_the_preflight_are_limits_and_notes_are_not():
     limits = limits_of_finetuned(128, 7, FINDINGS, evaluated=True)
     assert limits[0] == UNSEEN
     assert "97 % of the training examples are 'x'." in limits
@@ -59,7 +56,7 @@ def test_warnings_of_the_preflight_are_limits_and_notes_are_not() -> None:
     )
 
 
-def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) -> None:
+def test_a_pretrained_model_tells_which_positions_are_untrained(corpus):
     encoder = EncoderConfig(30, 16, 1, 2, 32, position=Learned(64))
     tokens = 2 * corpus.manifest.counts.tokens
     limits = limits_of_pretrained(encoder, (16, 48), tokens, corpus.manifest.counts.tokens)
@@ -73,7 +70,7 @@ def test_a_pretrained_model_tells_which_positions_are_untrained(corpus: Corpus) 
     )
 
 
-def test_the_card_has_sections_for_data_and_limits(corpus: Corpus) -> None:
+def test_the_card_has_sections_for_data_and_limits(corpus):
     data = {"train": DataSource("a.tsv", 1234, "abc"), **data_of_corpus(corpus, "def")}
     text = render_card(
         Card("T", data=data, limits=("One\nthing.", "Another.")),

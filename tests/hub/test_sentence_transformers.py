@@ -1,7 +1,5 @@
 """Folders of sentence-transformers: read and written, with equal vectors both ways."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -61,7 +59,7 @@ def theirs(folder: Path, texts: list[str]) -> np.ndarray:
     return SentenceTransformer(str(folder), device="cpu").encode(texts, show_progress_bar=False)
 
 
-def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> None:
+def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path):
     """Read with its modules: mean, normalised, at most 256 tokens. Written and opened again by the other, the same."""
     task = open_task_model(str(minilm()))
     assert task.task == SentenceEmbeddingTask(pooling="mean", normalised=True)
@@ -76,7 +74,7 @@ def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["MPNet", "NomicBert", "Gte"])
-def test_new_families_give_vectors_of_sentence_transformers(name: str, tmp_path: Path) -> None:
+def test_new_families_give_vectors_of_sentence_transformers(name, tmp_path):
     import transformers
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
@@ -122,7 +120,7 @@ def made(folder: Path, **settings: Any) -> Embedder:
     "pooling", [*get_args(Pooling), ("cls", "mean"), ("weightedmean", "max", "lasttoken")]
 )
 @pytest.mark.parametrize("normalised", [False, True])
-def test_what_is_written_is_read_by_both(tmp_path: Path, pooling: Any, normalised: bool) -> None:
+def test_what_is_written_is_read_by_both(tmp_path, pooling, normalised):
     task = made(tmp_path / "vocabulary", pooling=pooling, normalised=normalised, layers=(2,))
     texts = [
         "the cats sat",
@@ -172,7 +170,7 @@ TEXTS = ["the cats sat", "a dog.", "the cat sat on a mat. the dogs sat on the ca
         (("cls", "mean"), [(32, 7, torch.nn.GELU(), True), (7, 9, torch.nn.ReLU(), True)]),
     ],
 )
-def test_dense_layers_are_read_and_written(tmp_path: Path, pooling: Any, dense: Any) -> None:
+def test_dense_layers_are_read_and_written(tmp_path, pooling, dense):
     folder = saved_with_dense(tmp_path / "saved", pooling, dense)
     expected = theirs(folder, TEXTS)
     opened = open_task_model(str(folder))
@@ -201,7 +199,7 @@ def test_dense_layers_are_read_and_written(tmp_path: Path, pooling: Any, dense: 
         {"temperature": 2},
     ],
 )
-def test_a_dense_layer_that_is_not_supported_is_refused(tmp_path: Path, change: Any) -> None:
+def test_a_dense_layer_that_is_not_supported_is_refused(tmp_path, change):
     folder = saved_with_dense(tmp_path / "saved", "mean", [(16, 5, torch.nn.Tanh(), True)])
     file = folder / "2_Dense" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
@@ -210,14 +208,14 @@ def test_a_dense_layer_that_is_not_supported_is_refused(tmp_path: Path, change: 
     assert "2_Dense" in str(caught.value.where)
 
 
-def test_pooling_that_the_dense_layer_does_not_read_is_refused(tmp_path: Path) -> None:
+def test_pooling_that_the_dense_layer_does_not_read_is_refused(tmp_path):
     folder = saved_with_dense(tmp_path / "saved", "mean", [(16, 5, torch.nn.Tanh(), True)])
     with pytest.raises(ConfigError) as caught:
         open_task(str(folder), "embed", settings=["pooling=[cls,mean]"])
     assert (caught.value.where, "16" in caught.value.what) == ("pooling", True)
 
 
-def test_prompts_are_not_pooled_in_any_way(tmp_path: Path) -> None:
+def test_prompts_are_not_pooled_in_any_way(tmp_path):
     from sentence_transformers import SentenceTransformer
 
     for number, pooling in enumerate(get_args(Pooling)):
@@ -232,7 +230,7 @@ def test_prompts_are_not_pooled_in_any_way(tmp_path: Path) -> None:
         assert_close(encoded, expected, message=pooling)
 
 
-def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
+def test_what_the_newest_version_writes_is_read(tmp_path):
     from sentence_transformers import SentenceTransformer
 
     task = made(tmp_path / "vocabulary", pooling="max", normalised=True)
@@ -251,9 +249,7 @@ def test_what_the_newest_version_writes_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("components", [1, 5, 16, 40])
-def test_vectors_are_cut_as_the_other_cuts_them(
-    tmp_path: Path, components: int, normalised: bool
-) -> None:
+def test_vectors_are_cut_as_the_other_cuts_them(tmp_path, components, normalised):
     """After they were scaled to length 1, not before; to no more than there is. Written again, it says so again."""
     from sentence_transformers import SentenceTransformer
 
@@ -290,7 +286,7 @@ def with_prompts(folder: Path) -> Path:
     return folder / "theirs"
 
 
-def test_prompts_and_similarity_are_kept(tmp_path: Path) -> None:
+def test_prompts_and_similarity_are_kept(tmp_path):
     from sentence_transformers import SentenceTransformer
 
     task = open_task_model(str(with_prompts(tmp_path)))
@@ -307,7 +303,7 @@ def test_prompts_and_similarity_are_kept(tmp_path: Path) -> None:
     assert np.abs(expected - first.encode(["sat on a mat"], show_progress_bar=False)).max() > 0.01
 
 
-def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path: Path) -> None:
+def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path):
     source, place = with_prompts(tmp_path), tmp_path / "old"
     shutil.copytree(source, place / "0_Transformer")
     for name in ("1_Pooling", "modules.json", "config_sentence_transformers.json"):
@@ -330,7 +326,7 @@ def test_an_older_folder_has_the_transformer_in_one_of_its_own(tmp_path: Path) -
     )
 
 
-def test_a_folder_without_these_files_says_nothing(tmp_path: Path) -> None:
+def test_a_folder_without_these_files_says_nothing(tmp_path):
     task = made(tmp_path / "vocabulary")
     save_model(tmp_path / "model", task.model, task.tokenizer)
     assert read_program_config(tmp_path / "model", 20) is None
@@ -394,9 +390,7 @@ MODULES = [
         ("sentence_bert_config.json", [], r"holds a JSON list, not an object"),
     ],
 )
-def test_what_is_not_understood_is_refused(
-    tmp_path: Path, name: str, content: Any, message: str
-) -> None:
+def test_what_is_not_understood_is_refused(tmp_path, name, content, message):
     task = made(tmp_path / "vocabulary", normalised=True)
     save_sentence_encoder(tmp_path / "model", task)
     (tmp_path / "model" / "bothways.json").unlink()
@@ -405,7 +399,7 @@ def test_what_is_not_understood_is_refused(
         open_task(str(tmp_path / "model"), "embed")
 
 
-def test_a_length_is_found_wherever_it_stands(tmp_path: Path) -> None:
+def test_a_length_is_found_wherever_it_stands(tmp_path):
     task = made(tmp_path / "vocabulary")
     place = tmp_path / "model"
     save_sentence_encoder(place, task)
@@ -427,7 +421,7 @@ def test_a_length_is_found_wherever_it_stands(tmp_path: Path) -> None:
         assert found.length == expected
 
 
-def test_layers_that_the_other_does_not_read_are_not_written(tmp_path: Path) -> None:
+def test_layers_that_the_other_does_not_read_are_not_written(tmp_path):
     task = made(tmp_path / "vocabulary", layers=(1,))
     with pytest.raises(
         ConfigError, match=r"pool the last layer, and this task reads \(1,\)\n  The last"

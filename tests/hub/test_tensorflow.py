@@ -1,7 +1,5 @@
 """`bothways convert`: checkpoints made of transformers' models, under names of the test's own, give what they give."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct
@@ -138,7 +136,7 @@ def same_model(found: Any, wanted: Any) -> None:
     "name",
     ["ForPreTraining", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering", "Model"],
 )
-def test_bert(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bert(name, tmp_path, capsys):
     model = bert(name)
     found = bert_variables(model)
     if name == "Model":
@@ -156,7 +154,7 @@ def test_bert(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
 
 
-def test_ours_opens_it_and_gives_the_same(tmp_path: Path) -> None:
+def test_ours_opens_it_and_gives_the_same(tmp_path):
     model = bert()
     checkpoint = read_tensorflow(write_folder(tmp_path / "google", bert_variables(model), google()))
     assert checkpoint.model.config.activation == "gelu_tanh"
@@ -172,7 +170,7 @@ def test_ours_opens_it_and_gives_the_same(tmp_path: Path) -> None:
         )
 
 
-def test_the_exact_gelu_would_give_something_else(tmp_path: Path) -> None:
+def test_the_exact_gelu_would_give_something_else(tmp_path):
     model = bert()
     checkpoint = read_tensorflow(write_folder(tmp_path / "google", bert_variables(model), google()))
     exact = transformers.BertForPreTraining(
@@ -211,7 +209,7 @@ ALBERT_NAMES = (
     ("name", "groups", "inner"),
     [("ForPreTraining", 1, 1), ("ForPreTraining", 2, 2), ("ForSequenceClassification", 1, 1)],
 )
-def test_albert(name: str, groups: int, inner: int, tmp_path: Path) -> None:
+def test_albert(name, groups, inner, tmp_path):
     sizes = {
         **BERT_SIZES,
         "embedding_size": 8,
@@ -267,9 +265,7 @@ def electra_variables(discriminator: Any, generator: Any, untied: bool) -> Varia
 
 @pytest.mark.parametrize("untied", [False, True])
 @pytest.mark.parametrize("embedding", [16, 128])
-def test_electra(
-    untied: bool, embedding: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_electra(untied, embedding, tmp_path, capsys):
     discriminator, generator = (
         electra("ForPreTraining", 128, embedding),
         electra("ForMaskedLM", 64, embedding),
@@ -285,7 +281,7 @@ def test_electra(
     assert "unused (the discriminator's)" in capsys.readouterr().out
 
 
-def test_an_electra_computes_what_transformers_does(tmp_path: Path) -> None:
+def test_an_electra_computes_what_transformers_does(tmp_path):
     discriminator = electra("ForPreTraining", 128, 16)
     source = write_folder(
         tmp_path / "google",
@@ -308,9 +304,7 @@ def test_an_electra_computes_what_transformers_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "lowercase"), [(WORDS, True), ([*WORDS[:-1], "Cat"], False)])
-def test_a_capital_letter_in_the_vocabulary_tells_that_it_is_cased(
-    words: list[str], lowercase: bool, tmp_path: Path
-) -> None:
+def test_a_capital_letter_in_the_vocabulary_tells_that_it_is_cased(words, lowercase, tmp_path):
     source = write_folder(tmp_path / "google", bert_variables(bert()), google())
     (source / "vocab.txt").write_text("".join(f"{word}\n" for word in words))
     converted(source, tmp_path / "out")
@@ -338,7 +332,7 @@ def sentencepiece(*pieces: str) -> bytes:
     ) + field(2, field(3, 1))
 
 
-def test_an_alberts_tokenizer_is_its_sentencepiece_file(tmp_path: Path) -> None:
+def test_an_alberts_tokenizer_is_its_sentencepiece_file(tmp_path):
     config = transformers.AlbertConfig(**BERT_SIZES, embedding_size=8, hidden_act="gelu_new")
     found = variables(
         without_ties(stirred(transformers.AlbertForPreTraining(config))), *ALBERT_NAMES
@@ -360,7 +354,7 @@ def test_an_alberts_tokenizer_is_its_sentencepiece_file(tmp_path: Path) -> None:
     assert read_tensorflow(source).tokenizer is None
 
 
-def test_a_checkpoint_is_named_by_folder_index_or_prefix(tmp_path: Path) -> None:
+def test_a_checkpoint_is_named_by_folder_index_or_prefix(tmp_path):
     source = write_folder(
         tmp_path / "google",
         bert_variables(bert("Model", num_labels=2)) | {"x": np.zeros(1, np.float32)},
@@ -389,7 +383,7 @@ def test_a_checkpoint_is_named_by_folder_index_or_prefix(tmp_path: Path) -> None
             read_tensorflow(place)
 
 
-def test_a_folder_that_is_not_converted_says_how(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_converted_says_how(tmp_path):
     source = write_folder(tmp_path / "google", bert_variables(bert()), google())
     with pytest.raises(FolderError, match=f"bothways convert {source} --out FOLDER"):
         load_model(source)
@@ -412,15 +406,13 @@ def test_a_folder_that_is_not_converted_says_how(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_refused(
-    settings: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_configuration_that_does_not_fit_is_refused(settings, message, tmp_path):
     source = write_folder(tmp_path / "google", bert_variables(bert()), google(**settings))
     with pytest.raises(FolderError, match=message):
         read_tensorflow(source)
 
 
-def test_what_the_configuration_leaves_out_is_read_off_the_tensors(tmp_path: Path) -> None:
+def test_what_the_configuration_leaves_out_is_read_off_the_tensors(tmp_path):
     config = {
         key: value
         for key, value in google().items()
@@ -483,14 +475,12 @@ def lacking(*patterns: str) -> Variables:
         ),
     ],
 )
-def test_a_checkpoint_that_lacks_something_is_refused(
-    found: Any, message: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_lacks_something_is_refused(found, message, tmp_path):
     with pytest.raises(FolderError, match=message):
         read_tensorflow(write_folder(tmp_path / "google", found(), google()))
 
 
-def test_an_embedding_without_a_width_is_refused(tmp_path: Path) -> None:
+def test_an_embedding_without_a_width_is_refused(tmp_path):
     found = electra_variables(
         electra("ForPreTraining", 128, 16), electra("ForMaskedLM", 64, 16), False
     )
@@ -502,7 +492,7 @@ def test_an_embedding_without_a_width_is_refused(tmp_path: Path) -> None:
         read_tensorflow(write_folder(tmp_path / "google", found, None))
 
 
-def test_of_heads_without_a_class_the_most_are_kept(tmp_path: Path) -> None:
+def test_of_heads_without_a_class_the_most_are_kept(tmp_path):
     found = read_tensorflow(
         write_folder(tmp_path / "google", lacking("seq_relationship"), google())
     )

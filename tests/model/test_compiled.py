@@ -1,7 +1,5 @@
 """Compiled blocks: what the others give, forward and backward, and no trace for another number of tokens."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect
@@ -43,7 +41,7 @@ COMPILED = dataclasses.replace(finetune_adam(), compiled=True)
 
 
 @pytest.fixture
-def counter(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
+def counter(monkeypatch) -> CompileCounterWithBackend:
     """What would be given to the compiler is run as it is, forward and backward, and counted."""
     torch._dynamo.reset()
     for owner, name in TRACED:  # without the checks of types and shapes that tests run with
@@ -96,9 +94,7 @@ def trained(
         (NAMES[0], True),
     ],
 )
-def test_compiled_is_what_it_is_without(
-    name: str, recompute: bool, counter: CompileCounterWithBackend
-) -> None:
+def test_compiled_is_what_it_is_without(name, recompute, counter):
     encoder = encoder_of(name).train()
     encoder.recompute = recompute
     traces = []
@@ -112,7 +108,7 @@ def test_compiled_is_what_it_is_without(
     assert 0 < traces[0] == traces[-1]
 
 
-def test_a_copy_computes_with_weights_of_its_own(counter: CompileCounterWithBackend) -> None:
+def test_a_copy_computes_with_weights_of_its_own(counter):
     encoder = encoder_of(NAMES[0])
     before = trained(encoder, [5, 6], True, None)[0]
     other = copy.deepcopy(encoder)
@@ -125,7 +121,7 @@ def test_a_copy_computes_with_weights_of_its_own(counter: CompileCounterWithBack
     assert not torch.equal(trained(other, [5, 6], True, None)[0], before)
 
 
-def test_a_gpu_alone_is_given_compiled_blocks() -> None:
+def test_a_gpu_alone_is_given_compiled_blocks():
     encoder = encoder_of(NAMES[0])
     with pytest.raises(
         ConfigError,

@@ -1,7 +1,5 @@
 """Counted parameters against modules, published sizes and the guide; operations against torch's count."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +16,6 @@ from bothways.core.errors import ConfigError
 from bothways.model.attention.patterns import (
     Causal,
     Full,
-    Pattern,
     Window,  # fmt: skip
 )
 from bothways.model.config import (
@@ -36,7 +33,6 @@ from bothways.model.families import bert
 from bothways.model.heads import (
     HEADS,
     ChoiceHead,
-    Head,
     LabelHead,
     MaskedHead,
     NextTokenHead,
@@ -62,15 +58,7 @@ PRETRAINING = (PoolerHead(), MaskedHead(), PairHead())
     sharing=st.sampled_from([None, Sharing()]),
     rotary=st.booleans(),
 )
-def test_every_parameter_is_counted_once(
-    seed: int,
-    order: PreNorm | PostNorm,
-    mlp: Plain | Gated,
-    bias: Bias,
-    own: Own | None,
-    sharing: Sharing | None,
-    rotary: bool,
-) -> None:
+def test_every_parameter_is_counted_once(seed, order, mlp, bias, own, sharing, rotary):
     readout = Readout() if own is None else Readout(own, own, own)
     config = replace(
         draw_config(seed, "post"), order=order, mlp=mlp, bias=bias, readout=readout, sharing=sharing
@@ -93,7 +81,7 @@ def test_every_parameter_is_counted_once(
 
 
 @pytest.mark.parametrize("page", ["describe.md", "zh/describe.md"])
-def test_the_formulas_of_the_guide_give_the_counts_of_bert_base(page: str) -> None:
+def test_the_formulas_of_the_guide_give_the_counts_of_bert_base(page):
     guide = Path(__file__).parents[2] / "docs/guide" / page
     rows = re.findall(
         r"^\| ([^|*]+) \| ([^|]+) \| ([0-9,]+) \|$", guide.read_text("utf8"), re.MULTILINE
@@ -107,14 +95,14 @@ def test_the_formulas_of_the_guide_give_the_counts_of_bert_base(page: str) -> No
         assert value == int(count.replace(",", "")) == found
 
 
-def test_equal_shapes_are_written_once() -> None:
+def test_equal_shapes_are_written_once():
     entries = {entry.part: entry for entry in parameter_table(bert.base()).entries}
     assert entries["token embedding"].tensors == "(30,522, 768)"
     attention = entries["attention: query, key, value, output"]
     assert attention.tensors == "12 × (2,304, 768) + 12 × (768, 768)"
 
 
-def test_sizes_beyond_64_bits_are_one_error() -> None:
+def test_sizes_beyond_64_bits_are_one_error():
     config = EncoderConfig(9, 2**31 - 1, 1, 1, 2**31 - 1)
     with pytest.raises(ConfigError, match=r"^encoder: the tensors would be too large"):
         parameter_table(config)
@@ -122,7 +110,7 @@ def test_sizes_beyond_64_bits_are_one_error() -> None:
 
 @pytest.mark.parametrize("pattern", [Full(), Causal(), Window(0), Window(3), Window(30)])
 @pytest.mark.parametrize("length", [1, 2, 9, 40])
-def test_what_is_seen_is_counted_pair_by_pair(pattern: Pattern, length: int) -> None:
+def test_what_is_seen_is_counted_pair_by_pair(pattern, length):
     rule: dict[type, Callable[[int, int], bool]] = {
         Full: lambda i, j: True,
         Causal: lambda i, j: j <= i,
@@ -132,7 +120,7 @@ def test_what_is_seen_is_counted_pair_by_pair(pattern: Pattern, length: int) -> 
     assert seen(pattern, length) == pytest.approx(pairs / length)
 
 
-def test_a_window_costs_what_it_sees_and_a_gate_a_matrix() -> None:
+def test_a_window_costs_what_it_sees_and_a_gate_a_matrix():
     config = draw_config(3, "pre")
     plain = forward_flops(config, (), 100)
     windows = replace(config, patterns=(Window(2),))
@@ -157,18 +145,18 @@ def test_a_window_costs_what_it_sees_and_a_gate_a_matrix() -> None:
         ("bert-base", PRETRAINING, 110_106_428),
     ],
 )
-def test_published_sizes(name: str, heads: tuple[Head, ...], count: int) -> None:
+def test_published_sizes(name, heads, count):
     assert parameter_table(bert.PRESETS[name](), heads).total == count
 
 
-def test_the_textbook_formula_and_what_it_leaves_out() -> None:
+def test_the_textbook_formula_and_what_it_leaves_out():
     base = parameter_table(bert.base())
     assert base.textbook == 30_522 * 768 + 12 * 12 * 768**2
     assert base.total - base.textbook == 516_096
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])
-def test_operations_equal_what_torch_counts(order: str) -> None:
+def test_operations_equal_what_torch_counts(order):
     config = draw_config(3, order, dropout=0.1, attention_dropout=0.1)
     length, copies, predicted = 10, 4, 0.2
     heads = (*PRETRAINING, LabelHead(3))

@@ -1,7 +1,5 @@
 """Blocks computed again in the backward pass: bit for bit the losses and gradients of blocks that are kept, in every family."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -46,9 +44,7 @@ def assert_equal(model: Model, run: Callable[[Model], Tensor]) -> None:
 @pytest.mark.parametrize(
     "config", [SMALL, replace(SMALL, mlp=Gated(0.2)), replace(SMALL, activation="silu")], ids=repr
 )
-def test_activations_computed_again_change_nothing(
-    config: EncoderConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_activations_computed_again_change_nothing(config, monkeypatch):
     """Those of the feed-forward layer alone, as in large batches, and within blocks that are computed again."""
     model, batch = Model(config, ()).train(), batch_for(config)
     usual, size = trained(model, False, square), kept(model, batch)
@@ -62,7 +58,7 @@ def test_activations_computed_again_change_nothing(
 
 
 @pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
-def test_losses_gradients_and_draws_are_bit_equal(config: EncoderConfig) -> None:
+def test_losses_gradients_and_draws_are_bit_equal(config):
     model, batch = Model(config, (token_head(config),)).train(), batch_for(config)
     only = torch.tensor([0, 80, 99])
     weights = torch.randn(3, model.encoder.width)
@@ -79,7 +75,7 @@ def test_losses_gradients_and_draws_are_bit_equal(config: EncoderConfig) -> None
     )  # type: ignore[misc]
 
 
-def test_frozen_parts_and_autocast_too() -> None:
+def test_frozen_parts_and_autocast_too():
     model, batch = Model(SMALL, ()).train(), batch_for(SMALL)
     model.encoder.embedding.requires_grad_(False)
     model.encoder.blocks[0].requires_grad_(False)
@@ -115,9 +111,7 @@ def kept(model: Model, batch: Batch) -> int:
 
 @pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("length", [32, 64])
-def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(
-    length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(length, monkeypatch):
     """It leaves room in each block, for 4 vectors more than attention of the library's own keeps, for 6 more than torch's.
 
     What it leaves out are two vectors of the embedding, and numbers that each token has a few of: ids, moments of the norms.
@@ -142,16 +136,14 @@ def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(
 @pytest.mark.parametrize(
     ("name", "grows"), [("bert-base-chinese", False), ("deberta-xlarge", True)]
 )
-def test_a_gpu_keeps_no_probabilities(
-    name: str, grows: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_keeps_no_probabilities(name, grows, monkeypatch):
     """Its kernels compute them again, and need as much of each token however long its sequence is."""
     monkeypatch.setattr(operations.devices, "resolve_precision", lambda *_: torch.bfloat16)
     short, long = (kept_floats(SHAPES[name], length, torch.device("cuda")) for length in (16, 64))
     assert (long > short) == grows
 
 
-def test_evaluation_computes_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_computes_nothing_again(monkeypatch):
     encoder, batch = Encoder(SMALL), batch_for(SMALL)
     encoder.recompute = True
     monkeypatch.setattr("bothways.model.model.checkpoint", None)

@@ -1,7 +1,5 @@
 """How the embeddings of a generator and a discriminator depend on each other: gradients, one update, folders, continued runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -88,7 +86,7 @@ def gradients(
 
 @pytest.mark.parametrize("name", ["electra-small-discriminator", "deberta-v3-small"])
 @pytest.mark.parametrize("sharing", SHARINGS)
-def test_each_loss_trains_its_own_network(sharing: Sharing, name: str) -> None:
+def test_each_loss_trains_its_own_network(sharing, name):
     training_module = build_training_module(shape_of(name), sharing)
     every = {each for each, _ in training_module.named_parameters()}
     common = {"model.encoder.embedding." + each for each in COMMON[name]} & every
@@ -108,7 +106,7 @@ COMMON = {
 
 
 @pytest.mark.parametrize("name", ["electra-small-discriminator", "deberta-v3-small"])
-def test_one_joint_update_is_that_of_the_formula(name: str) -> None:
+def test_one_joint_update_is_that_of_the_formula(name):
     """By plain gradient descent the generator's table moves as without sharing, the sum as one shared table would."""
     rate, factors = 0.01, {"masked": 1.0, "replaced": 50.0}
     moved = {}
@@ -136,7 +134,7 @@ def test_one_joint_update_is_that_of_the_formula(name: str) -> None:
         )
 
 
-def test_the_networks_are_those_that_were_given() -> None:
+def test_the_networks_are_those_that_were_given():
     """Of two different embeddings, such as those of a run that goes on, both stay as they are."""
     config = shape_of("electra-small-discriminator")
     objective = ReplacedTokens(sharing="disentangled")
@@ -152,7 +150,7 @@ def test_the_networks_are_those_that_were_given() -> None:
     )
 
 
-def test_the_saved_discriminator_has_the_sum_and_shares_the_rest() -> None:
+def test_the_saved_discriminator_has_the_sum_and_shares_the_rest():
     training_module = build_training_module(shape_of("electra-small-discriminator"), "disentangled")
     with torch.no_grad():
         for name, parameter in training_module.model.named_parameters():
@@ -169,7 +167,7 @@ def test_the_saved_discriminator_has_the_sum_and_shares_the_rest() -> None:
 
 @pytest.mark.parametrize("sharing", SHARINGS)
 @pytest.mark.parametrize("size", [Narrower(0.5), Shallower()])
-def test_parameters_are_forecast_for_both_networks(sharing: Sharing, size: Any) -> None:
+def test_parameters_are_forecast_for_both_networks(sharing, size):
     config = shape_of("electra-small-discriminator")
     objective = ReplacedTokens(generator=size, sharing=sharing)
     models = objective.models(config)
@@ -192,12 +190,12 @@ def config_of(corpus: Corpus, sharing: Sharing, steps: int = 4, **settings: Any)
 
 
 @pytest.fixture(scope="module")
-def run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def run(corpus, tmp_path_factory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("made") / "run"
     return folder, pretrain(config_of(corpus, "disentangled"), corpus, folder)
 
 
-def test_the_differences_begin_at_zero(corpus: Corpus) -> None:
+def test_the_differences_begin_at_zero(corpus):
     settings = config_of(corpus, "disentangled")
     models = build_models(settings, corpus)
     training_module = settings.objective.training_module(models, VOCABULARY)
@@ -206,7 +204,7 @@ def test_the_differences_begin_at_zero(corpus: Corpus) -> None:
     assert not any(difference.any() for difference in differences)
 
 
-def test_a_run_saves_folders_of_transformers(run: tuple[Path, Any]) -> None:
+def test_a_run_saves_folders_of_transformers(run):
     from transformers import AutoModel, AutoModelForMaskedLM, DebertaV2Model
 
     folder, done = run
@@ -236,9 +234,7 @@ def test_a_run_saves_folders_of_transformers(run: tuple[Path, Any]) -> None:
 
 
 @pytest.mark.parametrize("place", ["run/model", "copy"])
-def test_a_run_goes_on_with_both_networks(
-    run: tuple[Path, Any], corpus: Corpus, tmp_path: Path, place: str
-) -> None:
+def test_a_run_goes_on_with_both_networks(run, corpus, tmp_path, place):
     """The generator is next to the `model/` of a run, or in the folder of the model."""
     folder, done = run
     if place == "copy":
@@ -263,9 +259,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-def test_without_a_generator_a_run_goes_on_with_a_new_one(
-    run: tuple[Path, Any], corpus: Corpus, tmp_path: Path, sharing: Sharing
-) -> None:
+def test_without_a_generator_a_run_goes_on_with_a_new_one(run, corpus, tmp_path, sharing):
     saved = run[1].training_module.saved()["model"]
     save_model(tmp_path / "alone", saved, corpus.tokenizer)
     settings = config_of(corpus, sharing, start=str(tmp_path / "alone"))
@@ -278,7 +272,7 @@ def test_without_a_generator_a_run_goes_on_with_a_new_one(
     assert torch.equal(*tables) == (sharing != "none")
 
 
-def test_a_generator_of_another_shape_is_refused(run: tuple[Path, Any], corpus: Corpus) -> None:
+def test_a_generator_of_another_shape_is_refused(run, corpus):
     settings = config_of(corpus, "disentangled", start=str(run[0] / "model"))
     other = dataclasses.replace(
         settings, objective=ReplacedTokens(generator=Shallower(1.0), sharing="disentangled")
@@ -287,7 +281,7 @@ def test_a_generator_of_another_shape_is_refused(run: tuple[Path, Any], corpus: 
         build_models(other, corpus)
 
 
-def test_the_recipes_are_the_papers() -> None:
+def test_the_recipes_are_the_papers():
     third = deberta_v3(preset("deberta-v3-base"))
     assert third.objective == ReplacedTokens(generator=Shallower(0.5), sharing="disentangled")
     assert third.objective.models(third.encoder)["generator"].encoder.depth == 6

@@ -1,13 +1,9 @@
 """What is printed is what it is: brackets in names are no markup."""
 
-from __future__ import annotations
-
 import io
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from rich.console import Console
 from rich.text import Text
 
@@ -39,13 +35,13 @@ def shown(printed: object) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows]
 
 
-def test_a_line_is_printed_as_it_is() -> None:
+def test_a_line_is_printed_as_it_is():
     console = Console(file=io.StringIO(), width=20, force_terminal=True)
     say(console, f"[/x] [bold]12 {'long ' * 9}")
     assert console.file.getvalue() == f"[/x] [bold]12 {'long ' * 9}\n"  # type: ignore[attr-defined]
 
 
-def test_a_table_of_metrics_of_several_models() -> None:
+def test_a_table_of_metrics_of_several_models():
     table = metric_table("a [/b]", {"fp32": METRICS, "int8": {"f1": 0.5, "f1/[/x]": 0.0}})
     assert printed_lines(table)[0] == "a [/b]"
     assert shown(table) == [
@@ -58,7 +54,7 @@ def test_a_table_of_metrics_of_several_models() -> None:
     assert shown(plain) == [["f1", "25%"], ["f1/[/x]", "100%"]]
 
 
-def test_types_of_entities_may_have_brackets() -> None:
+def test_types_of_entities_may_have_brackets():
     done: Any = SimpleNamespace(layers="weighted_all", metrics=METRICS, shares=(0.75, 0.25))
     rows = [["share of layer 1 of 2", "0.7500"], ["share of layer 2 of 2", "0.2500"]]
     assert shown(lab._feature_table(done))[1:] == [["f1", "0.2500"], ["f1/[/x]", "1.0000"], *rows]
@@ -69,9 +65,7 @@ def test_types_of_entities_may_have_brackets() -> None:
     ]
 
 
-def test_folders_may_have_brackets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_may_have_brackets(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("a cat sat\n\na dog ran\n")
     train_tokenizer(["a cat sat", "a dog ran"], WordPiece(60)).save("tokenizer")
@@ -96,14 +90,14 @@ def test_folders_may_have_brackets(
     assert capsys.readouterr().err.endswith("The tokenizer is in t[/x].\n")
 
 
-def test_a_title_is_not_wrapped_to_the_width_of_its_table() -> None:
+def test_a_title_is_not_wrapped_to_the_width_of_its_table():
     title = "models/a/rather/long/path/of/a/model on data/another/rather/long/path.tsv"
     assert printed_lines(metric_table(title, {"f1": {"f1": 0.5}}), width=80)[0] == title
     section = TableSection(title, ["a"], [[1]])
     assert printed_lines(render_report(section), width=80)[0].strip() == title
 
 
-def test_a_path_is_never_broken() -> None:
+def test_a_path_is_never_broken():
     """At 80 columns, as a title and as a line of its own."""
     title = f"runs/{'a-long-name/' * 9}model on data.tsv"
     console = Console(file=io.StringIO(), width=80)

@@ -1,7 +1,5 @@
 """All layers in one pass, files of vectors, and the commands for tasks that need no training, as one types them."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -31,7 +29,7 @@ def make_text(draw: random.Random, longest: int = 9) -> str:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     """A folder with a pre-trained model, texts, and scored pairs."""
     folder, draw = tmp_path_factory.mktemp("place"), random.Random(3)
     make_folder(folder / "bert")
@@ -52,7 +50,7 @@ def run(monkeypatch: pytest.MonkeyPatch, place: Path, line: str) -> None:
     app(line.split(), result_action="return_value")
 
 
-def test_tables_have_the_vectors_of_their_texts_with_the_prompt(place: Path) -> None:
+def test_tables_have_the_vectors_of_their_texts_with_the_prompt(place):
     import pandas
 
     texts = ["the film was fine", "a film"]
@@ -66,9 +64,7 @@ def test_tables_have_the_vectors_of_their_texts_with_the_prompt(place: Path) -> 
     assert embed({"sentence1": texts[0], "sentence2": texts[1], "score": 3}).cosine is not None
 
 
-def test_progress_is_printed_as_lines_where_there_is_no_terminal(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_printed_as_lines_where_there_is_no_terminal(place, monkeypatch, capsys):
     line = f"embed bert texts.txt --out {place / 'lines.npy'}"
     run(monkeypatch, place, line)
     assert "predicting:" not in capsys.readouterr().err  # shorter than ten seconds
@@ -79,9 +75,7 @@ def test_progress_is_printed_as_lines_where_there_is_no_terminal(
     assert re.search(r"^predicting: \d+ rows, \d+% done", captured.err, re.MULTILINE)
 
 
-def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(place, monkeypatch, capsys):
     embedder = open_task_model(str(place / "bert"), "embed")
     assert isinstance(embedder, Embedder)
     save_sentence_encoder(place / "encoder", embedder)
@@ -93,9 +87,7 @@ def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(
 
 
 @pytest.mark.parametrize("settings", [{}, {"components": 7}])
-def test_one_pass_gives_what_each_embedding_gives(
-    place: Path, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_pass_gives_what_each_embedding_gives(place, settings, monkeypatch):
     monkeypatch.setattr(evaluation, "WINDOW", 7)
     task = open_task_model(str(place / "bert"), "embed", settings=settings)
     examples = list(task.task.read(str(place / "sts.tsv")).examples)
@@ -118,7 +110,7 @@ def test_one_pass_gives_what_each_embedding_gives(
     assert len(found.to_json()["cells"]) == 9
 
 
-def test_the_best_is_that_of_the_highest_rank_correlation() -> None:
+def test_the_best_is_that_of_the_highest_rank_correlation():
     low, high = (
         Cell(0, "cls", Correlation(0.9, 0.1, 0.0)),
         Cell(1, "mean", Correlation(0.1, 0.9, 0.0)),
@@ -126,9 +118,7 @@ def test_the_best_is_that_of_the_highest_rank_correlation() -> None:
     assert Sweep((low, high, Cell(2, "mean", high.correlation)), 2).best is high
 
 
-def test_files_hold_the_vectors_of_all_parts_in_order(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_hold_the_vectors_of_all_parts_in_order(place, monkeypatch):
     """From standard input, too, whose parts are gone when the file is complete."""
     for name in ("v.npy", "v.parquet", "v.jsonl"):
         run(monkeypatch, place, f"embed bert texts.txt --rows 10 --out {name}")
@@ -149,9 +139,7 @@ def test_files_hold_the_vectors_of_all_parts_in_order(
     assert not [*place.glob(".*")]
 
 
-def test_files_that_cannot_be_embedded_are_named_and_leave_nothing(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_cannot_be_embedded_are_named_and_leave_nothing(place, monkeypatch):
     (place / "empty.txt").touch()
     with pytest.raises(DataError, match="holds no row") as caught:
         run(monkeypatch, place, "embed bert empty.txt --out none.npy")
@@ -164,9 +152,7 @@ def test_files_that_cannot_be_embedded_are_named_and_leave_nothing(
     assert not [*place.glob(".*"), *place.glob("none*")]
 
 
-def test_embed_writes_a_row_for_each_text(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_embed_writes_a_row_for_each_text(place, monkeypatch, capsys):
     run(
         monkeypatch,
         place,
@@ -185,9 +171,7 @@ def test_embed_writes_a_row_for_each_text(
     assert parquet.read_table(place / "v.parquet").num_rows == 40
 
 
-def test_evaluate_shows_every_layer_and_names_the_best(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_shows_every_layer_and_names_the_best(place, monkeypatch, capsys):
     run(monkeypatch, place, "evaluate bert sts.tsv --task embed --json")
     found = json.loads(capsys.readouterr().out)
     assert found["pairs"] == 40
@@ -198,9 +182,7 @@ def test_evaluate_shows_every_layer_and_names_the_best(
     assert found["best"]["pooling"] in best
 
 
-def test_predict_does_every_task(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_does_every_task(place, monkeypatch, capsys):
     run(monkeypatch, place, "predict bert masks.txt top=2 --task fill")
     one, two = map(json.loads, capsys.readouterr().out.splitlines())
     assert [len(mask) for mask in two["masks"]] == [2, 2]
@@ -233,7 +215,7 @@ def test_predict_does_every_task(
     ]
 
 
-def test_encode_leaves_no_second_text_out(place: Path) -> None:
+def test_encode_leaves_no_second_text_out(place):
     import pandas
 
     embed = open_task(place / "bert", "embed")
@@ -267,14 +249,12 @@ def test_encode_leaves_no_second_text_out(place: Path) -> None:
         ("evaluate bert texts.txt --task embed", r"texts\.txt"),
     ],
 )
-def test_mistakes_are_told(
-    place: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
-) -> None:
+def test_mistakes_are_told(place, monkeypatch, words, message):
     with pytest.raises(BothwaysError, match=message):
         run(monkeypatch, place, words)
 
 
-def test_a_model_without_the_head_cannot_fill(tmp_path: Path) -> None:
+def test_a_model_without_the_head_cannot_fill(tmp_path):
     import transformers
 
     from toy_folder import make_tokenizer

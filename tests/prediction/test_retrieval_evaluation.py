@@ -1,7 +1,5 @@
 """Folders as BEIR's: the metrics of vectors and of BM25, their table, and a task of mteb."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -37,15 +35,13 @@ def write_folder(folder: Path, seed: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("masked")
     make_masked(folder)
     return str(folder / "model")
 
 
-def test_a_folder_is_ranked_as_by_all_cosines(
-    tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_is_ranked_as_by_all_cosines(tmp_path, model, capsys):
     folders = [write_folder(tmp_path / "all" / name, seed) for seed, name in enumerate("ab")]
     done = bothways.evaluate(model, folders[0], progress=False)
     embedder = bothways.load(model, "embed")
@@ -68,7 +64,7 @@ def test_a_folder_is_ranked_as_by_all_cosines(
         bothways.evaluate(model, folders[0], text="body", progress=False)
 
 
-def test_metrics_of_both_rankings_are_those_of_trec_eval(tmp_path: Path, model: str) -> None:
+def test_metrics_of_both_rankings_are_those_of_trec_eval(tmp_path, model):
     pytrec_eval = pytest.importorskip("pytrec_eval")
     pytest.importorskip("bm25s")
     folder = write_folder(tmp_path / "data", 3)
@@ -93,7 +89,7 @@ def test_metrics_of_both_rankings_are_those_of_trec_eval(tmp_path: Path, model: 
             assert done[name][ours] == pytest.approx(mean, abs=1e-6)
 
 
-def test_a_task_of_mteb(tmp_path: Path, model: str) -> None:
+def test_a_task_of_mteb(tmp_path, model):
     mteb: Any = pytest.importorskip("mteb")
     from datasets import Dataset
     from mteb.abstasks.sts import AbsTaskSTS

@@ -1,7 +1,5 @@
 """Pre-training a RoBERTa with byte-level BPE from the command line to transformers, and shapes that fit no class."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -42,7 +40,7 @@ FAST = [
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     rng = np.random.default_rng(7)
     texts = [document(rng) for _ in range(80)]
@@ -66,9 +64,7 @@ def run(home: Path, out: str, *words: str) -> Path:
 
 
 @pytest.mark.parametrize("output", ["embedding", "own"])
-def test_a_roberta_from_the_command_line_opens_in_transformers_with_equal_outputs(
-    home: Path, output: str
-) -> None:
+def test_a_roberta_from_the_command_line_opens_in_transformers_with_equal_outputs(home, output):
     from transformers import AutoTokenizer, RobertaForMaskedLM
 
     words = (
@@ -110,7 +106,7 @@ def test_a_roberta_from_the_command_line_opens_in_transformers_with_equal_output
             assert torch.allclose(found, logits[kept], atol=1e-5)
 
 
-def test_a_deberta_is_trained_with_its_decoder(home: Path) -> None:
+def test_a_deberta_is_trained_with_its_decoder(home):
     """Masks are filled with it; transformers opens the folder without it, and encodes alike."""
     from transformers import DebertaForMaskedLM
 
@@ -130,7 +126,7 @@ def test_a_deberta_is_trained_with_its_decoder(home: Path) -> None:
     assert float((found - plain).abs().max()) > 1e-4
 
 
-def test_heads_that_no_class_has_are_refused_before_training(home: Path) -> None:
+def test_heads_that_no_class_has_are_refused_before_training(home):
     """RoBERTa and ELECTRA know no pairs; with RoBERTa's vocabulary there are none to make."""
     with pytest.raises(
         BothwaysError, match="no roberta class with the heads masked, pooler, pair"
@@ -143,9 +139,7 @@ def test_heads_that_no_class_has_are_refused_before_training(home: Path) -> None
     assert not (home / "bert").exists()
 
 
-def test_a_shape_that_no_family_has_is_saved_as_our_own(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shape_that_no_family_has_is_saved_as_our_own(home, capsys):
     folder = run(home, "odd", "--model", "bert-tiny", "objective=masked_lm", "encoder.segments=0")
     assert (
         "note: encoder: no family of transformers has this configuration" in capsys.readouterr().err
@@ -157,7 +151,7 @@ def test_a_shape_that_no_family_has_is_saved_as_our_own(
     assert "transformers has no class for this model" in (folder / "README.md").read_text()
 
 
-def test_a_shape_is_fitted_to_its_tokenizer(tokenizer: Tokenizer) -> None:
+def test_a_shape_is_fitted_to_its_tokenizer(tokenizer):
     bytes_ = train_tokenizer(["a few words"], ByteBPE(300))
     for name in ("roberta-base", "bert-base", "albert-base-v2", "distilbert-base-uncased"):
         for made in (bytes_, tokenizer, train_tokenizer(["a few words"], WordPiece(100))):

@@ -1,7 +1,5 @@
 """Ranks that share a model, and the ready files for clusters."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
@@ -12,7 +10,6 @@ import torch
 
 from bothways.cli import main as cli
 from bothways.core.config import reader as configs
-from bothways.data.corpus import Corpus
 from bothways.data.loader import ExampleBudget
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
@@ -27,7 +24,7 @@ READY = Path(__file__).parents[2] / "deploy" / "training"
 
 
 @pytest.fixture(scope="module")
-def settings(corpus: Corpus) -> PretrainConfig:
+def settings(corpus) -> PretrainConfig:
     encoder = EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.0, 0.0))
     training = Training(
         Steps(6), AdamW(lr=3e-3), Linear(0.1), "fp32", save=Steps(2), report=Steps(1), ema=0.9
@@ -43,9 +40,7 @@ def settings(corpus: Corpus) -> PretrainConfig:
     )
 
 
-def test_ranks_share_a_model_that_does_not_fit(
-    settings: PretrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_share_a_model_that_does_not_fit(settings, monkeypatch):
     from bothways.training import step_cost as machine
 
     monkeypatch.setattr(machine, "all_gather", lambda plan, value: value[None])
@@ -83,9 +78,7 @@ def ready_commands() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("name", "words"), ready_commands(), ids=lambda each: str(each)[:20])
-def test_a_ready_file_gives_settings_that_there_are(
-    name: str, words: list[str], settings: PretrainConfig
-) -> None:
+def test_a_ready_file_gives_settings_that_there_are(name, words, settings):
     cli.app.parse_args(words, print_error=False, exit_on_error=False)
     read = configs.load(
         PretrainConfig, base=settings, overrides=[word for word in words if "=" in word]
@@ -94,5 +87,5 @@ def test_a_ready_file_gives_settings_that_there_are(
     assert read.training.step_limit == 1800
 
 
-def test_the_script_for_slurm_is_right_for_the_shell() -> None:
+def test_the_script_for_slurm_is_right_for_the_shell():
     subprocess.run(["bash", "-n", str(READY / "slurm.sh")], check=True)

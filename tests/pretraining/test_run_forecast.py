@@ -1,11 +1,8 @@
 """The forecast of a run: counted, computed from data sheets or measured, and refused with a remedy."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +11,6 @@ import torch
 from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.runtime.cards import CARDS
-from bothways.data.corpus import Corpus
 from bothways.data.loader import ExampleBudget, TokenRamp, budget_at
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -45,7 +41,7 @@ def settings(name: str = "bert-base", **training: Any) -> PretrainConfig:
     return dataclasses.replace(usual, training=dataclasses.replace(usual.training, **values))
 
 
-def test_the_time_of_a_card_is_operations_over_its_rate() -> None:
+def test_the_time_of_a_card_is_operations_over_its_rate():
     """BERT-base, counted here from its matrices: 12 blocks, and the head on 15 % of the tokens."""
     plan = forecast_run(settings(), Cards(CARD))
     h, layers, n, vocabulary, predicted = 768, 12, 128, 30522, 0.15
@@ -65,7 +61,7 @@ def test_the_time_of_a_card_is_operations_over_its_rate() -> None:
     assert plan.total == sum(plan.seconds.values())
 
 
-def test_ranks_divide_the_work_and_add_an_exchange() -> None:
+def test_ranks_divide_the_work_and_add_an_exchange():
     one, eight = (forecast_run(settings(), Cards(CARD, count)) for count in (1, 8))
     assert eight.choice.placement == "replicated"
     assert eight.seconds["training"] == pytest.approx(one.seconds["training"] / 8)
@@ -78,14 +74,14 @@ def test_ranks_divide_the_work_and_add_an_exchange() -> None:
     assert forecast_run(many, Cards(CARD, 8)).seconds["exchange"] == 0
 
 
-def test_recomputation_takes_longer_and_leaves_more_room() -> None:
+def test_recomputation_takes_longer_and_leaves_more_room():
     usual, again = (forecast_run(settings(recompute=on), Cards(CARD)) for on in (False, True))
     assert 1.2 < again.seconds["training"] / usual.seconds["training"] < 1.34
     assert again.operations == usual.operations
     assert again.largest > 3 * usual.largest
 
 
-def test_the_largest_batch_fits_and_one_more_token_does_not() -> None:
+def test_the_largest_batch_fits_and_one_more_token_does_not():
     plan = forecast_run(settings(), Cards(CARD))
     for more, fits in ((0, True), (1, False)):
         each = dataclasses.replace(settings(), microbatch_tokens=plan.largest + more)
@@ -93,7 +89,7 @@ def test_the_largest_batch_fits_and_one_more_token_does_not() -> None:
         assert (needed <= USABLE * CARD.memory) == fits
 
 
-def test_hours_are_the_other_way_round() -> None:
+def test_hours_are_the_other_way_round():
     plan = forecast_run(settings(until=Hours(2.0), evaluate=None), Cards(CARD, 4))
     work = sum(plan.seconds[name] for name in ("training", "updates", "exchange"))
     assert work == pytest.approx(7200, rel=1e-3)
@@ -103,9 +99,7 @@ def test_hours_are_the_other_way_round() -> None:
 
 
 @pytest.mark.parametrize("until", [Hours(1.0), Steps(300), Tokens(300 * 8192)])
-def test_evaluations_and_checkpoints_are_within_a_length_in_hours(
-    until: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluations_and_checkpoints_are_within_a_length_in_hours(until, monkeypatch):
     """But for those at its end. In other units, all of them are on top of the work."""
     per = StepSeconds((1e-3,), 0.5, per_byte=1e-6)
     monkeypatch.setattr(forecasting, "measure_step", lambda *_: per)
@@ -132,7 +126,7 @@ def test_evaluations_and_checkpoints_are_within_a_length_in_hours(
         assert plan.updates == 300
 
 
-def test_a_ramp_of_budgets_has_more_updates() -> None:
+def test_a_ramp_of_budgets_has_more_updates():
     """Against `budget_at`, update by update."""
     ramp = TokenRamp(512, 8192, 8_000_000)
     run = dataclasses.replace(settings(until=Tokens(20_000_000)), batch=ramp)
@@ -151,14 +145,14 @@ def test_a_ramp_of_budgets_has_more_updates() -> None:
     assert again.updates == pytest.approx(plan.updates, rel=1e-3)
 
 
-def test_a_price_is_of_each_card_and_hour() -> None:
+def test_a_price_is_of_each_card_and_hour():
     plan = forecast_run(settings(), Cards(CARD, 8), price=2.5)
     assert plan.cost == pytest.approx(2.5 * 8 * plan.total / 3600)
     with pytest.raises(ConfigError, match="price: must be at least 0"):
         forecast_run(settings(), Cards(CARD), price=-1.0)
 
 
-def test_what_is_too_large_is_sharded_or_refused_with_what_would_fit() -> None:
+def test_what_is_too_large_is_sharded_or_refused_with_what_would_fit():
     wide = EncoderConfig(30522, 4096, 12, 64, 16384)
     large = dataclasses.replace(settings(), encoder=wide, microbatch_tokens=512)
     assert forecast_run(large, Cards(CARDS["h200"])).choice.placement == "single"
@@ -173,9 +167,7 @@ def test_what_is_too_large_is_sharded_or_refused_with_what_would_fit() -> None:
     assert forecast_run(large, Cards(CARDS["a100"])).choice.placement == "single"
 
 
-def test_the_time_here_is_made_of_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_here_is_made_of_what_was_measured(tmp_path, monkeypatch):
     per = StepSeconds((1e-3,), 0.5, per_byte=1e-9)
     monkeypatch.setattr(forecasting, "measure_step", lambda *_: per)
     monkeypatch.setattr(forecasting.devices, "memory_available", lambda _: 2**34)
@@ -192,7 +184,7 @@ def test_the_time_here_is_made_of_what_was_measured(
     assert plan.assumed == ()
 
 
-def test_phases_count_by_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_count_by_what_they_read(monkeypatch):
     """Nine tenths of the updates, of the tokens or of the time at 128 tokens, the rest at 512."""
     monkeypatch.setattr(forecasting, "measure_step", lambda *_: StepSeconds((1e-3, 2e-3), 1.0))
     monkeypatch.setattr(forecasting.devices, "memory_available", lambda _: 2**34)
@@ -219,7 +211,7 @@ def test_phases_count_by_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None
     assert steps.operations == pytest.approx((per[0] * read[0] + per[1] * read[1]) / sum(read))
 
 
-def test_what_is_done_by_epochs_or_with_each_evaluation_is_counted() -> None:
+def test_what_is_done_by_epochs_or_with_each_evaluation_is_counted():
     run = settings(until=Epochs(2.0), evaluate=Epochs(0.1), save=Epochs(0.5))
     assert forecast_run(run, Cards(CARD), corpus_tokens=1e9).checkpoints == 4
     best = dataclasses.replace(run.training, keep=Keep(best=Best("held-out/loss/masked", "lowest")))
@@ -234,7 +226,7 @@ TINY = EncoderConfig(100, 32, 2, 2, 64)
 
 
 @pytest.mark.parametrize("recipe", ["modern", "electra", "albert", "spanbert", "deberta_v3"])
-def test_a_step_of_any_recipe_can_be_measured(recipe: str, tmp_path: Path) -> None:
+def test_a_step_of_any_recipe_can_be_measured(recipe, tmp_path):
     run = RECIPES[recipe](TINY)
     run = dataclasses.replace(
         run, phases=tuple(PretrainPhase(32, phase.share) for phase in run.phases)
@@ -251,9 +243,7 @@ def command(*words: object) -> None:
     app(["plan", *map(str, words)], result_action="return_value")
 
 
-def test_the_command_prints_tables_or_one_object(
-    corpus: Corpus, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_tables_or_one_object(corpus, capsys):
     words = ("bert-tiny", "--corpus", corpus.folder, "--hardware", "h100", "--price", 3)
     command(*words)
     shown = capsys.readouterr().out
@@ -274,7 +264,7 @@ def test_the_command_prints_tables_or_one_object(
     assert values["cost"] == pytest.approx(3 * 2 * values["seconds"]["total"] / 3600)
 
 
-def test_the_command_takes_a_length(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_takes_a_length(capsys):
     command("bert-mini", "--hardware", "h100", "--json", "--until", "100 steps")
     values = json.loads(capsys.readouterr().out)
     assert values["updates"] == 100
@@ -299,6 +289,6 @@ def test_the_command_takes_a_length(capsys: pytest.CaptureFixture[str]) -> None:
         (("bert-base", "--corpus", "nowhere"), "nowhere"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_message(words: tuple[str, ...], message: str) -> None:
+def test_mistakes_are_one_message(words, message):
     with pytest.raises((ConfigError, DataError, ResourceError), match=message):
         command(*words)

@@ -1,8 +1,6 @@
 """Answering: windows as Google feeds them, losses and gradients as transformers has them, packed as alone, and every answer
 found again from ideal scores, in every script."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools
@@ -105,7 +103,7 @@ def google(
         start += min(size, stride)
 
 
-def test_questions_become_what_google_feeds(tmp_path: Path) -> None:
+def test_questions_become_what_google_feeds(tmp_path):
     tokenizer, definition = make_tokenizer(tmp_path), QuestionAnsweringTask(query=5, stride=6)
     questions = make_questions(60)
     vocabulary = {word: tokenizer.id(word) for word in WORDS}
@@ -128,7 +126,7 @@ def test_questions_become_what_google_feeds(tmp_path: Path) -> None:
         assert (item.tokens, item.cut) == (len(query) + len(context), max(0, len(query) - 5))
 
 
-def test_what_is_not_known_has_no_weight(tmp_path: Path) -> None:
+def test_what_is_not_known_has_no_weight(tmp_path):
     tokenizer, context = make_tokenizer(tmp_path), "ape bee \u200d cat bee"
     answers = {
         (): (0, 0, 0.0),
@@ -146,13 +144,13 @@ def test_what_is_not_known_has_no_weight(tmp_path: Path) -> None:
         assert targets_of(item.sequences[0]) == expected
 
 
-def test_an_answer_with_white_space_before_it_is_looked_for_behind_that(tmp_path: Path) -> None:
+def test_an_answer_with_white_space_before_it_is_looked_for_behind_that(tmp_path):
     question = Question("q", "dog", "bee   bee", (("   bee", 3),))
     (item,) = QuestionAnsweringTask().encode([question], make_tokenizer(tmp_path), (), 20)
     assert targets_of(item.sequences[0]) == (4, 4, 1.0)
 
 
-def test_a_long_question_leaves_half_to_the_context(tmp_path: Path) -> None:
+def test_a_long_question_leaves_half_to_the_context(tmp_path):
     question = Question("q", "ape " * 50, "bee " * 9)
     (item,) = QuestionAnsweringTask().encode([question], make_tokenizer(tmp_path), (), 13)
     assert [len(sequence) for sequence in item.sequences] == [13, 12]
@@ -160,7 +158,7 @@ def test_a_long_question_leaves_half_to_the_context(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_losses_and_gradients_equal_those_of_transformers(tmp_path: Path, training: bool) -> None:
+def test_losses_and_gradients_equal_those_of_transformers(tmp_path, training):
     from transformers import AutoModelForQuestionAnswering
 
     from bothways.hub.model_folder import save_model
@@ -206,7 +204,7 @@ def test_losses_and_gradients_equal_those_of_transformers(tmp_path: Path, traini
         torch.testing.assert_close(ours.weight.grad, other.weight.grad, atol=1e-4, rtol=1e-4)
 
 
-def test_predictions_are_those_of_each_question_alone_and_in_order(tmp_path: Path) -> None:
+def test_predictions_are_those_of_each_question_alone_and_in_order(tmp_path):
     task, questions = (
         make_task(tmp_path, QuestionAnsweringTask(stride=5, threshold=0.0)),
         make_questions(60, seed=3),
@@ -269,7 +267,7 @@ def texts(draw: st.DrawFn) -> tuple[str, int, int]:
 
 
 @pytest.fixture(scope="module")
-def scripts(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
+def scripts(tmp_path_factory) -> list[Tokenizer]:
     """WordPiece cased and uncased, byte-level BPE and Unigram, each with every letter."""
     folder = tmp_path_factory.mktemp("scripts")
     letters = sorted(
@@ -317,14 +315,7 @@ def unigram(letters: list[str]) -> Tokenizer:
 
 
 @given(texts(), st.integers(0, 3), st.integers(6, 40), st.integers(1, 12), st.integers(1, 12))
-def test_every_answer_is_found_again(
-    scripts: list[Tokenizer],
-    drawn: tuple[str, int, int],
-    which: int,
-    length: int,
-    stride: int,
-    longest: int,
-) -> None:
+def test_every_answer_is_found_again(scripts, drawn, which, length, stride, longest):
     """An answer that is in a window, and not too long, is the best span by far; what it lacks is what no token has."""
     context, start, end = drawn
     definition, tokenizer = (
@@ -371,7 +362,7 @@ SCORES = outputs_of((1.0, 1.0), (0, 0), (0, 0), (3, 1), (0, 2.5), (2, 3.5), (-9,
 """[CLS] dog [SEP] ape bee ape cat [SEP]: the best are "ape bee ape" with 6.5, "ape bee" and "ape" (5.5; the second one)."""
 
 
-def test_predictions_have_their_probabilities(tmp_path: Path) -> None:
+def test_predictions_have_their_probabilities(tmp_path):
     task = make_task(tmp_path, QuestionAnsweringTask(n_best=4))
     found = task.decode(ONE, task.encode([ONE])[0], SCORES)
     assert [(span.text, span.start, span.end, span.score) for span in found.spans] == [
@@ -392,9 +383,7 @@ def test_predictions_have_their_probabilities(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("threshold", "text"), [(-4.6, ""), (-4.5, "ape bee ape"), (0.0, "ape bee ape")]
 )
-def test_no_answer_is_given_above_the_threshold(
-    tmp_path: Path, threshold: float, text: str
-) -> None:
+def test_no_answer_is_given_above_the_threshold(tmp_path, threshold, text):
     task = make_task(tmp_path, QuestionAnsweringTask(threshold=threshold))
     found = task.decode(ONE, task.encode([ONE])[0], SCORES)
     assert found.text == text
@@ -408,7 +397,7 @@ def test_no_answer_is_given_above_the_threshold(
     assert shown["spans"][0].keys() == {"text", "start", "end", "score", "probability"}
 
 
-def test_the_least_score_of_all_windows_is_that_of_no_answer(tmp_path: Path) -> None:
+def test_the_least_score_of_all_windows_is_that_of_no_answer(tmp_path):
     task = make_task(tmp_path, QuestionAnsweringTask(stride=2), length=8)
     question = Question("q", "dog", "ape bee cat dog elk fox", (), True)
     outputs = [np.zeros((8, 2), dtype=np.float32), np.zeros((8, 2), dtype=np.float32)]
@@ -418,7 +407,7 @@ def test_the_least_score_of_all_windows_is_that_of_no_answer(tmp_path: Path) -> 
     assert (found.text, found.null_difference) == ("dog elk", -6.0)
 
 
-def test_longer_answers_are_not_given(tmp_path: Path) -> None:
+def test_longer_answers_are_not_given(tmp_path):
     task = make_task(tmp_path, QuestionAnsweringTask(longest=2))
     found = task.decode(ONE, task.encode([ONE])[0], SCORES)
     assert (found.text, found.spans[0].score) == ("ape bee", 5.5)
@@ -426,16 +415,14 @@ def test_longer_answers_are_not_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("threshold", [None, 0.5])
 @pytest.mark.parametrize("context", ["", "  ", "\u200d"])
-def test_a_context_without_a_token_has_no_answer(
-    tmp_path: Path, context: str, threshold: float | None
-) -> None:
+def test_a_context_without_a_token_has_no_answer(tmp_path, context, threshold):
     task = make_task(tmp_path, QuestionAnsweringTask(threshold=threshold))
     ((_, found),) = predict(task, [Question("q", "", context)])
     assert found == AnswerPrediction("q", "", None, None, 1.0, 0.0, ())
     assert found.best == ""
 
 
-def test_the_threshold_is_chosen_where_questions_have_no_answer(tmp_path: Path) -> None:
+def test_the_threshold_is_chosen_where_questions_have_no_answer(tmp_path):
     task, questions = make_task(tmp_path), make_questions(60, seed=5)
     results = list(predict(task, questions))
     metrics = task.score(iter(results))
@@ -453,7 +440,7 @@ def test_the_threshold_is_chosen_where_questions_have_no_answer(tmp_path: Path) 
     assert task.score(predict(task, answered)).keys() == {"em", "f1", "f1_best"}
 
 
-def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_scored_is_refused(tmp_path):
     task = make_task(tmp_path)
     with pytest.raises(DataError, match=r"^a\.json:q: has no known answer"):
         evaluate_task(task, [Question("q", "ape", "bee", where="a.json:q")])
@@ -461,7 +448,7 @@ def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
         evaluate_task(task, [])
 
 
-def test_what_the_task_asks_of_a_model() -> None:
+def test_what_the_task_asks_of_a_model():
     definition = QuestionAnsweringTask()
     assert definition.heads((), None) == (SpanHead(),)
     assert definition.labels([ONE]) == ()
@@ -473,19 +460,19 @@ def test_what_the_task_asks_of_a_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["query", "stride", "longest", "n_best"])
-def test_settings_of_nothing_are_refused(name: str) -> None:
+def test_settings_of_nothing_are_refused(name):
     changes: dict[str, Any] = {name: 0}
     with pytest.raises(ConfigError, match=rf"^{name}: must be at least 1, not 0"):
         QuestionAnsweringTask(**changes)
 
 
-def test_what_no_answer_reaches() -> None:
+def test_what_no_answer_reaches():
     none, definition = Question("q", "dog", CONTEXT, (), True), QuestionAnsweringTask()
     assert definition.baseline([ONE, none, none, none]) == {"f1": 0.75, "em": 0.75, "f1_best": 0.75}
     assert definition.baseline([ONE]) == definition.baseline([none]) == {}
 
 
-def test_a_table_is_read_with_the_columns_asked_for(tmp_path: Path) -> None:
+def test_a_table_is_read_with_the_columns_asked_for(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"frage": "dog", "context": "ape", "answers": "ape"}\n')
     asked = QuestionColumns(question="frage")
     reading = QuestionAnsweringTask().read(str(tmp_path / "rows.jsonl"), asked)
@@ -495,7 +482,7 @@ def test_a_table_is_read_with_the_columns_asked_for(tmp_path: Path) -> None:
     assert [question.annotated for question in again.examples] == [False]
 
 
-def test_each_context_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_context_is_tokenized_once(tmp_path, monkeypatch):
     task = make_task(tmp_path)
     questions = [
         Question(f"{n}", f"what {n}", context, (), True)
@@ -530,7 +517,7 @@ def test_each_context_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @given(st.lists(st.sampled_from(["", "a", "b"]), max_size=30), st.integers(1, 5))
-def test_windows_part_no_neighbours_that_share_something(items: list[str], size: int) -> None:
+def test_windows_part_no_neighbours_that_share_something(items, size):
     found = list(grouped(items, size, lambda item: item or None))
     assert [item for window in found for item in window] == items
     for one, other in itertools.pairwise(found):
@@ -541,7 +528,7 @@ def test_windows_part_no_neighbours_that_share_something(items: list[str], size:
     assert all(len(window) == size for window in [*grouped(items, size)][:-1])
 
 
-def test_a_window_of_one_does_not_wait_for_the_next_item() -> None:
+def test_a_window_of_one_does_not_wait_for_the_next_item():
     read = list[int]()
 
     def items() -> Iterator[int]:
@@ -553,7 +540,7 @@ def test_a_window_of_one_does_not_wait_for_the_next_item() -> None:
     assert read == [0]
 
 
-def test_tasks_can_be_copied(tmp_path: Path) -> None:
+def test_tasks_can_be_copied(tmp_path):
     task = make_task(tmp_path)
     before = list(predict(task, [ONE]))
     assert list(predict(copy.deepcopy(task), [ONE])) == before

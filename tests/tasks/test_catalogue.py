@@ -1,7 +1,5 @@
 """Tasks as values: names, rows, and use from several threads."""
 
-from __future__ import annotations
-
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +26,7 @@ from bothways.tasks.text_task import TextColumns, TextExample
 from toy_task import VOCABULARY, make_tokenizer
 
 
-def test_tasks_are_known_by_their_usual_names() -> None:
+def test_tasks_are_known_by_their_usual_names():
     assert {ALIASES[name] for name in ALIASES} <= {*ALL_TASKS}
     assert not {*ALIASES} & {*ALL_TASKS}
     for name, kind in (("ner", "tag"), ("QA", "answer"), ("sentiment", "classify")):
@@ -37,17 +35,17 @@ def test_tasks_are_known_by_their_usual_names() -> None:
     assert all(task_kind(kind) == kind for kind in ALL_TASKS)
 
 
-def test_a_task_may_have_a_name_of_two_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_may_have_a_name_of_two_words(monkeypatch):
     monkeypatch.setitem(ALL_TASKS, "two_words", ClassificationTask)
     assert task_kind("two_words") == "two_words"
 
 
-def test_an_unknown_task_is_guessed() -> None:
+def test_an_unknown_task_is_guessed():
     with pytest.raises(ConfigError, match=r"'clasify' is not a task; .* did you mean 'classify'\?"):
         task_kind("clasify")
 
 
-def test_an_unknown_label_does_not_list_all_labels() -> None:
+def test_an_unknown_label_does_not_list_all_labels():
     labels = [f"intent {number}" for number in range(77)]
     error = str(unknown_label("label 'intnt 7'", "intnt 7", labels, "dev.tsv:3"))
     assert "dev.tsv:3: label 'intnt 7' is not among the model's 77 labels; did you mean" in error
@@ -55,7 +53,7 @@ def test_an_unknown_label_does_not_list_all_labels() -> None:
     assert did_you_mean("qqq", labels) == ""
 
 
-def test_an_unknown_column_is_guessed(tmp_path: Path) -> None:
+def test_an_unknown_column_is_guessed(tmp_path):
     (tmp_path / "a.tsv").write_text("Sentence\tlabel\ngood\tx\n")
     with pytest.raises(DataError, match=r"has no column 'sentnce'; .*; did you mean 'Sentence'"):
         ClassificationTask().read(str(tmp_path / "a.tsv"), TextColumns("sentnce", None, "label"))
@@ -95,11 +93,11 @@ ROWS: list[tuple[Any, dict[str, object], Any]] = [
 
 
 @pytest.mark.parametrize(("task", "row", "expected"), ROWS)
-def test_a_row_is_an_example(task: Any, row: dict[str, object], expected: Any) -> None:
+def test_a_row_is_an_example(task, row, expected):
     assert task.example(row, where="input 3") == dataclasses.replace(expected, where="input 3")
 
 
-def test_a_row_that_is_not_clear_is_refused() -> None:
+def test_a_row_that_is_not_clear_is_refused():
     with pytest.raises(DataError, match=r"input 1: .* is the text \(x\); use columns="):
         ClassificationTask().example({"x": "good"}, where="input 1")
     with pytest.raises(DataError, match="column 'text' holds int, not text"):
@@ -118,7 +116,7 @@ def plain(prediction: Any) -> Any:
     return prediction.vectors.tolist() if hasattr(prediction, "vectors") else prediction.to_json()
 
 
-def test_threads_that_share_a_question_answerer_do_not_mix_their_contexts(tmp_path: Path) -> None:
+def test_threads_that_share_a_question_answerer_do_not_mix_their_contexts(tmp_path):
     task_model = build_task_model(QuestionAnsweringTask(), (), tmp_path)
     words = ("ape", "bee", "cat", "dog", "elk", "fox")
     groups = [

@@ -1,7 +1,5 @@
 """Multiple choice: equal to BertForMultipleChoice, any number of choices in a batch, SWAG's and CODAH's files."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
@@ -40,7 +38,7 @@ def make_questions(
     return made
 
 
-def test_every_choice_is_a_pair_as_classification_makes_it(tmp_path: Path) -> None:
+def test_every_choice_is_a_pair_as_classification_makes_it(tmp_path):
     tokenizer, examples = make_tokenizer(tmp_path), make_questions(30)
     for example, made in zip(
         examples, ChoiceTask().encode(examples, tokenizer, (), 12), strict=True
@@ -62,7 +60,7 @@ def test_every_choice_is_a_pair_as_classification_makes_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training: bool) -> None:
+def test_loss_and_gradients_equal_those_of_transformers(tmp_path, training):
     task, examples = make_chooser(tmp_path / "tokenizer").train(training), make_questions(7, (4,))
     theirs = make_theirs(task, tmp_path / "model", "BertForMultipleChoice").train(training)
     inputs = task.encode(examples)
@@ -80,16 +78,14 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     assert int(loss.hits) == int((expected.logits.argmax(1) == labels).sum())
 
 
-def test_a_batch_is_the_sum_of_its_questions(tmp_path: Path) -> None:
+def test_a_batch_is_the_sum_of_its_questions(tmp_path):
     task = make_chooser(tmp_path)
     inputs = task.encode([*make_questions(9), ChoiceExample("ape", ("bee", "cat"), None)])
     assert task.weights(batch_of(inputs)) == {"label": 9.0}
     check_sum(task, inputs)
 
 
-def test_predictions_are_those_of_each_question_alone_and_scored_as_by_sklearn(
-    tmp_path: Path,
-) -> None:
+def test_predictions_are_those_of_each_question_alone_and_scored_as_by_sklearn(tmp_path):
     task, examples = make_chooser(tmp_path), make_questions(40, seed=2)
     alone = [next(predict(task, [example]))[1] for example in examples]
     for pace in (PredictConfig(), PredictConfig(tokens=60, window=7), PredictConfig(tokens=1)):
@@ -115,7 +111,7 @@ def test_predictions_are_those_of_each_question_alone_and_scored_as_by_sklearn(
     }  # fmt: skip
 
 
-def test_what_cannot_be_scored_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_scored_is_refused(tmp_path):
     task = make_chooser(tmp_path)
     with pytest.raises(DataError, match=r"^c:2: has no label, so it cannot be scored"):
         evaluate_task(task, [ChoiceExample("ape", ("bee", "cat"), None, "c:2")])
@@ -163,9 +159,7 @@ SWAG = {
         ),
     ],
 )
-def test_columns_are_guessed_where_that_is_clear(
-    tmp_path: Path, row: dict[str, object], columns: ChoiceColumns, example: ChoiceExample
-) -> None:
+def test_columns_are_guessed_where_that_is_clear(tmp_path, row, columns, example):
     source = tmp_path / "a.jsonl"
     source.write_text(json.dumps(row))
     reading = ChoiceTask().read(str(source))
@@ -181,7 +175,7 @@ def test_columns_are_guessed_where_that_is_clear(
     assert (bare.endings, bare.label) == (example.endings, None)
 
 
-def test_columns_by_name_and_by_number(tmp_path: Path) -> None:
+def test_columns_by_name_and_by_number(tmp_path):
     source = tmp_path / "codah.tsv"
     source.write_text(
         "o\tA boy runs. He\tsmiles\tfalls\tsings\teats\t0\ni\tThe sun\tis hot\tis wet\tis cold\tis blue\t1\n"
@@ -200,7 +194,7 @@ def test_columns_by_name_and_by_number(tmp_path: Path) -> None:
     assert whole.endings == ("eats.", "sleeps.")  # no continuation was asked for
 
 
-def test_questions_from_the_standard_input_are_json_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_from_the_standard_input_are_json_lines(monkeypatch):
     import io
     import sys
 
@@ -249,15 +243,13 @@ def test_questions_from_the_standard_input_are_json_lines(monkeypatch: pytest.Mo
         ),
     ],
 )
-def test_files_that_cannot_be_read_are_refused(
-    tmp_path: Path, row: dict[str, object], asked: ChoiceColumns, message: str
-) -> None:
+def test_files_that_cannot_be_read_are_refused(tmp_path, row, asked, message):
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     with pytest.raises(DataError, match=message):
         list(ChoiceTask().read(str(tmp_path / "a.jsonl"), asked).examples)
 
 
-def test_the_usual_place_is_what_one_answers_without_reading() -> None:
+def test_the_usual_place_is_what_one_answers_without_reading():
     examples = make_questions(30, seed=3)
     counts = np.bincount([e.label for e in examples])
     baseline = ChoiceTask().baseline(examples)

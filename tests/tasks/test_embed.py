@@ -1,9 +1,6 @@
 """Sentence vectors: layers are transformers', pooling is that of a plain loop, cosines are scored as scipy scores them."""
 
-from __future__ import annotations
-
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,7 @@ from toy_masked import make_masked, make_masked_text
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+def made(tmp_path_factory) -> tuple:
     return make_masked(tmp_path_factory.mktemp("masked"))
 
 
@@ -51,9 +48,7 @@ POOL = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.m
         ((-3, 1, 2), "concat"),
     ],
 )
-def test_vectors_are_those_of_a_plain_loop(
-    made: tuple, pooling: Any, layers: tuple[int, ...], combine: Any
-) -> None:
+def test_vectors_are_those_of_a_plain_loop(made, pooling, layers, combine):
     model, tokenizer, theirs = made
     draw = random.Random()
     texts = [make_masked_text(draw, longest, 0) for longest in (1, 5, 9, 3, 60)] + [""]
@@ -83,7 +78,7 @@ def test_vectors_are_those_of_a_plain_loop(
     model.eval()
 
 
-def test_a_pair_is_two_vectors_and_a_cosine(made: tuple) -> None:
+def test_a_pair_is_two_vectors_and_a_cosine(made):
     model, tokenizer, _ = made
     task = SentenceEmbeddingTask().bind(model, tokenizer, (), 24)
     pair, a, b = (
@@ -103,7 +98,7 @@ def test_a_pair_is_two_vectors_and_a_cosine(made: tuple) -> None:
         task.grade(TextExample("ape bee", "cats"), pair)
 
 
-def test_long_texts_are_cut_and_counted(made: tuple) -> None:
+def test_long_texts_are_cut_and_counted(made):
     _, tokenizer, _ = made
     short, long, pair = SentenceEmbeddingTask().encode(
         [TextExample("ape"), TextExample("ape " * 9), TextExample("ape " * 9, "bee " * 7)],
@@ -115,7 +110,7 @@ def test_long_texts_are_cut_and_counted(made: tuple) -> None:
     assert [[len(s) for s in item.sequences] for item in (short, long, pair)] == [[3], [8], [8, 8]]
 
 
-def test_pairs_are_scored_as_scipy_scores_them(made: tuple) -> None:
+def test_pairs_are_scored_as_scipy_scores_them(made):
     model, tokenizer, _ = made
     draw = random.Random()
     examples = [
@@ -137,7 +132,7 @@ def test_pairs_are_scored_as_scipy_scores_them(made: tuple) -> None:
 
 
 @given(st.integers(2, 12), st.integers(1, 3), st.integers(0, 10**6))
-def test_anisotropy_is_the_mean_over_all_pairs_of_texts(pairs: int, cells: int, seed: int) -> None:
+def test_anisotropy_is_the_mean_over_all_pairs_of_texts(pairs, cells, seed):
     rng = np.random.default_rng(seed)
     vectors = (rng.normal(size=(pairs, 2, cells, 5)) + rng.normal(size=5)).astype(np.float32)
     agreement = Agreement()
@@ -151,7 +146,7 @@ def test_anisotropy_is_the_mean_over_all_pairs_of_texts(pairs: int, cells: int, 
         )
 
 
-def test_the_columns_of_sts_are_known(tmp_path: Path) -> None:
+def test_the_columns_of_sts_are_known(tmp_path):
     """GLUE's file has quotes that are quotes, and columns that nobody asks for."""
     file = tmp_path / "sts.tsv"
     file.write_text(
@@ -184,13 +179,13 @@ def test_the_columns_of_sts_are_known(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_scored_is_refused(made: tuple, example: TextExample, message: str) -> None:
+def test_what_cannot_be_scored_is_refused(made, example, message):
     model, tokenizer, _ = made
     with pytest.raises(DataError, match=message):
         evaluate_task(SentenceEmbeddingTask().bind(model, tokenizer, (), 24), [example])
 
 
-def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made: tuple) -> None:
+def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made):
     model, tokenizer, _ = made
     for layer in (3, -4):
         with pytest.raises(
@@ -204,7 +199,7 @@ def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made: tuple
         SentenceEmbeddingTask(components=0)
 
 
-def test_a_task_without_a_loss_is_that_of_sts() -> None:
+def test_a_task_without_a_loss_is_that_of_sts():
     definition = SentenceEmbeddingTask()
     assert definition.labels([TextExample("a", label="x")]) == ()
     names = ("spearman", "pearson", "ndcg@10", "mrr@10", "map")
@@ -214,9 +209,7 @@ def test_a_task_without_a_loss_is_that_of_sts() -> None:
     assert definition.texts(TextExample("a", "b")) == ("a", "b")
 
 
-def test_predictions_have_no_dropout_in_whatever_mode_and_keep_that_of_the_task(
-    made: tuple,
-) -> None:
+def test_predictions_have_no_dropout_in_whatever_mode_and_keep_that_of_the_task(made):
     model, tokenizer, _ = made
     task, example = (
         SentenceEmbeddingTask().bind(model, tokenizer, (), 24),

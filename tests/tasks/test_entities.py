@@ -1,7 +1,5 @@
 """Scores of tags equal seqeval's, by conlleval's rule and by that of their scheme; those of plain tags equal scikit-learn's."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +26,7 @@ def counted(
 
 @settings(deadline=None)
 @given(PAIRS)
-def test_scores_are_seqevals(sentences: list[list[tuple[str, str]]]) -> None:
+def test_scores_are_seqevals(sentences):
     from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
     from seqeval.scheme import IOB2
 
@@ -68,9 +66,7 @@ def labels_of(prefixes: str) -> tuple[str, ...]:
         max_size=8,
     )
 )
-def test_strict_scores_are_seqevals_in_the_scheme_of_the_labels(
-    prefixes: str, name: str, sentences: list[list[tuple[int, int]]]
-) -> None:
+def test_strict_scores_are_seqevals_in_the_scheme_of_the_labels(prefixes, name, sentences):
     from seqeval import scheme
     from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 
@@ -123,9 +119,7 @@ def sound_iob1(tags: list[str]) -> list[str]:
         ("O B-X I-X", "I-X I-X O"),
     ],
 )
-def test_entities_that_break_the_scheme_of_the_labels_are_not_strict(
-    labels: str, predicted: str
-) -> None:
+def test_entities_that_break_the_scheme_of_the_labels_are_not_strict(labels, predicted):
     tags, names = predicted.split(), tuple(labels.split())
     truth = list(as_labels(tags, names))
     scores = counted([truth], [tags], names)
@@ -133,7 +127,7 @@ def test_entities_that_break_the_scheme_of_the_labels_are_not_strict(
     assert scores["recall_strict"] == (0.5 if "U-X" in tags else 0)
 
 
-def test_a_broken_prediction_counts_for_conlleval_and_not_for_strict_iob2() -> None:
+def test_a_broken_prediction_counts_for_conlleval_and_not_for_strict_iob2():
     scores = counted([["O", "B-PER", "I-PER"]], [["O", "I-PER", "I-PER"]])
     assert (scores["f1"], scores["f1/PER"], scores["f1_strict"]) == (1.0, 1.0, 0.0)
     assert scores["f1/LOC"] == scores["recall/LOC"] == scores["precision/LOC"] == 0.0
@@ -141,7 +135,7 @@ def test_a_broken_prediction_counts_for_conlleval_and_not_for_strict_iob2() -> N
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1, max_size=30))
-def test_scores_of_plain_tags_are_scikit_learns(pairs: list[tuple[str, str]]) -> None:
+def test_scores_of_plain_tags_are_scikit_learns(pairs):
     from sklearn.metrics import accuracy_score, f1_score
 
     truth, predicted = zip(*pairs, strict=True)
@@ -157,5 +151,5 @@ def test_scores_of_plain_tags_are_scikit_learns(pairs: list[tuple[str, str]]) ->
     assert counts.scores() == pytest.approx(expected)
 
 
-def test_types_in_order() -> None:
+def test_types_in_order():
     assert types_of(["I-b", "O", "B-a", "NN", "B-b", "I"]) == ("_", "a", "b")

@@ -1,10 +1,7 @@
 """Pseudo-log-likelihood: token by token as a plain loop over transformers in float64 has it, in both variants."""
 
-from __future__ import annotations
-
 import math
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ MASK = VOCABULARY.index("[MASK]")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+def made(tmp_path_factory) -> tuple:
     return make_masked(tmp_path_factory.mktemp("masked"))
 
 
@@ -46,7 +43,7 @@ def by_hand(theirs: object, words: list[list[int]], variant: str, room: int) -> 
 
 @pytest.mark.parametrize("variant", ["original", "word_l2r"])
 @pytest.mark.parametrize("training", [False, True])
-def test_it_is_that_of_a_plain_loop(made: tuple, variant: str, training: bool) -> None:
+def test_it_is_that_of_a_plain_loop(made, variant, training):
     model, tokenizer, theirs = made
     draw = random.Random()
     texts = [make_masked_text(draw, longest, 0) for longest in (1, 4, 9, 9, 30)] + [
@@ -70,7 +67,7 @@ def test_it_is_that_of_a_plain_loop(made: tuple, variant: str, training: bool) -
         assert prediction.log_likelihood == pytest.approx(math.fsum(expected), abs=1e-3)
 
 
-def test_many_tokens_are_read_in_parts(made: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_tokens_are_read_in_parts(made, monkeypatch):
     """Logits over a vocabulary are held of some positions at once, which is not to be seen."""
     model, tokenizer, _ = made
     tasks = (
@@ -92,7 +89,7 @@ def test_many_tokens_are_read_in_parts(made: tuple, monkeypatch: pytest.MonkeyPa
     assert numbers() == pytest.approx(whole, rel=1e-4)
 
 
-def test_hiding_the_rest_of_a_word_matters_inside_words_only(made: tuple) -> None:
+def test_hiding_the_rest_of_a_word_matters_inside_words_only(made):
     model, tokenizer, _ = made
     pair = []
     for variant in ("original", "word_l2r"):
@@ -106,7 +103,7 @@ def test_hiding_the_rest_of_a_word_matters_inside_words_only(made: tuple) -> Non
     assert same == [True, False, True, True]
 
 
-def test_pseudo_perplexity_is_of_all_tokens_together(made: tuple) -> None:
+def test_pseudo_perplexity_is_of_all_tokens_together(made):
     model, tokenizer, theirs = made
     task = LikelihoodTask().bind(model, tokenizer, (), 24)
     texts = ["ape bee", "cat dog elk fox", "", "gnus"]
@@ -124,7 +121,7 @@ def test_pseudo_perplexity_is_of_all_tokens_together(made: tuple) -> None:
     )
 
 
-def test_what_has_no_likelihood_is_refused(made: tuple, tmp_path: Path) -> None:
+def test_what_has_no_likelihood_is_refused(made, tmp_path):
     model, tokenizer, _ = made
     task = LikelihoodTask().bind(model, tokenizer, (), 24)
     with pytest.raises(
@@ -144,7 +141,7 @@ def test_what_has_no_likelihood_is_refused(made: tuple, tmp_path: Path) -> None:
     assert [example.text for example in reading.examples] == ["bee"]
 
 
-def test_sequences_of_a_text_share_their_ids(made: tuple) -> None:
+def test_sequences_of_a_text_share_their_ids(made):
     """A text of n tokens is n sequences, and must not take n² numbers."""
     _, tokenizer, _ = made
     (made_of,) = LikelihoodTask().encode([TextExample("ape bee cats")], tokenizer, (), 24)

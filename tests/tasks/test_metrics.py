@@ -1,6 +1,5 @@
 """Metrics from counts equal scikit-learn's on the arrays themselves, correlations scipy's."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given

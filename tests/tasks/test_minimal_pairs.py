@@ -1,7 +1,5 @@
 """Minimal pairs: the more likely of two texts, by the likelihoods of single texts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -19,14 +17,14 @@ PAIRS = [("ape bees dog", "ape bees"), ("cat", "cat dog elk"), ("gnus", "hens ib
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("masked")
     make_masked(place)
     return place / "model"
 
 
 @pytest.mark.parametrize("variant", ["original", "word_l2r"])
-def test_the_text_of_the_higher_likelihood_is_preferred(folder: Path, variant: str) -> None:
+def test_the_text_of_the_higher_likelihood_is_preferred(folder, variant):
     single = open_task(folder, "likelihood", device="cpu", settings={"variant": variant})
     pairs = open_task(folder, "prefer", device="cpu", settings={"variant": variant})
     right = []
@@ -41,9 +39,7 @@ def test_the_text_of_the_higher_likelihood_is_preferred(folder: Path, variant: s
     assert swapped["accuracy"] == 1 - metrics["accuracy"]
 
 
-def test_pairs_are_evaluated_and_predicted_by_the_commands(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pairs_are_evaluated_and_predicted_by_the_commands(folder, tmp_path, capsys):
     file = tmp_path / "agreement.jsonl"
     rows = [{"sentence_good": a, "sentence_bad": b, "UID": "agreement"} for a, b in PAIRS]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -60,7 +56,7 @@ def test_pairs_are_evaluated_and_predicted_by_the_commands(
     assert json.loads(capsys.readouterr().out)["accuracy"] == 1 - metrics["accuracy"]
 
 
-def test_one_text_is_no_pair(folder: Path, tmp_path: Path) -> None:
+def test_one_text_is_no_pair(folder, tmp_path):
     task = open_task(folder, "prefer", device="cpu")
     with pytest.raises(DataError, match="two are compared, the right one first"):
         task("ape bees")
@@ -71,7 +67,7 @@ def test_one_text_is_no_pair(folder: Path, tmp_path: Path) -> None:
         task.read(tmp_path / "a.tsv", labelled=False)
 
 
-def test_models_can_be_compared_by_it(folder: Path) -> None:
+def test_models_can_be_compared_by_it(folder):
     task = open_task(folder, "prefer", device="cpu").task_model
     single = LikelihoodTask().bind(task.model, task.tokenizer, (), 24)
     ((example, found),) = predict(task, [TextExample(*PAIRS[0])])

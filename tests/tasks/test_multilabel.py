@@ -1,7 +1,5 @@
 """Several labels: equal to transformers' multi-label class, thresholds from development data, lists read from any file."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -54,7 +52,7 @@ def truth_of(examples: list[MultilabelExample]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training: bool) -> None:
+def test_loss_and_gradients_equal_those_of_transformers(tmp_path, training):
     task, examples = make_labeller(tmp_path / "tokenizer").train(training), make_labelled(12)
     theirs = make_theirs(task, tmp_path / "model", "BertForSequenceClassification").train(training)
     assert theirs.config.problem_type == "multi_label_classification"
@@ -66,7 +64,7 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     assert loss.hits is None
 
 
-def test_a_batch_is_the_sum_of_its_examples(tmp_path: Path) -> None:
+def test_a_batch_is_the_sum_of_its_examples(tmp_path):
     task = make_labeller(tmp_path)
     inputs = task.encode(
         [*make_labelled(9), MultilabelExample("ape"), MultilabelExample("bee", None, ())]
@@ -75,9 +73,7 @@ def test_a_batch_is_the_sum_of_its_examples(tmp_path: Path) -> None:
     check_sum(task, inputs)
 
 
-def test_predictions_are_those_of_each_example_alone_and_scored_as_by_sklearn(
-    tmp_path: Path,
-) -> None:
+def test_predictions_are_those_of_each_example_alone_and_scored_as_by_sklearn(tmp_path):
     task, examples = make_labeller(tmp_path), make_labelled(50, 3)
     alone = [next(predict(task, [example]))[1] for example in examples]
     for pace in (PredictConfig(), PredictConfig(tokens=40, window=7)):
@@ -102,7 +98,7 @@ def test_predictions_are_those_of_each_example_alone_and_scored_as_by_sklearn(
     ) / 50 == pytest.approx(found["exact"])
 
 
-def test_thresholds_are_tuned_and_used(tmp_path: Path) -> None:
+def test_thresholds_are_tuned_and_used(tmp_path):
     task, examples = make_labeller(tmp_path), make_labelled(60, 4)
     before = evaluate_task(task, examples)
     task.task = task.tuned(predict(task, examples))
@@ -123,7 +119,7 @@ def test_thresholds_are_tuned_and_used(tmp_path: Path) -> None:
     assert {made.labels for _, made in predict(strict, examples)} == {("x",)}
 
 
-def test_a_label_is_given_from_its_threshold_on(tmp_path: Path) -> None:
+def test_a_label_is_given_from_its_threshold_on(tmp_path):
     logits = np.array([0.0, -1e-3, 1e-3], dtype=np.float32)
     encoded, example = EncodedExample((), 0, 0), MultilabelExample("t")
     assert make_labeller(tmp_path).decode(example, encoded, [logits]).labels == ("x", "z")
@@ -132,7 +128,7 @@ def test_a_label_is_given_from_its_threshold_on(tmp_path: Path) -> None:
     assert certain.decode(example, encoded, [logits]).labels == ("x", "z")
 
 
-def test_a_certain_mistake_costs_much_and_not_everything(tmp_path: Path) -> None:
+def test_a_certain_mistake_costs_much_and_not_everything(tmp_path):
     made = MultilabelPrediction(("x",), {"x": 1.0, "y": 0.0, "z": 0.0})
     assert make_labeller(tmp_path).score([(MultilabelExample("t", None, ()), made)])[
         "loss"
@@ -150,7 +146,7 @@ def test_a_certain_mistake_costs_much_and_not_everything(tmp_path: Path) -> None
         ("[spam]", ("[spam]",)), ("[very urgent], [spam]", ("[spam]", "[very urgent]")),
     ],
 )  # fmt: skip
-def test_labels_of_any_form(tmp_path: Path, value: object, labels: tuple[str, ...] | None) -> None:
+def test_labels_of_any_form(tmp_path, value, labels):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "t", "labels": value}))
     (example,) = MultilabelTask().read(str(tmp_path / "a.jsonl")).examples
     assert example.labels == labels
@@ -160,20 +156,20 @@ def test_labels_of_any_form(tmp_path: Path, value: object, labels: tuple[str, ..
     "printed",
     ["['b', 'a']", "['b' 'a']", "[b, a]", "['b']", "[0 1 0]", "[nan]", "[True False]", "[None]"],
 )
-def test_lists_as_python_and_numpy_print_them_are_refused(tmp_path: Path, printed: str) -> None:
+def test_lists_as_python_and_numpy_print_them_are_refused(tmp_path, printed):
     (tmp_path / "a.csv").write_text(f'text,labels\nt,"{printed}"\n')
     what = rf"a\.csv:2: column 'labels' holds \"{re.escape(printed)}\", a printed list"
     with pytest.raises(DataError, match=what.replace('\\"', "['\"]")):
         list(MultilabelTask().read(str(tmp_path / "a.csv")).examples)
 
 
-def test_brackets_that_are_nested_too_deeply_are_refused(tmp_path: Path) -> None:
+def test_brackets_that_are_nested_too_deeply_are_refused(tmp_path):
     (tmp_path / "a.csv").write_text(f"text,labels\nt,{'[' * 100_000}{']' * 100_000}\n")
     with pytest.raises(DataError, match=r"a\.csv:2: column 'labels' holds .* printed list"):
         list(MultilabelTask().read(str(tmp_path / "a.csv")).examples)
 
 
-def test_files_of_every_kind(tmp_path: Path) -> None:
+def test_files_of_every_kind(tmp_path):
     (tmp_path / "a.tsv").write_text("text\ttext_b\tlabels\nape\tbee\tred;blue\ncat\tdog\t\n")
     reading = MultilabelTask(separator=";").read(str(tmp_path / "a.tsv"))
     assert reading.task == MultilabelTask(TextColumns("text", "text_b", "labels"), separator=";")
@@ -198,7 +194,7 @@ def test_files_of_every_kind(tmp_path: Path) -> None:
     assert MultilabelTask().texts(MultilabelExample("ape")) == ("ape",)
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused(tmp_path):
     task = make_labeller(tmp_path)
     with pytest.raises(DataError, match=r"^m:2: has no labels, so it cannot be scored"):
         evaluate_task(task, [MultilabelExample("ape", None, None, "m:2")])
@@ -214,7 +210,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         make_labeller(tmp_path, MultilabelTask(thresholds=(0.5, 0.5)))
 
 
-def test_the_baseline_is_the_best_constant_answer(tmp_path: Path) -> None:
+def test_the_baseline_is_the_best_constant_answer(tmp_path):
     train = make_labelled(40, 5)
     train = [
         dataclasses.replace(e, labels=(*{*(e.labels or ()), *(["x"] if at % 3 else [])},))
@@ -236,7 +232,7 @@ def test_the_baseline_is_the_best_constant_answer(tmp_path: Path) -> None:
     assert MultilabelTask().baseline(train) == pytest.approx(expected)
 
 
-def test_weights_are_selected_at_the_best_thresholds(tmp_path: Path) -> None:
+def test_weights_are_selected_at_the_best_thresholds(tmp_path):
     """Early in training no probability reaches 0.5, and F1 there tells no two checkpoints apart."""
     labeller, examples = make_labeller(tmp_path), make_labelled(40)
     truth = truth_of(examples)
@@ -263,7 +259,7 @@ def test_weights_are_selected_at_the_best_thresholds(tmp_path: Path) -> None:
     assert by_label_before["f1_macro"] > before["f1_macro"]
 
 
-def test_a_label_that_nothing_predicts_is_given_to_no_example(tmp_path: Path) -> None:
+def test_a_label_that_nothing_predicts_is_given_to_no_example(tmp_path):
     """Its own F1 would give it to all examples, and cost the F1 of all decisions."""
     labeller, draw = make_labeller(tmp_path), np.random.default_rng(1)
     examples = [

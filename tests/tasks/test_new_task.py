@@ -1,7 +1,5 @@
 """A task from outside the package: checked, trained, predicted, reported and written like any other."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -9,7 +7,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence as Many
-from pathlib import Path
 
 import pytest
 
@@ -76,7 +73,7 @@ def here() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
-def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path: Path) -> None:
+def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path):
     tokenizer, task = make_tokenizer(tmp_path), RelationTask()
     train, dev = make_relations(400, 0), make_relations(60, 1)
     data = label(task, tokenizer, train, dev, LENGTH)
@@ -114,7 +111,7 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path: Path) -
         load_model(place, heads=(RelationHead(3),))
 
 
-def test_reports_files_and_routes_derive_from_its_declaration(tmp_path: Path) -> None:
+def test_reports_files_and_routes_derive_from_its_declaration(tmp_path):
     prediction = ClassPrediction("before", 1, {"after": 0.25, "before": 0.75})
     assert issubclass(prediction_type(RelationTask), SCORED_LABELS)
     assert json_schema(prediction_type(RelationTask)) == PREDICTIONS["classify"]
@@ -133,7 +130,7 @@ class UnnamedOutput(RelationTask):
         return (RelationHead(len(labels) + 1),)
 
 
-def test_labels_that_do_not_fit_the_head_are_found_before_training(tmp_path: Path) -> None:
+def test_labels_that_do_not_fit_the_head_are_found_before_training(tmp_path):
     task, examples = UnnamedOutput(), make_relations(20, 0)
     data = label(task, make_tokenizer(tmp_path), examples, examples[:4], LENGTH)
     method = FinetuneConfig(finetune_adam(), LENGTH, ExampleBudget(16), metric="accuracy")
@@ -142,7 +139,7 @@ def test_labels_that_do_not_fit_the_head_are_found_before_training(tmp_path: Pat
         fit_task(CONFIG, data, method, device="cpu")
 
 
-def test_its_parameters_and_operations_are_counted() -> None:
+def test_its_parameters_and_operations_are_counted():
     head = RelationHead(2)
     with_head, without = (parameter_table(CONFIG, heads) for heads in ((head,), ()))
     assert with_head.total - without.total == 2 * (2 * CONFIG.width + 1)

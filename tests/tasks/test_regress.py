@@ -1,7 +1,5 @@
 """Scores: equal to transformers' regression, packed as alone, scored as scipy does, and refused where they are no numbers."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -32,7 +30,7 @@ def make_scored(count: int, seed: int = 0) -> list[TextExample]:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training: bool) -> None:
+def test_loss_and_gradients_equal_those_of_transformers(tmp_path, training):
     task, examples = make_scorer(tmp_path / "tokenizer").train(training), make_scored(12)
     theirs = make_theirs(task, tmp_path / "model", "BertForSequenceClassification").train(training)
     assert theirs.config.problem_type == "regression"
@@ -44,14 +42,14 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     assert loss.hits is None
 
 
-def test_a_batch_is_the_sum_of_its_examples(tmp_path: Path) -> None:
+def test_a_batch_is_the_sum_of_its_examples(tmp_path):
     task = make_scorer(tmp_path)
     inputs = task.encode([*make_scored(9), TextExample("ape", None, None)])
     assert task.weights(batch_of(inputs)) == {"label": 9.0}
     check_sum(task, inputs)
 
 
-def test_scores_are_those_of_each_example_alone_and_measured_as_by_scipy(tmp_path: Path) -> None:
+def test_scores_are_those_of_each_example_alone_and_measured_as_by_scipy(tmp_path):
     task, examples = make_scorer(tmp_path, 0.1), make_scored(40, 2)
     alone = [next(predict(task, [example]))[1].score for example in examples]
     truth = [float(str(example.label)) for example in examples]
@@ -69,7 +67,7 @@ def test_scores_are_those_of_each_example_alone_and_measured_as_by_scipy(tmp_pat
     assert ScorePrediction(2 / 3).to_json() == {"score": 0.666667}
 
 
-def test_what_is_no_number_cannot_be_scored(tmp_path: Path) -> None:
+def test_what_is_no_number_cannot_be_scored(tmp_path):
     task = make_scorer(tmp_path)
     for label in ("two", "inf", "1,5"):
         with pytest.raises(
@@ -83,7 +81,7 @@ def test_what_is_no_number_cannot_be_scored(tmp_path: Path) -> None:
         evaluate_task(task, [])
 
 
-def test_scores_are_read_from_files_as_classes_are(tmp_path: Path) -> None:
+def test_scores_are_read_from_files_as_classes_are(tmp_path):
     (tmp_path / "sts.tsv").write_text(
         "index\tsentence1\tsentence2\tscore\n0\tape\tbee\t2.50\n1\tcat\tdog\t\n"
     )
@@ -102,7 +100,7 @@ def findings(train: list[TextExample], dev: list[TextExample]) -> list[tuple[str
     ]
 
 
-def test_flaws_of_scores_are_found() -> None:
+def test_flaws_of_scores_are_found():
     fair = [TextExample(f"t{n}", None, str(n / 2), f"a:{n}") for n in range(9)]
     assert findings(fair, []) == []
     assert findings(fair, [TextExample("new", None, "1.5"), TextExample("newer", None, "2")]) == []
@@ -122,14 +120,14 @@ def test_flaws_of_scores_are_found() -> None:
     assert [found[:2] for found in findings(fair, flat)] == [("balance", "warning")]
 
 
-def test_scores_far_from_0_have_units_of_their_own() -> None:
+def test_scores_far_from_0_have_units_of_their_own():
     far = [TextExample(f"t{n}", None, str(100_000 + n), f"a:{n}") for n in range(9)]
     assert RegressionTask().output_scale(far) == (100_004, np.std(range(9)))
     assert RegressionTask().output_scale(make_scored(30)) is None
     assert RegressionTask().output_scale(far[:1]) is None
 
 
-def test_the_mean_is_what_one_answers_without_reading(tmp_path: Path) -> None:
+def test_the_mean_is_what_one_answers_without_reading(tmp_path):
     examples = make_scored(30, 1)
     mean = np.mean([float(str(e.label)) for e in examples])
     constant = [(e, ScorePrediction(float(mean))) for e in examples]

@@ -1,7 +1,5 @@
 """Reranking: metrics as trec_eval and sklearn define them, the loss of transformers, data as people have it, and training."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
@@ -43,7 +41,7 @@ def measured(scores: Any, labels: Any) -> tuple[float, float, float]:
     return ndcg(*pair), reciprocal_rank(*pair), average_precision(*pair)
 
 
-def test_metrics_are_those_of_the_formulas_and_of_sklearn() -> None:
+def test_metrics_are_those_of_the_formulas_and_of_sklearn():
     from sklearn.metrics import average_precision_score, ndcg_score
 
     draw = np.random.default_rng(1)
@@ -60,7 +58,7 @@ def test_metrics_are_those_of_the_formulas_and_of_sklearn() -> None:
         assert measured(tied, labels)[0] == pytest.approx(expected)
 
 
-def test_ties_count_as_the_mean_of_all_orders() -> None:
+def test_ties_count_as_the_mean_of_all_orders():
     draw = random.Random(2)
     for count in (1, 2, 4, 6):
         for _ in range(12):
@@ -101,7 +99,7 @@ def make_rankings(count: int, seed: int = 0, most: int = 4, longest: int = 5) ->
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training: bool) -> None:
+def test_loss_and_gradients_equal_those_of_transformers(tmp_path, training):
     """With one label of a multi-label head its loss is the binary cross-entropy, too."""
     import transformers
 
@@ -122,7 +120,7 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, training
     assert int(loss.hits) == int(((expected.logits[:, 0] > 0) == (labels > 0.5)).sum())
 
 
-def test_a_batch_is_the_sum_of_its_documents(tmp_path: Path) -> None:
+def test_a_batch_is_the_sum_of_its_documents(tmp_path):
     task, examples = make_ranker(tmp_path), make_rankings(5)
     inputs = task.encode([*examples, RankExample("ape", ("bee", "cat"))])
     known = sum(len(e.documents) for e in examples)
@@ -130,7 +128,7 @@ def test_a_batch_is_the_sum_of_its_documents(tmp_path: Path) -> None:
     check_sum(task, list(inputs))
 
 
-def test_scores_are_those_of_each_document_alone(tmp_path: Path) -> None:
+def test_scores_are_those_of_each_document_alone(tmp_path):
     task, examples = make_ranker(tmp_path, 0.1).eval(), make_rankings(12, 3)
     alone = [
         [next(predict(task, [RankExample(e.query, (d,))]))[1].logits[0] for d in e.documents]
@@ -158,7 +156,7 @@ def test_scores_are_those_of_each_document_alone(tmp_path: Path) -> None:
         evaluate_task(task, [])
 
 
-def test_the_best_window_of_a_document_counts(tmp_path: Path) -> None:
+def test_the_best_window_of_a_document_counts(tmp_path):
     task = make_ranker(tmp_path, long_texts="windows").eval()
     long = " ".join(WORDS * 3)
     example = RankExample("ape bee", (long, "cat"), (1.0, 0.0))
@@ -177,7 +175,7 @@ def ranked(folder: Path, **settings: Any) -> bothways.Predictor:
     return bothways.Predictor(make_ranker(folder, **settings).eval())
 
 
-def test_inputs_of_python(tmp_path: Path) -> None:
+def test_inputs_of_python(tmp_path):
     rank = ranked(tmp_path)
     documents = ["bee cat", "dog", "elk fox gnu"]
     prediction = rank(("ape", documents))
@@ -220,7 +218,7 @@ READ = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_files_as_people_have_them(tmp_path: Path, name: str) -> None:
+def test_files_as_people_have_them(tmp_path, name):
     file = tmp_path / name
     file.write_text(FORMS[name])
     reading = RerankingTask().read(str(file), READ.get(name))
@@ -239,7 +237,7 @@ def test_files_as_people_have_them(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("positive", "negative"), [("positive", "negative"), ("pos", "neg"), ("positives", "negatives")]
 )
-def test_relevant_documents_and_others(positive: str, negative: str) -> None:
+def test_relevant_documents_and_others(positive, negative):
     row = {"query": "ape", positive: ["bee"], negative: ["cat", "dog"]}
     example = RerankingTask().example(row)
     assert (example.documents, example.labels) == (("bee", "cat", "dog"), (1.0, 0.0, 0.0))
@@ -268,7 +266,7 @@ def test_relevant_documents_and_others(positive: str, negative: str) -> None:
         ({"query": "a", "documents": ["b", "c"], "labels": [1, None]}, r"None, which is no"),
     ],
 )
-def test_rows_that_are_no_rankings(row: Any, message: str) -> None:
+def test_rows_that_are_no_rankings(row, message):
     with pytest.raises(DataError, match=message):
         RerankingTask().example(row, where="row 3")
 
@@ -277,7 +275,7 @@ def findings(train: list[RankExample], dev: list[RankExample]) -> list[tuple[str
     return [(found.severity, found.what) for found in RerankingTask().check(train, dev)]
 
 
-def test_flaws_of_rankings_are_found() -> None:
+def test_flaws_of_rankings_are_found():
     fair = [RankExample(f"q{n}", ("a", "b"), (1.0, 0.0), f"t:{n}") for n in range(4)]
     assert findings(fair, []) == []
     graded = RankExample("new", ("a", "b"), (3.0, 0.0), "d:1")
@@ -304,7 +302,7 @@ def test_flaws_of_rankings_are_found() -> None:
     assert (severity, what[:44]) == ("error", "all training documents have the label 1: the")
 
 
-def test_a_constant_answer_is_a_random_order(tmp_path: Path) -> None:
+def test_a_constant_answer_is_a_random_order(tmp_path):
     examples = make_rankings(30, 1)
     baseline = dict(RerankingTask().baseline(examples))
     truth = np.array([label for e in examples for label in e.labels or ()])
@@ -330,7 +328,7 @@ def make_labelled(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("trained")
     folder = make_folder(place / "bert", dropout=0.0)
     result = bothways.finetune(
@@ -348,7 +346,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return result.save(place / "model")
 
 
-def test_a_trained_model_opens_as_a_cross_encoder(trained: Path) -> None:
+def test_a_trained_model_opens_as_a_cross_encoder(trained):
     from sentence_transformers import CrossEncoder
     from transformers import AutoModelForSequenceClassification
 
@@ -371,9 +369,7 @@ def run(*words: str) -> None:
     app(list(words), result_action="return_value")
 
 
-def test_the_command_line(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line(trained, tmp_path, capsys):
     rows = make_labelled(5, 3)
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -403,7 +399,7 @@ def test_the_command_line(
     assert "The first relevant document of a query" in report.read_text("utf8")
 
 
-def test_fewer_or_more_outputs_than_one(tmp_path: Path) -> None:
+def test_fewer_or_more_outputs_than_one(tmp_path):
     from bothways.hub.model_folder import save_model
     from toy_task import make_task
 

@@ -1,7 +1,5 @@
 """Retrieval: exact nearest vectors as by brute force, folders as BEIR's, metrics as trec_eval's."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -35,9 +33,7 @@ def brute_force(queries: Any, vectors: Any, k: int, names: Any = None) -> tuple[
     seed=st.integers(0, 2**32 - 1), count=st.integers(1, 150), k=st.integers(1, 40),
     levels=st.sampled_from([1, 2, 5, 1000]), named=st.booleans(), limit=st.sampled_from([10, 2**18]),
 )  # fmt: skip
-def test_top_k_is_that_of_brute_force(
-    block: int, seed: int, count: int, k: int, levels: int, named: bool, limit: int
-) -> None:
+def test_top_k_is_that_of_brute_force(block, seed, count, k, levels, named, limit):
     draw = np.random.default_rng(seed)
     vectors = (draw.integers(0, levels, (count, 8)) - levels / 2).astype(np.float32) / 3
     vectors = vectors[np.sort(draw.integers(0, count, count))] if seed % 2 else vectors
@@ -53,7 +49,7 @@ def test_top_k_is_that_of_brute_force(
     assert np.array_equal(scores, expected[0])
 
 
-def test_top_k_of_scores_that_rise_is_found_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_k_of_scores_that_rise_is_found_in_blocks(monkeypatch):
     monkeypatch.setattr(nearest, "BLOCK_ROWS", 100)
     vectors = np.linspace(0, 1, 5000, dtype=np.float32)[:, None]
     scores, rows = top_k(np.ones((1, 1), np.float32), vectors, 3)
@@ -61,7 +57,7 @@ def test_top_k_of_scores_that_rise_is_found_in_blocks(monkeypatch: pytest.Monkey
     assert scores[0].tolist() == vectors[4999:4996:-1, 0].tolist()
 
 
-def test_top_k_of_longer_and_longer_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_top_k_of_longer_and_longer_vectors(monkeypatch):
     """The rounding of a later block is larger than the distances of scores in an earlier one."""
     monkeypatch.setattr(nearest, "BLOCK_ROWS", 16)
     draw = np.random.default_rng(0)
@@ -73,7 +69,7 @@ def test_top_k_of_longer_and_longer_vectors(monkeypatch: pytest.MonkeyPatch) -> 
     assert np.array_equal(top_k(query, vectors, 5)[1], brute_force(query, vectors, 5)[1])
 
 
-def test_top_k_refuses_what_has_no_order() -> None:
+def test_top_k_refuses_what_has_no_order():
     one = np.ones((1, 4), np.float32)
     for vectors in (
         np.full((3, 4), np.nan, np.float32),
@@ -114,7 +110,7 @@ def write_beir(folder: Path, grades: str, suffix: str = "") -> Path:
         ("q1 0 d1 2\nq1 0 gone 1\n", ".gz"),
     ],
 )
-def test_beir_folder(tmp_path: Path, grades: str, suffix: str) -> None:
+def test_beir_folder(tmp_path, grades, suffix):
     folder = write_beir(tmp_path / "data", grades, suffix)
     data = read_beir(folder)
     assert data.documents == {"d1": "On cats sleep", "d2": "", "d3": "On it rains"}
@@ -133,12 +129,12 @@ def test_beir_folder(tmp_path: Path, grades: str, suffix: str) -> None:
         ("query-id\tcorpus-id\tscore\n", "test", "holds no grade"),
     ],
 )
-def test_beir_folder_with_a_mistake(tmp_path: Path, grades: str, split: str, message: str) -> None:
+def test_beir_folder_with_a_mistake(tmp_path, grades, split, message):
     with pytest.raises(DataError, match=message):
         read_beir(write_beir(tmp_path / "data", grades), split)
 
 
-def test_beir_folder_without_a_file_or_with_an_id_twice(tmp_path: Path) -> None:
+def test_beir_folder_without_a_file_or_with_an_id_twice(tmp_path):
     folder = write_beir(tmp_path / "data", "q1\td1\t1\n")
     corpus = folder / "corpus.jsonl"
     corpus.write_text(corpus.read_text() * 2)
@@ -149,7 +145,7 @@ def test_beir_folder_without_a_file_or_with_an_id_twice(tmp_path: Path) -> None:
         read_beir(folder)
 
 
-def test_metrics_by_hand() -> None:
+def test_metrics_by_hand():
     grades = {"q": {"a": 2, "b": 1, "c": 0, "d": -1}, "absent": {"a": 1}}
     run = {"q": {"c": 0.9, "b": 0.5, "a": 0.5 + 1e-9, "q": 5.0}}  # in fp32 b and a are equal
     values = score_run(run, grades, cutoffs=[1, 10])
@@ -161,7 +157,7 @@ def test_metrics_by_hand() -> None:
     assert values == pytest.approx({name: value / 2 for name, value in expected.items()})
 
 
-def test_metrics_are_those_of_trec_eval() -> None:
+def test_metrics_are_those_of_trec_eval():
     pytrec_eval = pytest.importorskip("pytrec_eval")
     draw = np.random.default_rng(5)
     names = [f"d{n}" for n in range(40)]

@@ -1,7 +1,5 @@
 """Windows, tokens of characters, and the best spans against a search through all pairs, as Google's code has it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,9 +14,7 @@ from bothways.tasks.text_task import TextWindow, windows
     st.integers(0, 40),
     st.integers(1, 8),
 )
-def test_the_tokens_of_characters_are_those_that_share_one(
-    gaps: list[tuple[int, int]], start: int, size: int
-) -> None:
+def test_the_tokens_of_characters_are_those_that_share_one(gaps, start, size):
     offsets, at = [], 0
     for gap, width in gaps:
         offsets.append((at + gap, at + gap + width))
@@ -30,7 +26,7 @@ def test_the_tokens_of_characters_are_those_that_share_one(
     assert found == ((sharing[0], sharing[-1]) if sharing else None)
 
 
-def test_characters_keep_marks_and_leave_white_space() -> None:
+def test_characters_keep_marks_and_leave_white_space():
     text = " cafe\u0301 noir \u05e9\u05c1\u05dc\u05d5\u05dd"
     offsets = np.array([(0, 5), (6, 11), (11, 13), (14, 17)], dtype=np.int64)
     assert [text[slice(*characters(text, offsets, place, place))] for place in range(4)] == [
@@ -71,8 +67,8 @@ def google(
     st.integers(0, 999),
 )
 def test_spans_are_all_of_googles_and_those_that_windows_cut(
-    tokens: int, room: int, stride: int, longest: int, count: int, seed: int
-) -> None:
+    tokens, room, stride, longest, count, seed
+):
     rng, parts = np.random.default_rng(seed), windows(tokens, room, stride)
     scores = [rng.normal(size=(part.stop - part.start, 2)).astype(np.float32) for part in parts]
     table = span_scores(scores, parts, longest)
@@ -103,9 +99,7 @@ UNEQUAL = [
 
 
 @pytest.mark.parametrize("parts", UNEQUAL)
-def test_of_windows_of_unequal_length_the_longer_one_is_ahead_by_a_hundredth_of_its_tokens(
-    parts: list[TextWindow],
-) -> None:
+def test_of_windows_of_unequal_length_the_longer_one_is_ahead_by_a_hundredth_of_its_tokens(parts):
     rng = np.random.default_rng()
     scores = [rng.normal(size=(part.stop - part.start, 2)).astype(np.float32) for part in parts]
     table = span_scores(
@@ -116,7 +110,7 @@ def test_of_windows_of_unequal_length_the_longer_one_is_ahead_by_a_hundredth_of_
     )
 
 
-def test_of_equal_spans_the_first_comes_first() -> None:
+def test_of_equal_spans_the_first_comes_first():
     table = span_scores([np.zeros((4, 2), dtype=np.float32)], [TextWindow(0, 4)], 2)
     assert [span[:2] for span in best_spans(table, 20)] == [
         (0, 0),
@@ -137,9 +131,7 @@ def test_of_equal_spans_the_first_comes_first() -> None:
     st.integers(1, 4),
     st.integers(0, 999),
 )
-def test_among_many_equals_the_first_are_chosen(
-    tokens: int, longest: int, count: int, values: int, seed: int
-) -> None:
+def test_among_many_equals_the_first_are_chosen(tokens, longest, count, values, seed):
     table = (
         np.random.default_rng(seed).integers(0, values, size=(tokens, longest)).astype(np.float32)
     )
@@ -155,11 +147,11 @@ def test_among_many_equals_the_first_are_chosen(
     )  # `sorted` leaves equals in order
 
 
-def test_a_text_whose_spans_are_all_equal_begins_with_the_first() -> None:
+def test_a_text_whose_spans_are_all_equal_begins_with_the_first():
     assert best_spans(np.zeros((300, 30), dtype=np.float32), 20)[0] == (0, 0, 0.0)
 
 
-def test_nothing_has_no_span() -> None:
+def test_nothing_has_no_span():
     assert (
         best_spans(span_scores([np.zeros((0, 2), dtype=np.float32)], windows(0, 5, 2), 3), 20) == []
     )

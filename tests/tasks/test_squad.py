@@ -1,7 +1,5 @@
 """Questions from files in SQuAD's form and from tables; answers that do not stand where they should; every mistake named."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
@@ -72,7 +70,7 @@ TREE = squad(
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz", ".json.xz"])
-def test_files_in_squads_form(tmp_path: Path, suffix: str) -> None:
+def test_files_in_squads_form(tmp_path, suffix):
     file = write(tmp_path / f"dev{suffix}", TREE)
     place = f"{file}:data[0].paragraphs[0]"
     reading = open_questions(str(file))
@@ -106,9 +104,7 @@ def test_files_in_squads_form(tmp_path: Path, suffix: str) -> None:
         ([], (), True),
     ],
 )
-def test_rows_of_any_form(
-    tmp_path: Path, given: Any, answers: Any, impossible: bool | None
-) -> None:
+def test_rows_of_any_form(tmp_path, given, answers, impossible):
     row = {"frage": "Who?", "context": CONTEXT, "answers": given}
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n" + json.dumps({**row, "id": "x"}) + "\n", encoding="utf8")
@@ -122,7 +118,7 @@ def test_rows_of_any_form(
     assert reading.share() == 1
 
 
-def test_parquet_and_csv(tmp_path: Path) -> None:
+def test_parquet_and_csv(tmp_path):
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -143,7 +139,7 @@ def test_parquet_and_csv(tmp_path: Path) -> None:
         )
 
 
-def test_questions_alone(tmp_path: Path) -> None:
+def test_questions_alone(tmp_path):
     file = tmp_path / "new.jsonl"
     file.write_text(json.dumps({"question": "Who?", "context": None}) + "\n")
     assert list(open_questions(str(file), labelled=False).examples) == [
@@ -193,12 +189,12 @@ def test_questions_alone(tmp_path: Path) -> None:
         (squad({"question": "Who?", "is_impossible": "no"}), r":1: 'is_impossible' holds 'no'"),
     ],
 )
-def test_strange_files_are_refused(tmp_path: Path, tree: Any, message: str) -> None:
+def test_strange_files_are_refused(tmp_path, tree, message):
     with pytest.raises(DataError, match=message):
         list(open_questions(str(write(tmp_path / "bad.json", tree))).examples)
 
 
-def test_half_of_a_surrogate_pair_is_told_with_its_place(tmp_path: Path) -> None:
+def test_half_of_a_surrogate_pair_is_told_with_its_place(tmp_path):
     (tmp_path / "half.json").write_text(json.dumps(squad({"question": "Who \ud83d?", "id": "a"})))
     with pytest.raises(
         DataError, match=r":a: column 'question' holds U\+D83D at character 4, half of"
@@ -206,7 +202,7 @@ def test_half_of_a_surrogate_pair_is_told_with_its_place(tmp_path: Path) -> None
         list(open_questions(str(tmp_path / "half.json")).examples)
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "bad.json").write_text('{"data":\n [}')
     with pytest.raises(DataError, match=r"bad\.json: is not JSON: .* at line 2 column 3\n"):
         list(open_questions(str(tmp_path / "bad.json")).examples)
@@ -238,11 +234,11 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         ("dog", 4, None),
     ],
 )
-def test_answers_are_found_where_they_are(text: str, start: int, place: int | None) -> None:
+def test_answers_are_found_where_they_are(text, start, place):
     assert located(CONTEXT, text, start) == place
 
 
-def test_rows_go_on_and_are_numbered_after_a_broken_one(tmp_path: Path) -> None:
+def test_rows_go_on_and_are_numbered_after_a_broken_one(tmp_path):
     lines = [json.dumps({"question": name, "context": "c"}) for name in "ab"]
     (tmp_path / "rows.jsonl").write_text("\n".join([lines[0], "{broken", lines[1]]))
     reading = open_questions(str(tmp_path / "rows.jsonl"), labelled=False)

@@ -1,11 +1,8 @@
 """Token classification: every word once, in windows and context; equal to transformers; entities with their places."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,7 +32,7 @@ UNKNOWN, CLS, SEP = 1, 2, 3
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer(tmp_path_factory) -> Tokenizer:
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
@@ -78,9 +75,7 @@ def targets_of(made: EncodedExample) -> list[tuple[int, int]]:
     ]
 
 
-def test_a_short_sentence_is_one_sequence_with_a_target_at_each_first_token(
-    tokenizer: Tokenizer,
-) -> None:
+def test_a_short_sentence_is_one_sequence_with_a_target_at_each_first_token(tokenizer):
     example = TagExample(("apes", "see", "bee-s"), ("I-PER", "O", "I-LOC"))
     (made,) = TaggingTask().encode([example], tokenizer, LABELS, 16)
     (sequence,) = made.sequences
@@ -93,7 +88,7 @@ def test_a_short_sentence_is_one_sequence_with_a_target_at_each_first_token(
 
 
 @given(st.data())
-def test_every_word_is_tagged_once_in_any_window(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_every_word_is_tagged_once_in_any_window(tokenizer, data):
     words = data.draw(
         st.lists(
             st.sampled_from(("ape", "bees", "cat-ss", "\u200b", "", "\u0301", "x" * 120, "-" * 40)),
@@ -122,7 +117,7 @@ def test_every_word_is_tagged_once_in_any_window(tokenizer: Tokenizer, data: st.
         assert max(len(tokens_of(tokenizer, word)) for word in words) > (length - 2) // 3
 
 
-def test_what_of_a_word_without_end_is_read_by_no_window_is_counted(tokenizer: Tokenizer) -> None:
+def test_what_of_a_word_without_end_is_read_by_no_window_is_counted(tokenizer):
     (made,) = TaggingTask(stride=4).encode(
         [TagExample(("ape", "-" * 30, "bee"))], tokenizer, LABELS, 6
     )
@@ -135,7 +130,7 @@ def test_what_of_a_word_without_end_is_read_by_no_window_is_counted(tokenizer: T
     ]
 
 
-def test_a_word_is_read_in_the_window_where_it_has_most_context(tokenizer: Tokenizer) -> None:
+def test_a_word_is_read_in_the_window_where_it_has_most_context(tokenizer):
     example = TagExample(("ape", "bee", "cat", "dog", "elk", "fox", "gnu"))
     (made,) = TaggingTask(stride=2).encode(
         [example], tokenizer, LABELS, 7
@@ -146,7 +141,7 @@ def test_a_word_is_read_in_the_window_where_it_has_most_context(tokenizer: Token
     ]  # type: ignore[attr-defined]
 
 
-def test_the_document_fills_the_window(tokenizer: Tokenizer) -> None:
+def test_the_document_fills_the_window(tokenizer):
     document = [("ape", "bee"), ("cat", "dogs"), ("elk", "fox", "gnu")]
     examples = list(with_context(iter([(1, TagExample(words)) for words in document])))
 
@@ -169,7 +164,7 @@ def test_the_document_fills_the_window(tokenizer: Tokenizer) -> None:
     assert read(5) == [("ape bee cat", [1, 2]), ("cat dog ##s", [1, 2]), ("elk fox gnu", [1, 2, 3])]
 
 
-def test_an_empty_sentence_has_an_empty_answer(tokenizer: Tokenizer) -> None:
+def test_an_empty_sentence_has_an_empty_answer(tokenizer):
     task = make_task(tokenizer)
     examples = [TagExample(()), TagExample(("ape",)), TagExample(())]
     predictions = [prediction for _, prediction in predict(task, examples)]
@@ -178,9 +173,7 @@ def test_an_empty_sentence_has_an_empty_answer(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_losses_gradients_and_logits_are_those_of_transformers(
-    tokenizer: Tokenizer, tmp_path: Path, training: bool
-) -> None:
+def test_losses_gradients_and_logits_are_those_of_transformers(tokenizer, tmp_path, training):
     from transformers import BertForTokenClassification
 
     from bothways.hub.model_folder import save_model
@@ -221,7 +214,7 @@ def test_losses_gradients_and_logits_are_those_of_transformers(
     assert torch.allclose(table, theirs.bert.embeddings.word_embeddings.weight.grad, atol=1e-3)
 
 
-def test_predictions_are_those_of_each_sentence_alone_and_in_order(tokenizer: Tokenizer) -> None:
+def test_predictions_are_those_of_each_sentence_alone_and_in_order(tokenizer):
     task, examples = make_task(tokenizer), make_examples(24, seed=3)
     alone = [next(predict(task, [example]))[1] for example in examples]
     for pace in (PredictConfig(), PredictConfig(tokens=40), PredictConfig(window=7)):
@@ -235,7 +228,7 @@ def test_predictions_are_those_of_each_sentence_alone_and_in_order(tokenizer: To
             )
 
 
-def test_entities_say_where_they_stand(tokenizer: Tokenizer) -> None:
+def test_entities_say_where_they_stand(tokenizer):
     task = make_task(tokenizer)
     logits = np.full((5, 5), -9, dtype=np.float32)
     logits[range(5), [3, 4, 0, 2, 0]] = 9  # B-PER I-PER O I-LOC O
@@ -272,7 +265,7 @@ def test_entities_say_where_they_stand(tokenizer: Tokenizer) -> None:
     }
 
 
-def test_words_are_tokenized_as_they_stand_in_a_text() -> None:
+def test_words_are_tokenized_as_they_stand_in_a_text():
     """A tokenizer of bytes writes a word behind a blank otherwise than one at the beginning, which hardly any word is."""
     tokenizer = train_tokenizer(["the rain in the film", "film and rain"], ByteBPE(270))
     tokenizer.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -285,7 +278,7 @@ def test_words_are_tokenized_as_they_stand_in_a_text() -> None:
     assert ids[len(template.before) : len(ids) - len(template.after)] == blank.tolist()
 
 
-def test_an_entity_is_as_certain_as_its_words_on_average(tokenizer: Tokenizer) -> None:
+def test_an_entity_is_as_certain_as_its_words_on_average(tokenizer):
     logits = np.zeros((2, 5), dtype=np.float32)
     logits[range(2), [3, 4]] = 1, 3  # B-PER I-PER
     prediction = make_task(tokenizer).decode(
@@ -295,7 +288,7 @@ def test_an_entity_is_as_certain_as_its_words_on_average(tokenizer: Tokenizer) -
     assert entity.score == pytest.approx(np.mean([math.exp(z) / (math.exp(z) + 4) for z in (1, 3)]))
 
 
-def test_a_sentence_without_entities_is_right_if_none_are_predicted(tokenizer: Tokenizer) -> None:
+def test_a_sentence_without_entities_is_right_if_none_are_predicted(tokenizer):
     task, example = make_task(tokenizer), TagExample(("ape", "bee"), ("O", "O"))
     for places, grade in (([0, 0], 1.0), ([0, 1], 0.0)):
         prediction = task.decode(
@@ -304,7 +297,7 @@ def test_a_sentence_without_entities_is_right_if_none_are_predicted(tokenizer: T
         assert task.grade(example, prediction) == grade
 
 
-def test_words_without_tags_have_no_weight(tokenizer: Tokenizer) -> None:
+def test_words_without_tags_have_no_weight(tokenizer):
     task = make_task(tokenizer)
     inputs = task.encode(
         [TagExample(("ape", "bee"), ("O", "B-PER")), TagExample(("cat", "dog", "elk"))]
@@ -322,9 +315,7 @@ def test_words_without_tags_have_no_weight(tokenizer: Tokenizer) -> None:
     ),
     st.randoms(),
 )
-def test_offsets_of_entities_slice_the_text_in_every_script(
-    tokenizer: Tokenizer, words: list[str], draw: random.Random
-) -> None:
+def test_offsets_of_entities_slice_the_text_in_every_script(tokenizer, words, draw):
     task, example = make_task(tokenizer), TagExample(tuple(words))
     logits = np.array([[draw.random() for _ in LABELS] for _ in words], dtype=np.float32)
     prediction = task.decode(example, EncodedExample((), 0, 0), [logits])
@@ -333,7 +324,7 @@ def test_offsets_of_entities_slice_the_text_in_every_script(
         assert entity.text in " ".join(words)
 
 
-def test_plain_tags_have_no_entities(tokenizer: Tokenizer) -> None:
+def test_plain_tags_have_no_entities(tokenizer):
     labels = ("NN", "VB")
     task = make_task(tokenizer, TaggingTask(), labels)
     examples = make_examples(10, labels=labels)
@@ -354,7 +345,7 @@ def test_plain_tags_have_no_entities(tokenizer: Tokenizer) -> None:
     assert task.grade(TagExample((), ()), next(predict(task, [TagExample(())]))[1]) == 1.0
 
 
-def test_scores_are_of_all_sentences(tokenizer: Tokenizer) -> None:
+def test_scores_are_of_all_sentences(tokenizer):
     from seqeval.metrics import f1_score
 
     task, examples = make_task(tokenizer), make_examples(30, seed=4)
@@ -378,7 +369,7 @@ def test_scores_are_of_all_sentences(tokenizer: Tokenizer) -> None:
     )
 
 
-def test_what_cannot_be_scored_is_refused(tokenizer: Tokenizer) -> None:
+def test_what_cannot_be_scored_is_refused(tokenizer):
     task = make_task(tokenizer)
     with pytest.raises(DataError, match=r"^a:3: has no tags, so it cannot be scored"):
         evaluate_task(task, [TagExample(("ape",), None, "a:3")])
@@ -395,7 +386,7 @@ def test_what_cannot_be_scored_is_refused(tokenizer: Tokenizer) -> None:
         TaggingTask(stride=0)
 
 
-def test_labels_are_iob2_of_every_type_or_plain() -> None:
+def test_labels_are_iob2_of_every_type_or_plain():
     def labels(definition: TaggingTask, *rows: str) -> tuple[str, ...]:
         return definition.labels(
             [TagExample(("w",) * len(row.split()), tuple(row.split())) for row in rows]
@@ -407,7 +398,7 @@ def test_labels_are_iob2_of_every_type_or_plain() -> None:
     assert TaggingTask().labels([TagExample(("w",))]) == ("O",)
 
 
-def test_a_definition_is_saved_and_read_with_its_columns(tmp_path: Path) -> None:
+def test_a_definition_is_saved_and_read_with_its_columns(tmp_path):
     definition = TaggingTask(TagColumns("1", "3"), "bioes", "document", 32)
     assert configs.read(TaggingTask, configs.to_dict(definition)) == definition
     file = tmp_path / "a.conll"
@@ -425,7 +416,7 @@ def test_a_definition_is_saved_and_read_with_its_columns(tmp_path: Path) -> None
     assert TaggingTask().texts(first) == ("Anna sings",)
 
 
-def test_the_baseline_answers_the_most_frequent_tag(tokenizer: Tokenizer) -> None:
+def test_the_baseline_answers_the_most_frequent_tag(tokenizer):
     examples = [TagExample(("a", "b", "c", "d"), ("O", "O", "O", "I-X")), TagExample(("a",))]
     baseline = TaggingTask().baseline(examples)
     assert (baseline["f1"], baseline["accuracy"]) == (0.0, 0.75)

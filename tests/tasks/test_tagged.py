@@ -1,7 +1,5 @@
 """Tagged words from columns, tables and running text."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json
@@ -52,7 +50,7 @@ def write(file: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.conll", "a.txt", "a.bio.gz", "a.train", "a"])
-def test_columns_of_words_and_tags(tmp_path: Path, name: str) -> None:
+def test_columns_of_words_and_tags(tmp_path, name):
     file = write(tmp_path / name, CONLL)
     columns, found, share = opened(file)
     assert columns == TagColumns()
@@ -66,14 +64,14 @@ def test_columns_of_words_and_tags(tmp_path: Path, name: str) -> None:
     assert share() == 1.0
 
 
-def test_a_document_begins_without_an_empty_line_before_it() -> None:
+def test_a_document_begins_without_an_empty_line_before_it():
     lines = enumerate(["the O", "-DOCSTART- -X-", "", "rain B-LOC", "ends O"], 1)
     assert list(read_columns(lines, "t.conll", ColumnLayout(0, 1, 2, fixed=True))) == [
         ColumnSentence(("the",), ("O",), 1, 0), ColumnSentence(("rain", "ends"), ("B-LOC", "O"), 4, 1),
     ]  # fmt: skip
 
 
-def test_other_columns_by_number(tmp_path: Path) -> None:
+def test_other_columns_by_number(tmp_path):
     file = write(tmp_path / "a.conll", CONLL)
     columns, found, _ = opened(file, TagColumns(label="1"))
     assert columns == TagColumns(None, "1")
@@ -85,7 +83,7 @@ def test_other_columns_by_number(tmp_path: Path) -> None:
     )  # names of a table
 
 
-def test_tabs_blanks_line_ends_and_comments(tmp_path: Path) -> None:
+def test_tabs_blanks_line_ends_and_comments(tmp_path):
     text = "# newdoc id = 1\n# sent_id = 1\n# text = a b\n1\ta b\t_\tX\r\n2\t\t_\tY\r\n \r\n\r\n# newdoc\n# id 7\n1\t#\tz\tO"
     (_, first), (_, second) = opened(write(tmp_path / "a.conllu", text), TagColumns("1", "3"))[1]
     assert (second.words, second.tags) == (("#",), ("O",))
@@ -134,13 +132,13 @@ def test_tabs_blanks_line_ends_and_comments(tmp_path: Path) -> None:
         ("", TagColumns(), r": has no word"),
     ],
 )
-def test_columns_that_cannot_be(tmp_path: Path, text: str, asked: TagColumns, message: str) -> None:
+def test_columns_that_cannot_be(tmp_path, text, asked, message):
     file = write(tmp_path / "a.conll", text)
     with pytest.raises(DataError, match=f"^{file}{message}"):
         read(file, asked)
 
 
-def test_words_without_tags(tmp_path: Path) -> None:
+def test_words_without_tags(tmp_path):
     file = write(tmp_path / "a.conll", "EU\nrejects O\n")
     assert read(file, labelled=False) == [TagExample(("EU", "rejects"), None, f"{file}:1")]
     file = write(tmp_path / "a.txt", "1 EU\n2 rejects\n")
@@ -151,7 +149,7 @@ def test_words_without_tags(tmp_path: Path) -> None:
         read(write(tmp_path / "a.conll", "EU\n"), TagColumns("1"), labelled=False)
 
 
-def test_no_such_file(tmp_path: Path) -> None:
+def test_no_such_file(tmp_path):
     with pytest.raises(DataError, match=r"none\.conll: no such file"):
         read(tmp_path / "none.conll")
     for name in ("folder.conll", "folder.txt", "folder.jsonl"):
@@ -160,7 +158,7 @@ def test_no_such_file(tmp_path: Path) -> None:
             read(tmp_path / name, labelled=False)
 
 
-def test_lines_of_text(tmp_path: Path) -> None:
+def test_lines_of_text(tmp_path):
     file = write(tmp_path / "a.txt", "Anna lives.\n\nIn Oslo\n")
     columns, found, _ = opened(file, usual=TagColumns("tokens", "tags"), labelled=False)
     assert columns == TagColumns("tokens", "tags")  # as in training
@@ -180,9 +178,7 @@ def test_lines_of_text(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
-def test_a_table_of_texts_between_tabs(
-    tmp_path: Path, name: str, text: str, asked: TagColumns
-) -> None:
+def test_a_table_of_texts_between_tabs(tmp_path, name, text, asked):
     file = write(tmp_path / name, text)
     found = read(file, asked, labelled=False)
     assert [(e.words, e.whole) for e in found] == [
@@ -192,7 +188,7 @@ def test_a_table_of_texts_between_tabs(
     assert found[0].where == f"{file}:2"
 
 
-def test_columns_between_tabs_stay_columns(tmp_path: Path) -> None:
+def test_columns_between_tabs_stay_columns(tmp_path):
     file = write(tmp_path / "a.tsv", "In\tO\nNew York\tB-LOC\n\nAnna\tB-PER\n")
     assert [e.words for e in read(file, labelled=False)] == [("In", "New York"), ("Anna",)]
     assert [e.words for e in read(file, TagColumns("1"), labelled=False)] == [
@@ -207,7 +203,7 @@ def test_columns_between_tabs_stay_columns(tmp_path: Path) -> None:
     )  # tags that are there say enough
 
 
-def test_texts_are_not_taken_for_words(tmp_path: Path) -> None:
+def test_texts_are_not_taken_for_words(tmp_path):
     file = write(tmp_path / "a.tsv", "said\tid\nAnna lives\t1\nIn Oslo\t2\n")
     with pytest.raises(
         DataError,
@@ -225,7 +221,7 @@ def test_texts_are_not_taken_for_words(tmp_path: Path) -> None:
     "text",
     ["Anna\tB-PER\nlives\tO\n", "-DOCSTART- -X- O\n\n# id 1\nAnna NNP B-PER\nlives VB O\n\n"],
 )
-def test_columns_in_a_txt_are_predicted_too(tmp_path: Path, text: str) -> None:
+def test_columns_in_a_txt_are_predicted_too(tmp_path, text):
     file = write(tmp_path / "a.txt", text)
     for columns in (TagColumns(), TagColumns("0")):
         assert read(file, columns, labelled=False)[0].words == ("Anna", "lives")
@@ -233,7 +229,7 @@ def test_columns_in_a_txt_are_predicted_too(tmp_path: Path, text: str) -> None:
         assert len(read(write(file, lines), labelled=False)) == lines.count("\n")
 
 
-def test_the_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_standard_input(monkeypatch):
     def given_(text: str) -> None:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
@@ -263,7 +259,7 @@ def write_rows(file: Path, rows: list[dict[str, object]]) -> Path:
 @pytest.mark.parametrize(
     ("words", "tags"), [("words", "tags"), ("tokens", "ner_tags"), ("tokens", "labels")]
 )
-def test_tables_of_lists(tmp_path: Path, name: str, words: str, tags: str) -> None:
+def test_tables_of_lists(tmp_path, name, words, tags):
     rows = [
         {words: ["EU", "rejects"], tags: ["B-ORG", "O"], "pos_tags": [1, 2], "text": "EU rejects"}
     ]
@@ -278,7 +274,7 @@ def test_tables_of_lists(tmp_path: Path, name: str, words: str, tags: str) -> No
     assert opened(file, labelled=False)[0] == TagColumns(words)
 
 
-def test_documents_of_a_table(tmp_path: Path) -> None:
+def test_documents_of_a_table(tmp_path):
     rows = [
         {"words": [word], "tags": ["O"], "page": page}
         for word, page in (("a", 1), ("b", 1), ("c", 2))
@@ -344,21 +340,19 @@ def test_documents_of_a_table(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_rows_that_cannot_be(
-    tmp_path: Path, row: dict[str, object], asked: TagColumns, message: str
-) -> None:
+def test_rows_that_cannot_be(tmp_path, row, asked, message):
     file = write_rows(tmp_path / "a.jsonl", [row])
     with pytest.raises(DataError, match=f"^{file}{message}"):
         read(file, asked)
 
 
-def test_a_row_that_lacks_a_column(tmp_path: Path) -> None:
+def test_a_row_that_lacks_a_column(tmp_path):
     file = write_rows(tmp_path / "a.jsonl", [{"words": ["a"], "tags": ["O"]}, {"words": ["a"]}])
     with pytest.raises(DataError, match=r"a\.jsonl:2: the row has no column 'tags'; it has words"):
         read(file)
 
 
-def test_a_list_of_words_goes_before_its_text(tmp_path: Path) -> None:
+def test_a_list_of_words_goes_before_its_text(tmp_path):
     file = write_rows(tmp_path / "a.jsonl", [{"tokens": ["a"], "text": "a"}])
     assert opened(file, labelled=False)[0] == TagColumns("tokens")
     file = write_rows(tmp_path / "b.jsonl", [{"text": "a b"}])
@@ -367,12 +361,12 @@ def test_a_list_of_words_goes_before_its_text(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), max_size=6))
-def test_spans_slice_the_text_back_into_words(words: list[str]) -> None:
+def test_spans_slice_the_text_back_into_words(words):
     example = TagExample(tuple(words))
     assert [example.whole[begin:end] for begin, end in example.spans] == words
 
 
-def test_neighbours_are_of_the_document_and_no_more_than_can_be_read() -> None:
+def test_neighbours_are_of_the_document_and_no_more_than_can_be_read():
     made = [(number // 500, TagExample((str(number),) * 3, ("O",) * 3)) for number in range(600)]
     found = list(with_context(iter([*made, (None, TagExample(("x",)))])))
     assert [example.words for example in found[:-1]] == [example.words for _, example in made]

@@ -1,7 +1,5 @@
 """Windows: every token is in one, and counts in the window in which it has the most context."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,9 +10,7 @@ from bothways.tasks.text_task import TextWindow, owners, windows
 
 @settings(deadline=None)
 @given(st.integers(0, 80), st.integers(1, 25), st.integers(1, 40))
-def test_each_position_counts_where_it_has_the_most_context(
-    tokens: int, room: int, stride: int
-) -> None:
+def test_each_position_counts_where_it_has_the_most_context(tokens, room, stride):
     parts = windows(tokens, room, stride, full=True)
     starts = [part.start for part in parts]
     assert starts[0] == 0
@@ -40,13 +36,13 @@ def test_each_position_counts_where_it_has_the_most_context(
     ],
 )
 def test_full_windows_begin_a_stride_apart_and_the_last_ends_with_the_text(
-    tokens: int, room: int, stride: int, starts: list[int]
-) -> None:
+    tokens, room, stride, starts
+):
     assert [part.start for part in windows(tokens, room, stride, full=True)] == starts
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 25))
-def test_windows_are_googles(tokens: int, room: int, stride: int) -> None:
+def test_windows_are_googles(tokens, room, stride):
     expected, start = [], 0
     while True:  # the loop of convert_examples_to_features in run_squad.py
         length = min(tokens - start, room)

@@ -1,7 +1,5 @@
 """The tokenizers of BERT's descendants against the classes of transformers: folders both ways, old layouts, every error."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable
@@ -138,7 +136,7 @@ Pair = tuple[str, Any, Tokenizer, Any]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
+def folders(tmp_path_factory) -> list[Pair]:
     """For each case transformers' tokenizer from its own folder, ours from there, and transformers' from what we write."""
     made = []
     for number, (model_type, build) in enumerate(CASES.values()):
@@ -167,9 +165,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Pair]:
         "中文 אب 😀",
     ]
 )
-def test_ids_and_offsets_are_those_of_transformers_both_ways(
-    folders: list[Pair], texts: list[str]
-) -> None:
+def test_ids_and_offsets_are_those_of_transformers_both_ways(folders, texts):
     for _, theirs, ours, again in folders:
         expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
         assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
@@ -185,7 +181,7 @@ def test_ids_and_offsets_are_those_of_transformers_both_ways(
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=list(CASES))
-def test_what_is_written_is_the_same_tokenizer(folders: list[Pair], number: int) -> None:
+def test_what_is_written_is_the_same_tokenizer(folders, number):
     """Special tokens, length; ids of one and two texts; segments where the model has them, and no segments elsewhere."""
     model_type, theirs, ours, again = folders[number]
     assert len(again) == len(theirs) == ours.size
@@ -225,7 +221,7 @@ MASK = {
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, Any]]:
+def old(tmp_path_factory) -> list[tuple[Tokenizer, Any]]:
     """Ours from folders without `tokenizer.json`, and transformers' classes with the vocabulary in them."""
     names = ("bytes", "spaced", "xlm", "albert", "cased", "big_bird")
     bytes_, spaced, one, two, three, four = (tmp_path_factory.mktemp(name) for name in names)
@@ -309,9 +305,7 @@ def message(pieces: list[tuple[str, float]], *, kind: int = 1, charsmap: bytes =
         "中文 אب 😀",
     ]
 )
-def test_old_layouts_give_the_ids_of_transformers(
-    old: list[tuple[Tokenizer, Any]], texts: list[str]
-) -> None:
+def test_old_layouts_give_the_ids_of_transformers(old, texts):
     for ours, theirs in old:
         expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
         assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
@@ -323,9 +317,7 @@ def test_old_layouts_give_the_ids_of_transformers(
         )
 
 
-def test_an_old_layout_is_written_with_the_same_ids(
-    old: list[tuple[Tokenizer, Any]], tmp_path: Path
-) -> None:
+def test_an_old_layout_is_written_with_the_same_ids(old, tmp_path):
     for number, (ours, theirs) in enumerate(old):
         ours.save(tmp_path / str(number))
         again = AutoTokenizer.from_pretrained(tmp_path / str(number))
@@ -337,7 +329,7 @@ def test_an_old_layout_is_written_with_the_same_ids(
         assert Tokenizer.load(tmp_path / str(number)).fingerprint == ours.fingerprint
 
 
-def test_what_a_class_would_not_arrive_at_is_declared_generic(tmp_path: Path) -> None:
+def test_what_a_class_would_not_arrive_at_is_declared_generic(tmp_path):
     """A normaliser beside byte-level BPE, an added token, an unknown token elsewhere: the same ids in transformers."""
     normal, added = roberta_backend(), roberta_backend()
     normal.normalizer = normalizers.NFC()
@@ -359,7 +351,7 @@ def test_what_a_class_would_not_arrive_at_is_declared_generic(tmp_path: Path) ->
         ]
 
 
-def test_a_last_normaliser_that_joins_spaces_changes_nothing(tmp_path: Path) -> None:
+def test_a_last_normaliser_that_joins_spaces_changes_nothing(tmp_path):
     """Files converted by older versions of transformers have it."""
     backend = albert(_spm_precompiled_charsmap=MAP)._tokenizer
     spec = json.loads(backend.to_str())
@@ -419,9 +411,7 @@ BROKEN: dict[str, dict[str, bytes]] = {
         ("a folder", ResourceError, "cannot be read"),
     ],
 )
-def test_what_is_no_tokenizer_of_these_families(
-    tmp_path: Path, name: str, kind: type[Exception], says: str
-) -> None:
+def test_what_is_no_tokenizer_of_these_families(tmp_path, name, kind, says):
     for file, content in BROKEN.get(name, {}).items():
         (tmp_path / file).write_bytes(content)
     if name == "a folder":
@@ -432,7 +422,7 @@ def test_what_is_no_tokenizer_of_these_families(
     assert caught.value.fix  # type: ignore[attr-defined]
 
 
-def test_a_big_birds_compiled_normalisation_is_followed(tmp_path: Path) -> None:
+def test_a_big_birds_compiled_normalisation_is_followed(tmp_path):
     """transformers' class leaves it out; SentencePiece, with which BigBird was trained, does not."""
     (tmp_path / "spiece.model").write_bytes(message(BIG_BIRD, charsmap=MAP))
     tokenizer = Tokenizer.load(tmp_path)
@@ -460,7 +450,7 @@ def write_deberta_v2(
     return folder
 
 
-def test_debertas_older_layout(tmp_path: Path) -> None:
+def test_debertas_older_layout(tmp_path):
     """As first published: the mask takes the white space before it, and two texts have one [SEP] between them."""
     ours, theirs = Tokenizer.load(write_deberta(tmp_path / "old")), deberta()
     texts = ["hello[MASK] world", "é中\n", "hello's"]
@@ -480,16 +470,14 @@ def test_debertas_older_layout(tmp_path: Path) -> None:
 
 
 @given(text=hostile)
-def test_deberta_v2s_older_layout_without_a_normalisation(
-    plain: tuple[Tokenizer, Any], text: str
-) -> None:
+def test_deberta_v2s_older_layout_without_a_normalisation(plain, text):
     """As transformers' class has it, from the same pieces; the mask is added where the file lacks it."""
     ours, theirs = plain
     assert ours.encode([text])[0].tolist() == theirs(text, add_special_tokens=False)["input_ids"]
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+def plain(tmp_path_factory) -> tuple[Tokenizer, Any]:
     folder = tmp_path_factory.mktemp("pieces")
     ours = Tokenizer.load(
         write_deberta_v2(folder / "old", DEBERTA[:-1], do_lower_case=True, split_by_punct=True)
@@ -497,7 +485,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
     return ours, DebertaV2Tokenizer(vocab=rounded(DEBERTA), do_lower_case=True, split_by_punct=True)
 
 
-def test_deberta_v2s_older_layout_normalises_as_the_file_says(tmp_path: Path) -> None:
+def test_deberta_v2s_older_layout_normalises_as_the_file_says(tmp_path):
     """White space at the ends and in between falls away, as SentencePiece has it by default; transformers 5 keeps the first."""
     ours = Tokenizer.load(write_deberta_v2(tmp_path / "old", DEBERTA, charsmap=MAP))
     assert ours.specials.mask == len(DEBERTA) - 1

@@ -1,7 +1,5 @@
 """Looking words up gives the ids of the backend, for all of Unicode; where that is not proved, it is not done."""
 
-from __future__ import annotations
-
 import json
 import threading
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Every tokenizer class of transformers that a BERT-like model has: the same ids on 2,000 odd texts, or refused by name."""
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle
@@ -148,7 +146,7 @@ EQUAL: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_ids_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_ids_are_those_of_transformers(name, tmp_path):
     folder = EQUAL[name](tmp_path)
     tokenizer = Tokenizer.load(folder)
     alias = name.startswith(tuple(BERT[1:])) and "," not in name
@@ -176,7 +174,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("layout", ["vocab.txt", "tokenizer.json", "config.json"])
-def test_other_classes_are_refused_by_name(name: str, layout: str, tmp_path: Path) -> None:
+def test_other_classes_are_refused_by_name(name, layout, tmp_path):
     saved(tmp_path, word_piece(), "bert", name)
     if layout != "tokenizer.json":
         words(tmp_path, name, "bert")
@@ -204,9 +202,7 @@ def japanese(folder: Path, subword: str = "wordpiece", **config: Any) -> Path:
 
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("subword", ["wordpiece", "character"])
-def test_japanese_ids_are_those_of_transformers(
-    subword: str, lowercase: bool, tmp_path: Path
-) -> None:
+def test_japanese_ids_are_those_of_transformers(subword, lowercase, tmp_path):
     pytest.importorskip("fugashi")
     folder = japanese(tmp_path / "a", subword, do_lower_case=lowercase)
     tokenizer = Tokenizer.load(folder)
@@ -218,7 +214,7 @@ def test_japanese_ids_are_those_of_transformers(
     assert_equal(again, AutoTokenizer.from_pretrained(tmp_path / "b"), TEXTS[:300])
 
 
-def test_japanese_offsets_are_places_in_the_text(tmp_path: Path) -> None:
+def test_japanese_offsets_are_places_in_the_text(tmp_path):
     pytest.importorskip("fugashi")
     text = "ＡＢ 東京大学で[MASK]"
     (encoded,) = Tokenizer.load(japanese(tmp_path)).encode_with_offsets([text])
@@ -241,13 +237,13 @@ def test_japanese_offsets_are_places_in_the_text(tmp_path: Path) -> None:
         {"mecab_kwargs": {"normalize_text": False}, "subword_tokenizer_type": "character"},
     ],
 )
-def test_other_divisions_of_japanese_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
+def test_other_divisions_of_japanese_are_refused(config, tmp_path):
     with pytest.raises(TokenizerError, match=r"BertJapaneseTokenizer|mecab_kwargs") as caught:
         Tokenizer.load(japanese(tmp_path, **config))
     assert caught.value.where == tmp_path / "tokenizer_config.json"
 
 
-def test_japanese_words_need_their_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_japanese_words_need_their_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fugashi", None)
     with pytest.raises(ResourceError, match="'fugashi'") as caught:
         Tokenizer.load(japanese(tmp_path))
@@ -263,7 +259,7 @@ def test_japanese_words_need_their_extra(tmp_path: Path, monkeypatch: pytest.Mon
         ("split_special_tokens", True),
     ],
 )
-def test_settings_of_another_class_are_refused(key: str, value: Any, tmp_path: Path) -> None:
+def test_settings_of_another_class_are_refused(key, value, tmp_path):
     with pytest.raises(TokenizerError, match=f"'{key}' is .* BertTokenizer") as caught:
         Tokenizer.load(words(tmp_path, "BertTokenizer", "bert", **{key: value}))
     assert caught.value.where == tmp_path / "tokenizer_config.json"
@@ -307,7 +303,7 @@ BYTES = json.loads(roberta_backend().to_str())
         {"model": MODEL | {"type": "WordLevel"}},
     ],
 )
-def test_a_file_that_is_not_of_its_class_is_refused(parts: dict[str, Any], tmp_path: Path) -> None:
+def test_a_file_that_is_not_of_its_class_is_refused(parts, tmp_path):
     """As it is for the generic class, which the message names."""
     with pytest.raises(TokenizerError, match="BertTokenizer, the tokenizer class") as caught:
         Tokenizer.load(changed(tmp_path, **parts))
@@ -320,13 +316,13 @@ def test_a_file_that_is_not_of_its_class_is_refused(parts: dict[str, Any], tmp_p
         assert_equal(Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path), TEXTS[:200])
 
 
-def test_bytes_under_the_class_of_words_are_refused(tmp_path: Path) -> None:
+def test_bytes_under_the_class_of_words_are_refused(tmp_path):
     saved(tmp_path, roberta(), "bert", "BertTokenizer")
     with pytest.raises(TokenizerError, match="holds a BPE model; BertTokenizer"):
         Tokenizer.load(tmp_path)
 
 
-def test_blanks_divide_as_the_class_has_it(tmp_path: Path) -> None:
+def test_blanks_divide_as_the_class_has_it(tmp_path):
     """Files of transformers 4 keep a blank at the end as a word, the class does not."""
     folder = saved(tmp_path, xlm(_spm_precompiled_charsmap=MAP), "xlm-roberta")
     spec = json.loads((folder / "tokenizer.json").read_text())
@@ -335,7 +331,7 @@ def test_blanks_divide_as_the_class_has_it(tmp_path: Path) -> None:
     assert_equal(Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder))
 
 
-def test_pieces_of_camembert_are_shifted(tmp_path: Path) -> None:
+def test_pieces_of_camembert_are_shifted(tmp_path):
     heads = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
     folder = write(tmp_path, {"tokenizer_class": "CamembertTokenizer"}, "camembert")
     (folder / "sentencepiece.bpe.model").write_bytes(message([*heads, *PIECES], charsmap=MAP))
@@ -352,27 +348,25 @@ def test_pieces_of_camembert_are_shifted(tmp_path: Path) -> None:
         ({"tokenizer__model": b"x"}, "tokenizer.model"),
     ],
 )
-def test_files_of_other_algorithms_are_refused(
-    files: dict[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_files_of_other_algorithms_are_refused(files, says, tmp_path):
     with pytest.raises(TokenizerError, match=says) as caught:
         Tokenizer.load(write(tmp_path, {}, "", **files))
     assert caught.value.where == tmp_path
 
 
 @pytest.mark.parametrize("kind", ["roberta", ""])
-def test_ends_of_words_without_their_class_are_refused(kind: str, tmp_path: Path) -> None:
+def test_ends_of_words_without_their_class_are_refused(kind, tmp_path):
     with pytest.raises(TokenizerError, match="ends of words by </w>") as caught:
         Tokenizer.load(word_ends(tmp_path, None, kind))
     assert caught.value.where == tmp_path / "merges.txt"
 
 
-def test_a_class_without_its_files_is_refused(tmp_path: Path) -> None:
+def test_a_class_without_its_files_is_refused(tmp_path):
     with pytest.raises(TokenizerError, match="no vocabulary of HerbertTokenizer"):
         Tokenizer.load(words(tmp_path, "HerbertTokenizer", "bert"))
 
 
-def test_the_class_decides_between_several_vocabularies(tmp_path: Path) -> None:
+def test_the_class_decides_between_several_vocabularies(tmp_path):
     folder = write(
         tmp_path, {"tokenizer_class": "AlbertTokenizer"}, "albert",
         vocab__txt=vocabulary(bert_tokens()), spiece__model=message(ALBERT),
@@ -380,7 +374,7 @@ def test_the_class_decides_between_several_vocabularies(tmp_path: Path) -> None:
     assert Tokenizer.load(folder).kind == "Unigram"
 
 
-def test_words_of_ends_are_found(tmp_path: Path) -> None:
+def test_words_of_ends_are_found(tmp_path):
     tokenizer = Tokenizer.load(word_ends(tmp_path, "HerbertTokenizer"))
     ids = tokenizer.encode("the play in")
     _, ends = tokenizer.word_pieces
@@ -409,9 +403,7 @@ LOST = {
     ],
 )
 @pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast"])
-def test_a_panic_of_the_library_is_an_error_of_the_file(
-    parts: dict[str, Any], name: str, tmp_path: Path
-) -> None:
+def test_a_panic_of_the_library_is_an_error_of_the_file(parts, name, tmp_path):
     folder = changed(tmp_path, **parts)
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
     with pytest.raises(TokenizerError) as caught:
@@ -419,14 +411,14 @@ def test_a_panic_of_the_library_is_an_error_of_the_file(
     assert caught.value.where == folder / "tokenizer.json"
 
 
-def test_random_merges_are_refused(tmp_path: Path) -> None:
+def test_random_merges_are_refused(tmp_path):
     roberta_backend(dropout=0.5).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(TokenizerError, match=r"at random \(0\.5\)") as caught:
         Tokenizer.load(tmp_path)
     assert caught.value.where == tmp_path / "tokenizer.json"
 
 
-def test_merges_that_a_file_goes_round_are_refused(tmp_path: Path) -> None:
+def test_merges_that_a_file_goes_round_are_refused(tmp_path):
     folder = saved(tmp_path, roberta(), "roberta")
     spec = json.loads((folder / "tokenizer.json").read_text())
     spec["model"]["ignore_merges"] = True
@@ -447,9 +439,7 @@ DIGITS = {
 @pytest.mark.parametrize(
     "change", [{"normalizer": {"type": "Lowercase"}}, {"pre_tokenizer": DIGITS}, {"unk_id": 0}]
 )
-def test_pieces_that_are_not_of_their_class_are_refused(
-    change: dict[str, Any], tmp_path: Path
-) -> None:
+def test_pieces_that_are_not_of_their_class_are_refused(change, tmp_path):
     folder = saved(tmp_path, xlm(_spm_precompiled_charsmap=MAP), "xlm-roberta")
     spec = json.loads((folder / "tokenizer.json").read_text())
     spec["model"]["unk_id"] = change.pop("unk_id", 3)
@@ -461,9 +451,7 @@ def test_pieces_that_are_not_of_their_class_are_refused(
 @pytest.mark.parametrize(
     ("model", "file"), [("roberta", "vocab.txt"), ("albert", "vocab.txt"), ("bert", "vocab.json")]
 )
-def test_a_vocabulary_of_another_class_than_the_models_is_refused(
-    model: str, file: str, tmp_path: Path
-) -> None:
+def test_a_vocabulary_of_another_class_than_the_models_is_refused(model, file, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
     (tmp_path / file).write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     with pytest.raises(TokenizerError) as caught:

@@ -1,7 +1,5 @@
 """Vocabularies: the same from run to run, what they promise, what they refuse."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -23,7 +21,6 @@ from bothways.text.tokenizer_classes import Bert
 from bothways.text.tokenizer_files import bert_backend
 from bothways.text.trainers import (
     ByteBPE,
-    Kind,
     Unigram,
     WordPiece,
     _normal_characters,
@@ -306,7 +303,7 @@ def test_half_a_surrogate_pair(kind):
         (Unigram, "longest"),
     ],
 )
-def test_options_below_one(kind: type[Kind], name):
+def test_options_below_one(kind, name):
     with pytest.raises(ConfigError, match=rf"{kind.__name__}\.{name}: must be at least 1, not 0"):
         kind(**{name: 0})
 
@@ -367,7 +364,7 @@ def test_the_alphabet_covers_a_script_of_many_characters():
         WordPiece(coverage=2.0)
 
 
-def test_smoothing_keeps_more_words_of_a_small_language_whole() -> None:
+def test_smoothing_keeps_more_words_of_a_small_language_whole():
     """Two artificial languages, 1000 : 1 in size, of words over different letters."""
     draws = np.random.default_rng(0)
 
@@ -387,7 +384,7 @@ def test_smoothing_keeps_more_words_of_a_small_language_whole() -> None:
 
 
 @pytest.mark.parametrize("ceiling", [10**6, 80_000])
-def test_shares_of_languages_are_those_of_the_formula(ceiling: int) -> None:
+def test_shares_of_languages_are_those_of_the_formula(ceiling):
     texts = {"a": ["a" * 10] * 30_000, "b": ["b" * 10] * 300}
     mixed = sample_languages(texts, 0.5, ceiling)
     assert mixed.total == 303_000
@@ -398,7 +395,7 @@ def test_shares_of_languages_are_those_of_the_formula(ceiling: int) -> None:
         sample_languages({"a": ["x"], "b": []}, 0.5, ceiling)
 
 
-def test_a_vocabulary_without_bound_is_refused() -> None:
+def test_a_vocabulary_without_bound_is_refused():
     """The trainer reserves its memory at once, and ended Python."""
     for kind in (WordPiece, ByteBPE, Unigram):
         with pytest.raises(ConfigError, match=r"size: must be at most 10,000,000, not 10{12}"):

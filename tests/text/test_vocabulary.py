@@ -1,7 +1,5 @@
 """The report against plain counting."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

@@ -1,14 +1,11 @@
 """The tokenizer in C: ids, offsets and words are those of `tokenizers`, for all of Unicode; hostile calls write nothing."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import json
 import random
 import threading
 import unicodedata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,13 +83,13 @@ def pairs() -> list[tuple[tokenizers.Tokenizer, CompiledWordPiece]]:
 @example(texts=["a" * 100, "é" * 101, "a" * 99 + "\u0301", "ab" * 60 + " \x00\x00"])
 @example(texts=["e\u0301", "a\u302eb\u0301", "\u0301", "가각\u00a0b\u2028c", "\ufeff##ing##"])
 @settings(max_examples=examples(100))
-def test_tokens_are_those_of_the_backend(pairs: Any, texts: list[str]) -> None:
+def test_tokens_are_those_of_the_backend(pairs, texts):
     for made, fast in pairs:
         check(made, fast, texts)
 
 
 @compiled
-def test_marks_that_are_sorted_by_their_class_are_the_backends() -> None:
+def test_marks_that_are_sorted_by_their_class_are_the_backends():
     marks = [
         character
         for character in map(chr, range(0x110000))
@@ -111,7 +108,7 @@ def test_marks_that_are_sorted_by_their_class_are_the_backends() -> None:
     [{}, {"lowercase": False}, {"clean_text": False, "strip_accents": False}],
     ids=str,
 )
-def test_every_code_point_alone_and_in_words(normalizer: dict[str, Any]) -> None:
+def test_every_code_point_alone_and_in_words(normalizer):
     made = backend(**normalizer)
     fast = compile_it(made)
     # The planes in between have no characters: some of them are enough.
@@ -140,15 +137,13 @@ LETTERS = st.text("ab1é\u0301가中😀", min_size=1, max_size=20)
     lowercase=st.booleans(),
 )
 @settings(max_examples=examples(200))
-def test_any_vocabulary_and_prefix(
-    vocab: list[str], prefix: str, longest: int, texts: list[str], lowercase: bool
-) -> None:
+def test_any_vocabulary_and_prefix(vocab, prefix, longest, texts, lowercase):
     made = backend(vocab, prefix, longest, lowercase=lowercase)
     check(made, compile_it(made), texts)
 
 
 @compiled
-def test_several_threads_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_threads_and_blocks(monkeypatch):
     """Of a call, and of Python; while pages are first met."""
     made, draw = backend(), random.Random(0)
     words = [*bert_tokens(), *(chr(draw.randrange(0x20, 0x3000)) for _ in range(300))]
@@ -189,7 +184,7 @@ def test_several_threads_and_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     {"added_tokens": [{"content": "", "normalized": False}]},
     {"added_tokens": [{"content": f"<{i}>", "normalized": False} for i in range(256)]},
 ], ids=str)  # fmt: skip
-def test_what_is_not_proved_is_not_compiled(change: dict[str, Any]) -> None:
+def test_what_is_not_proved_is_not_compiled(change):
     made = backend()
     spec = json.loads(made.to_str())
     for key, value in change.items():
@@ -198,9 +193,7 @@ def test_what_is_not_proved_is_not_compiled(change: dict[str, Any]) -> None:
 
 
 @compiled
-def test_without_the_library_ids_and_offsets_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_library_ids_and_offsets_are_the_same(tmp_path, monkeypatch):
     folder, texts = write_vocabulary(tmp_path), ["Hello, naïve [MASK] world! 你好 e\u0301", ""]
     fast = Tokenizer.load(folder)
     monkeypatch.setattr(wordpiece, "load", lambda: wordpiece.abi.Loaded(None, "missing"))
@@ -236,7 +229,7 @@ class Call:
     ("texts", 2**40), ("starts", None), ("lengths", None), ("ids", None), ("words", 64),
     ("missing", None),
 ])  # fmt: skip
-def test_batch_that_does_not_fit_is_refused(field: str, value: Any) -> None:
+def test_batch_that_does_not_fit_is_refused(field, value):
     call = Call()
     setattr(call.batch, field, value)
     with pytest.raises(ValueError, match="an argument is invalid"):
@@ -246,7 +239,7 @@ def test_batch_that_does_not_fit_is_refused(field: str, value: Any) -> None:
 
 @compiled
 @pytest.mark.parametrize("lengths", [(5, 5), (5, 7), (-1, 12), (2**62, 2**62), (12, 0)], ids=str)
-def test_lengths_that_are_not_those_of_the_text_are_refused(lengths: tuple[int, ...]) -> None:
+def test_lengths_that_are_not_those_of_the_text_are_refused(lengths):
     for text in (b"hello world", "héllo wörld".encode()):
         call = Call(text, lengths)
         with pytest.raises(ValueError, match="invalid"):
@@ -259,7 +252,7 @@ def test_lengths_that_are_not_those_of_the_text_are_refused(lengths: tuple[int, 
     b"\xff", b"\xc3", b"a\xe4\xb8", b"\xf0\x9f\x98", b"\xf8\x88\x80\x80\x80", b"\xc3a",
     b"\xf7\xbf\xbf\xbf", b"\xe4a\xad",
 ], ids=repr)  # fmt: skip
-def test_bytes_that_are_not_utf8_are_refused(text: bytes) -> None:
+def test_bytes_that_are_not_utf8_are_refused(text):
     characters = sum(byte & 0xC0 != 0x80 for byte in text)
     with pytest.raises(ValueError, match="invalid"):
         Call(text, (characters,))()
@@ -267,7 +260,7 @@ def test_bytes_that_are_not_utf8_are_refused(text: bytes) -> None:
 
 @compiled
 @pytest.mark.parametrize("threads", [0, -1, 2**20])
-def test_numbers_of_threads_are_checked(threads: int) -> None:
+def test_numbers_of_threads_are_checked(threads):
     with pytest.raises(ValueError, match="invalid"):
         Call()(threads)
 
@@ -279,9 +272,7 @@ def test_numbers_of_threads_are_checked(threads: int) -> None:
     (1, {0: 1}, b"\xfe"), (1, {0: 2}, b"\xe4\xb8"), (1, {0: 4}, b"\xf7\xbf\xbf\xbf"),
     (1, {0: 3}, b"abc"),  # more characters than the code point has bytes
 ], ids=str)  # fmt: skip
-def test_pages_that_are_not_whole_are_refused(
-    number: int, changes: dict[int, int], output: bytes
-) -> None:
+def test_pages_that_are_not_whole_are_refused(number, changes, output):
     ends = np.full(256, len(output), np.uint16)
     for at, end in changes.items():
         ends[at] = end
@@ -297,7 +288,7 @@ def test_pages_that_are_not_whole_are_refused(
     ("added", "ids", None), ("added", "count", 3), ("", "prefix", None), ("", "prefix_length", -1),
     ("", "unknown", -1), ("", "max_characters", 0), ("", "max_characters", 257),
 ])  # fmt: skip
-def test_vocabulary_that_does_not_fit_is_refused(table: str, field: str, value: Any) -> None:
+def test_vocabulary_that_does_not_fit_is_refused(table, field, value):
     (tokens, _keep), (added, _kept) = (
         wordpiece._strings([(b"[UNK]", 0), (b"ab", 1)]) for _ in range(2)
     )
@@ -309,7 +300,7 @@ def test_vocabulary_that_does_not_fit_is_refused(table: str, field: str, value: 
     assert handle.value is None
 
 
-def test_offsets_that_a_post_processor_trims_are_the_backends(tmp_path: Path) -> None:
+def test_offsets_that_a_post_processor_trims_are_the_backends(tmp_path):
     """RoBERTa's takes Ġ at the beginning of a token for a space."""
     made = backend(["Ġ", "Ġa"], lowercase=False)
     made.post_processor = processors.RobertaProcessing(("[UNK]", 0), ("[UNK]", 0))

@@ -1,7 +1,5 @@
 """Tables on terminals of 80 columns: no title, word or number is cut."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console
@@ -23,7 +21,7 @@ def printed(*parts: object, width: int = 80) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
-def test_titles_are_broken_at_blanks() -> None:
+def test_titles_are_broken_at_blanks():
     lines = printed(render_report(TableSection("", TITLES, ROWS)))
     assert max(map(len, lines)) <= 80
     assert "…" not in "".join(lines)
@@ -33,7 +31,7 @@ def test_titles_are_broken_at_blanks() -> None:
     ]
 
 
-def test_a_table_that_is_too_wide_has_a_line_for_each_cell() -> None:
+def test_a_table_that_is_too_wide_has_a_line_for_each_cell():
     lines = printed(render_report(TableSection("Measured", TITLES, ROWS)), width=60)
     assert lines == [
         "Measured",
@@ -54,7 +52,7 @@ def test_a_table_that_is_too_wide_has_a_line_for_each_cell() -> None:
     assert lines[:2] == ["accuracy", "  /runs/a-model-[0]  0.5000"]
 
 
-def test_long_cells_are_broken_into_lines() -> None:
+def test_long_cells_are_broken_into_lines():
     lines = printed(render_report(TableSection("", ["setting", "value"], [["a", "word " * 40]])))
     assert max(map(len, lines)) <= 80
     assert " ".join(lines).split().count("word") == 40

@@ -1,9 +1,5 @@
 """The benchmark of this machine: both sides are given the same work, it is counted as the paper's shapes say, and told."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import BertForPreTraining
@@ -23,7 +19,7 @@ CPU = torch.device("cpu")
 TINY = Workload("tiny", EncoderConfig(60, 16, 2, 2, 32), 3, 20)
 
 
-def test_contenders_read_same_batch(tmp_path: Path) -> None:
+def test_contenders_read_same_batch(tmp_path):
     config = EncoderConfig(60, 16, 2, 2, 32, dropout=Dropouts(0.0, 0.0))
     model, batch = Model(config, (MaskedHead(), PoolerHead(), PairHead())).eval(), make_batch(TINY)
     save_model(tmp_path, model)
@@ -35,7 +31,7 @@ def test_contenders_read_same_batch(tmp_path: Path) -> None:
     torch.testing.assert_close(theirs(**recipe._padded(batch)).loss, expected, rtol=0, atol=1e-5)
 
 
-def test_operations_match_matrix_products() -> None:
+def test_operations_match_matrix_products():
     work = WORKLOADS["base"]
     h, n, masked, vocab = 768, 128, 19, 30522
     asked = masked + 1  # of the last block after its attention: masked tokens and [CLS]
@@ -46,7 +42,7 @@ def test_operations_match_matrix_products() -> None:
     assert work.operations == pytest.approx(3 * work.rows * forward, rel=1e-3)
 
 
-def test_contenders_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contenders_take_turns(monkeypatch):
     turns: list[tuple[str, str]] = []
 
     def turn(pool: object, device: object, work: object, *name: str) -> tuple[float, int]:
@@ -67,7 +63,7 @@ def test_contenders_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("contender", ["bothways", "transformers"])
-def test_an_update_changes_the_weights(contender: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_changes_the_weights(contender, monkeypatch):
     made: list[torch.nn.Module] = []
     usual = torch.nn.Module.to
 
@@ -85,16 +81,14 @@ def test_an_update_changes_the_weights(contender: str, monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def imported(monkeypatch) -> None:
     """Processes that begin with torch imported."""
     context = processes()
     monkeypatch.setattr(recipe.multiprocessing, "get_context", lambda _: context)
 
 
 @pytest.mark.usefixtures("imported")
-def test_bench_command_prints_table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_command_prints_table(monkeypatch, capsys):
     monkeypatch.setitem(WORKLOADS, "small", TINY)
     monkeypatch.setattr(recipe, "gemm_rate", lambda *_: 1e12)
     monkeypatch.setattr(recipe, "has_bf16", lambda _: False)  # two processes less
@@ -107,9 +101,7 @@ def test_bench_command_prints_table(
     assert f"torch {torch.__version__}" in said
 
 
-def test_dead_process_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_dead_process_is_reported(monkeypatch, capfd):
     monkeypatch.setattr(recipe, "contenders", lambda _: ["nobody"])
     message = r"(?s)nobody in fp32 failed on 3 × 20 tokens of tiny: out of memory.*bench small"
     with pytest.raises(ResourceError, match=message):
@@ -117,7 +109,7 @@ def test_dead_process_is_reported(
     assert "KeyError: 'nobody'" in capfd.readouterr().err
 
 
-def test_missing_transformers_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_transformers_is_reported(monkeypatch):
     monkeypatch.setattr(recipe.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ResourceError, match="transformers is not installed"):
         recipe.measure(TINY, 1, CPU)

@@ -1,7 +1,5 @@
 """Frozen features: equal to transformers' hidden states, computed once, never trained; the tagger on them learns."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import random
@@ -53,7 +51,7 @@ def write_columns(file: Path, count: int, seed: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> FeatureConfig:
+def settings(tmp_path_factory) -> FeatureConfig:
     folder = tmp_path_factory.mktemp("data")
     bert = make_folder(
         folder / "bert", num_hidden_layers=5, initializer_range=0.3, max_position_embeddings=24
@@ -73,13 +71,11 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> FeatureConfig:
 
 
 @pytest.fixture(scope="module")
-def data(settings: FeatureConfig, tmp_path_factory: pytest.TempPathFactory) -> FeatureData:
+def data(settings, tmp_path_factory) -> FeatureData:
     return prepare_features(settings, tmp_path_factory.mktemp("features"), ALL, device="cpu")
 
 
-def test_features_match_transformers_hidden_states(
-    data: FeatureData, settings: FeatureConfig
-) -> None:
+def test_features_match_transformers_hidden_states(data, settings):
     from transformers import BertModel
 
     theirs = BertModel.from_pretrained(settings.model).eval()
@@ -105,9 +101,7 @@ def test_features_match_transformers_hidden_states(
     assert isinstance(data.dev.values, np.memmap)
 
 
-def test_words_of_windows_keep_order(
-    settings: FeatureConfig, data: FeatureData, tmp_path: Path
-) -> None:
+def test_words_of_windows_keep_order(settings, data, tmp_path):
     words = tuple(random.Random(2).choices(FILLERS[:-1], k=60))
     example = TagExample(words, ("O",) * 60)
     inputs = data.task_model.task.encode(
@@ -136,9 +130,7 @@ def places_of(item):  # type: ignore[no-untyped-def]
     return [int(place) for sequence in item.sequences for place in sequence.targets["tag"].index]
 
 
-def test_features_are_computed_once(
-    settings: FeatureConfig, data: FeatureData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_features_are_computed_once(settings, data, tmp_path, monkeypatch):
     calls: list[tuple[int, ...]] = []
     plain = features.extract
 
@@ -175,9 +167,7 @@ def test_features_are_computed_once(
 
 
 @pytest.mark.parametrize("choice", ["concat_last_four", "weighted_last_four", "weighted_all"])
-def test_only_tagger_is_trained(
-    data: FeatureData, settings: FeatureConfig, choice: LayerChoice
-) -> None:
+def test_only_tagger_is_trained(data, settings, choice):
     before = {name: tensor.clone() for name, tensor in data.task_model.model.state_dict().items()}
     values = np.array(data.train.values)
     short = dataclasses.replace(settings.training, until=Epochs(0.5))
@@ -198,7 +188,7 @@ def test_only_tagger_is_trained(
     assert isinstance(done.tagger.mix, LayerSum) == bool(weighted)
 
 
-def test_tagger_matches_reference(data: FeatureData, settings: FeatureConfig) -> None:
+def test_tagger_matches_reference(data, settings):
     tagger = build_tagger(data, dataclasses.replace(settings, layers="concat_last_four")).eval()
     sequences = data.dev.sequences(start=len(data.train.values))
     batch = pack(sequences[:4])
@@ -219,7 +209,7 @@ def test_tagger_matches_reference(data: FeatureData, settings: FeatureConfig) ->
     assert not torch.equal(tagger.logits(batch), tagger.logits(batch))
 
 
-def test_stored_features_may_have_more_layers(data: FeatureData, settings: FeatureConfig) -> None:
+def test_stored_features_may_have_more_layers(data, settings):
     layers = data.train.layers
     more = (*layers, layers[-1] + 1)[::-1]
     values = np.stack(
@@ -232,13 +222,13 @@ def test_stored_features_may_have_more_layers(data: FeatureData, settings: Featu
     assert torch.equal(tagger.read(batch), usual.read(batch))
 
 
-def test_words_without_tag_have_no_loss(data: FeatureData, settings: FeatureConfig) -> None:
+def test_words_without_tag_have_no_loss(data, settings):
     bare = dataclasses.replace(data.train, labels=np.full_like(data.train.labels, IGNORED))
     tagger = FeatureTagger([bare], "last", 5, 3, BiLSTMTagger(8, 1, 0.0))
     assert tagger.weights(pack(bare.sequences()[:3])) == {"tag": 0.0}
 
 
-def test_tagger_learns_from_context(settings: FeatureConfig, tmp_path: Path) -> None:
+def test_tagger_learns_from_context(settings, tmp_path):
     heard = Heard()
     training = dataclasses.replace(
         settings.training,
@@ -265,7 +255,7 @@ def test_tagger_learns_from_context(settings: FeatureConfig, tmp_path: Path) -> 
     assert heard.done("training")[-1] == 1.0
 
 
-def test_dev_sentences_keep_order(data: FeatureData, settings: FeatureConfig) -> None:
+def test_dev_sentences_keep_order(data, settings):
     first = data.dev_examples[0]
     held = (TagExample((), ()), *data.dev_examples)
     with_empty = dataclasses.replace(
@@ -285,7 +275,7 @@ def test_dev_sentences_keep_order(data: FeatureData, settings: FeatureConfig) ->
         np.testing.assert_allclose(one.probabilities, other.probabilities, atol=1e-5)
 
 
-def test_seeds_differ(data: FeatureData, settings: FeatureConfig) -> None:
+def test_seeds_differ(data, settings):
     short = dataclasses.replace(
         settings, layers="last", training=dataclasses.replace(settings.training, until=Epochs(1.0))
     )
@@ -296,9 +286,7 @@ def test_seeds_differ(data: FeatureData, settings: FeatureConfig) -> None:
     assert a.metrics == c.metrics != b.metrics
 
 
-def test_command_prints_metrics_and_shares(
-    settings: FeatureConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_metrics_and_shares(settings, tmp_path, capsys):
     assert get_args(Layers) == get_args(LayerChoice)
     words = [
         "features",
@@ -324,7 +312,7 @@ def test_command_prints_metrics_and_shares(
     assert "share of layer 4 of 4" in table
 
 
-def test_mistakes_are_errors(data: FeatureData, settings: FeatureConfig, tmp_path: Path) -> None:
+def test_mistakes_are_errors(data, settings, tmp_path):
     only_last = dataclasses.replace(data, train=dataclasses.replace(data.train, layers=(5,)))
     with pytest.raises(ConfigError, match="do not hold layer 4"):
         build_tagger(only_last, dataclasses.replace(settings, layers="second_to_last"))

@@ -1,7 +1,5 @@
 """SQuAD, SWAG and CoNLL-2003 as the paper has them, from files to results; the arithmetic of restarts and of costs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from bothways.lab.paper import benchmarks, cost
 from bothways.lab.paper import experiment as runner
 from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Request, find_file
 from bothways.lab.paper.pages import measured
-from bothways.lab.paper.run import PLANS, Benchmark, reproduce
+from bothways.lab.paper.run import PLANS, reproduce
 from bothways.lab.sweeps import runs as engine
 from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.prediction.predictor import open_task
@@ -74,7 +72,7 @@ SENTENCES = (
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     make_folder(folder / "bert")
     for version, impossible in (("v1.1", False), ("v2.0", True)):
@@ -101,7 +99,7 @@ def grid_of(entry: Experiment | NotRun) -> list[tuple[float, int, Any, int]]:
     return [(s.training.optimizer.lr, s.batch.n, s.training.until, s.length) for s in entry.grid]
 
 
-def test_settings_match_papers(place: Path, tmp_path: Path) -> None:
+def test_settings_match_papers(place, tmp_path):
     def planned(name: str) -> tuple[Experiment | NotRun, ...]:
         return PLANS[name](request_of(place, name, tmp_path, overrides=())).experiments
 
@@ -138,7 +136,7 @@ def test_settings_match_papers(place: Path, tmp_path: Path) -> None:
     assert grid_of(alone) == [(5e-5, 32, Epochs(3.0), 512)]
 
 
-def test_conll_test_data_has_own_column(place: Path, tmp_path: Path) -> None:
+def test_conll_test_data_has_own_column(place, tmp_path):
     planned = benchmarks.ner_plan(request_of(place, "ner", tmp_path))
     tagged, _, _, last, *_ = planned.experiments
     assert isinstance(tagged, Experiment)
@@ -153,7 +151,7 @@ def test_conll_test_data_has_own_column(place: Path, tmp_path: Path) -> None:
     assert shown["this run, last"] == {"dev": 25.0}
 
 
-def test_metrics_are_of_best_run_or_mean(tmp_path: Path) -> None:
+def test_metrics_are_of_best_run_or_mean(tmp_path):
     first, second, third = (
         fake(name, value) for name, value in (("a", 0.25), ("b", 0.75), ("c", 0.75))
     )
@@ -171,7 +169,7 @@ def test_metrics_are_of_best_run_or_mean(tmp_path: Path) -> None:
         ("ner", ["no eng.train in "] * 7),
     ],
 )
-def test_missing_data_is_reported(benchmark: Benchmark, reasons: list[str], tmp_path: Path) -> None:
+def test_missing_data_is_reported(benchmark, reasons, tmp_path):
     planned = PLANS[benchmark](Request("bert", str(tmp_path), tmp_path))
     assert [entry.reason for entry in planned.experiments if isinstance(entry, NotRun)] == [
         r + str(tmp_path) for r in reasons
@@ -180,7 +178,7 @@ def test_missing_data_is_reported(benchmark: Benchmark, reasons: list[str], tmp_
         PLANS[benchmark](Request("bert", str(tmp_path), tmp_path, ("other",)))
 
 
-def test_files_are_found_renamed_or_compressed(tmp_path: Path) -> None:
+def test_files_are_found_renamed_or_compressed(tmp_path):
     request = Request("bert", str(tmp_path), tmp_path)
     names = ("eng.train", "eng.train.gz", "train.txt", "train.txt.gz")
     for name in names:
@@ -191,7 +189,7 @@ def test_files_are_found_renamed_or_compressed(tmp_path: Path) -> None:
     assert find_file(request.data, "eng.train", "train.txt") is None
 
 
-def test_squad_runs(place: Path, tmp_path: Path) -> None:
+def test_squad_runs(place, tmp_path):
     assert reproduce("squad", request_of(place, "squad", tmp_path, limit=9), device="cpu")
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results["measured"]["this run"]) == {"1.1 EM", "1.1 F1", "2.0 EM", "2.0 F1"}
@@ -206,7 +204,7 @@ def test_squad_runs(place: Path, tmp_path: Path) -> None:
     assert rows[1]["answers"] == {"text": ["play"], "answer_start": [13]}
 
 
-def test_swag_runs(place: Path, tmp_path: Path) -> None:
+def test_swag_runs(place, tmp_path):
     assert reproduce("swag", request_of(place, "swag", tmp_path, limit=6), device="cpu") is not None
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["measured"] == {
@@ -221,9 +219,7 @@ def test_swag_runs(place: Path, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_ner_averages_restarts_of_best_setting(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ner_averages_restarts_of_best_setting(place, tmp_path, monkeypatch):
     points = tuple(dataclasses.replace(benchmarks.NER_POINT, batch=batch) for batch in (1, 2))
     monkeypatch.setattr(benchmarks, "NER_GRID", points)
     heard = Heard()
@@ -248,9 +244,7 @@ def test_ner_averages_restarts_of_best_setting(
     )
 
 
-def test_frozen_features_average_bilstms(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frozen_features_average_bilstms(place, tmp_path, monkeypatch):
     monkeypatch.setattr(benchmarks, "TAGGER", BiLSTMTagger(4, 1))
     request = request_of(place, "ner", tmp_path, seeds=2, tasks=("last",))
     heard = Heard()
@@ -279,7 +273,7 @@ def test_frozen_features_average_bilstms(
     assert "last, run 2 of 2, seed1: done before" in heard.text
 
 
-def test_cost_counts_runs_and_data_of_frozen_features(place: Path, tmp_path: Path) -> None:
+def test_cost_counts_runs_and_data_of_frozen_features(place, tmp_path):
     request = request_of(place, "ner", tmp_path, seeds=3, tasks=("last",))
     (experiment,) = benchmarks.ner_plan(request).experiments
     assert isinstance(experiment, Experiment)
@@ -293,9 +287,7 @@ def test_cost_counts_runs_and_data_of_frozen_features(place: Path, tmp_path: Pat
     assert table.rows[0] == ["last", 3, 0, 3, tokens, "–"]
 
 
-def test_cost_matches_tokens_of_runs(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cost_matches_tokens_of_runs(place, tmp_path, monkeypatch):
     """It extrapolates from the first examples, and leaves finished runs out."""
     monkeypatch.setattr(cost, "_training_speed", lambda *arguments: 1.0)
     overrides = (*QUICK, "length=14")
@@ -327,7 +319,7 @@ def test_cost_matches_tokens_of_runs(
     assert table.rows[0] == ["v2.0", 3, 1, 12, round(size["train"]), time_text(seconds)]
 
 
-def test_restarts_start_at_configured_seed(place: Path, tmp_path: Path) -> None:
+def test_restarts_start_at_configured_seed(place, tmp_path):
     request = request_of(
         place, "squad", tmp_path, overrides=(*PLENTY, "seed=5"), tasks=("v1.1",), seeds=3
     )
@@ -341,9 +333,7 @@ def fake(name: str, value: float, **changes: Any) -> SweepOutcome:
     return dataclasses.replace(base, **changes)
 
 
-def test_lower_metric_chooses_lowest_run(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lower_metric_chooses_lowest_run(place, tmp_path, monkeypatch):
     real: Callable[..., FinetuneResult] = engine.finetune
 
     def failing(settings: FinetuneConfig, folder: Path, **options: Any) -> FinetuneResult:

@@ -1,7 +1,5 @@
 """Disentangled attention against its formula, its buckets against the authors' code told again, the ledger's letters."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -21,7 +19,6 @@ from bothways.model.attention import relative as disentangled
 from bothways.model.attention.dispatch import Padded
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Causal, Full, Pattern, Window
-from bothways.model.attention.reference import PaddedKernel
 from bothways.model.attention.relative import PositionTerms, along_diagonals, attend_relative
 from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, PreNorm
 from bothways.model.embedding import distances_of, row_of
@@ -58,16 +55,14 @@ def drawn(numbers: tuple[int, int | None, int | None]) -> Disentangled:
 
 
 @given(numbers=NUMBERS, distance=st.integers(-80, 80))
-def test_each_distance_has_the_row_of_the_authors_code(
-    numbers: tuple[int, int | None, int | None], distance: int
-) -> None:
+def test_each_distance_has_the_row_of_the_authors_code(numbers, distance):
     position = drawn(numbers)
     found = int(row_of(position, torch.tensor([distance])))
     edge = position.farthest - 1  # where rounding in 32 bits may decide, as in transformers
     assert found == row(position, distance) or abs(distance) % edge == 0
 
 
-def test_the_published_buckets_in_all_lengths() -> None:
+def test_the_published_buckets_in_all_lengths():
     position, distances = Disentangled(512, buckets=256), torch.arange(-600, 601)
     assert row_of(position, distances).tolist() == [
         row(position, int(distance)) for distance in distances
@@ -77,9 +72,7 @@ def test_the_published_buckets_in_all_lengths() -> None:
 @pytest.mark.parametrize(
     ("most", "reach", "buckets"), [(9, None, 16), (8, None, 16), (9, 4, 17), (1, None, 2)]
 )
-def test_half_the_buckets_may_be_enough_for_every_distance(
-    most: int, reach: int | None, buckets: int
-) -> None:
+def test_half_the_buckets_may_be_enough_for_every_distance(most, reach, buckets):
     """Then each has a row of its own, and inputs that are too long have no other order."""
     position, distances = (
         Disentangled(most, max_distance=reach, buckets=buckets),
@@ -97,7 +90,7 @@ def test_half_the_buckets_may_be_enough_for_every_distance(
 
 
 @given(n=st.integers(1, 9), lead=st.integers(1, 3))
-def test_diagonals_are_read_where_they_lie(n: int, lead: int) -> None:
+def test_diagonals_are_read_where_they_lie(n, lead):
     x = torch.randn(lead, n, 2 * n - 1)
     wanted = [[[x[at, i, n - 1 - i + j] for j in range(n)] for i in range(n)] for at in range(lead)]
     assert torch.equal(along_diagonals(x), torch.tensor(wanted))
@@ -142,15 +135,7 @@ def formula(
     held=st.sampled_from([(True, True), (True, False), (False, True)]),
     pattern=st.sampled_from([Full(), Causal(), Window(2)]),
 )
-def test_output_and_gradient_equal_the_formula(
-    kernel: PaddedKernel,
-    lengths: list[int],
-    seed: int,
-    cut: RectanglePolicy,
-    numbers: tuple[int, int | None, int | None],
-    held: tuple[bool, bool],
-    pattern: Pattern,
-) -> None:
+def test_output_and_gradient_equal_the_formula(kernel, lengths, seed, cut, numbers, held, pattern):
     torch.manual_seed(seed)
     position = drawn(numbers)
     exact = [torch.randn(sum(lengths), 3, HEADS, SIZE).double().requires_grad_()]
@@ -182,7 +167,7 @@ def test_output_and_gradient_equal_the_formula(
             torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=1e-5, atol=2e-5)
 
 
-def test_dropout_acts_on_probabilities() -> None:
+def test_dropout_acts_on_probabilities():
     """With p the probabilities and r the rate, the mean is p·v and the variance Σ p²v² · r / (1 − r)."""
     torch.manual_seed(0)
     n, copies, rate = 6, 20_000, 0.25
@@ -248,7 +233,7 @@ def shape(seed: int) -> EncoderConfig:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_every_parameter_is_counted(seed: int) -> None:
+def test_every_parameter_is_counted(seed):
     config, heads = shape(seed), (MaskedHead(), LabelHead(3), ReplacedHead())
     model = Model(config, heads)
     counted = sum(parameter.numel() for parameter in model.parameters())
@@ -256,7 +241,7 @@ def test_every_parameter_is_counted(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_operations_with_a_decoder_are_those_that_torch_counts(seed: int) -> None:
+def test_operations_with_a_decoder_are_those_that_torch_counts(seed):
     config = shape(seed)
     assert isinstance(config.position, Disentangled)
     config = replace(config, position=replace(config.position, absolute="decoder"))
@@ -273,7 +258,7 @@ def test_operations_with_a_decoder_are_those_that_torch_counts(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_one_sequence_gives_does_not_depend_on_the_others(seed: int) -> None:
+def test_what_one_sequence_gives_does_not_depend_on_the_others(seed):
     """With a decoder and a convolution too, and every parameter moved, in rectangles that are padded."""
     torch.manual_seed(seed)
     config, lengths = shape(seed), [7, 8, 1, 5]
@@ -298,7 +283,7 @@ def test_what_one_sequence_gives_does_not_depend_on_the_others(seed: int) -> Non
             torch.testing.assert_close(alone[1], replaced.split(lengths)[at], rtol=0, atol=1e-5)
 
 
-def test_keys_without_a_bias_are_keys_with_a_bias_of_zero() -> None:
+def test_keys_without_a_bias_are_keys_with_a_bias_of_zero():
     torch.manual_seed(1)
     config = EncoderConfig(
         30, 8, 2, 2, 9, position=Disentangled(12, absolute="decoder"), bias=Bias(key=False)
@@ -325,7 +310,7 @@ def test_keys_without_a_bias_are_keys_with_a_bias_of_zero() -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
 
-def test_it_runs_in_bfloat16_and_before_other_norms() -> None:
+def test_it_runs_in_bfloat16_and_before_other_norms():
     config = EncoderConfig(
         30, 8, 2, 2, 9, position=Disentangled(12, buckets=4, shared=True), order=PreNorm()
     )
@@ -366,7 +351,7 @@ def test_it_runs_in_bfloat16_and_before_other_norms() -> None:
         (["readout.labels.input_dropout=1"], r"must be in \[0, 1\), not 1.0"),
     ],
 )
-def test_what_cannot_be_is_refused(settings_: list[str], message: str) -> None:
+def test_what_cannot_be_is_refused(settings_, message):
     base = EncoderConfig(9, position=Disentangled(convolution=Convolution()))
     with pytest.raises(ConfigError, match=message):
         load(
@@ -376,12 +361,12 @@ def test_what_cannot_be_is_refused(settings_: list[str], message: str) -> None:
         )
 
 
-def test_a_configuration_comes_back_from_plain_values() -> None:
+def test_a_configuration_comes_back_from_plain_values():
     for seed in range(20):
         assert read(EncoderConfig, to_dict(shape(seed))) == shape(seed)
 
 
-def test_the_heads_that_need_no_decoder_have_no_table_of_its_own() -> None:
+def test_the_heads_that_need_no_decoder_have_no_table_of_its_own():
     config = EncoderConfig(9, 8, 1, 2, 9, position=Disentangled(12, absolute="decoder"))
     heads: tuple[Head, ...] = (LabelHead(2),)
     assert not any("position.weight" in name for name in Model(config, heads).state_dict())

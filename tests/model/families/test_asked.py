@@ -1,7 +1,5 @@
 """Where only some tokens are asked for, theirs are the vectors and gradients that all would have given, in every family."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -86,9 +84,7 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         [*CONFIGS],
     ),
 )
-def test_those_asked_for_are_as_all_would_be_and_the_others_0(
-    config: EncoderConfig, only: list[int]
-) -> None:
+def test_those_asked_for_are_as_all_would_be_and_the_others_0(config, only):
     model, batch, asked = (
         moved(Model(config, ())),
         batch_for(config),
@@ -108,7 +104,7 @@ def test_those_asked_for_are_as_all_would_be_and_the_others_0(
         )
 
 
-def test_no_more_than_those_asked_for_is_computed() -> None:
+def test_no_more_than_those_asked_for_is_computed():
     config = CONFIGS["bert-1"]
     model, batch, counts = Model(config, ()), batch_for(config), {}
     for name, asked in {"some": torch.tensor([3, 5]), "all": None}.items():
@@ -119,7 +115,7 @@ def test_no_more_than_those_asked_for_is_computed() -> None:
     assert counts["all"] - counts["some"] == (sum(LENGTHS) - 2) * tail
 
 
-def test_layers_are_kept_whole() -> None:
+def test_layers_are_kept_whole():
     config = CONFIGS["bert-1"]
     model, batch = Model(config, ()).eval(), batch_for(config)
     some, every = (
@@ -129,14 +125,14 @@ def test_layers_are_kept_whole() -> None:
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-def test_shared_blocks_are_cut_short_at_the_end_alone() -> None:
+def test_shared_blocks_are_cut_short_at_the_end_alone():
     config = replace(CONFIGS["bert-1"], depth=4, sharing=Sharing(groups=2, layers_per_group=2))
     model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor([2, 9])
     some, every = model.encoder(batch, only=asked).last[asked], model.encoder(batch).last[asked]
     torch.testing.assert_close(some, every, rtol=1e-10, atol=1e-12)
 
 
-def test_a_convolution_in_the_only_block_reads_all() -> None:
+def test_a_convolution_in_the_only_block_reads_all():
     settings = draw_settings("deberta-v2", 0) | {
         "conv_kernel_size": 3,
         "num_hidden_layers": 1,
@@ -152,7 +148,7 @@ def test_a_convolution_in_the_only_block_reads_all() -> None:
     torch.testing.assert_close(some, every, rtol=1e-10, atol=1e-12)
 
 
-def test_a_mask_decoder_decodes_what_is_asked_for() -> None:
+def test_a_mask_decoder_decodes_what_is_asked_for():
     model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
     batch = batch_for(DECODED)
     with torch.no_grad():
@@ -162,7 +158,7 @@ def test_a_mask_decoder_decodes_what_is_asked_for() -> None:
     torch.testing.assert_close(some[asked], every[asked], rtol=1e-10, atol=1e-12)
 
 
-def test_the_residual_path_of_a_mask_decoder_is_that_of_its_queries() -> None:
+def test_the_residual_path_of_a_mask_decoder_is_that_of_its_queries():
     """With nothing from attention and the feed-forward layer that path is all that is left."""
     model, batch = moved(Model(DECODED, (MaskedHead(),))).eval(), batch_for(DECODED)
     block = model.encoder.layer(DECODED.depth - 1)[-1]
@@ -179,7 +175,7 @@ def test_the_residual_path_of_a_mask_decoder_is_that_of_its_queries() -> None:
         )
 
 
-def test_masks_are_learned_through_the_mask_decoder() -> None:
+def test_masks_are_learned_through_the_mask_decoder():
     """The loss is that of the decoder's vectors, not of the encoder's."""
     model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
     batch = batch_for(DECODED)
@@ -196,7 +192,7 @@ def test_masks_are_learned_through_the_mask_decoder() -> None:
     assert float(loss.total) / 3 == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_the_ledger_counts_a_mask_decoder_where_it_predicts() -> None:
+def test_the_ledger_counts_a_mask_decoder_where_it_predicts():
     layout = Layout.of([12] * 3)
     ids, asked = (
         torch.randint(4, DECODED.vocab, (layout.tokens,)),
@@ -213,7 +209,7 @@ def test_the_ledger_counts_a_mask_decoder_where_it_predicts() -> None:
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
 
 
-def test_dropout_is_drawn_for_each_that_is_asked_for() -> None:
+def test_dropout_is_drawn_for_each_that_is_asked_for():
     """Both halves of the tail drop: with all but one residual path dropped, few vectors are equal twice."""
     config = replace(CONFIGS["bert-1"], dropout=Dropouts(hidden=0.5, attention=0.5))
     model, batch, asked = (

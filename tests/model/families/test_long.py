@@ -3,11 +3,8 @@
 transformers' batch of mixed lengths is no reference: BigBird's last block and its draws are those of the longest one there.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +20,7 @@ from bothways.model.attention.patterns import Blocks, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.families.bigbird import BIGBIRD
 from bothways.model.families.catalogue import preset
-from bothways.model.families.family import Architecture, Family
+from bothways.model.families.family import Architecture
 from bothways.model.families.longformer import LONGFORMER
 from bothways.model.heads import LabelHead, MaskedHead, SpanHead, TagHead
 from bothways.model.model import Model
@@ -90,23 +87,17 @@ def alone(theirs: nn.Module, batch: Batch, start: int, stop: int) -> dict[str, T
 
 
 @pytest.mark.parametrize(("family", "architecture", "seed"), in_turn(CASES, range(3), NAMES))
-def test_every_class_equals_transformers(
-    family: Family, architecture: Architecture, seed: int, tmp_path: Path
-) -> None:
+def test_every_class_equals_transformers(family, architecture, seed, tmp_path):
     assert_class_equals(family, architecture, seed, inputs, tmp_path)
 
 
 @pytest.mark.parametrize(("family", "architecture", "seed"), in_turn(CASES, [5, 6, 8], NAMES))
-def test_a_folder_comes_back_as_it_was(
-    family: Family, architecture: Architecture, seed: int, tmp_path: Path
-) -> None:
+def test_a_folder_comes_back_as_it_was(family, architecture, seed, tmp_path):
     assert_folder_comes_back(family, architecture, seed, tmp_path)
 
 
 @pytest.mark.parametrize(("family", "architecture"), CASES, ids=NAMES)
-def test_a_sequence_alone_is_a_sequence_in_a_batch(
-    family: Family, architecture: Architecture, tmp_path: Path
-) -> None:
+def test_a_sequence_alone_is_a_sequence_in_a_batch(family, architecture, tmp_path):
     theirs = peer(family, architecture, 9)
     theirs.save_pretrained(tmp_path)
     assert_alone_as_in_a_batch(load_model(tmp_path).model.train(), inputs(theirs, 9)[0])
@@ -125,9 +116,7 @@ DROPPING = [
 @pytest.mark.parametrize(
     ("name", "settings"), DROPPING, ids=[f"{name}-{'-'.join(more)}" for name, more in DROPPING]
 )
-def test_dropout_acts_where_theirs_does(
-    name: str, settings: dict[str, object], tmp_path: Path
-) -> None:
+def test_dropout_acts_where_theirs_does(name, settings, tmp_path):
     """In the encoder and in the head of every class."""
     cls, (copies, length), (_, architecture) = (
         getattr(transformers, name),
@@ -193,7 +182,7 @@ def test_dropout_acts_where_theirs_does(
         ("bigbird-roberta-large", {}),
     ],
 )
-def test_published_sizes(name: str, settings: dict[str, int]) -> None:
+def test_published_sizes(name, settings):
     large = {
         "hidden_size": 1024,
         "num_hidden_layers": 24,
@@ -214,7 +203,7 @@ def test_published_sizes(name: str, settings: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("family", [LONGFORMER, BIGBIRD])
-def test_the_ledger_counts_every_option_and_head(family: Family, tmp_path: Path) -> None:
+def test_the_ledger_counts_every_option_and_head(family, tmp_path):
     for seed in range(6):
         config = family.config_rules.read(draw_settings(family.model_type, seed), "")
         model = Model(config, (MaskedHead(), LabelHead(3), SpanHead()))
@@ -223,7 +212,7 @@ def test_the_ledger_counts_every_option_and_head(family: Family, tmp_path: Path)
 
 
 @pytest.mark.parametrize("length", [29, 33, 60])
-def test_what_is_seen_in_blocks_is_what_theirs_attends_to(length: int) -> None:
+def test_what_is_seen_in_blocks_is_what_theirs_attends_to(length):
     """Every probability is 1 / (keys read) where all scores are 0; a key read twice has twice that."""
     pattern = Blocks(4, 1)
     config = transformers.BigBirdConfig(
@@ -243,14 +232,14 @@ def test_what_is_seen_in_blocks_is_what_theirs_attends_to(length: int) -> None:
     assert seen(pattern, pattern.dense) == pattern.dense
 
 
-def test_blocks_cost_time_linear_in_the_length() -> None:
+def test_blocks_cost_time_linear_in_the_length():
     config = preset("bigbird-roberta-base")
     assert isinstance(config, EncoderConfig)
     assert forward_flops(config, (), 16384) < 1.1 * forward_flops(config, (), 2048)
 
 
 @pytest.mark.parametrize("window", [3, 0, -2, [4], [4, 4, 4], "8", True, None])
-def test_windows_that_are_none(window: object) -> None:
+def test_windows_that_are_none(window):
     settings = draw_settings("longformer", 0) | {"num_hidden_layers": 2, "attention_window": window}
     with pytest.raises(FolderError, match="attention_window must be an even number"):
         LONGFORMER.config_rules.read(settings, "config.json")
@@ -259,12 +248,12 @@ def test_windows_that_are_none(window: object) -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("attention_type", "sparse"), ("block_size", 0), ("num_random_blocks", 0)]
 )
-def test_blocks_that_are_none(key: str, value: object) -> None:
+def test_blocks_that_are_none(key, value):
     with pytest.raises(FolderError):
         BIGBIRD.config_rules.read({key: value}, "config.json")
 
 
-def test_a_pooler_that_was_never_read_is_written_as_a_new_one(tmp_path: Path) -> None:
+def test_a_pooler_that_was_never_read_is_written_as_a_new_one(tmp_path):
     """Where the folder has one, `test_a_folder_comes_back_as_it_was` finds it again. Equal models give equal files."""
     config = BIGBIRD.config_rules.read(
         draw_settings("big_bird", 1) | {"hidden_size": 64, "initializer_range": 0.3}, ""
@@ -302,7 +291,7 @@ class Tagger(TrainingModule):
         return result
 
 
-def test_ranks_agree_on_batches_with_global_tokens_and_without(tmp_path: Path) -> None:
+def test_ranks_agree_on_batches_with_global_tokens_and_without(tmp_path):
     """torch's wrapper would wait for gradients that never come."""
     training_module = Tagger(
         EncoderConfig(50, 8, 2, 2, 8, patterns=(Window(2, global_attention=True),))

@@ -1,7 +1,5 @@
 """The ledger's count of operations against torch's own counter: every family, every class, random settings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,6 @@ from bothways.core.batch import Batch, Layout
 from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES
-from bothways.model.families.family import Architecture, Family
 from bothways.model.heads import (
     ChoiceHead,
     Head,
@@ -51,9 +48,7 @@ def seen_by_all(config: EncoderConfig) -> float:
     ("family", "architecture", "seed"),
     in_turn(CASES, range(4), [architecture.name for _, architecture in CASES]),
 )
-def test_operations_are_those_that_torch_counts(
-    family: Family, architecture: Architecture, seed: int
-) -> None:
+def test_operations_are_those_that_torch_counts(family, architecture, seed):
     """Windows reach over the whole sequence; of a causal product torch counts the masked half, too."""
     config = family.config_rules.read(draw_settings(family.model_type, seed), "settings")
     wide = tuple(

@@ -1,7 +1,5 @@
 """Compiling the kernels with compilers that know fewer instructions, or none."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import shutil
@@ -63,8 +61,8 @@ exec {GCC} "$@"
 )
 @pytest.mark.slow
 def test_an_older_compiler_builds_all_kernels_but_those_it_does_not_know(
-    unknown: str, missing: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    unknown, missing, tmp_path, monkeypatch
+):
     monkeypatch.setenv("CC", str(old_compiler(tmp_path, unknown)))
     file = tmp_path / "kernels.so"
     assert BUILD["build"](ROOT, file, ("-O1", "-DNDEBUG"), strict=True) == missing
@@ -82,8 +80,8 @@ def test_an_older_compiler_builds_all_kernels_but_those_it_does_not_know(
 
 @pytest.mark.parametrize("compiler", ["/bin/false", "no-such-compiler"])
 def test_without_a_compiler_the_error_says_so_and_nothing_is_written(
-    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    compiler, tmp_path, monkeypatch
+):
     monkeypatch.setenv("CC", compiler)
     with pytest.raises(BUILD["CompileError"], match=compiler):
         BUILD["build"](ROOT, tmp_path / "kernels.so")

@@ -3,8 +3,6 @@
 Under AddressSanitizer (`make kernels-asan`) an overrun would be found, too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 from collections.abc import Callable
@@ -66,7 +64,7 @@ class Attention:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_attention_refuses_what_does_not_fit(field: str, value: Any, direction: str) -> None:
+def test_attention_refuses_what_does_not_fit(field, value, direction):
     attention = Attention()
     setattr(attention.batch, field, value)
     with pytest.raises(INVALID, match="an argument is invalid"):
@@ -89,7 +87,7 @@ def test_attention_refuses_what_does_not_fit(field: str, value: Any, direction: 
     ],
     ids=str,
 )
-def test_offsets_ascend_from_the_first_token_to_the_last(offsets: list[int]) -> None:
+def test_offsets_ascend_from_the_first_token_to_the_last(offsets):
     attention = Attention()
     attention.offsets.copy_(torch.tensor(offsets))
     for direction in (attention.forward, attention.backward):
@@ -99,14 +97,14 @@ def test_offsets_ascend_from_the_first_token_to_the_last(offsets: list[int]) -> 
 
 
 @pytest.mark.parametrize("threads", [0, -1, 2**20])
-def test_numbers_of_threads_are_checked(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_threads_are_checked(threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(abi, "MAX_THREADS", 2**30)
     with pytest.raises(INVALID):
         Attention().forward()
 
 
-def test_a_longest_sequence_that_is_too_short_changes_nothing() -> None:
+def test_a_longest_sequence_that_is_too_short_changes_nothing():
     """The kernel trusts the offsets alone: a wrong maximum once overran its workspace."""
     layout, qkv = Layout.of([5, 300]), draw_qkv([5, 300], 2, 32, 0).requires_grad_()
     wrong = dataclasses.replace(layout, cu_seqlens=layout.cu_seqlens.clone())
@@ -125,20 +123,20 @@ def test_a_longest_sequence_that_is_too_short_changes_nothing() -> None:
     ],
     ids=["int32", "every other one"],
 )
-def test_offsets_of_another_kind_are_refused(offsets: Tensor) -> None:
+def test_offsets_of_another_kind_are_refused(offsets):
     layout = Layout.of(LENGTHS)
     object.__setattr__(layout, "cu_seqlens", offsets)
     with pytest.raises(ValueError, match="cu_seqlens has to be contiguous int64 on the CPU"):
         packed_attention(draw_qkv(LENGTHS, 2, 32, 0), layout)
 
 
-def test_a_tensor_of_other_tokens_than_the_layout_is_refused() -> None:
+def test_a_tensor_of_other_tokens_than_the_layout_is_refused():
     with pytest.raises(INVALID):
         packed_attention(draw_qkv([47], 2, 32, 0), Layout.of(LENGTHS))
 
 
 @NEEDS_BF16
-def test_a_gradient_in_bf16_is_refused_without_amx() -> None:
+def test_a_gradient_in_bf16_is_refused_without_amx():
     """It once executed instructions that the processor does not have."""
     with library.limit(ALL_FEATURES & ~Feature.AMX):
         attention = Attention(torch.bfloat16)
@@ -151,7 +149,7 @@ def test_a_gradient_in_bf16_is_refused_without_amx() -> None:
     ("precision", "needed"),
     [("fp32", Feature.AVX512), ("bf16", Feature.BF16), ("int8", Feature.VNNI)],
 )
-def test_a_processor_without_the_instructions_is_refused(precision: str, needed: Feature) -> None:
+def test_a_processor_without_the_instructions_is_refused(precision, needed):
     layer = linear(64, 32, precision)
     with library.limit(ALL_FEATURES & ~needed), pytest.raises(UNSUPPORTED):
         layer(torch.randn(3, 32))
@@ -176,7 +174,7 @@ def linear(outputs: int, inputs: int, precision: str = "fp32") -> CompiledLinear
         ("panel_bytes", 0), ("panel_bytes", 2**40), ("dtype", 2), ("dtype", 1), ("dtype", 7),
     ],
 )  # fmt: skip
-def test_a_linear_layer_refuses_what_does_not_fit(field: str, value: Any) -> None:
+def test_a_linear_layer_refuses_what_does_not_fit(field, value):
     layer, x, out = linear(64, 32), torch.randn(3, 32), torch.full((3, 64), 7.0)
     setattr(layer.struct, field, value)
     with pytest.raises((INVALID, UNSUPPORTED)):
@@ -189,7 +187,7 @@ def test_a_linear_layer_refuses_what_does_not_fit(field: str, value: Any) -> Non
     [{0: None}, {1: 3}, {1: 1}, {2: -1}, {2: 2**40}, {3: None}, {4: 0}, {4: 6}],
     ids=str,
 )
-def test_a_linear_layer_refuses_rows_that_do_not_fit(change: dict[int, Any]) -> None:
+def test_a_linear_layer_refuses_rows_that_do_not_fit(change):
     layer, x, out = linear(64, 32), torch.randn(3, 32), torch.full((3, 64), 7.0)
     arguments = [x.data_ptr(), 4, 3, out.data_ptr(), 4]
     for place, value in change.items():
@@ -201,14 +199,14 @@ def test_a_linear_layer_refuses_rows_that_do_not_fit(change: dict[int, Any]) -> 
 
 @NEEDS_VNNI
 @pytest.mark.parametrize("field", ["scales", "zero_point_sum"])
-def test_int8_needs_its_scales(field: str) -> None:
+def test_int8_needs_its_scales(field):
     layer = linear(64, 32, "int8")
     setattr(layer.struct, field, None)
     with pytest.raises(INVALID):
         layer(torch.randn(3, 32))
 
 
-def test_rows_of_another_width_are_refused() -> None:
+def test_rows_of_another_width_are_refused():
     with pytest.raises(ValueError, match=r"rows have 32 features, not \[31\]"):
         linear(64, 32)(torch.randn(3, 31))
 
@@ -240,21 +238,21 @@ def change_tail(change: Callable[[abi.BlockTail], None]) -> CompiledBlockTail:
     ],
 )
 @torch.no_grad()
-def test_a_block_refuses_parts_that_do_not_fit(change: Callable[[abi.BlockTail], None]) -> None:
+def test_a_block_refuses_parts_that_do_not_fit(change):
     with pytest.raises(INVALID):
         change_tail(change)(torch.randn(5, 32), torch.randn(5, 32))
 
 
 @pytest.mark.parametrize("shapes", [((5, 32), (4, 32)), ((5, 31), (5, 32)), ((5, 32), (5, 64))])
 @torch.no_grad()
-def test_a_block_refuses_rows_that_do_not_fit(shapes: tuple[tuple[int, int], ...]) -> None:
+def test_a_block_refuses_rows_that_do_not_fit(shapes):
     residual, heads = (torch.randn(shape) for shape in shapes)
     with pytest.raises((ValueError, TypeError)):
         tail()(residual, heads)
 
 
 @torch.no_grad()
-def test_layers_refuse_what_does_not_fit() -> None:
+def test_layers_refuse_what_does_not_fit():
     layout, x = Layout.of([5, 9]), torch.randn(14, 32)
     layers = CompiledLayers([linear(96, 32)] * 2, [tail(), tail()], 2, torch.float32)
     assert layers(x, layout, 2).shape == (14, 32)
@@ -276,7 +274,7 @@ def test_layers_refuse_what_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize("label", [5, -1, 2**40, -(2**63)])
-def test_a_label_that_is_no_class_is_refused(label: int) -> None:
+def test_a_label_that_is_no_class_is_refused(label):
     logits, labels = torch.randn(4, 5, requires_grad=True), torch.tensor([0, 1, -100, label])
     with pytest.raises(
         IndexError, match=f"labels reach from {min(0, label)} to {max(1, label)}, but"
@@ -298,7 +296,7 @@ def test_a_label_that_is_no_class_is_refused(label: int) -> None:
         ("logits", None), ("labels", None),
     ],
 )  # fmt: skip
-def test_cross_entropy_refuses_what_does_not_fit(field: str, value: Any) -> None:
+def test_cross_entropy_refuses_what_does_not_fit(field, value):
     logits, labels = torch.randn(4, 5), torch.tensor([0, 1, -100, 4])
     struct = abi.Classification(logits.data_ptr(), labels.data_ptr(), 4, 5, -100, 4)
     setattr(struct, field, value)
@@ -320,7 +318,7 @@ def test_cross_entropy_refuses_what_does_not_fit(field: str, value: Any) -> None
         ("weight", None), ("average", None), ("squares", None), ("seen", None),
     ],
 )  # fmt: skip
-def test_adamw_refuses_what_does_not_fit(field: str, value: Any) -> None:
+def test_adamw_refuses_what_does_not_fit(field, value):
     table, weight = adamw_table()
     setattr(table, field, value)
     rows, gradients = torch.tensor([0, 2, 4]), torch.ones(3, 3)
@@ -330,7 +328,7 @@ def test_adamw_refuses_what_does_not_fit(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", [[5], [-1], [1, 1], [2, 0], [0, 2**40]])
-def test_adamw_refuses_rows_that_are_not_of_the_table_or_not_in_order(rows: list[int]) -> None:
+def test_adamw_refuses_rows_that_are_not_of_the_table_or_not_in_order(rows):
     table, weight = adamw_table()
     places, gradients = torch.tensor(rows), torch.ones(5, 3)
     pointers = (places.data_ptr(), gradients.data_ptr())
@@ -349,7 +347,7 @@ def adamw_table() -> tuple[abi.AdamWTable, Tensor]:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3, 4, 5, 6, 7, 8])
-def test_add_norm_refuses_what_does_not_fit(place: int) -> None:
+def test_add_norm_refuses_what_does_not_fit(place):
     x, weight, moments, out = (
         torch.randn(3, 20),
         torch.ones(20),

@@ -1,7 +1,5 @@
 """Loading the kernels: what is refused, what is said, and what a limit changes."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os
@@ -24,7 +22,7 @@ loaded = pytest.mark.skipif(not library.is_loaded(), reason="nothing is compiled
 
 
 @pytest.fixture
-def reload(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def reload(monkeypatch) -> Iterator[pytest.MonkeyPatch]:
     """Load the library once more in the test, and as before after it."""
 
     def forget() -> None:
@@ -37,9 +35,7 @@ def reload(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     forget()
 
 
-def test_without_a_file_nothing_is_chosen_and_the_remedy_is_said(
-    reload: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_file_nothing_is_chosen_and_the_remedy_is_said(reload, tmp_path):
     reload.setenv(abi.OVERRIDE, str(tmp_path / "none.so"))
     assert library.available() == Feature(0)
     assert not supports_heads(CPU, torch.float32, 64)
@@ -49,16 +45,14 @@ def test_without_a_file_nothing_is_chosen_and_the_remedy_is_said(
 
 
 @pytest.mark.parametrize("system", [("Darwin", "arm64"), ("Linux", "aarch64")])
-def test_on_other_systems_no_compiler_is_advised(
-    system: tuple[str, str], reload: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_on_other_systems_no_compiler_is_advised(system, reload, tmp_path):
     reload.setenv(abi.OVERRIDE, str(tmp_path / "none.so"))
     reload.setattr("platform.system", lambda: system[0])
     reload.setattr("platform.machine", lambda: system[1])
     assert library.describe_kernels().endswith(f"not available for {' '.join(system)}")
 
 
-def test_a_file_that_is_no_library_is_refused(reload: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_that_is_no_library_is_refused(reload, tmp_path):
     (tmp_path / "bad.so").write_bytes(b"not a library")
     reload.setenv(abi.OVERRIDE, str(tmp_path / "bad.so"))
     assert not library.is_loaded()
@@ -67,7 +61,7 @@ def test_a_file_that_is_no_library_is_refused(reload: pytest.MonkeyPatch, tmp_pa
 
 @loaded
 @pytest.mark.parametrize("change", ["version", "struct"])
-def test_a_library_of_another_version_is_refused(change: str, reload: pytest.MonkeyPatch) -> None:
+def test_a_library_of_another_version_is_refused(change, reload):
     class Longer(ctypes.Structure):
         _fields_ = [("batch", abi.AttentionBatch), ("more", ctypes.c_int64)]
 
@@ -80,7 +74,7 @@ def test_a_library_of_another_version_is_refused(change: str, reload: pytest.Mon
 
 
 @loaded
-def test_stray_files_beside_the_sources_change_nothing(tmp_path: Path) -> None:
+def test_stray_files_beside_the_sources_change_nothing(tmp_path):
     package = tmp_path / "bothways" / "model" / "kernels"
     shutil.copytree(abi.FILE.parent, package)
     for folder in (tmp_path / "bothways", package.parent):
@@ -98,9 +92,7 @@ def test_stray_files_beside_the_sources_change_nothing(tmp_path: Path) -> None:
 
 
 @NEEDS_AVX512
-def test_the_kernels_are_described_once(
-    reload: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_kernels_are_described_once(reload, caplog):
     with caplog.at_level(logging.INFO, "bothways"):
         for _ in range(3):
             library.kernel_features()
@@ -109,7 +101,7 @@ def test_the_kernels_are_described_once(
 
 
 @NEEDS_VNNI
-def test_a_limit_holds_within_its_block_and_nests() -> None:
+def test_a_limit_holds_within_its_block_and_nests():
     before = library.available()
     with library.limit(ALL_FEATURES & ~Feature.VNNI) as used:
         assert Feature.VNNI not in used == library.kernel_features()
@@ -122,9 +114,7 @@ def test_a_limit_holds_within_its_block_and_nests() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["1", "0"])
-def test_missing_kernels_fail_the_tests_where_they_are_expected(
-    wanted: str, reload: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_missing_kernels_fail_the_tests_where_they_are_expected(wanted, reload, request, tmp_path):
     conftest: Any = request.config.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
     reload.setenv("BOTHWAYS_EXPECT_KERNELS", wanted)
     reload.setenv(abi.OVERRIDE, str(tmp_path / "none.so"))

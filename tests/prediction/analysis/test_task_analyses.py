@@ -1,7 +1,5 @@
 """Each kind of prediction looked at: kinds of errors on constructed cases, figures against scikit-learn, and whole pages."""
 
-from __future__ import annotations
-
 import html
 import itertools
 from collections.abc import Sequence
@@ -52,7 +50,7 @@ from bothways.tasks.text_task import TextExample
 from toy_folder import VOCABULARY, make_examples, make_tokenizer
 
 
-def test_what_is_said_of_calibration_is_of_predictions_and_not_of_bins() -> None:
+def test_what_is_said_of_calibration_is_of_predictions_and_not_of_bins():
     """Eight are right and say 0.9, one is wrong and says 0.5: less sure than they could be, by (8 · 0.1 − 0.5) / 9."""
     analysis = TaskAnalysis[Any, Any]()
     for confidence, right in [(0.9, True)] * 8 + [(0.5, False)]:
@@ -76,7 +74,7 @@ def test_what_is_said_of_calibration_is_of_predictions_and_not_of_bins() -> None
     assert "the model is 7.0 % more confident than right." in curve.note
 
 
-def test_the_right_answer_is_shown_though_it_is_improbable() -> None:
+def test_the_right_answer_is_shown_though_it_is_improbable():
     chances = {"a": 0.1, "b": 0.4, "c": 0.05, "d": 0.25, "e": 0.2}
     assert [(guess.answer, guess.right) for guess in guesses(chances, "c")] == [
         ("b", False), ("d", False), ("e", False), ("c", True),
@@ -103,7 +101,7 @@ def test_the_right_answer_is_shown_though_it_is_improbable() -> None:
         ),
     ],
 )
-def test_what_becomes_of_entities(truth: list[Any], predicted: list[Any], kinds: list[str]) -> None:
+def test_what_becomes_of_entities(truth, predicted, kinds):
     assert [
         kind for _, kind in outcomes([Chunk(*c) for c in truth], [Chunk(*c) for c in predicted])
     ] == kinds
@@ -117,7 +115,7 @@ SENTENCES = st.lists(
 
 @settings(max_examples=100)
 @given(SENTENCES)
-def test_kinds_add_up_to_the_counts_of_the_scores(pairs: list[tuple[str, str]]) -> None:
+def test_kinds_add_up_to_the_counts_of_the_scores(pairs):
     truth, predicted = (chunks([pair[at] for pair in pairs]) for at in (0, 1))
     counts, found = EntityCounts(), [kind for _, kind in outcomes(truth, predicted)]
     counts.add(truth, predicted)
@@ -132,7 +130,7 @@ def tagged(tags: Sequence[str], chance: float = 0.9) -> predictions.TagPredictio
     return predictions.TagPrediction(("Ada", "in", "Oslo")[: len(tags)], tuple(tags), rows)
 
 
-def test_tags_are_counted_and_shown() -> None:
+def test_tags_are_counted_and_shown():
     tags = TagAnalysis(TaggingTask(), TAGS)
     example = TagExample(("Ada", "in", "Oslo"), ("B-PER", "O", "B-LOC"), "made:1")
     right, wrong = tagged(["B-PER", "O", "B-LOC"]), tagged(["B-LOC", "O", "O"])
@@ -162,7 +160,7 @@ def test_tags_are_counted_and_shown() -> None:
     assert tags.show(example, right).truth == "as predicted"
 
 
-def test_of_wrong_tags_the_surest_are_shown_first() -> None:
+def test_of_wrong_tags_the_surest_are_shown_first():
     words, chances = tuple("abcde"), (0.5, 0.9, 0.99, 0.7, 0.6)
     rows = np.array([[chance, *[(1 - chance) / 4] * 4] for chance in chances])
     shown = TagAnalysis(TaggingTask(), TAGS).show(
@@ -178,7 +176,7 @@ def test_of_wrong_tags_the_surest_are_shown_first() -> None:
     assert [part.text for part in shown.parts if isinstance(part, s.Marked)] == ["a", "b", "d", "e"]
 
 
-def test_plain_tags_have_no_kinds_of_errors() -> None:
+def test_plain_tags_have_no_kinds_of_errors():
     tags = TagAnalysis(TaggingTask(scheme="plain"), TAGS)
     tags.add(TagExample(("Ada",), ("O",)), tagged(["O"]))
     assert [type(part).__name__ for part in tags.sections()] == [
@@ -220,11 +218,11 @@ UNKNOWN = Question("q", "Who ran?", CONTEXT, (), True)
         (UNKNOWN, "Oslo", "answer though there is none"),
     ],
 )
-def test_what_becomes_of_questions(question: Question, text: str, kind: str) -> None:
+def test_what_becomes_of_questions(question, text, kind):
     assert classify_answer(question, answered(text)) == kind
 
 
-def test_answers_are_counted_and_shown() -> None:
+def test_answers_are_counted_and_shown():
     answers = AnswerAnalysis()
     for question, text in ((KNOWN, "cat"), (KNOWN, "Oslo"), (KNOWN, "cat sat"), (UNKNOWN, "")):
         answers.add(question, answered(text))
@@ -265,7 +263,7 @@ def test_answers_are_counted_and_shown() -> None:
     assert (nothing.truth, nothing.guesses[0]) == (NONE, s.ReportGuess(NONE, 0.9, True))
 
 
-def test_of_a_long_context_what_is_near_the_answer_is_shown() -> None:
+def test_of_a_long_context_what_is_near_the_answer_is_shown():
     context = "x" * 300 + "cat" + "y" * 300
     question = Question("q", "Who?", context, (("cat", 300),), False)
     shown = AnswerAnalysis().show(
@@ -278,7 +276,7 @@ def test_of_a_long_context_what_is_near_the_answer_is_shown() -> None:
     assert nowhere.parts[1:] == [clip(context)]
 
 
-def test_residuals_are_numpys() -> None:
+def test_residuals_are_numpys():
     rng = np.random.default_rng()
     truth, predicted = (
         rng.normal(size=analyses.POINTS + 500),
@@ -313,7 +311,7 @@ def test_residuals_are_numpys() -> None:
     )
 
 
-def test_each_label_is_scikit_learns() -> None:
+def test_each_label_is_scikit_learns():
     rng = np.random.default_rng()
     names = ("a", "b", "c")
     truth, chances = rng.random((80, 3)) < 0.4, rng.random((80, 3))
@@ -347,7 +345,7 @@ def test_each_label_is_scikit_learns() -> None:
     assert sum(part.examples for part in labels.calibration.bins) == 240
 
 
-def test_a_label_set_is_shown_by_what_is_furthest_from_the_truth() -> None:
+def test_a_label_set_is_shown_by_what_is_furthest_from_the_truth():
     labels = analyses.LabelSetAnalysis(("a", "b"))
     example, prediction = (
         MultilabelExample("x", "y", ("b",)),
@@ -366,7 +364,7 @@ def test_a_label_set_is_shown_by_what_is_furthest_from_the_truth() -> None:
     assert labels.show(MultilabelExample("x", None, ()), prediction).truth == "no label"
 
 
-def test_choices_are_counted_and_shown() -> None:
+def test_choices_are_counted_and_shown():
     choices = analyses.ChoiceAnalysis()
     example = ChoiceExample("It", ("rains", "snows", "ends"), 1)
     wrong, right = (
@@ -396,7 +394,7 @@ def ranked(query: str, labels: list[float], logits: list[float]) -> tuple[Any, A
     return example, predictions.RankPrediction(query, documents, tuple(logits), tuple(logits))
 
 
-def test_rankings_are_counted_and_shown() -> None:
+def test_rankings_are_counted_and_shown():
     first, split, rest, tied, none = (
         ranked("a", [0, 2, 1], [-1.0, 3.0, 0.5]),  # relevant documents on places 1 and 2
         ranked("b", [0, 0], [4.0, 2.0]),
@@ -441,7 +439,7 @@ def test_rankings_are_counted_and_shown() -> None:
     assert rankings.show(*none).truth == "no relevant document"
 
 
-def test_without_a_relevant_document_there_are_no_curves() -> None:
+def test_without_a_relevant_document_there_are_no_curves():
     rankings = RankingAnalysis()
     rankings.add(*ranked("a", [0, 0], [1.0, 2.0]))
     table, *_ = rankings.sections()
@@ -505,13 +503,7 @@ CASES: list[tuple[Task[Any, Any], tuple[str, ...], list[Any], str]] = [
 @pytest.mark.parametrize(
     ("definition", "labels", "examples", "said"), CASES, ids=[case[0].name for case in CASES]
 )
-def test_every_trainable_task_has_a_page(
-    tmp_path: Path,
-    definition: Task[Any, Any],
-    labels: tuple[str, ...],
-    examples: list[Any],
-    said: str,
-) -> None:
+def test_every_trainable_task_has_a_page(tmp_path, definition, labels, examples, said):
     task = toy_task(tmp_path, definition, labels)
     analysis = analyse(task, examples)
     assert analysis.examples == 30
@@ -530,13 +522,13 @@ def test_every_trainable_task_has_a_page(
         assert part in page
 
 
-def test_no_trainable_task_is_left_out() -> None:
+def test_no_trainable_task_is_left_out():
     """A fine-tuning run writes a page at its end; that of classify is tested in test_report.py."""
     analysed = {name for name, task in TASKS.items() if is_analysed(task())}
     assert {definition.name for definition, *_ in CASES} | {"classify"} == analysed
     assert TASKS.keys() - analysed == {"embed"}
 
 
-def test_a_task_without_right_and_wrong_has_no_report(tmp_path: Path) -> None:
+def test_a_task_without_right_and_wrong_has_no_report(tmp_path):
     with pytest.raises(ConfigError, match="there is no report on the task embed"):
         analysis_of(toy_task(tmp_path, SentenceEmbeddingTask(), ()))

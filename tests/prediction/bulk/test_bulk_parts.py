@@ -1,7 +1,5 @@
 """Predictions in parts: equal to those of one file, resumed exactly, and clear about what is wrong."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -16,7 +14,7 @@ import torch
 from pyarrow import dataset, parquet
 
 from bothways.cli.main import app
-from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
+from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.model.kernels import library
 from bothways.prediction.bulk import run
 from bothways.prediction.bulk.folder import FILES, PARTS, REJECTS, SUCCESS
@@ -32,7 +30,7 @@ KINDS = (".txt", ".jsonl", ".tsv", ".csv", ".parquet")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory) -> str:
     return str(make_classifier(tmp_path_factory.mktemp("model")))
 
 
@@ -54,9 +52,7 @@ def command(*words: object) -> None:
     app([str(word) for word in words], result_action="return_value")
 
 
-def test_parts_of_any_kind_of_file_are_what_the_command_prints(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_of_any_kind_of_file_are_what_the_command_prints(model, tmp_path, capsys):
     files = [
         write_rows(tmp_path / f"rows{kind}", make_rows(23, seed)) for seed, kind in enumerate(KINDS)
     ]
@@ -78,7 +74,7 @@ def test_parts_of_any_kind_of_file_are_what_the_command_prints(
     }  # fmt: skip
 
 
-def test_parquet_keeps_columns_with_their_types(model: str, tmp_path: Path) -> None:
+def test_parquet_keeps_columns_with_their_types(model, tmp_path):
     file, out = write_rows(tmp_path / "rows.parquet", make_rows(23)), tmp_path / "out"
     command("predict", model, file, "--out", out, "--keep", "id=key", "--keep", "source", "--rows", 9)  # fmt: skip
     table = dataset.dataset(out, format="parquet").to_table()
@@ -91,9 +87,7 @@ def test_parquet_keeps_columns_with_their_types(model: str, tmp_path: Path) -> N
         check_equal_predictions({**row, "probabilities": dict(row["probabilities"])}, expected)
 
 
-def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(
-    model: str, tmp_path: Path
-) -> None:
+def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(model, tmp_path):
     rows = make_rows(12)
     rows[10]["id"], rows[11]["source"] = "not a number", "\ud800"  # half of a surrogate pair
     file = write_rows(tmp_path / "rows.jsonl", rows)
@@ -114,9 +108,7 @@ def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_prediction_has_columns_in_parquet(
-    name: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_every_prediction_has_columns_in_parquet(name, tmp_path_factory):
     opened = predictor(make_folder(tmp_path_factory.mktemp("bert")), name)
     predictions = opened(TASKS[name][1][:5])
     expected = [prediction_values(each, None) for each in predictions]
@@ -136,7 +128,7 @@ def test_every_prediction_has_columns_in_parquet(
     assert [json.loads(line) for line in text] == expected
 
 
-def test_vectors_are_those_of_one_file(tmp_path: Path) -> None:
+def test_vectors_are_those_of_one_file(tmp_path):
     bert = make_folder(tmp_path / "bert")
     files = [write_rows(tmp_path / f"{seed}.txt", make_rows(15, seed)) for seed in (1, 2)]
     command("embed", bert, *files, "pooling=max", "--out", tmp_path / "out", "--rows", 4)
@@ -178,7 +170,7 @@ def stamps(out: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("at", [1, 6, 13])
-def test_an_interrupted_run_continues_where_it_stopped(model: str, tmp_path: Path, at: int) -> None:
+def test_an_interrupted_run_continues_where_it_stopped(model, tmp_path, at):
     asked = request(model, tmp_path)
     reference = predict_files(asked, tmp_path / "reference")
     assert (reference.rows, reference.parts, reference.again) == (40, 10, 0)
@@ -194,7 +186,7 @@ def test_an_interrupted_run_continues_where_it_stopped(model: str, tmp_path: Pat
     assert predict_files(asked, out).again == 10
 
 
-def test_only_what_changed_is_computed_again(model: str, tmp_path: Path) -> None:
+def test_only_what_changed_is_computed_again(model, tmp_path):
     asked, out = request(model, tmp_path), tmp_path / "out"
     predict_files(asked, out)
     before = stamps(out)
@@ -213,9 +205,7 @@ def test_only_what_changed_is_computed_again(model: str, tmp_path: Path) -> None
     assert parts(out) == parts(tmp_path / "fresh")
 
 
-def test_progress_is_in_bytes_of_the_input_and_ends_with_all_of_them(
-    model: str, tmp_path: Path
-) -> None:
+def test_progress_is_in_bytes_of_the_input_and_ends_with_all_of_them(model, tmp_path):
     asked, heard = request(model, tmp_path), Heard()
     predict_files(asked, tmp_path / "out", progress=heard)
     [(name, total, done)] = heard.stages
@@ -228,7 +218,7 @@ def test_progress_is_in_bytes_of_the_input_and_ends_with_all_of_them(
 BROKEN = '{"id": 1, "text": "fine"}\n{"id": 2, "text"\n{"id": 3}\n{"id": 4, "text": 5}\n{"id": 5, "text": "good"}\n'
 
 
-def test_a_broken_row_ends_the_work_with_its_line(model: str, tmp_path: Path) -> None:
+def test_a_broken_row_ends_the_work_with_its_line(model, tmp_path):
     good = write_rows(tmp_path / "good.jsonl", make_rows(6))
     (tmp_path / "bad.jsonl").write_text(BROKEN)
     asked = BulkRequest(model, (good, str(tmp_path / "bad.jsonl")), rows=4)
@@ -239,7 +229,7 @@ def test_a_broken_row_ends_the_work_with_its_line(model: str, tmp_path: Path) ->
     assert predict_files(asked, tmp_path / "out").again == 2
 
 
-def test_broken_rows_can_be_put_aside(model: str, tmp_path: Path) -> None:
+def test_broken_rows_can_be_put_aside(model, tmp_path):
     file, out = tmp_path / "bad.jsonl", tmp_path / "out"
     file.write_text(BROKEN)
     asked = BulkRequest(model, (str(file),), rows=1, keep=("id",), rejects=True)
@@ -256,7 +246,7 @@ def test_broken_rows_can_be_put_aside(model: str, tmp_path: Path) -> None:
     assert predict_files(asked, out).rejected == 3
 
 
-def test_a_row_that_cannot_be_encoded_is_put_aside(tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_encoded_is_put_aside(tmp_path):
     (tmp_path / "masks.txt").write_text("the [MASK] was\nno mask here\n[MASK] fine\n")
     asked = BulkRequest(
         str(make_folder(tmp_path / "bert")), (str(tmp_path / "masks.txt"),), "fill",
@@ -267,7 +257,7 @@ def test_a_row_that_cannot_be_encoded_is_put_aside(tmp_path: Path) -> None:
     assert (done.rows, done.rejected) == (2, 1)
 
 
-def test_empty_files_have_no_parts(model: str, tmp_path: Path) -> None:
+def test_empty_files_have_no_parts(model, tmp_path):
     (tmp_path / "none.jsonl").touch()
     schema = pyarrow.schema([("text", pyarrow.string())])
     parquet.write_table(schema.empty_table(), tmp_path / "none.parquet")
@@ -280,7 +270,7 @@ def test_empty_files_have_no_parts(model: str, tmp_path: Path) -> None:
     assert len([*(tmp_path / "out" / FILES).iterdir()]) == 3
 
 
-def test_the_first_file_may_be_empty_where_columns_are_kept(model: str, tmp_path: Path) -> None:
+def test_the_first_file_may_be_empty_where_columns_are_kept(model, tmp_path):
     (tmp_path / "a.jsonl").touch()
     rows = write_rows(tmp_path / "b.jsonl", make_rows(5))
     empty = parquet.read_schema(write_rows(tmp_path / "d.parquet", make_rows(5))).empty_table()
@@ -305,7 +295,7 @@ class Changing(Heard):
         hidden.replace(self.file)
 
 
-def test_a_file_that_changes_while_it_is_read_is_read_again(model: str, tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_is_read_again(model, tmp_path):
     asked, out = request(model, tmp_path), tmp_path / "out"
     other = Path(write_rows(tmp_path / "other.jsonl", make_rows(20, 3))).read_bytes()
     predict_files(asked, out, progress=Changing(tmp_path / "1.jsonl", other))
@@ -323,9 +313,7 @@ class Rewriting(Changing):
             self.file.write_bytes(self.content)
 
 
-def test_a_file_that_is_written_to_while_it_is_read_is_one_message(
-    model: str, tmp_path: Path
-) -> None:
+def test_a_file_that_is_written_to_while_it_is_read_is_one_message(model, tmp_path):
     """The predictions were those of rows of both, and complete."""
     asked, out = request(model, tmp_path), tmp_path / "out"
     other = (tmp_path / "1.jsonl").read_bytes().replace(b'"id": 10', b'"id": 30')
@@ -337,7 +325,7 @@ def test_a_file_that_is_written_to_while_it_is_read_is_one_message(
     assert [row["id"] for row in lines(out)] == [*range(3000, 3020), *range(2000, 2020)]
 
 
-def test_output_that_changes_is_not_complete_until_the_end(model: str, tmp_path: Path) -> None:
+def test_output_that_changes_is_not_complete_until_the_end(model, tmp_path):
     asked, out = request(model, tmp_path), tmp_path / "out"
     predict_files(asked, out)
     write_rows(tmp_path / "1.jsonl", make_rows(6, 3))
@@ -350,9 +338,7 @@ def test_output_that_changes_is_not_complete_until_the_end(model: str, tmp_path:
     assert [row["id"] for row in lines(out)] == [*range(3000, 3006), *range(2000, 2020)]
 
 
-def test_a_refused_job_leaves_nothing_behind(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_job_leaves_nothing_behind(model, tmp_path, monkeypatch):
     def killed(*_: object) -> None:
         raise ResourceError("a worker process was killed (signal 9)")
 
@@ -362,7 +348,7 @@ def test_a_refused_job_leaves_nothing_behind(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_data_set_of_the_hub_is_read_in_one_revision(model: str, tmp_path: Path) -> None:
+def test_a_data_set_of_the_hub_is_read_in_one_revision(model, tmp_path):
     pytest.importorskip("datasets", reason="needs the extra 'data'")
     data, out, heard = tmp_path / "texts", tmp_path / "out", Heard()
     data.mkdir()
@@ -387,9 +373,7 @@ def test_a_data_set_of_the_hub_is_read_in_one_revision(model: str, tmp_path: Pat
     assert [row["id"] for row in lines(out)] == [*range(9)]
 
 
-def test_a_data_set_that_changes_before_it_is_read_ends_the_work(
-    model: str, tmp_path: Path
-) -> None:
+def test_a_data_set_that_changes_before_it_is_read_ends_the_work(model, tmp_path):
     pytest.importorskip("datasets", reason="needs the extra 'data'")
     data = tmp_path / "texts"
     data.mkdir()
@@ -420,9 +404,7 @@ Change = Callable[[BulkRequest, Path], BulkResult]
         ({"files": ("no.txt",)}, DataError, r"^no\.txt: "),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_before_any_work(
-    model: str, tmp_path: Path, change: dict[str, Any], kind: type[BothwaysError], message: str
-) -> None:
+def test_mistakes_are_told_before_any_work(model, tmp_path, change, kind, message):
     asked, out = request(model, tmp_path), tmp_path / "out"
     predict_files(asked, out)
     before, place = stamps(out), tmp_path / "new"
@@ -432,7 +414,7 @@ def test_mistakes_are_told_before_any_work(
     assert not [*place.glob("part-*")]
 
 
-def test_another_model_of_the_same_name_does_not_continue(tmp_path: Path) -> None:
+def test_another_model_of_the_same_name_does_not_continue(tmp_path):
     folder, asked = make_classifier(tmp_path), request(str(tmp_path / "classifier"), tmp_path)
     predict_files(asked, tmp_path / "out")
     config = json.loads((folder / "config.json").read_text())
@@ -441,7 +423,7 @@ def test_another_model_of_the_same_name_does_not_continue(tmp_path: Path) -> Non
         predict_files(asked, tmp_path / "out")
 
 
-def test_a_folder_with_other_files_is_left_alone(model: str, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_left_alone(model, tmp_path):
     asked, out = request(model, tmp_path), tmp_path / "out"
     out.mkdir()
     (out / "thesis.txt").write_text("precious\n")
@@ -452,7 +434,7 @@ def test_a_folder_with_other_files_is_left_alone(model: str, tmp_path: Path) -> 
     assert [file.name for file in out.iterdir() if file.name != ".lock"] == ["thesis.txt"]
 
 
-def test_options_of_parts_need_a_folder(model: str, tmp_path: Path) -> None:
+def test_options_of_parts_need_a_folder(model, tmp_path):
     files = [write_rows(tmp_path / f"{seed}.txt", make_rows(2, seed)) for seed in (1, 2)]
     with pytest.raises(ConfigError, match="files: there are 2 files, and one is read"):
         command("predict", model, *files)
@@ -464,7 +446,7 @@ def test_options_of_parts_need_a_folder(model: str, tmp_path: Path) -> None:
         predict_files(request(model, tmp_path), tmp_path / "out", processes=0)
 
 
-def test_finished_parts_have_markers(model: str, tmp_path: Path) -> None:
+def test_finished_parts_have_markers(model, tmp_path):
     predict_files(request(model, tmp_path), tmp_path / "out")
     markers = sorted((tmp_path / "out" / PARTS).iterdir())
     assert len(markers) == 10

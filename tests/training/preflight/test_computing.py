@@ -1,18 +1,14 @@
 """What a run's speed is compared with, and what its ranks draw, as two ranks hand it to the loop that is theirs together."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
 from bothways.core.runtime import devices
-from bothways.data.corpus import Corpus
 from bothways.data.loader import ExampleBudget
 from bothways.data.masking import Masking
 from bothways.finetuning import run as fine_tuning
@@ -38,14 +34,14 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def measured(monkeypatch) -> None:
     """A machine whose matrix products are known, of twice the speed in half the precision."""
     monkeypatch.setattr(computing.devices, "gemm_rate", lambda _, dtype: RATE * 4 / dtype.itemsize)
     monkeypatch.setattr(devices, "has_bf16", lambda _: True)
 
 
 @pytest.mark.parametrize("world", [1, 2, 6])
-def test_a_step_is_three_forward_passes_on_all_ranks(world: int) -> None:
+def test_a_step_is_three_forward_passes_on_all_ranks(world):
     plan = Single() if world == 1 else Replicated(0, world, 0)
     assert computing.peak_of(100.0, FP32, CPU, plan) == Peak(300.0, world * RATE)
     assert computing.peak_of(100.0, replace(FP32, precision="bf16"), CPU, plan) == Peak(
@@ -54,8 +50,7 @@ def test_a_step_is_three_forward_passes_on_all_ranks(world: int) -> None:
 
 
 def on_two_ranks(
-    begin: Callable[[], object],
-    monkeypatch: pytest.MonkeyPatch,
+    begin: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Peak], list[torch.Tensor]]:
     """What each rank of a run hands to the loop to compare with, and what it would draw there first."""
     peaks, draws = [], []
@@ -85,9 +80,7 @@ class Unasked(HeldOut):
         return []
 
 
-def test_ranks_that_pre_train_draw_by_their_number(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_pre_train_draw_by_their_number(corpus, tmp_path, monkeypatch):
     encoder = EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64)
     settings = PretrainConfig(
         encoder,
@@ -112,9 +105,7 @@ def test_ranks_that_pre_train_draw_by_their_number(
     assert torch.equal(torch.rand(4), draws[0])
 
 
-def test_ranks_that_fine_tune_draw_by_their_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_fine_tune_draw_by_their_number(tmp_path, monkeypatch):
     train = str(write_tsv(tmp_path / "train.tsv", make_examples(32, 0)))
     settings = FinetuneConfig(
         model=str(make_folder(tmp_path / "bert")), train=train, training=FP32, length=16

@@ -1,9 +1,6 @@
 """Preflight: every finding is reached by data that deserves it, and by none that does not."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,7 +34,7 @@ def fair(count: int, start: int = 0) -> list[TextExample]:
     ]
 
 
-def test_good_data_gets_a_baseline_and_no_complaint() -> None:
+def test_good_data_gets_a_baseline_and_no_complaint():
     (finding,) = ClassificationTask().check(fair(40), fair(10, 40))
     assert (finding.check, finding.severity) == ("balance", "note")
     assert finding.what == "always answering 'x' would be right for 50.0% of the training data"
@@ -103,9 +100,7 @@ def test_good_data_gets_a_baseline_and_no_complaint() -> None:
         ),
     ],
 )
-def test_flaws_of_examples_are_found(
-    train: list[TextExample], dev: list[TextExample], expected: tuple[str, str], message: str
-) -> None:
+def test_flaws_of_examples_are_found(train, dev, expected, message):
     import re
 
     findings = ClassificationTask().check([*fair(40), *train], dev)
@@ -113,7 +108,7 @@ def test_flaws_of_examples_are_found(
     assert any(re.search(message, finding.what) for finding in found), findings
 
 
-def test_one_class_and_none_are_errors() -> None:
+def test_one_class_and_none_are_errors():
     one = ClassificationTask().check([TextExample(f"t{n}", None, "x") for n in range(9)], [])
     assert [finding.what for finding in one] == [
         "training needs at least two classes, and the only label is 'x'"
@@ -122,7 +117,7 @@ def test_one_class_and_none_are_errors() -> None:
     assert (none.severity, none.what[:30]) == ("error", "no example has a label: its co")
 
 
-def test_texts_that_differ_in_the_second_are_no_overlap() -> None:
+def test_texts_that_differ_in_the_second_are_no_overlap():
     train, dev = (
         [TextExample("a", "b", "x"), TextExample("c", "d", "y")],
         [TextExample("a", "c", "x"), TextExample("a", None, "y")],
@@ -130,7 +125,7 @@ def test_texts_that_differ_in_the_second_are_no_overlap() -> None:
     assert "overlap" not in {finding.check for finding in ClassificationTask().check(train, dev)}
 
 
-def test_ids_and_positions_are_held_against_the_tables(tmp_path: Path) -> None:
+def test_ids_and_positions_are_held_against_the_tables(tmp_path):
     tokenizer, size = make_tokenizer(tmp_path), len(VOCABULARY)
     encoder = EncoderConfig(size, 8, 1, 1, 8, position=Learned(16))
     assert check_model(encoder, tokenizer, 16) == []
@@ -141,7 +136,7 @@ def test_ids_and_positions_are_held_against_the_tables(tmp_path: Path) -> None:
     assert positions.what == "sequences of 17 tokens are longer than the model's 16 positions"
 
 
-def test_casing_is_held_against_the_vocabulary(tmp_path: Path) -> None:
+def test_casing_is_held_against_the_vocabulary(tmp_path):
     lower, capital = [" ".join(WORDS)], [" ".join(WORDS).title()]
     uncased, keeping = (
         make_tokenizer(tmp_path / "a"),
@@ -159,16 +154,14 @@ def test_casing_is_held_against_the_vocabulary(tmp_path: Path) -> None:
     assert check_casing(make_tokenizer(tmp_path / "d", cased, lowercase=False), ["Fox"]) == []
 
 
-def test_a_sample_of_the_texts_decides_about_casing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_of_the_texts_decides_about_casing(tmp_path, monkeypatch):
     monkeypatch.setattr("bothways.training.encoding_checks.SAMPLE", 4)
     texts = ["ape"] * 96 + ["APE"] * 4
     assert check_casing(make_tokenizer(tmp_path, lowercase=False), texts) == []
     assert check_casing(make_tokenizer(tmp_path, lowercase=False), texts[::-1]) != []
 
 
-def test_what_is_cut_and_what_is_unknown_is_counted(tmp_path: Path) -> None:
+def test_what_is_cut_and_what_is_unknown_is_counted(tmp_path):
     tokenizer = make_tokenizer(tmp_path)
     short, long = (
         TextExample("ape bee", None, "x"),
@@ -209,17 +202,17 @@ def with_training(**changes: object) -> MemoryDemand:
     return dataclasses.replace(DEMAND, training=training)
 
 
-def test_an_average_takes_room() -> None:
+def test_an_average_takes_room():
     more = with_training(ema=0.9)
     assert (DEMAND.saved, more.saved) == (12 * DEMAND.parameters, 16 * DEMAND.parameters)
     assert more.memory(CPU).total - DEMAND.memory(CPU).total == 4 * DEMAND.parameters
 
 
-def test_a_model_that_fits_the_machine_is_not_mentioned(tmp_path: Path) -> None:
+def test_a_model_that_fits_the_machine_is_not_mentioned(tmp_path):
     assert check_machine(DEMAND, tmp_path, CPU) == []
 
 
-def test_two_models_take_the_memory_of_both() -> None:
+def test_two_models_take_the_memory_of_both():
     """Parameters that they have in common count once."""
     two = dataclasses.replace(DEMAND, models=(*DEMAND.models, *DEMAND.models), shared=1000)
     assert two.parameters == 2 * DEMAND.parameters - 1000
@@ -228,9 +221,7 @@ def test_two_models_take_the_memory_of_both() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "checkpoints"), [(Constant(), 3), (WSD(), 4)])
-def test_a_full_disk_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: Constant | WSD, checkpoints: int
-) -> None:
+def test_a_full_disk_is_an_error(tmp_path, monkeypatch, schedule, checkpoints):
     """The checkpoint before a plateau's end stays, too."""
     demand = with_training(schedule=schedule)
     needed = demand.parameters * (checkpoints * 12 + 4)
@@ -246,9 +237,7 @@ def test_a_full_disk_is_an_error(
     )
 
 
-def test_checkpoints_of_the_run_itself_are_room_for_a_resumed_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_of_the_run_itself_are_room_for_a_resumed_one(tmp_path, monkeypatch):
     needed = DEMAND.parameters * (3 * 12 + 4)
     for name in ("step-5", "model"):
         (tmp_path / name).mkdir()
@@ -263,18 +252,14 @@ def test_checkpoints_of_the_run_itself_are_room_for_a_resumed_one(
     ("share", "expected"),
     [(1.01, []), (0.99, [("memory", "warning")]), (0.0, [("memory", "error")])],
 )
-def test_memory_is_forecast(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, expected: list[tuple[str, str]]
-) -> None:
+def test_memory_is_forecast(tmp_path, monkeypatch, share, expected):
     fixed = 16 * DEMAND.parameters
     free = int(fixed + (DEMAND.memory(CPU).total - fixed) * share) - (share == 0)
     monkeypatch.setattr(step_cost.devices, "memory_available", lambda device: free)
     assert said(check_machine(DEMAND, tmp_path, CPU)) == expected
 
 
-def test_recomputation_is_advised_where_it_would_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recomputation_is_advised_where_it_would_help(tmp_path, monkeypatch):
     monkeypatch.setattr(
         step_cost.devices, "memory_available", lambda device: 16 * DEMAND.parameters
     )
@@ -288,16 +273,14 @@ def test_recomputation_is_advised_where_it_would_help(
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_the_memory_forecast_is_of_weights_and_of_the_tokens_of_a_microbatch(
-    recompute: bool,
-) -> None:
+def test_the_memory_forecast_is_of_weights_and_of_the_tokens_of_a_microbatch(recompute):
     """In fp32, with a gradient and two moments for each weight."""
     demand = with_training(recompute=recompute)
     tokens = 4 * kept_floats(DEMAND.models[0][0], DEMAND.length, CPU, recompute) * DEMAND.microbatch
     assert demand.memory(CPU).total == 16 * DEMAND.parameters + tokens
 
 
-def test_errors_are_listed_in_one_message_and_the_rest_is_returned() -> None:
+def test_errors_are_listed_in_one_message_and_the_rest_is_returned():
     note, warning = (
         Finding("time", "note", "n"),
         Finding("unknown", "warning", "w", "tokenizer", "Change it."),
@@ -314,6 +297,6 @@ def test_errors_are_listed_in_one_message_and_the_rest_is_returned() -> None:
         report_findings([one, warning, Finding("labels", "error", "two")])
 
 
-def test_only_the_first_places_are_named() -> None:
+def test_only_the_first_places_are_named():
     assert places(["a", "b"]) == "a, b"
     assert places([str(n) for n in range(12)]) == "0, 1, 2, 3, 4 and 7 more"

@@ -1,11 +1,8 @@
 """The memory of a rank by its parts, and the placement chosen for it."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -41,7 +38,7 @@ BLOCK = 12 * WIDTH**2 + 13 * WIDTH
 """Four matrices of attention and two of the feed-forward layer, their biases, two LayerNorms."""
 
 
-def test_blocks_are_counted_apart_from_the_rest() -> None:
+def test_blocks_are_counted_apart_from_the_rest():
     assert (DEMAND.counts.blocks, DEMAND.counts.largest) == (DEPTH * BLOCK, BLOCK)
     assert DEMAND.parameters == parameter_table(*DEMAND.models[0]).total
     two = dataclasses.replace(DEMAND, models=(*DEMAND.models, *DEMAND.models), shared=7)
@@ -49,7 +46,7 @@ def test_blocks_are_counted_apart_from_the_rest() -> None:
     assert two.parameters == 2 * DEMAND.parameters - 7
 
 
-def test_the_parts_of_a_whole_rank() -> None:
+def test_the_parts_of_a_whole_rank():
     memory = DEMAND.memory(CPU)
     kept = kept_floats(ENCODER, 128, CPU, precision="fp32") + 2 * 0.15 * VOCABULARY
     assert memory.weights == memory.gradients == 4 * DEMAND.parameters
@@ -67,7 +64,7 @@ def test_the_parts_of_a_whole_rank() -> None:
         functools.partial(torch.optim.AdamW, amsgrad=True),
     ],
 )  # fmt: skip
-def test_the_moments_are_those_that_the_optimizer_keeps(optimizer: Any) -> None:
+def test_the_moments_are_those_that_the_optimizer_keeps(optimizer):
     encoder = dataclasses.replace(ENCODER, depth=2)
     model = Model(encoder, (MaskedHead(), PairHead()))
     matrices = {
@@ -95,7 +92,7 @@ def test_the_moments_are_those_that_the_optimizer_keeps(optimizer: Any) -> None:
     assert demand.memory(CPU, 4).optimizer == kept / 4
 
 
-def test_a_shard_holds_its_part_and_what_it_gathers() -> None:
+def test_a_shard_holds_its_part_and_what_it_gathers():
     whole, shard = DEMAND.memory(CPU), DEMAND.memory(CPU, 4)
     assert shard.weights == whole.weights / 4
     assert shard.optimizer == whole.optimizer / 4
@@ -103,13 +100,13 @@ def test_a_shard_holds_its_part_and_what_it_gathers() -> None:
     assert shard.gathered == 8 * (2 * BLOCK + DEMAND.parameters - DEPTH * BLOCK)
 
 
-def test_a_device_of_another_machine_needs_no_driver() -> None:
+def test_a_device_of_another_machine_needs_no_driver():
     """Its attention kernels keep no probabilities, so that a token takes as much at any length."""
     assert DEMAND.memory(GPU) == dataclasses.replace(DEMAND, length=16).memory(GPU)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_the_largest_microbatch_is_the_last_that_fits(shards: int) -> None:
+def test_the_largest_microbatch_is_the_last_that_fits(shards):
     free = 1.5 * DEMAND.memory(CPU, shards).total
     most = DEMAND.largest_microbatch(free, CPU, shards)
     for tokens, fits in ((most, True), (most + 1, False)):
@@ -118,7 +115,7 @@ def test_the_largest_microbatch_is_the_last_that_fits(shards: int) -> None:
     assert DEMAND.largest_microbatch(1.0, CPU) == 0
 
 
-def test_the_simplest_placement_that_fits_is_chosen() -> None:
+def test_the_simplest_placement_that_fits_is_chosen():
     # Weights and moments outweigh the activations of few tokens, so that shards are smaller.
     demand = dataclasses.replace(
         DEMAND, models=((dataclasses.replace(ENCODER, depth=40), (MaskedHead(),)),), microbatch=128
@@ -135,7 +132,7 @@ def test_the_simplest_placement_that_fits_is_chosen() -> None:
         choose_placement(demand, 8, shard / 50, CPU)
 
 
-def test_each_remedy_of_a_refusal_fits() -> None:
+def test_each_remedy_of_a_refusal_fits():
     recomputed = dataclasses.replace(DEMAND, training=dataclasses.replace(TRAINING, recompute=True))
     free = 1.001 * recomputed.memory(CPU).total / USABLE
     with pytest.raises(ResourceError, match=r"^memory: a step takes") as refused:

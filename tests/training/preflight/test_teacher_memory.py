@@ -1,7 +1,5 @@
 """The memory of distillation: what a teacher adds to a step, counted and measured."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable
@@ -25,7 +23,6 @@ from bothways.objectives import distillation
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.forecast import memory_demand
 from bothways.pretraining.recipes import modern
-from bothways.text.tokenizer import Tokenizer
 from bothways.training.step_cost import MemoryDemand, kept_floats
 
 CPU = torch.device("cpu")
@@ -34,7 +31,7 @@ TEACHER = EncoderConfig(VOCABULARY, 128, 4, 2, 512)
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> str:
+def teacher(tmp_path_factory, tokenizer) -> str:
     folder = tmp_path_factory.mktemp("teacher")
     save_model(folder, Model(TEACHER, (MaskedHead(),)), tokenizer)
     return str(folder)
@@ -88,9 +85,7 @@ def settings_for(
     ],
     ids=["distilbert", "minilm"],
 )
-def test_the_forecast_is_what_a_step_takes(
-    teacher: str, width: int, depth: int, losses: tuple[distillation.DistilLoss, ...], most: float
-) -> None:
+def test_the_forecast_is_what_a_step_takes(teacher, width, depth, losses, most):
     student = EncoderConfig(VOCABULARY, width, depth, 2, 4 * width)
     settings = settings_for(teacher, student, *losses)
     objective = settings.objective
@@ -118,9 +113,7 @@ def test_the_forecast_is_what_a_step_takes(
 
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("hidden", [128, 512])
-def test_a_pass_without_gradient_holds_what_the_widest_block_does(
-    hidden: int, relative: bool
-) -> None:
+def test_a_pass_without_gradient_holds_what_the_widest_block_does(hidden, relative):
     config = dataclasses.replace(TEACHER, intermediate_size=hidden)
     if relative:
         config = dataclasses.replace(config, position=Disentangled())
@@ -134,7 +127,7 @@ def test_a_pass_without_gradient_holds_what_the_widest_block_does(
     assert 0.95 < kept_floats(config, LENGTH, CPU, False, "fp32", learning=False) / held < 1.2
 
 
-def test_a_shard_holds_its_part_of_the_teacher(teacher: str) -> None:
+def test_a_shard_holds_its_part_of_the_teacher(teacher):
     demand: MemoryDemand = memory_demand(
         settings_for(teacher, TEACHER, distillation.CosineStates())
     )
@@ -150,7 +143,7 @@ def test_a_shard_holds_its_part_of_the_teacher(teacher: str) -> None:
         assert dataclasses.replace(demand, microbatch=tokens).fits(free, CPU) == fits
 
 
-def test_plan_counts_the_teacher(teacher: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_counts_the_teacher(teacher, capsys):
     words = ["plan", "bert-tiny", "--teacher", teacher, "--recipe", "minilm"]
     words += ["--tokens", "1e6", "--hardware", "l4"]
     app([*words, "--json"], result_action="return_value")
