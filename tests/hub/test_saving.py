@@ -1,24 +1,39 @@
-"""Our folders open in transformers whole, with equal outputs, and here again; what cannot be saved is said."""
+"""Saved folders: what is in them, their card, what a crash leaves, and their upload."""
 
+import fnmatch
 import json
 import os
 import resource
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
 import bothways
-from bothways.core.errors import FolderError, ResourceError
+from bothways.core.errors import Finding, FolderError, ResourceError
+from bothways.finetuning.data import DataSource
 from bothways.hub.hf_config import format_note
-from bothways.hub.model_card import Card
+from bothways.hub.model_card import (
+    UNSEEN,
+    Card,
+    data_of_corpus,
+    limits_of_finetuned,
+    limits_of_pretrained,
+    render_card,
+)
 from bothways.hub.model_folder import load_model, save_model
+from bothways.hub.publish import push_to_hub
 from bothways.hub.resolve import resolve_run
+from bothways.model.config import EncoderConfig
+from bothways.model.families.family import Architecture
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
+from bothways.model.positions import Learned
 from bothways.text.tokenizer import Tokenizer
 from child_processes import killed_in_save
 from model_folders import (
@@ -276,3 +291,140 @@ def test_a_save_that_was_killed_between_its_renames_is_undone_when_the_model_is_
         assert {file.name: file.read_bytes() for file in place.iterdir()} == before
         save_model(place, own("Model"))  # what the killed process was writing is removed
         assert [file.name for file in place.parent.iterdir() if "writing" in file.name] == []
+
+
+FINDINGS = (
+    Finding("balance", "warning", "97 % of the training examples are 'x'"),
+    Finding("time", "note", "about a minute"),
+    Finding("truncation", "warning", "half of the texts are cut."),
+)
+
+
+@pytest.mark.parametrize(
+    ("heads", "task"),
+    [
+        ((), "feature-extraction"), (("masked", "pooler", "pair"), "fill-mask"), (("pooler", "labels"), "text-classification"),
+        (("tags",), "token-classification"), (("span",), "question-answering"), (("pooler", "choice"), "multiple-choice"),
+        (("causal",), "text-generation"),
+    ],
+)  # fmt: skip
+def test_the_hub_is_told_what_a_model_is_for(heads, task):
+    for ours, library in ((False, "transformers"), (True, "bothways")):
+        lines = render_card(Card(), Architecture("Any", frozenset(heads), own=ours)).splitlines()
+        assert lines[:6] == [
+            "---",
+            f"library_name: {library}",
+            f"pipeline_tag: {task}",
+            "tags:",
+            "- bothways",
+            "---",
+        ]
+
+
+def test_warnings_of_the_preflight_are_limits_and_notes_are_not():
+    limits = limits_of_finetuned(128, 7, FINDINGS, evaluated=True)
+    assert limits[0] == UNSEEN
+    assert "97 % of the training examples are 'x'." in limits
+    assert "Half of the texts are cut." in limits
+    assert not any("minute" in limit for limit in limits)
+    assert "with seed 7" in limits[-1]
+    assert "Nothing was measured: there was no dev data." in limits_of_finetuned(
+        128, 7, (), evaluated=False
+    )
+
+
+def test_a_pretrained_model_tells_which_positions_are_untrained(corpus):
+    encoder = EncoderConfig(30, 16, 1, 2, 32, position=Learned(64))
+    tokens = 2 * corpus.manifest.counts.tokens
+    limits = limits_of_pretrained(encoder, (16, 48), tokens, corpus.manifest.counts.tokens)
+    assert any(
+        "at most 48 tokens; its last 16 positions are untrained." in limit for limit in limits
+    )
+    assert any("2 times its corpus" in limit for limit in limits)
+    assert any(
+        limit.endswith("at most 64 tokens.")
+        for limit in limits_of_pretrained(encoder, (64,), tokens, corpus.manifest.counts.tokens)
+    )
+
+
+def test_the_card_has_sections_for_data_and_limits(corpus):
+    data = {"train": DataSource("a.tsv", 1234, "abc"), **data_of_corpus(corpus, "def")}
+    text = render_card(
+        Card("T", data=data, limits=("One\nthing.", "Another.")),
+        Architecture("BertModel", frozenset()),
+    )
+    assert "## Limits\n\n- One thing.\n- Another.\n" in text
+    assert "| train | a.tsv, 1,234 examples, sha256 abc |" in text
+    counts = corpus.manifest.counts
+    assert counts.sentences < counts.tokens
+    assert (
+        f"| corpus | 150 documents, {counts.sentences:,} sentences, {counts.tokens:,} tokens |"
+        in text
+    )
+    assert "| from | unknown |" in text
+    assert "| sha256 | def |" in text
+    assert "## Versions" in text
+
+
+class Api:
+    """The part of `HfApi` that an upload uses; it keeps what it is given."""
+
+    repos: dict[str, bool | None]
+    files: dict[str, str]
+
+    def create_repo(self, repo_id: str, *, private: bool | None, exist_ok: bool) -> Any:
+        assert exist_ok
+        type(self).repos[repo_id] = private
+        return SimpleNamespace(repo_id=repo_id)
+
+    def upload_folder(
+        self, *, repo_id: str, folder_path: Path, commit_message: str, allow_patterns: list[str]
+    ) -> Any:
+        assert repo_id in self.repos
+        for file in folder_path.rglob("*"):
+            name = file.relative_to(folder_path).as_posix()
+            if file.is_file() and any(fnmatch.fnmatch(name, known) for known in allow_patterns):
+                type(self).files[name] = file.read_bytes().decode("latin-1")
+        return SimpleNamespace(commit_url=f"https://hub/{repo_id}/{commit_message}")
+
+
+@pytest.fixture
+def api(monkeypatch) -> type[Api]:
+    Api.repos, Api.files = {}, {}
+    monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    return Api
+
+
+def test_a_folder_is_uploaded_without_foreign_files(tmp_path, api):
+    beside = {"1_Pooling/config.json": {}, "modules.json": []}
+    save_model(tmp_path / "model", own("ForMaskedLM"), extra_files=beside)
+    (tmp_path / "model" / "notes.txt").write_text("private")
+    url = push_to_hub(tmp_path / "model", "me/mine", private=True, message="first")
+    assert url == "https://hub/me/mine/first"
+    assert api.repos == {"me/mine": True}
+    assert set(api.files) == {
+        "README.md",
+        "bothways.json",
+        "config.json",
+        "model.safetensors",
+        "modules.json",
+        "1_Pooling/config.json",
+    }
+
+
+def test_a_model_in_memory_is_saved_and_uploaded(api):
+    push_to_hub(own("ForMaskedLM"), "me/mine", card=Card("A title"))
+    assert json.loads(api.files["config.json"])["architectures"] == ["BertForMaskedLM"]
+    assert "# A title" in api.files["README.md"]
+
+
+def test_what_cannot_be_uploaded_is_one_error(tmp_path, api, monkeypatch):
+    with pytest.raises(FolderError, match=r"is not a model folder: it has no config\.json"):
+        push_to_hub(tmp_path, "me/mine")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("403 Forbidden\nlong advice")
+
+    monkeypatch.setattr(api, "create_repo", refuse)
+    with pytest.raises(FolderError, match=r"me/mine: cannot be uploaded .*: 403 Forbidden"):
+        push_to_hub(own("ForMaskedLM"), "me/mine")

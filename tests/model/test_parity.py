@@ -1,5 +1,6 @@
 """Our encoder and heads against transformers' BERT and MegatronBERT: random shapes, every parameter random, mixed lengths."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -7,11 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from bert_peers import Input, draw_config, draw_input, gradients, ours, peer
-from bothways.core.batch import LabelTargets, TokenTargets
+from bothways.core.batch import LabelTargets, Layout, TokenTargets
+from bothways.core.errors import ConfigError
+from bothways.model.attention.dispatch import attend
+from bothways.model.attention.mask import AttentionView
+from bothways.model.attention.patterns import Blocks, Causal, Full, Window
+from bothways.model.attention.probabilities import attention_probabilities
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, LabelHead, MaskedHead, PairHead, PoolerHead
-from bothways.model.model import Model
+from bothways.model.model import Encoder, Model, recorded_attentions
 from bothways.objectives.masked_lm import MaskedLMModule
+from small_models import SHAPES, batch_for
 from spread import in_turn
 
 LENGTHS = [7, 20, 19, 1, 17, 3, 20]
@@ -206,3 +213,51 @@ def test_evaluating_twice_gives_equal_outputs():
     with torch.no_grad():
         first, second = outputs(mine.eval(), text), outputs(mine, text)
     assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+SHORT = [9, 3, 40, 1]
+
+
+@pytest.mark.parametrize(
+    "pattern", [Full(), Causal(), Window(3), Window(3, global_attention=True)], ids=repr
+)
+def test_probabilities_times_values_are_the_output(pattern):
+    torch.manual_seed(0)
+    layout = Layout.of(SHORT)
+    qkv, other = torch.randn(2, layout.tokens, 3, 2, 4)
+    chosen = torch.rand(layout.tokens) < 0.2
+    view = AttentionView(layout, pattern, global_attention_mask=chosen)
+    global_qkv = other if view.has_global_tokens else None
+    shares = attention_probabilities(qkv, view, global_qkv=global_qkv)
+    assert [tuple(share.shape) for share in shares] == [(2, n, n) for n in SHORT]
+    starts = layout.cu_seqlens.tolist()
+    values = [qkv[a:b, 2] for a, b in itertools.pairwise(starts)]
+    outputs = [torch.einsum("hqk,khd->qhd", s, v) for s, v in zip(shares, values, strict=True)]
+    if global_qkv is not None:
+        own = [global_qkv[a:b, 2] for a, b in itertools.pairwise(starts)]
+        theirs = [torch.einsum("hqk,khd->qhd", s, v) for s, v in zip(shares, own, strict=True)]
+        outputs = [torch.where(chosen[:, None, None], torch.cat(theirs), torch.cat(outputs))]
+    found = attend(qkv, view, 0.0, global_qkv)
+    torch.testing.assert_close(torch.cat(outputs), found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, c in SHAPES.items() if isinstance(c, EncoderConfig)]
+)
+def test_every_family_has_attentions(name):
+    config = SHAPES[name]
+    assert isinstance(config, EncoderConfig)
+    encoder, batch = Encoder(config).eval(), batch_for(config)
+    if any(isinstance(pattern, Blocks) for pattern in config.patterns):
+        message = "block-sparse sequences longer than 44 tokens"
+        with pytest.raises(ConfigError, match=message), recorded_attentions(encoder):
+            encoder(batch)
+        return
+    with recorded_attentions(encoder) as attentions:
+        encoder(batch)
+    assert len(attentions) == config.steps
+    for layer in attentions:
+        assert [share.shape[-1] for share in layer] == batch.layout.lengths
+        for share in layer:
+            torch.testing.assert_close(share.sum(-1), torch.ones(share.shape[:-1]))
+    assert not any(module._forward_pre_hooks for module in encoder.modules())

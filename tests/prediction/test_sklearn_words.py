@@ -1,5 +1,6 @@
 """Predictors have the words of scikit-learn and sentence-transformers."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +8,17 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError, SkipTestWarning
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils import estimator_checks
 
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
-from toy_folder import make_folder
+from bothways.sklearn import Classifier
+from toy_folder import make_examples, make_folder
 from toy_predictors import predictor
 
 TEXTS = ["a good film", "a bad play", "the film was good"]
@@ -198,3 +206,77 @@ def test_vectors_have_the_same_bits_in_any_company(folder, embed):
     np.testing.assert_array_equal(many, command.encode(TEXTS))
     if embed.task_model.model.batch_invariant:  # with the compiled kernels
         np.testing.assert_array_equal(embed.encode(TEXTS[0]), many[0])
+
+
+EXAMPLES = make_examples(24, 1)
+SENTENCES = [example.text for example in EXAMPLES]
+LABELS = [example.label for example in EXAMPLES]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory) -> str:
+    return str(make_folder(tmp_path_factory.mktemp("estimator") / "bert", dropout=0.0))
+
+
+def make(bert: str, **settings: Any) -> Classifier:
+    return Classifier(bert, device="cpu", epochs=1, lr=1e-3, max_length=16, **settings)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "check_estimator_cloneable", "check_estimator_repr", "check_valid_tag_types",
+        "check_no_attributes_set_in_init", "check_get_params_invariance", "check_set_params",
+        "check_parameters_default_constructible",
+    ],
+)  # fmt: skip
+def test_checks_of_scikit_learn_without_arrays_of_numbers_pass(check):
+    getattr(estimator_checks, check)("Classifier", Classifier())
+
+
+def test_checks_with_arrays_of_numbers_are_left_out_by_the_tags():
+    with pytest.warns(SkipTestWarning, match="requires input"):
+        estimator_checks.check_estimator(Classifier())
+
+
+def test_search_pipelines_clones_and_scores(bert):
+    search = GridSearchCV(make(bert), {"lr": [1e-4, 1e-3]}, cv=2, error_score="raise")
+    search.fit(SENTENCES, LABELS)
+    assert set(search.predict(SENTENCES)) <= {*LABELS}
+    assert clone(search.best_estimator_).get_params() == search.best_estimator_.get_params()
+    pipeline = make_pipeline(FunctionTransformer(validate=False), make(bert))
+    scores = cross_val_score(pipeline, np.array(SENTENCES), LABELS, cv=2, error_score="raise")
+    assert scores.shape == (2,)
+
+
+@pytest.mark.parametrize("kind", [str, int, bool])
+def test_labels_keep_their_type_and_a_pickle_its_predictions(kind, bert):
+    first = LABELS[0]
+    labels = LABELS if kind is str else [kind(label == first) for label in LABELS]
+    classifier = make(bert).fit(pandas.DataFrame({"message": SENTENCES}), labels)
+    assert classifier.classes_.tolist() == sorted(set(labels))
+    rows = classifier.predict_proba(SENTENCES)
+    assert rows.sum(1) == pytest.approx(np.ones(len(SENTENCES)))
+    assert {*classifier.predict(SENTENCES).tolist()} <= {*labels}
+    assert classifier.score(SENTENCES, labels) == np.mean(classifier.predict(SENTENCES) == labels)
+    again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(classifier))))
+    assert again.predict_proba(SENTENCES) == pytest.approx(rows, abs=1e-5)
+
+
+def test_pairs_are_two_columns(bert):
+    frame = pandas.DataFrame({"a": SENTENCES, "b": SENTENCES[::-1]})
+    classifier = make(bert).fit(frame, LABELS)
+    assert classifier.predict([*zip(SENTENCES, SENTENCES[::-1], strict=True)]).tolist() == (
+        classifier.predict(frame).tolist()
+    )
+
+
+def test_mistakes_are_those_of_scikit_learn_and_of_finetune(bert):
+    with pytest.raises(NotFittedError):
+        make(bert).predict(SENTENCES)
+    with pytest.raises(ValueError, match="inconsistent numbers"):
+        make(bert).fit(SENTENCES, LABELS[:-1])
+    with pytest.raises(ValueError, match="X must hold texts"):
+        make(bert).fit(np.ones((2, 3)), LABELS[:2])
+    with pytest.raises(ConfigError, match="lrr"):
+        make(bert, lrr=1).fit(SENTENCES, LABELS)

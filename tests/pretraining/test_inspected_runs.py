@@ -1,23 +1,43 @@
 """One step of a run, done again."""
 
+import dataclasses
+import itertools
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+import bothways
 from bothways.cli import main as cli
 from bothways.core.errors import CheckpointError, ConfigError
-from bothways.data.corpus import build_corpus
+from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
-from bothways.data.loader import ExampleBudget
+from bothways.data.loader import ExampleBudget, TokenRamp
+from bothways.data.segments import FullSentences
 from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.families.catalogue import preset
+from bothways.objectives.masked_lm import MaskedLMNextSentence
+from bothways.objectives.objective import Objective
+from bothways.objectives.replaced_tokens import ReplacedTokens
+from bothways.pretraining import run as pretraining_run
+from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.inspect_step import inspect_step
+from bothways.pretraining.inspect_step import Repeat, inspect_step
 from bothways.pretraining.run import pretrain
+from bothways.training import checkpoint, loop
 from bothways.training.optimizers import AdamW
-from bothways.training.run import Training
-from bothways.training.schedules import Linear, Steps
+from bothways.training.run import Event, Target, Training
+from bothways.training.schedules import WSD, Duration, Epochs, Hours, Linear, Steps, Tokens
+from bothways.training.step_record import STEPS, recorded_steps
+from toy_folder import make_folder
+from toy_training import enter_ranks, on_ranks
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +100,219 @@ def test_the_command_prints_a_table(corpus, run, capsys):
     assert json.loads(capsys.readouterr().out)["began"] == 4
     cli.app(words, result_action="return_value")
     assert "Step 6: 8 sequences" in capsys.readouterr().out
+
+
+CPU = torch.device("cpu")
+SECOND = 1 / 3600
+PAIRS = MaskedLMNextSentence()
+
+
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock of the training loop that goes on by irregular amounts whenever it is read."""
+    times = itertools.accumulate(itertools.cycle([0.01, 0.03, 0.02, 0.07]))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+
+
+@pytest.fixture(autouse=True)
+def no_pages(monkeypatch) -> None:
+    monkeypatch.setattr(pretraining_run, "installed", lambda *packages: False)
+    monkeypatch.setattr(checkpoint.errors, "installed", lambda *packages: False)
+
+
+def settings_for(corpus: Corpus, until: Duration, objective: Objective = PAIRS) -> PretrainConfig:
+    shape = (
+        preset("electra-small") if isinstance(objective, ReplacedTokens) else preset("bert-tiny")
+    )
+    shape = fit_to_corpus(shape, corpus.tokenizer)
+    assert isinstance(shape, EncoderConfig)
+    small = dataclasses.replace(
+        shape, width=32, depth=2, heads=2, intermediate_size=64, embedding=None,
+        dropout=Dropouts(0.1, 0.1),
+    )  # fmt: skip
+    training = Training(
+        until, AdamW(lr=3e-3), WSD(0.2, 0.3), "fp32", save=Steps(5), report=Steps(1),
+        evaluate=Steps(4), ema=0.9,
+    )  # fmt: skip
+    pairs = isinstance(objective, MaskedLMNextSentence)
+    phases = (
+        PretrainPhase(16, 0.4, FullSentences() if pairs else None),
+        PretrainPhase(32, 0.3),
+        PretrainPhase(48, 0.3),
+    )
+    return PretrainConfig(
+        small, training, objective, phases, TokenRamp(64, 256, 3000), 130, 0.1, 400
+    )
+
+
+def records(folder: Path) -> dict[int, dict[str, Any]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {each["step"]: each for each in lines if "gradient_norm" in each}
+
+
+def assert_repeats(folder: Path, corpus: Corpus, work: Path) -> None:
+    """The last step and all before it: losses and norms as recorded, weights as in checkpoints."""
+    known, steps = records(folder), recorded_steps(folder)
+    last = len(steps)
+    found = inspect_step(folder, last, device="cpu")
+    assert (found.difference, found.compared) == (None, last - found.began)
+    assert found.gradient_norm == known[last]["gradient_norm"]
+    assert {f"loss/{name}": value for name, value in found.losses.items()} == {
+        name: value for name, value in known[last].items() if name.startswith("loss/")
+    }
+    assert found.rate == known[last]["learning_rate"]
+    shutil.copytree(folder, work)
+    for saved in work.glob("step-*"):
+        shutil.rmtree(saved)
+    repeat = Repeat(work, last, corpus, CPU)  # from the first step on
+    for saved in sorted(folder.glob("step-*"), key=lambda path: int(path.name[5:])):
+        repeat.advance(int(saved.name[5:]))
+        weights = repeat.training_module.state_dict()
+        for name, tensor in load_file(saved / "model.safetensors").items():
+            if not name.startswith("average"):
+                assert torch.equal(weights[name], tensor), (saved.name, name)
+    assert repeat.difference is None
+
+
+@pytest.mark.parametrize(
+    ("until", "objective"),
+    [
+        (Hours(1.9 * SECOND), PAIRS),
+        (Hours(1.9 * SECOND), ReplacedTokens()),
+        (Tokens(1200), PAIRS),
+        (Epochs(0.1), PAIRS),
+    ],
+    ids=lambda each: each.kind,
+)
+def test_a_run_repeats_to_the_bit(corpus, tmp_path, monkeypatch, until, objective):
+    with monkeypatch.context() as patch:
+        ticking(patch)
+        pretrain(settings_for(corpus, until, objective), corpus, tmp_path / "run", device="cpu")
+    assert {*recorded_steps(tmp_path / "run")["phase"].tolist()} == {0, 1, 2}
+    assert_repeats(tmp_path / "run", corpus, tmp_path / "copy")
+
+
+def test_a_run_that_was_stopped_and_made_longer_repeats_to_the_bit(corpus, tmp_path, monkeypatch):
+    """The rates of its first session are those of the shorter run."""
+    folder = tmp_path / "run"
+
+    def stop(event: Event) -> None:
+        if event.kind == "step" and event.progress.steps == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    settings = settings_for(corpus, Hours(1.5 * SECOND))
+    settings = dataclasses.replace(
+        settings, training=dataclasses.replace(settings.training, schedule=Linear(0.3))
+    )
+    longer = dataclasses.replace(
+        settings, training=dataclasses.replace(settings.training, until=Hours(2 * SECOND))
+    )
+    with monkeypatch.context() as patch:
+        ticking(patch)
+        pretrain(settings, corpus, folder, device="cpu", on_event=stop)
+        before = recorded_steps(folder).copy()
+        pretrain(longer, corpus, folder, device="cpu", resume=True)
+    assert len(before) == 7
+    assert (recorded_steps(folder)[:7] == before).all()
+    assert_repeats(folder, corpus, tmp_path / "copy")
+
+
+def test_a_run_that_its_target_ended_repeats_to_the_bit(corpus, tmp_path):
+    settings = settings_for(corpus, Hours(10))
+    training = dataclasses.replace(
+        settings.training, target=Target("held-out/loss/masked", 9.0), schedule=Linear(0.0)
+    )
+    pretrain(dataclasses.replace(settings, training=training), corpus, tmp_path / "run")
+    assert len(recorded_steps(tmp_path / "run")) == 4
+    assert_repeats(tmp_path / "run", corpus, tmp_path / "copy")
+
+
+@pytest.fixture
+def short_run(corpus, tmp_path) -> Path:
+    pretrain(settings_for(corpus, Steps(3)), corpus, tmp_path / "run", device="cpu")
+    return tmp_path / "run"
+
+
+def test_a_run_without_its_record_is_refused(short_run):
+    record = short_run / STEPS
+    content = record.read_bytes()
+    record.unlink()
+    with pytest.raises(CheckpointError) as caught:
+        inspect_step(short_run, 2)
+    assert STEPS in caught.value.what
+    record.write_bytes(b"\0\0\0\0\0\0\xf8\x7f" + content[8:])  # the first rate is NaN
+    with pytest.raises(CheckpointError):
+        inspect_step(short_run, 2)
+    record.write_bytes(content[:-3])  # cut by a kill
+    assert inspect_step(short_run, 2).difference is None
+    with pytest.raises(ConfigError) as ended:
+        inspect_step(short_run, 3)
+    assert ended.value.where == "step"
+
+
+def test_another_result_than_the_recorded_one_is_reported(short_run, capsys):
+    metrics = short_run / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    changed = [{**row, "gradient_norm": 7.5} if row["step"] == 2 else row for row in rows]
+    metrics.write_text("".join(f"{json.dumps(row)}\n" for row in changed))
+    found = inspect_step(short_run, 3)
+    assert (found.difference.step, found.difference.recorded) == (2, 7.5)
+    cli.app(["inspect-step", str(short_run), "3"], result_action="return_value")
+    assert "at step 2" in capsys.readouterr().out
+
+
+def test_a_corpus_that_was_moved_is_asked_for(corpus, short_run, tmp_path, capsys):
+    data = json.loads((short_run / "data.json").read_text())
+    assert data["corpora"] == {"": str(corpus.folder)}
+    data["corpora"][""] = str(tmp_path / "gone")
+    (short_run / "data.json").write_text(json.dumps(data))
+    with pytest.raises(CheckpointError) as caught:
+        cli.app(["inspect-step", str(short_run), "1"], result_action="return_value")
+    assert caught.value.where == str(tmp_path / "gone")
+    words = ["inspect-step", str(short_run), "1", str(corpus.folder), "--json"]
+    cli.app(words, result_action="return_value")
+    assert json.loads(capsys.readouterr().out)["difference"] is None
+    with pytest.raises(ConfigError):
+        cli.app([*words, str(corpus.folder)], result_action="return_value")
+
+
+def trained_on_two(rank: int, world: int, port: int, corpora: list[Path], folder: Path) -> None:
+    """A run of two ranks; the first with each of the others' settings or data is refused."""
+    enter_ranks(rank, world, port)
+    same, other = map(Corpus.open, corpora)
+    settings = settings_for(same, Hours(0.5 * SECOND))
+    settings = dataclasses.replace(settings, batch=ExampleBudget(8))
+    seeds = dataclasses.replace(settings, seed=rank)
+    refused = []
+    for case, text in ((seeds, same), (settings, other if rank else same)):
+        with pytest.raises(ConfigError) as caught:
+            pretrain(case, text, folder / "refused", device="cpu")
+        refused.append((caught.value.where, caught.value.what, caught.value.on_every_rank))
+    rows = [{"text": f"a dog {word}", "label": word} for word in ("runs", "sleeps")] * 8
+    with pytest.raises(ConfigError) as caught:
+        bothways.finetune(folder / "bert", rows[rank:], epochs=1, device="cpu", progress=False)
+    refused.append((caught.value.where, caught.value.what, caught.value.on_every_rank))
+    (folder / f"rank{rank}.json").write_text(json.dumps(refused))
+    pretrain(settings, same, folder / "run", device="cpu")
+
+
+def test_ranks_that_differ_stop_and_ranks_that_agree_repeat(corpus, tmp_path):
+    documents = [Document("the dog sleeps. " * 3, f"other:{number}") for number in range(40)]
+    other = build_corpus(documents, corpus.tokenizer, tmp_path / "other", workers=1)
+    make_folder(tmp_path / "bert")
+    on_ranks(2, trained_on_two, [corpus.folder, other.folder], tmp_path)
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert [where for where, _, _ in first] == ["rank 1"] * 3
+    assert first[0][1] == "seed is 1, and 0 on rank 0"
+    assert first[1][1].startswith("corpus is ")
+    assert first[2][1].startswith("data.train is ")
+    assert all(everywhere for _, _, everywhere in first)
+    assert not (tmp_path / "refused" / ".run").exists()
+    run = tmp_path / "run"
+    steps = recorded_steps(run)
+    found = inspect_step(run, len(steps))
+    assert found.ranks == 2
+    assert found.rate == records(run)[len(steps)]["learning_rate"]
+    before = records(run).get(len(steps) - 1, {"tokens": 0})  # on a slow machine there is one step
+    read = sum(each.tokens for each in found.sequences)
+    assert read == records(run)[len(steps)]["tokens"] - before["tokens"]

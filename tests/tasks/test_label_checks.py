@@ -1,16 +1,31 @@
-"""Preflight of several labels and of choices: every finding is reached by data that deserves it, and by none that does not."""
+"""Checks of labels: every finding is reached by data that deserves it, and by none that does not; odd data has one message."""
 
+import io
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bothways.core.errors import Finding
+import bothways
+from bothways.cli.main import app
+from bothways.core.errors import BothwaysError, DataError, Finding
+from bothways.data.text_io import read_lines
 from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.columns import unlabelled_marks
 from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
-from bothways.tasks.text_task import TextExample
+from bothways.tasks.predictions import ScorePrediction
+from bothways.tasks.regression.task import RegressionTask
+from bothways.tasks.reranking.task import RankExample, RerankingTask
+from bothways.tasks.tagging.checks import check_tagged
+from bothways.tasks.tagging.conll import ColumnLayout, read_columns
+from bothways.tasks.tagging.examples import TagExample
+from bothways.tasks.text_task import TextColumns, TextExample
+from toy_folder import make_folder
 
 
 def fair_texts(count: int, start: int = 0) -> list[MultilabelExample]:
@@ -184,3 +199,229 @@ def test_choices_that_differ_in_context_or_endings_are_no_overlap():
     train = fair_questions(9)
     dev = [replace(train[0], endings=("new", "newer")), replace(train[1], context="another")]
     assert "overlap" not in {finding.check for finding in ChoiceTask().check(train, dev)}
+
+
+@pytest.mark.parametrize(
+    ("labels", "marks"),
+    [
+        ("- entailment neutral contradiction", "-"),
+        ("? yes no", "?"),
+        ("N/A yes no", "N/A"),
+        ("NULL a b", "NULL"),
+        ("-1 0 1 2", "-1"),
+        ("-1 a b", "-1"),
+        ("-1", "-1"),
+        ("-100 0 1", "-100"),
+        ("-1 0 1", ""),
+        ("-2 -1 0 1 2", ""),
+        ("- +", ""),
+        ("? ! .", ""),
+        ("none favor against", ""),
+        ("0 1 2", ""),
+    ],
+)
+def test_marks_depend_on_the_other_labels(labels, marks):
+    assert unlabelled_marks(labels.split()) == {*marks.split()}
+
+
+def findings_of(labels: Sequence[str | None]) -> list[str]:
+    examples = [
+        TextExample(f"text {number}", label=label, where=f"row {number}")
+        for number, label in enumerate(labels)
+    ]
+    found = ClassificationTask().check(examples, [])
+    return [finding.what for finding in found if finding.severity != "note"]
+
+
+def test_a_marked_row_is_refused_like_an_empty_one():
+    (marked,) = findings_of(["-", "a", "b"] + ["a", "b"] * 20)
+    (empty,) = findings_of([None, "a", "b"] + ["a", "b"] * 20)
+    assert "1 example has no label" in marked
+    assert "'-'" in marked
+    assert marked.endswith(": row 0")
+    assert empty.endswith(": row 0")
+
+
+def test_minus_one_beside_0_and_1_is_a_class_and_named():
+    (warning,) = findings_of(["-1", "0", "1"] * 5)
+    assert "-1" in warning
+
+
+def test_test_data_without_labels_has_none():
+    (error,) = findings_of(["-1"] * 5)
+    assert "no example has a label" in error
+
+
+JIGSAW = TextColumns("comment_text", None, "toxic,obscene,threat")
+
+
+def test_a_column_for_each_label_is_read_in_files_and_rows(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "id,comment_text,toxic,obscene,threat\n1,one,1,0,1.0\n2,two,0,0,0\n3,three,-1,-1,-1\n"
+    )
+    reading = MultilabelTask().read(str(path), JIGSAW)
+    examples = list(reading.examples)
+    assert [example.labels for example in examples] == [("toxic", "threat"), (), None]
+    rows = [
+        {"comment_text": "one", "toxic": True, "obscene": 0, "threat": 1},
+        {"comment_text": "two", "toxic": 0, "obscene": False, "threat": 0.0},
+    ]
+    task = MultilabelTask(columns=JIGSAW)
+    assert [task.example(row).labels for row in rows] == [("toxic", "threat"), ()]
+    absent = [finding.what for finding in reading.task.check(examples[:2], [])]
+    assert any("obscene" in what and "left out" in what for what in absent)
+
+
+def test_wrong_columns_of_labels_are_named(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("comment_text,toxic,obscene\none,1,0\ntwo,0.5,0\n")
+    asked = TextColumns("comment_text", None, "toxic,treat")
+    with pytest.raises(DataError, match="'treat'"):
+        MultilabelTask().read(str(path), asked)
+    with pytest.raises(DataError, match="'toxic,obscene'"):
+        ClassificationTask().read(str(path), TextColumns("comment_text", None, "toxic,obscene"))
+    reading = MultilabelTask().read(str(path), TextColumns("comment_text", None, "toxic,obscene"))
+    with pytest.raises(DataError, match=r"'0\.5', not 0 or 1") as caught:
+        list(reading.examples)
+    assert str(caught.value.where).endswith(":3")
+    with pytest.raises(DataError, match="NAME,NAME"):
+        MultilabelTask().read(str(path), TextColumns("comment_text"))
+
+
+@pytest.mark.parametrize(
+    "pair", ["pos \u200bpos", "caf\u00e9 cafe\u0301", "1 01", "1 1.0", "Yes yes"]
+)
+def test_labels_that_look_alike_are_named(pair):
+    (warning,) = findings_of(pair.split(" ") * 5)
+    assert "learned as different ones" in warning
+
+
+def test_errors_of_a_spreadsheet_are_named():
+    examples = [
+        TextExample(text, label=text[-1]) for text in ("#NAME?", "a ?", "b ?", "c !", "d !")
+    ]
+    found = ClassificationTask().check(examples, [])
+    assert [f.what for f in found if f.check == "rows"] == [
+        "1 text has an error of a spreadsheet: an example"
+    ]
+
+
+ROWS = "a good film\tpos\na bad play\tneg\n" * 4
+
+
+def rows_of(file: Path) -> list[Any]:
+    return list(ClassificationTask().read(str(file)).examples)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("cr.tsv", f"text\tlabel\n{ROWS}".replace("\n", "\r").encode(), r"cr\.tsv:1: holds a carriage return\n"),
+        ("le.tsv", f"text\tlabel\n{ROWS}".encode("utf-16-le"), r"UTF-16 text without.*\n.*-f UTF-16LE"),
+        ("be.tsv", f"text\tlabel\n{ROWS}".encode("utf-16-be"), r"UTF-16 text without.*\n.*-f UTF-16BE"),
+        ("bin.tsv", f"text\tlabel\n{ROWS}\0\0\1\2\0\0\n".encode(), r"bin\.tsv:10: is a binary file"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_table_of_texts_is_refused(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        rows_of(tmp_path / name)
+
+
+def test_a_nul_in_a_text_is_left_out(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"first\na long line with one \0 in it\n")
+    assert [text for _, text in read_lines(tmp_path / "a.txt")][1] == "a long line with one  in it"
+
+
+def test_columns_are_guessed_in_any_case_and_exactly_first(tmp_path):
+    (tmp_path / "a.tsv").write_text(f"Text\tLabel\n{ROWS}")
+    first = rows_of(tmp_path / "a.tsv")[0]
+    assert (first.text, first.label) == ("a good film", "pos")
+    (tmp_path / "b.tsv").write_text("Sentence\tText\ttext\tLabel\n" + "x\ty\tz\tpos\n" * 3)
+    assert rows_of(tmp_path / "b.tsv")[0].text == "z"
+    (tmp_path / "c.tsv").write_text("Premise\tHypothesis\tLABEL\n" + "x\ty\tpos\n" * 3)
+    pair = rows_of(tmp_path / "c.tsv")[0]
+    assert (pair.text, pair.text_b, pair.label) == ("x", "y", "pos")
+
+
+def test_labels_that_differ_in_case_only_are_warned_of():
+    texts = [TextExample(f"text {n}", None, label) for n, label in enumerate(("pos", "Pos", "neg"))]
+    sets = [MultilabelExample("a", None, ("pos", "Pos"))]
+    words = [TagExample(("a", "b", "c"), ("B-pos", "B-Pos", "O"))]
+    for findings in (
+        ClassificationTask().check(texts, []),
+        MultilabelTask().check(sets, []),
+        check_tagged(words, [], "auto"),
+    ):
+        alike = [f.severity for f in findings if f.what.endswith("'Pos' and 'pos'")]
+        assert alike == ["warning"]
+
+
+def test_a_score_whose_square_overflows_is_refused():
+    examples = [TextExample("a", None, "1e308", "s:1"), TextExample("b", None, "-2e18", "s:2")]
+    found = RegressionTask().check([*examples, TextExample("c", None, "3")], [])
+    assert [(f.severity, f.what) for f in found if f.check == "labels"] == [
+        ("error", "2 labels are beyond ±1e+18: s:1, s:2")
+    ]
+    with pytest.raises(DataError, match=r"s:1: label '1e308' is beyond ±1e\+18"):
+        RegressionTask().score([(examples[0], ScorePrediction(1.0))], [])
+
+
+def test_lines_of_words_have_the_same_columns():
+    lines = [(1, "ape NN O"), (2, "bee B-X"), (3, ""), (4, "cat O")]
+    with pytest.raises(DataError, match=r"^f:2: has 2 columns \(bee \| B-X\), and most lines 3\n"):
+        list(read_columns(lines, "f", ColumnLayout(0, 2, 3, fixed=True)))
+    assert [each.tags for each in read_columns(lines, "f", ColumnLayout(0, 1))] == [
+        ("NN", "B-X"),
+        ("O",),
+    ]
+    assert [each.words for each in read_columns(lines, "f", ColumnLayout())] == [
+        ("ape", "bee"),
+        ("cat",),
+    ]
+
+
+def test_evaluate_reads_standard_input(tmp_path, monkeypatch, capsys):
+    model = make_folder(tmp_path / "bert")
+    rows = [{"text": text, "label": label} for text, label in (("a film", "x"), ("a play", "y"))]
+    bothways.finetune(model, rows * 4, epochs=1, progress=False).save(tmp_path / "tuned")
+    table = "".join(f'{{"text": "{row["text"]}", "label": "{row["label"]}"}}\n' for row in rows)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(table.encode())))
+    line = ["evaluate", str(tmp_path / "tuned"), "-", "--label", "label", "--device", "cpu"]
+    app(line, result_action="return_value")
+    assert "accuracy" in capsys.readouterr().out
+    with pytest.raises(BothwaysError):
+        app(["evaluate", str(tmp_path / "tuned"), "--nonsense"], result_action="return_value")
+
+
+def test_endings_are_ordered_by_their_number():
+    row = {"context": "x", "ending0": "a", "ending10": "k", "ending2": "c", "ending1": "b"}
+    assert ChoiceTask().example(row).endings == ("a", "b", "c", "k")
+
+
+def test_numbers_with_underscores_are_no_scores():
+    examples = [TextExample(f"text {n}", None, label) for n, label in enumerate(("1_0", "2", "3"))]
+    (error,) = [f for f in RegressionTask().check(examples, []) if f.severity == "error"]
+    assert "'1_0'" in error.what
+
+
+@pytest.mark.parametrize("text", ["{a, b}", "{'a': 1}", "('a', 'b')"])
+def test_printed_sets_are_no_labels(text):
+    with pytest.raises(DataError):
+        MultilabelTask().example({"text": "x", "labels": text})
+
+
+def test_another_separator_of_labels_is_named():
+    sets = [
+        MultilabelExample(f"x{n}", None, (label,)) for n, label in enumerate(("a|b", "a|c", "b"))
+    ]
+    found = [f for f in MultilabelTask().check(sets, []) if "'|'" in f.what]
+    assert [f.severity for f in found] == ["warning"]
+    assert not [f for f in MultilabelTask(separator="|").check(sets, []) if "'|'" in f.what]
+
+
+def test_a_query_that_comes_again_is_named():
+    ranks = [RankExample(query, ("a", "b"), (1.0, 0.0)) for query in ("x", "y", "x")]
+    found = [f for f in RerankingTask().check(ranks, []) if "earlier" in f.what]
+    assert [f.severity for f in found] == ["warning"]

@@ -1,13 +1,26 @@
 """Schemes of tags: one rule for the entities of all, conversion, detection, and what breaks them."""
 
+import dataclasses
+import random
+
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bothways.core.errors import DataError
+from bothways.model.config import EncoderConfig
+from bothways.model.model import Model
+from bothways.model.positions import Learned
+from bothways.prediction.engine import evaluate_task, predict
+from bothways.tasks.base import EncodedExample
+from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import (
     Chunk,
     Scheme,
     Spelling,
+    TagCounts,
     as_labels,
     chunks,
     find_scheme,
@@ -16,7 +29,11 @@ from bothways.tasks.tagging.schemes import (
     respell,
     scheme_of,
     tag_part,
+    types_of,
 )
+from bothways.tasks.tagging.task import Tagger, TaggingTask
+from bothways.text.tokenizer import Tokenizer
+from toy_task import VOCABULARY, WORDS, make_tokenizer
 
 WELL_KNOWN: dict[Spelling, list[str]] = {
     # "U.N. official Rolf Ekeus heads for New York , Paris Lyon" – two entities of one type side by side
@@ -195,3 +212,251 @@ def test_entities_are_those_of_seqeval(tags):
     from seqeval.metrics.sequence_labeling import get_entities
 
     assert [(c.type, c.begin, c.end - 1) for c in chunks(tags)] == get_entities(tags)
+
+
+SCHEMES: dict[str, tuple[Spelling, tuple[str, ...]]] = {
+    "bioes": (
+        "bioes",
+        ("O", *(f"{prefix}-{kind}" for kind in ("LOC", "PER") for prefix in "BIES")),
+    ),
+    "bilou": (
+        "bioes",
+        ("U-PER", "L-PER", "I-PER", "B-PER", "O", "B-LOC", "I-LOC", "L-LOC", "U-LOC"),
+    ),
+    "iob1": ("iob1", ("O", "I-PER", "B-PER", "I-LOC", "B-LOC")),
+    "never side by side": ("iob1", ("O", "I-PER", "I-LOC")),
+    "iob2": ("iob2", ("I-PER", "B-PER", "B-LOC", "I-LOC", "O")),
+    "bare": ("iob2", ("O", "B", "I")),
+}
+WAYS: tuple[Spelling, ...] = ("iob1", "iob2", "bioes")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def make_task(tokenizer: Tokenizer, labels: tuple[str, ...]) -> Tagger:
+    torch.manual_seed(5)
+    config, definition = (
+        EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(24), initial_range=0.5),
+        TaggingTask(),
+    )
+    return definition.bind(Model(config, definition.heads(labels, None)), tokenizer, labels, 24)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=12))
+def test_what_a_model_says_in_its_own_scheme_is_right_in_every_spelling(tokenizer, name, places):
+    scheme, labels = SCHEMES[name]
+    own = tuple(labels[place % len(labels)] for place in places)
+    if flaws(own, scheme) or not chunks(own):
+        return
+    task, words = make_task(tokenizer, labels), tuple(random.Random(0).choices(WORDS, k=len(own)))
+    logits = np.full((len(own), len(labels)), -99, dtype=np.float32)
+    logits[range(len(own)), [labels.index(tag) for tag in own]] = 99
+    for spelling in WAYS:
+        example = TagExample(words, respell(own, spelling))
+        prediction = task.decode(example, EncodedExample((), 0, 0), [logits])
+        assert prediction.tags == own == task.task.gold_tags(example, labels)
+        metrics = dict(task.score([(example, prediction)]))
+        kinds = {chunk.type for chunk in chunks(own)}
+        found = {
+            key: value
+            for key, value in metrics.items()
+            if "/" not in key or key.rsplit("/")[1] in kinds
+        }
+        assert found == pytest.approx({key: float(key != "loss") for key in found})
+        assert metrics.keys() == task.task.directions(labels).keys()
+        assert task.grade(example, prediction) == 1
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_models_own_sound_answers_are_right(tokenizer, name):
+    scheme, labels = SCHEMES[name]
+    task, draw = make_task(tokenizer, labels), random.Random(1)
+    bare = [TagExample(tuple(draw.choices(WORDS, k=draw.randint(1, 6)))) for _ in range(200)]
+    sound = [
+        dataclasses.replace(e, tags=p.tags)
+        for e, p in predict(task, bare)
+        if not flaws(p.tags, scheme)
+    ]
+    assert any(chunks(example.tags or ()) for example in sound)
+    metrics = evaluate_task(task, sound)
+    names = (
+        "f1",
+        "precision",
+        "recall",
+        "f1_strict",
+        "precision_strict",
+        "recall_strict",
+        "accuracy",
+    )
+    assert [metrics[name] for name in names] == [1.0] * 7
+
+
+def test_the_targets_of_training_are_those_of_scores(tokenizer):
+    _, labels = SCHEMES["bioes"]
+    (made,) = make_task(tokenizer, labels).encode(
+        [TagExample(("ape", "bee", "cat"), ("B-PER", "I-PER", "B-LOC"))]
+    )
+    targets = made.sequences[0].targets["tag"].ids.tolist()
+    assert [labels[place] for place in targets] == ["B-PER", "E-PER", "S-LOC"]
+
+
+def test_entities_that_the_labels_cannot_spell_are_refused(tokenizer):
+    task = make_task(tokenizer, ("O", "I-PER", "I-LOC"))
+    message = r"^a:6: tag 'S-PER' of word 2 \(in the model's scheme 'B-PER'\) is not among the model's 3 labels; did you mean 'I-PER'"
+    with pytest.raises(DataError, match=message):
+        evaluate_task(task, [TagExample(("ape", "bee"), ("S-PER", "S-PER"), "a:6")])
+    with pytest.raises(DataError, match=r"^a:7: tag 'NN' of word 2 is not among the model's 3"):
+        evaluate_task(task, [TagExample(("ape", "bee"), ("O", "NN"), "a:7")])
+
+
+KINDS = ("LOC", "ORG", "PER")
+LABELS = ("O", *(f"{prefix}-{kind}" for kind in KINDS for prefix in "BI"))
+PAIRS = st.lists(
+    st.lists(st.tuples(st.sampled_from(LABELS), st.sampled_from(LABELS)), min_size=1, max_size=10),
+    min_size=1,
+    max_size=8,
+)
+
+
+def counted(
+    truth: list[list[str]], predicted: list[list[str]], labels: tuple[str, ...] = LABELS
+) -> dict[str, float]:
+    counts = TagCounts(labels, entities=True)
+    for expected, found in zip(truth, predicted, strict=True):
+        counts.add(expected, found, 0.5 * len(expected))
+    return counts.scores()
+
+
+@settings(deadline=None)
+@given(PAIRS)
+def test_scores_are_seqevals(sentences):
+    from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
+    from seqeval.scheme import IOB2
+
+    raw = [[tag for tag, _ in sentence] for sentence in sentences]
+    truth, predicted = (
+        [list(respell(tags, "iob2")) for tags in raw],
+        [[tag for _, tag in sentence] for sentence in sentences],
+    )
+    scores = counted(truth, predicted)
+    theirs = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
+    for name, metric in theirs.items():
+        assert scores[name] == pytest.approx(metric(truth, predicted, zero_division=0))
+        assert scores[name] == pytest.approx(
+            metric(raw, predicted, zero_division=0)
+        )  # conversion changes nothing
+        strict = metric(truth, predicted, mode="strict", scheme=IOB2, zero_division=0)
+        assert scores[f"{name}_strict"] == pytest.approx(strict)
+        occurring = sorted({tag[2:] for tags in [*truth, *predicted] for tag in tags if tag != "O"})
+        if occurring:
+            of_types = metric(truth, predicted, average=None, zero_division=0)
+            assert [scores[f"{name}/{kind}"] for kind in occurring] == pytest.approx(list(of_types))
+    assert scores["accuracy"] == pytest.approx(accuracy_score(truth, predicted))
+    assert scores["loss"] == 0.5
+
+
+def labels_of(prefixes: str) -> tuple[str, ...]:
+    return ("O", *(f"{prefix}-{kind}" for kind in KINDS for prefix in prefixes))
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "name"), [("BIES", "IOBES"), ("BILU", "BILOU"), ("IB", "IOB1"), ("BI", "IOB2")]
+)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=10),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_strict_scores_are_seqevals_in_the_scheme_of_the_labels(prefixes, name, sentences):
+    from seqeval import scheme
+    from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
+
+    labels = labels_of(prefixes)
+    drawn = [
+        [[labels[place % len(labels)] for place in side] for side in zip(*some, strict=True)]
+        for some in sentences
+    ]
+    truth, predicted = (
+        [list(as_labels(raw, labels)) for raw, _ in drawn],
+        [tags for _, tags in drawn],
+    )
+    if (
+        name == "IOB1"
+    ):  # where B is not needed, seqeval takes the words behind it for an entity without their first
+        predicted = [sound_iob1(tags) for tags in predicted]
+    scores = counted(truth, predicted, labels)
+    for rate, metric in {
+        "f1": f1_score,
+        "precision": precision_score,
+        "recall": recall_score,
+    }.items():
+        theirs = metric(
+            truth, predicted, mode="strict", scheme=getattr(scheme, name), zero_division=0
+        )
+        assert scores[f"{rate}_strict"] == pytest.approx(theirs)
+    assert scores["accuracy"] == pytest.approx(accuracy_score(truth, predicted))
+    again = counted(truth, truth, labels)
+    assert again["accuracy"] == 1
+    assert (
+        again["f1"]
+        == again["f1_strict"]
+        == again["recall_strict"]
+        == float(any(tag != "O" for row in truth for tag in row))
+    )
+
+
+def sound_iob1(tags: list[str]) -> list[str]:
+    broken = flaws(tags, "iob1")
+    return [f"I{tag[1:]}" if place in broken else tag for place, tag in enumerate(tags)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "predicted"),
+    [
+        ("O B-X I-X E-X S-X", "B-X I-X O"),  # has no end
+        ("O B-X I-X E-X S-X", "I-X E-X O"),  # has no beginning
+        ("O B-X I-X L-X U-X", "L-X U-X O"),
+        ("O I-X B-X", "B-X I-X O"),  # B where nothing stands before it
+        ("O B-X I-X", "I-X I-X O"),
+    ],
+)
+def test_entities_that_break_the_scheme_of_the_labels_are_not_strict(labels, predicted):
+    tags, names = predicted.split(), tuple(labels.split())
+    truth = list(as_labels(tags, names))
+    scores = counted([truth], [tags], names)
+    assert (scores["f1"], scores["precision_strict"] == 1) == (1, "U-X" in tags)
+    assert scores["recall_strict"] == (0.5 if "U-X" in tags else 0)
+
+
+def test_a_broken_prediction_counts_for_conlleval_and_not_for_strict_iob2():
+    scores = counted([["O", "B-PER", "I-PER"]], [["O", "I-PER", "I-PER"]])
+    assert (scores["f1"], scores["f1/PER"], scores["f1_strict"]) == (1.0, 1.0, 0.0)
+    assert scores["f1/LOC"] == scores["recall/LOC"] == scores["precision/LOC"] == 0.0
+    assert scores["accuracy"] == pytest.approx(2 / 3)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=1, max_size=30))
+def test_scores_of_plain_tags_are_scikit_learns(pairs):
+    from sklearn.metrics import accuracy_score, f1_score
+
+    truth, predicted = zip(*pairs, strict=True)
+    counts = TagCounts("abc", entities=False)
+    counts.add(truth[:5], predicted[:5], 1.0)
+    counts.add(truth[5:], predicted[5:], 2.0)
+    assert counts.words == len(pairs)
+    expected = {
+        "f1": f1_score(truth, predicted, average="macro", zero_division=0.0),
+        "accuracy": accuracy_score(truth, predicted),
+        "loss": 3 / len(pairs),
+    }
+    assert counts.scores() == pytest.approx(expected)
+
+
+def test_types_in_order():
+    assert types_of(["I-b", "O", "B-a", "NN", "B-b", "I"]) == ("_", "a", "b")

@@ -1,8 +1,20 @@
+import copy
+import dataclasses
+import functools
+import io
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+import bothways
+from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
+from bothways.core.source import Cursor
+from bothways.finetuning.config import expand_shorthands
+from bothways.training.loop import Loop
 from bothways.training.optimizers import (
     AdamW,
     BertAdam,
@@ -15,6 +27,10 @@ from bothways.training.optimizers import (
     set_rate,
     update,
 )
+from bothways.training.saved_state import RunTensors
+from bothways.training.schedules import RunState, Steps, rate_factor
+from toy_folder import make_examples, make_folder
+from toy_training import SINGLE, TRAINING, run_toy, steps, toy
 
 MATRICES = {"1.weight": 1, "3.weight": 3}
 KINDS = [AdamW, BertAdam, Lamb, StableAdamW, Muon]
@@ -265,3 +281,234 @@ def test_a_pull_changes_nothing_where_a_gradient_is_not_finite():
     next(network.parameters()).grad[0, 0] = float("nan")
     update(optimizer, None)
     assert all(torch.equal(p, old) for p, old in zip(network.parameters(), before, strict=True))
+
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def test_an_instance_is_fitted_with_its_own_rate_as_the_peak():
+    training_module, rates = toy(), list[float]()
+    optimizer = torch.optim.SGD(training_module.parameters(), lr=0.5)
+    loop = Loop(
+        RunTensors(training_module, optimizer, SINGLE), lambda progress: 1 - progress.steps / 4,
+        lambda progress, meter: rates.append(meter.read().rate) or False,
+        precision="fp32", clip_norm=None,
+    )  # fmt: skip
+    loop.train(steps(Cursor()), Steps(2), RunState())
+    assert rates == [0.5, 0.375]
+
+
+@pytest.mark.parametrize("factory", [torch.optim.AdamW, SGD])
+def test_fine_tuning_takes_any_optimizer_of_torch(tmp_path, factory):
+    """None of them takes a sparse gradient with all of its own settings."""
+    rows = [{"text": each.text, "label": each.label} for each in make_examples(64, 0)]
+    done = bothways.finetune(
+        make_folder(tmp_path / "bert", dropout=0.0), rows, rows, out=tmp_path / "run", epochs=3,
+        batch_size=8, optimizer=factory, schedule=lambda share: 1.0, device="cpu", progress=False,
+    )  # fmt: skip
+    losses = [metrics["loss"] for _, metrics in done.history]
+    assert losses[-1] < losses[0]
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    name = "functools.partial" if factory is SGD else "torch.optim."
+    assert f"| optimizer | {name}" in card
+
+
+def test_a_function_and_its_settings_are_given_together():
+    for first in ("optimizer", "lr"):
+        values = {"optimizer": torch.optim.SGD, "lr": 0.1}
+        given = {first: values.pop(first), **values}
+        with pytest.raises(ConfigError, match=r"^training\.optimizer: a function has no settings"):
+            expand_shorthands(given)
+
+
+def test_a_factory_and_a_function_train_and_resume(tmp_path):
+    def run(folder: Path, stop: int) -> dict[str, torch.Tensor]:
+        folder.mkdir(exist_ok=True)
+        training = dataclasses.replace(
+            TRAINING, until=Steps(8), optimizer=SGD, schedule=lambda share: 1 - share / 2,
+            evaluate=None, keep=TRAINING.keep.__class__(), save=Steps(1),
+        )  # fmt: skip
+        training_module = toy()
+
+        def end(event: object) -> None:
+            if getattr(event, "kind", "") == "checkpoint" and event.progress.steps == stop:
+                raise InterruptedError
+
+        run_toy(folder, training, training_module, on_event=end)
+        return training_module.state_dict()
+
+    whole = run(tmp_path / "whole", 0)
+    with pytest.raises(InterruptedError):
+        run(tmp_path / "cut", 4)
+    again = run(tmp_path / "cut", 0)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+
+
+def test_rules_apply_and_a_pull_is_refused():
+    parameters = [*toy().named_parameters()]
+    optimizer = build_optimizer(
+        SGD, parameters, lambda name: ParameterRule(0.5 if "norm" in name else 1.0)
+    )
+    assert sorted(group["peak"] for group in optimizer.param_groups) == [0.05, 0.1]
+    with pytest.raises(ConfigError, match="needs one of the library's own"):
+        build_optimizer(SGD, parameters, lambda name: ParameterRule(pull=1.0))
+
+
+def test_an_optimizer_of_torch_takes_no_gradient_that_is_not_finite():
+    from bothways.training.optimizers import update
+
+    training_module = toy()
+    before = {name: tensor.clone() for name, tensor in training_module.state_dict().items()}
+    optimizer = build_optimizer(SGD, training_module.named_parameters())
+    for parameter in training_module.parameters():
+        parameter.grad = torch.full_like(parameter, torch.inf)
+    assert not update(optimizer, 1.0).isfinite()
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in training_module.state_dict().items()
+    )
+
+
+class WithoutRate(torch.optim.Optimizer):
+    """An optimizer whose groups have no rate."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Any = None) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        (torch.optim.LBFGS, "LBFGS does not make a step of one dense gradient and a rate"),
+        (torch.optim.SparseAdam, "SparseAdam does not make a step of one dense gradient"),
+        (WithoutRate, "WithoutRate does not make a step of one dense gradient and a rate"),
+        (functools.partial(torch.optim.SGD, speed=1), "cannot make an optimizer of groups:"),
+        (lambda groups: groups, "must make an optimizer of torch, not a list"),
+    ],
+)
+def test_an_optimizer_that_cannot_train_here_is_one_message(factory, message):
+    with pytest.raises(ConfigError, match=rf"^training\.optimizer: {message}.*\n  Give"):
+        build_optimizer(factory, toy().named_parameters())
+
+
+def test_a_function_has_a_name_in_the_record():
+    training = dataclasses.replace(TRAINING, optimizer=torch.optim.SGD)
+    assert configs.to_dict(training)["optimizer"] == "torch.optim.sgd.SGD"
+    assert rate_factor(lambda share: share, Steps(4))(RunState(steps=3)) == 0.75
+
+
+@pytest.mark.parametrize("lr", [1e308, float("inf"), float("nan"), 0.0])
+def test_rates_that_overflow_are_refused(lr):
+    with pytest.raises(ConfigError, match=r"optimizer\.lr: must be above 0 and at most 1000"):
+        AdamW(lr=lr)
+
+
+ROWS, WIDTH = 523, 20  # more than a thread takes at once, and no whole number of vectors
+
+
+def networks(dtype=torch.float32):
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Embedding(ROWS, WIDTH), nn.Linear(WIDTH, 3)).to(dtype)
+    return first, copy.deepcopy(first)
+
+
+def lose(network, step, sparse, factor=1.0):
+    """Two microbatches, with tokens that come back after steps without them."""
+    generator = torch.Generator().manual_seed(step)
+    network[0].sparse = sparse
+    for _ in range(2):
+        ids = torch.randint(
+            min(ROWS - 3, 40 + 20 * step), (60,), generator=generator
+        )  # the last three rows are never read
+        (network(ids).square().sum() * factor).backward()
+    assert network[0].weight.grad.is_sparse == sparse
+
+
+def assert_equal(first, second):
+    for mine, other in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    "config", [AdamW(lr=0.02, decay=0.3), AdamW(lr=0.02, decay=0.0), BertAdam(lr=0.02, decay=0.3)]
+)
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("pull", [0.0, 1.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_by_rows_is_the_dense_update(config, clip_norm, pull, dtype):
+    ours, theirs = networks(dtype)
+    optimizers = [
+        build_optimizer(config, net.named_parameters(), lambda _: ParameterRule(pull=pull))
+        for net in (ours, theirs)
+    ]
+    start = ours[0].weight.detach().clone()
+    for step in range(40):
+        for net, optimizer in zip((ours, theirs), optimizers, strict=True):
+            lose(net, step, sparse=net is ours)
+            set_rate(optimizer, 1 - step / 50)
+        norms = [update(optimizer, clip_norm) for optimizer in optimizers]
+        torch.testing.assert_close(*norms, rtol=1e-5, atol=0)
+        assert all(p.grad is None for p in ours.parameters())
+    assert_equal(ours, theirs)
+    unread, read = (
+        ours[0].weight[rows] == start[rows] for rows in (slice(ROWS - 3, None), slice(30))
+    )
+    assert not read.all(1).any()
+    assert unread.all() if config.decay == 0.0 else not unread.any()
+
+
+@pytest.mark.parametrize("config", [AdamW(lr=0.02), BertAdam(lr=0.02)])
+def test_rows_take_no_gradient_that_is_not_finite(config):
+    network, _ = networks()
+    optimizer = build_optimizer(config, network.named_parameters())
+    lose(network, 3, sparse=True)
+    update(optimizer, 1.0)
+    before = copy.deepcopy((network.state_dict(), optimizer.state_dict()["state"]))
+    lose(network, 9, sparse=True, factor=float("nan"))
+    update(optimizer, 1.0)
+    assert all(torch.equal(value, before[0][name]) for name, value in network.state_dict().items())
+    for number, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, before[1][number][name]) for name, value in state.items())
+
+
+@pytest.mark.parametrize("config", [AdamW(lr=0.02), BertAdam(lr=0.02)])
+def test_a_run_goes_on_from_its_state(config):
+    """Which rows have moments is no part of the state: a restored run finds it out."""
+    whole, cut = networks()
+    optimizer, early = (
+        build_optimizer(config, whole.named_parameters()),
+        build_optimizer(config, cut.named_parameters()),
+    )
+    for step in range(12):
+        lose(whole, step, sparse=True)
+        update(optimizer, 1.0)
+        if step < 5:
+            lose(cut, step, sparse=True)
+            update(early, 1.0)
+    file = io.BytesIO()
+    torch.save(early.state_dict(), file)
+    file.seek(0)
+    again = build_optimizer(config, cut.named_parameters())
+    again.seen = {
+        cut[0].weight: torch.zeros(ROWS, dtype=torch.bool)
+    }  # of a run that is none of this state's
+    again.load_state_dict(torch.load(file, weights_only=True))
+    for step in range(5, 12):
+        lose(cut, step, sparse=True)
+        update(again, 1.0)
+    assert all(
+        torch.equal(mine, other)
+        for mine, other in zip(whole.parameters(), cut.parameters(), strict=True)
+    )
+
+
+def test_a_run_may_change_from_dense_to_rows_and_back():
+    ours, theirs = networks()
+    optimizers = [build_optimizer(AdamW(lr=0.02), net.named_parameters()) for net in (ours, theirs)]
+    for step in range(20):
+        for net, optimizer in zip((ours, theirs), optimizers, strict=True):
+            lose(net, step, sparse=net is ours and step // 5 % 2 == 1)
+            update(optimizer, 1.0)
+    assert_equal(ours, theirs)

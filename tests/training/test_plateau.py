@@ -1,15 +1,19 @@
 """Runs that are made longer from the end of their plateau, and runs by the clock."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from bothways.core.errors import ConfigError
+from bothways.core.progress import Progress
 from bothways.training import loop
-from bothways.training.checkpoint import FolderStore, Keep, checkpoints
-from bothways.training.run import Event, TrainingPhase
+from bothways.training.average import Average, use_average
+from bothways.training.checkpoint import Best, FolderStore, Keep, MemoryStore, Store, checkpoints
+from bothways.training.run import EarlyStopping, Event, TrainingPhase
 from bothways.training.schedules import WSD, Duration, Hours, Linear, RunState, Schedule, Steps
 from toy_training import TRAINING, Toy, ToyStep, metric_lines, run_toy, steps, toy
 
@@ -129,3 +133,240 @@ def test_a_run_by_the_clock_resumes_at_its_time(stop, schedule, tmp_path, monkey
     ]
     assert timed[0] == timed[1]
     assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+
+
+HIGH, LOW = Best("m", "highest"), Best("m", "lowest")
+
+
+@pytest.mark.parametrize(
+    ("best", "values", "waited"),
+    [
+        (HIGH, [1, 2, 3], 0),
+        (HIGH, [1, 1, 1], 2),  # equal is not better
+        (HIGH, [3, 1, 2], 2),
+        (HIGH, [1, 0, 2, 1], 1),
+        (LOW, [1, 2, 0.5, 0.6], 1),
+        (LOW, [math.nan, 2, math.nan], 1),
+        (HIGH, [math.nan, math.nan], 2),
+    ],
+)
+def test_what_is_counted(best, values, waited):
+    for stop in range(len(values)):
+        whole, broken = EarlyStopping(2, best), EarlyStopping(2, best)
+        for value in values[:stop]:
+            broken.note({best.metric: float(value)})
+        again = EarlyStopping(2, best)
+        again.restore(broken.state())
+        for value in values:
+            whole.note({best.metric: float(value)})
+        for value in values[stop:]:
+            again.note({best.metric: float(value)})
+        assert again.state() == whole.state()
+        assert whole.state()["early_stopping/waited"] == waited
+        assert whole.over == (waited >= 2)
+
+
+def test_without_patience_nothing_is_counted():
+    waiting = EarlyStopping(None, None)
+    waiting.note({"loss": 1.0})
+    assert (waiting.state(), waiting.over) == ({}, False)
+
+
+def run_patiently(
+    folder: Path,
+    values: list[float],
+    *,
+    patience: int | None = 2,
+    until: int = 14,
+    best: Best | None = HIGH,
+) -> RunState:
+    """A run that evaluates every second step and finds these values, by step."""
+    training = dataclasses.replace(
+        TRAINING,
+        until=Steps(until),
+        evaluate=Steps(2),
+        save=None,
+        keep=Keep(1, best),
+        early_stopping=patience,
+    )
+    found = iter(values)
+    folder.mkdir(exist_ok=True)
+    phases = [TrainingPhase(Steps(7), steps), TrainingPhase(Steps(until), steps)]
+    return run_toy(
+        folder, training, toy(0.1), phases=phases, evaluation=lambda progress: {"m": next(found)}
+    )
+
+
+def test_a_run_ends_when_nothing_gets_better(tmp_path):
+    progress = run_patiently(tmp_path / "run", [0.1, 0.3, 0.2, 0.3, 0.9, 1.0, 1.0])
+    assert (progress.steps, progress.early) == (8, True)
+    assert progress.finished(Steps(14))
+    assert [folder.name for folder in checkpoints(tmp_path / "run")] == ["step-4", "step-8"]
+    again = run_patiently(tmp_path / "run", [])  # resumed at its end: nothing is left to do
+    assert (again.steps, again.early) == (8, True)
+
+
+def test_a_run_that_gets_better_in_time_goes_on(tmp_path):
+    progress = run_patiently(tmp_path / "run", [0.1, 0.3, 0.2, 0.4, 0.3, 0.5, 0.1])
+    assert (progress.steps, progress.early) == (14, False)
+
+
+def test_the_end_of_a_run_is_no_early_end(tmp_path):
+    progress = run_patiently(tmp_path / "run", [0.5, 0.4, 0.3], until=6, patience=2)
+    assert (progress.steps, progress.early, progress.finished(Steps(6))) == (6, False, True)
+
+
+def test_patience_needs_a_metric_and_a_number(tmp_path):
+    with pytest.raises(ConfigError, match=r"^training\.early_stopping: early stopping needs"):
+        run_patiently(tmp_path / "run", [], best=None)
+    with pytest.raises(ConfigError, match=r"^training\.early_stopping: must be at least 1, not 0"):
+        run_patiently(tmp_path / "run", [], patience=0)
+
+
+def run_averaged(
+    store: Store, until: int = 8, stop: int = 0, ema: float | None = 0.8
+) -> tuple[Toy, list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]:
+    """The training module after a run, its weights after each update, and those of each evaluation."""
+    training = dataclasses.replace(
+        TRAINING, until=Steps(until), evaluate=Steps(4), save=Steps(1), ema=ema,
+        keep=Keep(20, Best("score", "highest")),
+    )  # fmt: skip
+    training_module, weights, scored = toy(), list[dict[str, torch.Tensor]](), []
+
+    def copied() -> dict[str, torch.Tensor]:
+        return {name: p.detach().clone() for name, p in training_module.named_parameters()}
+
+    def note(event: Event) -> None:
+        if event.kind == "step":
+            weights.append(copied())
+        if event.kind == "checkpoint" and event.progress.steps == stop:
+            raise InterruptedError
+
+    def evaluation(progress: object) -> dict[str, float]:
+        scored.append(copied())
+        return {"score": float(-len(scored))}
+
+    run_toy(store, training, training_module, evaluation=evaluation, on_event=note)  # fmt: skip
+    return training_module, weights, scored
+
+
+def expected(weights: list[dict[str, torch.Tensor]], decay: float) -> dict[str, torch.Tensor]:
+    """Σ dᵗ⁻ⁱ wᵢ / Σ dᵗ⁻ⁱ in float64."""
+    shares = [decay ** (len(weights) - i) for i in range(1, len(weights) + 1)]
+    return {
+        name: sum(share * w[name].double() for share, w in zip(shares, weights, strict=True))
+        / sum(shares)
+        for name in weights[0]
+    }
+
+
+def test_the_average_is_evaluated_and_returned_and_changes_no_update():
+    training_module, weights, scored = run_averaged(MemoryStore())
+    _, plain, _ = run_averaged(MemoryStore(), ema=None)
+    for ours, theirs in zip(weights, plain, strict=True):
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert len(scored) == 2
+    for found, count in (
+        (scored[0], 4),
+        (scored[1], 8),
+        (dict(training_module.named_parameters()), 8),
+    ):
+        for name, weight in expected(weights[:count], 0.8).items():
+            torch.testing.assert_close(found[name].double(), weight, rtol=1e-5, atol=1e-7)
+
+
+def test_the_best_weights_are_the_average_of_their_evaluation(tmp_path):
+    for store in (MemoryStore(), FolderStore(tmp_path, {})):
+        training_module, _, scored = run_averaged(store)
+        store.load_best(training_module, Best("score", "highest"))
+        for name, parameter in training_module.named_parameters():
+            assert torch.equal(parameter, scored[0][name])
+
+
+def test_a_run_that_was_cut_has_the_same_average(tmp_path):
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    whole = run_averaged(FolderStore(tmp_path / "whole", {}))[0].state_dict()
+    with pytest.raises(InterruptedError):
+        run_averaged(FolderStore(tmp_path / "cut", {}), stop=5)
+    again = run_averaged(FolderStore(tmp_path / "cut", {}))[0].state_dict()
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in whole.items())
+    finished, weights, _ = run_averaged(FolderStore(tmp_path / "cut", {}))
+    assert weights == []
+    assert all(torch.equal(t, finished.state_dict()[name]) for name, t in whole.items())
+
+
+def test_a_frozen_parameter_has_no_average():
+    training_module = toy()
+    training_module.words.weight.requires_grad_(False)
+    average = Average(training_module, 0.5)
+    assert "words/weight" not in dict(average.named_buffers())
+    assert [*average.parameters()] == []
+    use_average(training_module)
+
+
+@pytest.mark.parametrize("ema", [0.0, 1.0, -0.5, float("nan")])
+def test_a_decay_out_of_range_is_refused(ema):
+    with pytest.raises(ConfigError, match="above 0 and below 1") as caught:
+        dataclasses.replace(TRAINING, ema=ema)
+    assert caught.value.where == "training.ema"
+
+
+FREE = dataclasses.replace(TRAINING, until=Steps(7), evaluate=Steps(2), keep=Keep())
+
+
+def run_in_memory(
+    best: Best, values: list[float], patience: int | None = None
+) -> tuple[MemoryStore, RunState, list[torch.Tensor], torch.Tensor]:
+    """What it came to, the weights at each evaluation, and those at the end; the evaluations find these values."""
+    training_module, seen = toy(), list[torch.Tensor]()
+
+    def evaluation(progress: Progress) -> dict[str, float]:
+        seen.append(training_module.inner.weight.detach().clone())
+        return {"m": values[len(seen) - 1]}
+
+    store = MemoryStore()
+    training = dataclasses.replace(FREE, early_stopping=patience, keep=Keep(1, best))
+    progress = run_toy(store, training, training_module, evaluation=evaluation)
+    store.load_best(training_module, best)
+    return store, progress, seen, training_module.inner.weight.detach()
+
+
+@pytest.mark.parametrize(("best", "at"), [(HIGH, 1), (LOW, 2)])
+def test_it_ends_with_the_best_weights(best, at):
+    store, progress, seen, last = run_in_memory(best, [0.5, 0.9, 0.1, 0.9])
+    assert len(store.history) == len(seen) == 4, "after steps 2, 4 and 6, and at the end"
+    assert store.metrics == {"m": [0.5, 0.9, 0.1, 0.9][at]}
+    assert torch.equal(last, seen[at])
+    assert not any(torch.equal(last, other) for place, other in enumerate(seen) if place != at)
+    assert (progress.steps, progress.early) == (7, False)
+
+
+@pytest.mark.parametrize(("best", "at"), [(HIGH, 1), (LOW, 2)])
+def test_no_number_is_worse_than_any_number(best, at):
+    values = [math.nan, 0.5, 0.4, math.nan]
+    store, _, seen, last = run_in_memory(best, values)
+    assert store.metrics == {"m": values[at]}
+    assert torch.equal(last, seen[at])
+
+
+def test_patience_ends_it():
+    _, progress, seen, last = run_in_memory(HIGH, [0.5, 0.4, 0.3, 0.2], patience=2)
+    assert (progress.steps, progress.early) == (6, True)
+    assert len(seen) == 3
+    assert torch.equal(last, seen[0])
+
+
+def test_without_an_evaluation_the_last_weights_stay():
+    training_module, told = toy(), list[int]()
+    before = training_module.inner.weight.detach().clone()
+
+    def on_event(event: Event) -> None:
+        if event.kind == "step":
+            told.append(event.progress.steps)
+
+    store = MemoryStore()
+    run_toy(store, FREE, training_module, on_event=on_event)
+    assert (store.history, store.metrics, told) == ([], {}, [1, 2, 3, 4, 5, 6, 7])
+    assert not torch.equal(before, training_module.inner.weight)

@@ -1,16 +1,46 @@
-"""Two processes that share each step over gloo must do what one does."""
+"""Processes that share each step over gloo do what one does, start again, meet full disks and hang like one."""
+
+import dataclasses
+import errno
+import os
+import resource
+import signal
+import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
+from torch.distributed import DistNetworkError, HashStore, TCPStore
 
-from bothways.core.errors import ConfigError, ResourceError
+from bothways.cli import main as cli
+from bothways.cli.training import conclude_pretraining
+from bothways.core.errors import CheckpointError, ConfigError, DivergedError, ResourceError
 from bothways.core.source import Cursor
+from bothways.pretraining.run import PretrainResult
+from bothways.training import checkpoint, meter, parallel, saved_state
 from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.loop import evaluate_losses
-from bothways.training.parallel import Replicated, Single, plan_here, rank_device
+from bothways.training.meter import ENDED_BY_WATCHDOG, Pace, Watchdog, stragglers
+from bothways.training.parallel import (
+    Replicated,
+    Sharding,
+    Single,
+    lost_contact,
+    plan_here,
+    rank_device,
+)
+from bothways.training.saved_state import NewCheckpoint
+from bothways.training.schedules import RunState
+from bothways.training.trackers import TensorBoard
 from toy_training import (
     SINGLE,
+    TRAINING,
     WHOLE,
+    Toy,
+    enter_ranks,
+    exit_code,
     fit_toy,
     metric_lines,
     on_ranks,
@@ -146,3 +176,280 @@ def test_each_rank_has_the_device_of_its_local_number(monkeypatch):
     assert rank_device(Single(), cuda) == cuda
     with pytest.raises(ResourceError, match="rank 2 needs CUDA device 2, but there are 2"):
         rank_device(Replicated(2, 4, 2), cuda)
+
+
+def meet(rank: int, world: int, port: int, found: Path) -> None:
+    """Meet the other rank, and end without a farewell, as one that is killed."""
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    enter_ranks(rank, world, port)
+    plan = parallel.plan_here()
+    with parallel.connected(plan, torch.device("cpu")):
+        total = parallel.sum_over_ranks(plan, {"rank": rank + 1.0})["rank"]
+        (found / str(rank)).write_text(str(total))
+        parallel.sum_over_ranks(plan, {})
+        os._exit(9)
+
+
+def test_ranks_that_are_started_again_find_each_other_and_not_those_that_were_killed(tmp_path):
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for name in ("first", "second", "third"):
+        (tmp_path / name).mkdir()
+        on_ranks(2, meet, tmp_path / name, port=store.port, code=9)
+        assert [(tmp_path / name / str(rank)).read_text() for rank in range(2)] == ["3.0", "3.0"]
+
+
+def test_a_start_has_a_name_of_its_own_that_all_its_ranks_know():
+    store, world, starts = HashStore(), 3, []
+    for _ in range(3):
+        names: dict[int, str] = {}
+
+        def agree(rank: int, names: dict[int, str] = names) -> None:
+            names[rank] = parallel.start_name(store, rank, world)
+
+        ranks = [threading.Thread(target=agree, args=(rank,)) for rank in range(world)]
+        for thread in ranks:
+            thread.start()
+        for thread in ranks:
+            thread.join(60)
+        assert sorted(names) == [0, 1, 2]
+        assert len({*names.values()}) == 1
+        starts.append(names[0])
+    assert len({*starts}) == 3
+
+
+def end_with_a_slow_save(rank: int, world: int, port: int, folder: Path) -> None:
+    """Stop after a signal to rank 1, and note what was saved when this rank ends."""
+    enter_ranks(rank, world, port)
+    plan, write = parallel.plan_here(), NewCheckpoint.write
+
+    def slow(new: NewCheckpoint, *arguments: object) -> None:
+        time.sleep(0.0 if rank else 0.5)
+        write(new, *arguments)
+
+    NewCheckpoint.write = slow
+    with parallel.connected(plan, torch.device("cpu")):
+        state = session(folder / "run", 4 if rank else None, plan=plan)
+        saved = [path.name for path in checkpoint.checkpoints(folder / "run")]
+        (folder / f"rank{rank}").write_text(str((f"step-{state.steps}", saved[-1])))
+        os._exit(0)
+
+
+def test_no_rank_ends_before_the_main_one_has_saved(tmp_path):
+    (tmp_path / "run").mkdir()
+    on_ranks(2, end_with_a_slow_save, tmp_path)
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == [
+        "('step-5', 'step-5')"
+    ] * 2
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_every_rank_of_an_interrupted_run_ends_as_interrupted(rank, monkeypatch, capsys):
+    """A rank that ended with 0 was finished for torchrun, which used its machine no more."""
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    done = PretrainResult(Toy(), RunState(steps=7), {})
+    with pytest.raises(KeyboardInterrupt):
+        conclude_pretraining(done, Console(stderr=True))
+    said = "Saved after step 7. If torchrun does not start it again: bothways"
+    assert (said in capsys.readouterr().err) == (rank == "0")
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def parts_of(tensor: torch.Tensor) -> NewCheckpoint:
+    return NewCheckpoint(Path(), Single(), {}, {"weight": tensor}, {}, {}, in_parts=True)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_error_of_a_disk_is_not_hidden_in_the_report_about_ranks(tmp_path, monkeypatch):
+    """torch raises a `BaseException` whose text is a traceback."""
+
+    def full(handle: int) -> None:
+        raise FULL
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=r"No space left on device \(rank 0\)"):
+            parts_of(torch.ones(4)).write_parts(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_part_that_cannot_be_read_is_one_message(tmp_path):
+    parts_of(torch.ones(4)).write_parts(tmp_path)
+    for part in (tmp_path / "shards").glob("*.distcp"):
+        part.unlink()
+    with pytest.raises(CheckpointError, match=r"shards cannot be read: .* \(rank 0\)"):
+        saved_state._read_parts(tmp_path, {"weights/weight": torch.zeros(4)}, "weights/")
+
+
+def test_events_that_cannot_be_written_are_one_message(tmp_path):
+    pytest.importorskip("tensorboard")
+    tracker = TensorBoard(tmp_path / "tensorboard", 0)
+
+    class Full:
+        """A file on a full disk, whose buffer stays full until it is closed."""
+
+        def write(self, data: bytes) -> None:
+            raise FULL
+
+        flush = close = lambda self: self.write(b"")
+
+    tracker.close()
+    tracker._file = Full()
+    with pytest.raises(ResourceError, match="No space left") as caught:
+        tracker.write({"step": 1, "loss": 2.0})
+    assert caught.value.where == tmp_path / "tensorboard"
+    tracker.close()
+
+
+def end_at_a_full_disk(rank: int, world: int, port: int, folder: Path) -> None:
+    """Save three kinds of checkpoints with a limit on the files of one rank, as a full disk has."""
+    enter_ranks(rank, world, port)
+    replicated = parallel.plan_here()
+    sharded = parallel.shard(replicated, Sharding())
+    whole, signals = saved_state.WHOLE_BYTES, signal.SIG_IGN
+    signal.signal(signal.SIGXFSZ, signals)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    cases = {
+        "parts": (sharded, 0, 1),
+        "whole": (sharded, whole, 0),
+        "replicated": (replicated, whole, 0),
+    }
+    for name, (plan, limit, full) in cases.items():
+        (folder / name).mkdir(exist_ok=True)
+        saved_state.WHOLE_BYTES = limit
+        if rank == full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+        try:
+            with parallel.connected(plan, torch.device("cpu")):
+                session(folder / name, plan=plan)
+        except ResourceError as error:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            (folder / f"{name}-{rank}").write_text(f"{type(error).__name__} {error}")
+    os._exit(0)
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_one_rank_is_the_same_message_on_all(tmp_path):
+    on_ranks(2, end_at_a_full_disk, tmp_path)
+    for name in ("parts", "whole", "replicated"):
+        first, second = ((tmp_path / f"{name}-{rank}").read_text() for rank in range(2))
+        assert first == second
+        assert first.startswith(f"ResourceError {tmp_path / name / 'step-3'}: cannot be written: ")
+        assert "File too large" in first
+        assert first.count("\n") == 1
+        assert "repeat the same call, with resume=True" in first
+        assert not [*(tmp_path / name).glob(".writing-*")]
+    assert "(rank 1)" in (tmp_path / "parts-0").read_text()
+
+
+def save_slowly(rank: int, world: int, port: int, folder: Path) -> None:
+    """Save for longer than a step may take, on the main rank."""
+    enter_ranks(rank, world, port)
+    plan, write = parallel.plan_here(), NewCheckpoint.write
+
+    def slow(new: NewCheckpoint, *arguments: object) -> None:
+        time.sleep(0.0 if rank else 1.5)
+        write(new, *arguments)
+
+    NewCheckpoint.write = slow
+    keep = dataclasses.replace(TRAINING.keep, best=None)
+    training = dataclasses.replace(TRAINING, keep=keep, step_limit=0.75)
+    with parallel.connected(plan, torch.device("cpu")):
+        session(folder, plan=plan, training=training)
+
+
+@pytest.mark.slow
+def test_a_slow_checkpoint_of_one_rank_is_no_hang_of_the_others(tmp_path):
+    on_ranks(2, save_slowly, tmp_path)
+    assert (tmp_path / "step-14" / "manifest.json").exists()
+
+
+GLOO = "[/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1: Connection reset by peer"
+
+
+def paced(*seconds: float) -> dict[str, float]:
+    return {f"rank/{rank}/seconds": value for rank, value in enumerate(seconds)}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ((), {}),
+        ((1.0, 1.1), {}),
+        ((1.0, 3.0), {1: 3.0}),
+        ((1.0, 1.0, 1.0, 2.0), {3: 2.0}),
+        ((4.0, 4.0, 4.0, 1.0), {}),
+        ((0.0, 0.0), {}),
+    ],
+)
+def test_a_straggler_takes_much_longer_than_the_median(seconds, expected):
+    assert stragglers(paced(*seconds)) == expected
+
+
+def test_one_process_has_no_pace_to_compare():
+    pace = Pace(Single())
+    pace.add(1.0, 100)
+    assert pace.read() == {}
+
+
+def test_the_rank_whose_loss_is_no_number_is_named():
+    inf = float("inf")
+    meter._check(["masked", None], [[inf, inf], [inf, inf]])
+    with pytest.raises(DivergedError, match=r"^step 7: the loss 'masked' is not finite on rank 1"):
+        meter._check(["masked", None], [[9.0, 7.0], [7.0, 7.0]])
+    with pytest.raises(DivergedError, match=r"^step 7: the gradient norm is not finite\n"):
+        meter._check(["masked", None], [[inf, 7.0], [inf, 7.0]])
+
+
+def hang(errors: Path) -> None:
+    with errors.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    with Watchdog(Replicated(3, 4, 3), 0.2) as dog:
+        dog.note("resting", 4)
+        time.sleep(0.5)
+        dog.note("reading its batch", 5)
+        time.sleep(30)
+
+
+def test_a_rank_that_hangs_says_what_it_was_doing_and_ends(tmp_path):
+    assert exit_code(hang, tmp_path / "errors") == ENDED_BY_WATCHDOG
+    errors = (tmp_path / "errors").read_text()
+    assert "step 5: rank 3 has been reading its batch for more than 0.2 seconds" in errors
+    assert "bothways inspect-step RUN 5;" in errors
+    assert "Current thread" in errors or "Thread" in errors
+
+
+@pytest.mark.parametrize("error", [DistNetworkError("Broken pipe"), RuntimeError(GLOO)])
+def test_a_lost_rank_is_one_message(error, monkeypatch, capsys):
+    def lose() -> None:
+        with Watchdog(Replicated(3, 4, 3), None) as dog:
+            dog.note("exchanging gradients", 812)
+            raise ValueError("in a checkpoint") from error
+
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setattr(cli, "app", lambda *_, **__: lose())
+    monkeypatch.setattr(cli.mistakes, "rename_options", lambda _, words: words)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: step 812: rank 3 has lost contact with another rank")
+    assert "with --resume" in second
+
+
+def test_other_errors_of_a_step_stay_as_they_are(monkeypatch):
+    for error in (RuntimeError("shapes differ"), DivergedError("gloo"), KeyboardInterrupt()):
+        with pytest.raises(type(error)) as caught, Watchdog(Replicated(3, 4, 3), None):
+            raise error
+        assert caught.value is error
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    lost = lost_contact(Replicated(0, 2, 0), RuntimeError(GLOO))
+    assert "while --max-restarts allows it" in str(lost)
+
+
+def test_without_a_limit_nothing_is_watched():
+    with Watchdog(Replicated(0, 2, 0), None) as dog:
+        dog.note("computing", 1)

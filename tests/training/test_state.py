@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
-from bothways.training.schedules import Epochs, Hours, RunState, Steps, Tokens, duration
+from bothways.training.schedules import Epochs, Hours, RunState, StepRates, Steps, Tokens, duration
 from toy_training import ToyStep
 
 DURATIONS = st.one_of(
@@ -137,3 +137,16 @@ def test_progress_survives_json(fields):
 def test_the_ends_of_phases_survive_json():
     state = RunState(cursor=Cursor(2, 0, 9)).next_phase()
     assert RunState.from_json(json.loads(json.dumps(state.to_json()))) == state
+
+
+def test_durations_are_converted_to_steps_in_every_unit():
+    rates = StepRates(tokens=100.0, epochs=0.25, seconds=2.0)
+    durations = (Steps(6), Tokens(600), Epochs(1.5), Hours(12 / 3600))
+    assert [each.steps(rates) for each in durations] == pytest.approx([6.0] * 4)
+    assert Epochs(1.0).steps(StepRates(100.0)) is Hours(1.0).steps(StepRates(100.0)) is None
+
+
+def test_intervals_count_the_end_of_a_run():
+    rates = StepRates(tokens=100.0)
+    assert [rates.times(Steps(4), steps) for steps in (1, 8, 8.5)] == [1, 2, 3]
+    assert rates.times(None, 8) == rates.times(Hours(1.0), 8) == 1

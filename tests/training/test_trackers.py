@@ -1,4 +1,8 @@
+import dataclasses
 import json
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +18,8 @@ from bothways.training.meter import (
     score_values,
 )
 from bothways.training.schedules import Hours, RunState, Steps, Tokens
-from bothways.training.trackers import JsonLines, TensorBoard
+from bothways.training.trackers import JsonLines, TensorBoard, WeightsAndBiases
+from toy_training import TRAINING, metric_lines, session
 
 REPORT = StepReport(
     RunState(40, 1200, 0.5, 3.0),
@@ -133,11 +138,11 @@ def test_tensorboard_reads_a_session_after_the_clock_was_set_back_as_the_last_on
 ):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    for session, now in enumerate((86_400.0, 3600.0, 3600.0)):
+    for number, now in enumerate((86_400.0, 3600.0, 3600.0)):
         monkeypatch.setattr(trackers.time, "time", lambda now=now: now)
-        tracker = TensorBoard(tmp_path, 10 * session)
-        for step in (10 * session + 10, 10 * session + 20):
-            tracker.write({"step": step, "loss/masked": float(session)})
+        tracker = TensorBoard(tmp_path, 10 * number)
+        for step in (10 * number + 10, 10 * number + 20):
+            tracker.write({"step": step, "loss/masked": float(number)})
         tracker.close()
     found = EventAccumulator(str(tmp_path))
     found.Reload()
@@ -215,3 +220,42 @@ def test_records_that_are_not_utf8_are_one_message(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(CheckpointError, match="is not UTF-8"):
         JsonLines(tmp_path / "metrics.jsonl", 3)
+
+
+class FakeWandb(ModuleType):
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.runs: list[dict[str, Any]] = []
+
+    def init(self, **options: Any) -> SimpleNamespace:
+        run: dict[str, Any] = {**options, "logged": [], "finished": False}
+        self.runs.append(run)
+        return SimpleNamespace(
+            log=lambda values, step: run["logged"].append((step, values)),
+            finish=lambda: run.update(finished=True),
+        )
+
+
+def sending(*kinds: str) -> Any:
+    return dataclasses.replace(TRAINING, trackers=kinds)
+
+
+def test_weights_and_biases_gets_each_record_and_a_resumed_run_is_the_same_one(
+    tmp_path, monkeypatch
+):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    session(tmp_path, 5, training=sending("wandb"))
+    session(tmp_path, training=sending("wandb"))
+    first, second = fake.runs
+    assert first["id"] == second["id"]
+    assert (first["name"], first["resume"], first["finished"]) == (tmp_path.name, "allow", True)
+    assert first["config"] == {"model.dropout": 0.2, "betas": (0.9, 0.999)}
+    sent = [{"step": step, **values} for step, values in first["logged"] + second["logged"]]
+    assert sent == metric_lines(tmp_path)
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ResourceError, match=r"bothways\[wandb\]"):
+        WeightsAndBiases(tmp_path, {})

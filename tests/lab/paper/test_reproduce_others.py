@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, DivergedError
 from bothways.core.terminal import time_text
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.failed_runs import Failure
 from bothways.finetuning.prepare import prepare_run
 from bothways.finetuning.result import FinetuneResult
 from bothways.lab.features.run import BiLSTMTagger, FeatureConfig, fit_features, prepare_features
-from bothways.lab.paper import benchmarks, cost
+from bothways.lab.paper import benchmarks, cost, glue
 from bothways.lab.paper import experiment as runner
 from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Request, find_file
 from bothways.lab.paper.pages import measured
 from bothways.lab.paper.run import PLANS, reproduce
 from bothways.lab.sweeps import runs as engine
-from bothways.lab.sweeps.runs import Series, SweepOutcome
+from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome
 from bothways.prediction.predictor import open_task
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.schedules import Epochs
@@ -347,3 +347,92 @@ def test_lower_metric_chooses_lowest_run(place, tmp_path, monkeypatch):
     entry = json.loads((tmp_path / "results.json").read_text())["tasks"]["SWAG"]
     assert entry["metrics"]["loss"] == min(cell["metrics"]["loss"] for cell in entry["cells"])
     assert heard.text.count("failed: it has failed. Try") == 2
+
+
+ONE_RUN = ("length=16", "training.precision=fp32", "training.until=2 steps")
+
+
+@pytest.fixture(scope="module")
+def data_place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    make_folder(folder / "bert")
+    files = {
+        "train": "".join(f"x\t{i % 2}\t\t{('bad', 'good')[i % 2]} film\n" for i in range(12)),
+        "dev": "x\t1\t\tgood\nx\t0\t*\tbad\n",
+    }
+    for split, text in files.items():
+        (folder / "glue" / "CoLA").mkdir(parents=True, exist_ok=True)
+        (folder / "glue" / "CoLA" / f"{split}.tsv").write_text(text)
+    return folder
+
+
+def request_for(data_place: Path, out: Path, **changes: Any) -> Request:
+    base = Request(
+        str(data_place / "bert"), str(data_place / "glue"), out, ("CoLA",), overrides=ONE_RUN
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def entry_of(request: Request) -> dict[str, Any]:
+    return json.loads((request.out / "results.json").read_text())["tasks"]["CoLA"]
+
+
+def faked(name: str, value: float) -> SweepOutcome:
+    return SweepOutcome(name, {"mcc": value}, (), "mcc", "highest", 1, 1.0)
+
+
+def test_equal_cells_run_once(data_place, tmp_path):
+    request = request_for(data_place, tmp_path, overrides=(*ONE_RUN, "training.optimizer.lr=1e-3"))
+    (cola,) = glue.glue_plan(request).experiments
+    assert isinstance(cola, Experiment)
+    assert (len(cola.grid), cola.cells) == (1, 1)
+    assert reproduce("glue", request, device="cpu") is not None
+    assert len(entry_of(request)["cells"]) == 1
+    assert (Path(entry_of(request)["best"]) / "model").is_dir()
+
+
+def test_best_folder_keeps_weights(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name / "model").mkdir(parents=True)
+    series = Series((faked("a", 0.25), faked("b", 0.75), faked("b", 0.75)))
+    engine._delete_weights(series, SweepFolder(tmp_path))
+    assert [(tmp_path / name / "model").exists() for name in ("a", "b")] == [False, True]
+
+
+@pytest.fixture
+def wild(monkeypatch) -> set[int]:
+    """The seeds with which runs diverge."""
+    seeds, real = set[int](), engine.finetune
+
+    def diverging(settings: FinetuneConfig, folder: Path, **options: Any) -> Any:
+        if settings.seed in seeds:
+            raise DivergedError("the loss is not finite", where="step 3", fix="Lower the rate.")
+        return real(settings, folder, **options)
+
+    monkeypatch.setattr(engine, "finetune", diverging)
+    return seeds
+
+
+def test_diverged_restarts_are_excluded_from_mean(data_place, tmp_path, wild):
+    wild.add(1)
+    (cola,) = glue.glue_plan(request_for(data_place, tmp_path, grid="none", seeds=3)).experiments
+    assert isinstance(cola, Experiment)
+    outcome = runner.run(
+        dataclasses.replace(cola, restarts="mean"),
+        tmp_path,
+        device="cpu",
+    )
+    runs = outcome.series.runs
+    assert [bool(run.metrics) for run in runs] == [True, False, True]
+    assert outcome.counted == (runs[0], runs[2])
+
+
+def test_a_task_of_which_every_run_diverges_is_told(data_place, tmp_path, wild):
+    wild |= {0, 1}
+    request = request_for(data_place, tmp_path, grid="none", seeds=2)
+    done = reproduce("glue", request, device="cpu")
+    assert done is not None
+    assert (entry_of(request)["best"], entry_of(request)["metrics"]) == (None, {})
+    _, tasks, details = done.sections
+    assert tasks.rows == [["CoLA", "every run diverged", None, ""]]
+    assert details.sections[0].rows[0][2] == "diverged (failed)"

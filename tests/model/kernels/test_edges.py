@@ -1,25 +1,47 @@
 """The library's own kernels where numbers, shapes, memory or threads are not as usual; against torch's operators."""
 
+import contextlib
 import inspect
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
-from bothways.model.config import EncoderConfig
+from bothways.core.runtime.tuning import TUNING
+from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm
 from bothways.model.embedding import look_up
+from bothways.model.heads import (
+    Head,
+    LabelHead,
+    MaskedHead,
+    NextTokenHead,
+    PairHead,
+    PoolerHead,
+    ReplacedHead,
+    SpanHead,
+    TagHead,
+)
+from bothways.model.kernels import dropout as module
 from bothways.model.kernels import library
+from bothways.model.kernels import linear as rounding
 from bothways.model.kernels.attention import packed_attention
-from bothways.model.kernels.dropout import add_norm
-from bothways.model.kernels.linear import CompiledLinear
+from bothways.model.kernels.dropout import add_norm, dropout, dropped_product
+from bothways.model.kernels.linear import CompiledLinear, on_round_rows, round_rows
 from bothways.model.model import Model
-from bothways.model.positions import Learned
+from bothways.model.positions import Disentangled, Learned
 from bothways.prediction.prepared_model import prepare_model
+from spread import in_turn
 
 CPU = torch.device("cpu")
 compiled = pytest.mark.skipif(not library.runs_on(CPU), reason="no compiled kernels here")
@@ -239,3 +261,212 @@ def test_scores_may_be_very_large_in_bf16(scale):
         parts.append(((q @ k.mT / 32**0.5).softmax(-1) @ v).transpose(0, 1))
     found = packed_attention(qkv, Layout.of([23, 17]))
     torch.testing.assert_close(found.double(), torch.cat(parts), rtol=2**-7, atol=2**-7)
+
+
+Found = tuple[Tensor, ...]
+
+
+def product(kept: int, x: Tensor, y: Tensor, mixed: bool, monkeypatch: pytest.MonkeyPatch) -> Found:
+    """The output and both gradients, where masks up to so many elements are kept as they are."""
+    monkeypatch.setattr(module, "TUNING", replace(TUNING, dropout_mask_elements=kept))
+    torch.manual_seed(1)
+    x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16) if mixed else contextlib.nullcontext():
+        found = dropped_product(x, y, 0.3)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(2)).to(found.dtype)
+    return (found.detach(), *torch.autograd.grad((found * weights).sum(), (x, y)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mixed"),
+    [
+        (torch.float32, False),
+        (torch.float64, False),
+        (torch.bfloat16, False),
+        (torch.float32, True),
+        (torch.bfloat16, True),
+    ],
+)
+def test_products_with_dropped_ones(dtype, mixed, monkeypatch):
+    x = torch.randn(2, 3, 7, 7).softmax(-1).to(torch.float32 if mixed else dtype)
+    y = torch.randn(2, 3, 7, 5).to(dtype)
+    small, large = (product(kept, x, y, mixed, monkeypatch) for kept in (2**20, 0))
+    for one, other in zip(small, large, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    assert not torch.equal(small[0], product(0, x, 2 * y, mixed, monkeypatch)[0])
+
+
+def test_a_rate_of_nearly_1_keeps_next_to_nothing():
+    torch.manual_seed(3)
+    x = dropout(torch.ones(2**18), 1 - 2**-20)
+    assert set(x.tolist()) == {0.0, 2.0**16}
+    assert 0 < int(x.count_nonzero()) < 20  # 4 are expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("rate", [0.1, 0.7])
+def test_dropout(dtype, rate, monkeypatch):
+    results = []
+    for kept in (2**20, 0):
+        monkeypatch.setattr(module, "TUNING", replace(TUNING, dropout_mask_elements=kept))
+        torch.manual_seed(4)
+        x = torch.randn(50, 30, dtype=dtype, requires_grad=True)
+        y = dropout(x, rate)
+        weights = torch.randn(50, 30, dtype=dtype)
+        results.append((y.detach(), *torch.autograd.grad((y * weights).sum(), x)))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    assert 0 < int((results[0][0] == 0).sum()) < 1500
+
+
+def held(model: Model, batch: Batch) -> int:
+    """Bytes for the backward pass, weights left out."""
+    weights, sizes = (
+        {p.untyped_storage().data_ptr() for p in model.parameters()},
+        dict[int, tuple[int, Tensor]](),
+    )
+
+    def pack(x: Tensor) -> Tensor:
+        storage = x.untyped_storage()
+        sizes[storage.data_ptr()] = (0 if storage.data_ptr() in weights else storage.nbytes(), x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model.encoder(batch)
+    return sum(size for size, _ in sizes.values())
+
+
+@pytest.mark.parametrize("position", [Learned(), Disentangled(32)], ids=["learned", "disentangled"])
+def test_attention_keeps_its_probabilities_once(position, monkeypatch):
+    monkeypatch.setattr(module, "runs_on", lambda device: False)  # the kernel never keeps a mask
+    config = EncoderConfig(50, 32, 2, 4, 64, position=position, dropout=Dropouts(0.1, 0.1))
+    model, layout = Model(config, ()).train(), Layout.of([32] * 3)
+    batch = Batch(torch.randint(50, (96,)), torch.zeros(96, dtype=torch.int64), layout)
+    sizes = []
+    for kept in (2**20, 0):
+        monkeypatch.setattr(module, "TUNING", replace(TUNING, dropout_mask_elements=kept))
+        sizes.append(held(model, batch))
+    attended, hidden, layers = 4 * 32 * 96, 32 * 96, 2
+    if isinstance(position, Disentangled):
+        # Of three of the probabilities' size one is left; of each other mask nothing.
+        assert sizes[0] - sizes[1] == 4 * (layers * 2 * attended + 5 * hidden + 2 * 32 * 63)
+    else:
+        # Of the probabilities and their mask, the mask is not kept; nor any other.
+        assert sizes[0] - sizes[1] == 4 * (layers * attended + 5 * hidden)
+
+
+@given(st.integers(0, 10**6))
+def test_a_round_number_is_at_most_an_eighth_more(rows):
+    assert rows <= round_rows(rows) <= rows * 9 / 8
+    assert round_rows(round_rows(rows)) == round_rows(rows)
+
+
+@pytest.mark.parametrize("least", [1, 16, 1000])
+def test_there_are_few_of_them(least):
+    assert len({round_rows(rows) for rows in range(least, 2 * least)}) <= 9
+
+
+def losses(model: Model, batch: Batch, targets: Tensor) -> Tensor:
+    """Of all heads of a model."""
+    hidden, parts = model.encoder(batch), []
+    for name, head in model.heads.items():
+        match name:
+            case "masked":
+                parts.append(
+                    head(model.before_masked(batch, hidden, targets)[targets], hidden.table)
+                )
+            case "causal":
+                parts.append(head(hidden.last, hidden.table))
+            case "pooler" | "replaced":
+                parts.append(head(hidden.last, batch.layout))
+            case "pair" | "labels":
+                parts.append(head(model.heads["pooler"](hidden.last, batch.layout)))
+            case _:
+                parts.append(head(hidden.last))
+    return sum((part.float().square().mean() for part in parts), torch.zeros(()))
+
+
+class Shapes(TorchDispatchMode):
+    """The sizes of all that is multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}:
+            self.sizes |= {size for arg in args[-2:] for size in arg.shape}
+        return func(*args, **(kwargs or {}))
+
+
+HEADS: list[Head] = [
+    MaskedHead(),
+    PoolerHead(),
+    PairHead(),
+    LabelHead(3),
+    TagHead(5),
+    SpanHead(),
+    ReplacedHead(),
+    NextTokenHead(),
+]
+LENGTHS = [40, 3, 17, 29, *[5] * 13]
+TOKENS, TARGETS = sum(LENGTHS), 37
+
+
+@pytest.mark.parametrize(
+    ("head", "order", "position"),
+    in_turn(
+        [(head, order) for head in HEADS for order in (PostNorm(), PreNorm())],
+        [Learned(64), Disentangled(64)],
+        [f"{head.kind}-{order}" for head in HEADS for order in ("post", "pre")],
+    ),
+)
+def test_training_in_bf16_multiplies_them_and_gives_the_same(head, order, position, monkeypatch):
+    torch.manual_seed(0)
+    narrow = None if head == NextTokenHead() else 16
+    config = EncoderConfig(60, 32, 2, 2, 48, position=position, embedding=narrow, order=order)
+    heads = [head] if not isinstance(head, PairHead | LabelHead) else [PoolerHead(), head]
+    model = Model(config, heads).eval()
+    layout, ids = Layout.of(LENGTHS), torch.randint(0, 60, (TOKENS,))
+    assert {round_rows(n) for n in (TOKENS, TARGETS, layout.sequences)}.isdisjoint(
+        {TOKENS, TARGETS, layout.sequences}
+    )
+    batch, targets = Batch(ids, torch.zeros_like(ids), layout), torch.arange(TARGETS)
+
+    def step() -> tuple[Tensor, list[Tensor | None], set[int]]:
+        model.zero_grad()
+        with Shapes() as seen, torch.autocast("cpu", torch.bfloat16):
+            loss = losses(model, batch, targets)
+            loss.backward()
+        return loss.detach(), [parameter.grad for parameter in model.parameters()], seen.sizes
+
+    loss, gradients, sizes = step()
+    assert sizes.isdisjoint({TOKENS, TARGETS, layout.sequences})
+    monkeypatch.setattr(rounding, "round_rows", lambda rows: rows)
+    wanted, expected, sizes = step()
+    assert TOKENS in sizes
+    torch.testing.assert_close(loss, wanted, rtol=1e-3, atol=1e-4)
+    for found, reference in zip(gradients, expected, strict=True):
+        assert (found is None) == (reference is None)
+        if found is not None and reference is not None:
+            assert (found - reference).norm() <= 0.02 * reference.norm() + 1e-6
+
+
+@pytest.mark.parametrize("case", ["fp32", "no gradients"])
+def test_nothing_else_is_filled_up(case):
+    seen: list[int] = []
+
+    def compute(x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return x
+
+    run: Callable[[], Tensor] = lambda: on_round_rows(  # noqa: E731
+        compute, torch.randn(17, 3, requires_grad=True)
+    )
+    if case == "fp32":
+        run()
+    else:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            run()
+    assert seen == [17]
