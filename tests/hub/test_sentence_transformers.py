@@ -348,11 +348,7 @@ MODULES = [
         ("modules.json", [*MODULES[:2], *MODULES[:1]], r"are Transformer, Pooling, Transformer\n"),
         ("modules.json", MODULES, r"a module Dense, and 2_Dense.config\.json is"),
         ("modules.json", MODULES[:1], r"modules\.json: its modules are Transformer\n"),
-        (
-            "modules.json",
-            [{"idx": 0}],
-            r"modules\.json: is not a list of modules with type and path",
-        ),
+        ("modules.json", [{"idx": 0}], r"modules\.json: is not a list of modules with type"),
         ("modules.json", 3, r"modules\.json: is not a list of modules"),
         ("1_Pooling/config.json", {"pooling_mode": ["cls", "sum"]}, r"pools by cls and sum\n"),
         ("1_Pooling/config.json", {"pooling_mode_sum": True}, r"pools by pooling_mode_sum\n"),
@@ -382,11 +378,7 @@ MODULES = [
             {"truncate_dim": "5"},
             r"truncate_dim must be a number of components, at least 1, not '5'\n",
         ),
-        (
-            "sentence_bert_config.json",
-            {"do_lower_case": True},
-            r"lower-cases texts before they are tokenized",
-        ),
+        ("sentence_bert_config.json", {"do_lower_case": True}, r"lower-cases texts before"),
         ("sentence_bert_config.json", [], r"holds a JSON list, not an object"),
     ],
 )

@@ -392,18 +392,12 @@ def test_a_folder_that_is_not_converted_says_how(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"hidden_size": 32},
-            r"does not fit the tensors of bert_model.ckpt.index: it says hidden_size 32, not 16",
-        ),
+        ({"hidden_size": 32}, r"tensors of bert_model.ckpt.index: it says hidden_size 32, not 16"),
         ({"num_hidden_layers": 10**12}, "it says num_hidden_layers 1000000000000, not 2"),
         ({"vocab_size": "60"}, "it says vocab_size '60', not 60"),
         ({"num_attention_heads": 3}, "width 16 cannot be divided among 3 heads"),
         ({"num_attention_heads": None}, "num_attention_heads must be a whole number"),
-        (
-            {"hidden_act": "tanh"},
-            "hidden_act 'tanh' has no counterpart here: it must be one of 'gelu', 'relu'",
-        ),
+        ({"hidden_act": "tanh"}, "hidden_act 'tanh' has no .*: it must be one of 'gelu', 'relu'"),
     ],
 )
 def test_a_configuration_that_does_not_fit_is_refused(settings, message, tmp_path):
@@ -431,53 +425,39 @@ def lacking(*patterns: str) -> Variables:
     }
 
 
+EMBEDDING, POOLER = "bert/embeddings/word_embeddings", "bert/pooler/dense/bias"
+WIDE = np.zeros((2**40, 0), np.float32)
+
+
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("without", "changed", "message"),
     [
+        (["layer_0/output/dense/bias"], {}, "no tensor for bert.encoder.layer.0.output.dense.bias"),
+        (["layer_0/attention/self/query/bias"], {}, r"1 missing: .*\.0\.attention.self.query.bias"),
+        (["pooler", "cls"], {}, "has the heads none, for which transformers has no class"),
         (
-            lambda: lacking("layer_0/output/dense/bias"),
-            "has no tensor for bert.encoder.layer.0.output.dense.bias",
+            [],
+            {EMBEDDING: np.ones(VOCAB, np.float32)},
+            "1 of another shape: .*word_embeddings.weight is",
         ),
         (
-            lambda: lacking("layer_0/attention/self/query/bias"),
-            "1 missing: bert.encoder.layer.0.attention.self.query.bias",
-        ),
-        (
-            lambda: lacking("pooler", "cls"),
-            "has the heads none, for which transformers has no class",
-        ),
-        (
-            lambda: {**lacking(), "bert/embeddings/word_embeddings": np.float32([1.0] * VOCAB)},
-            "1 of another shape: bert.embeddings.word_embeddings.weight is",
-        ),
-        (
-            lambda: {**lacking(), "bert/embeddings/word_embeddings": np.float32(1.0)},
+            [],
+            {EMBEDDING: np.float32(1.0)},
             "has no tensor for bert.embeddings.word_embeddings.weight",
         ),
+        ([], {EMBEDDING: WIDE}, r"of 1 axes or more: it is \[1099511627776, 0\]"),
         (
-            lambda: {
-                **lacking(),
-                "bert/embeddings/word_embeddings": np.zeros((2**40, 0), np.float32),
-            },
-            r"of 1 axes or more: it is \[1099511627776, 0\]",
-        ),
-        (
-            lambda: {
-                **lacking("cls"),
-                "output_weights": np.zeros((3, 16), np.float32),
-                "output_bias": np.zeros((2**40, 0), np.float32),
-            },
+            ["cls"],
+            {"output_weights": np.zeros((3, 16), np.float32), "output_bias": WIDE},
             "1099511627776",
         ),
-        (
-            lambda: {**lacking(), "bert/pooler/dense/bias": np.zeros(16, np.int32)},
-            "holds bert.pooler.dense.bias as int32",
-        ),
+        ([], {POOLER: np.zeros(16, np.int32)}, "holds bert.pooler.dense.bias as int32"),
     ],
 )
-def test_a_checkpoint_that_lacks_something_is_refused(found, message, tmp_path):
+def test_a_checkpoint_that_lacks_something_is_refused(without, changed, message, tmp_path):
+    found = {**lacking(*without), **changed}
     with pytest.raises(FolderError, match=message):
-        read_tensorflow(write_folder(tmp_path / "google", found(), google()))
+        read_tensorflow(write_folder(tmp_path / "google", found, google()))
 
 
 def test_an_embedding_without_a_width_is_refused(tmp_path):
@@ -487,7 +467,7 @@ def test_an_embedding_without_a_width_is_refused(tmp_path):
     found["electra/embeddings/word_embeddings"] = np.zeros(VOCAB, np.float32)
     with pytest.raises(
         FolderError,
-        match=r"no tensor for electra.embeddings.word_embeddings.weight of 2 axes or more: it is \[60\]",
+        match=r"electra.embeddings.word_embeddings.weight of 2 axes or more: it is \[60\]",
     ):
         read_tensorflow(write_folder(tmp_path / "google", found, None))
 

@@ -229,19 +229,10 @@ def test_encode_leaves_no_second_text_out(place):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            "embed bert texts.txt --out v.csv",
-            r"^out: 'v\.csv' must end in \.npy, \.parquet or \.jsonl",
-        ),
-        (
-            "embed bert sts.tsv --out v.npy",
-            r"^sts\.tsv: has two texts a row, 'sentence1' and 'sentence2'",
-        ),
+        ("embed bert texts.txt --out v.csv", r"^out: 'v\.csv' must end in \.npy, \.parquet or"),
+        ("embed bert sts.tsv --out v.npy", r"^sts\.tsv: has two .*, 'sentence1' and 'sentence2'"),
         ("embed bert sts.tsv --out parts", r"^sts\.tsv: has two texts a row, 'sentence1'"),
-        (
-            "embed bert texts.txt layers=[5] --out v.npy",
-            r"^layers: the model has layers 0 \(the embeddings\) to 2",
-        ),
+        ("embed bert texts.txt layers=[5] --out v.npy", r"^layers: the model has layers 0 .* to 2"),
         ("embed bert texts.txt poling=max --out v.npy", r"^poling: .*did you mean pooling"),
         ("predict bert sts.tsv --out p.json", r"^out: 'p\.json' has no format of predictions"),
         ("predict bert texts.txt --task fill", r"^texts\.txt:1: the text has no \[MASK\]"),

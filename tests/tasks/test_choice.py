@@ -204,43 +204,26 @@ def test_questions_from_the_standard_input_are_json_lines(monkeypatch):
     assert example == ChoiceExample("c", ("a", "b"), None, "standard input:1")
 
 
+NONE = ChoiceColumns()
+
+
 @pytest.mark.parametrize(
     ("row", "asked", "message"),
     [
         (SWAG, ChoiceColumns("text"), r"a\.jsonl: has no column 'text'; it has sent1, "),
-        (
-            SWAG | {"label": "two"},
-            ChoiceColumns(),
-            r"a\.jsonl:1: column 'label' holds 'two', which is not the place of an ending",
-        ),
-        (
-            SWAG | {"ending1": 3},
-            ChoiceColumns(),
-            r"a\.jsonl:1: column 'ending1' holds int, not text",
-        ),
-        (SWAG | {"answer": 3}, ChoiceColumns(), "is the label .label, answer.; use columns="),
+        (SWAG | {"label": "two"}, NONE, r"a\.jsonl:1: column 'label' holds 'two', which is not"),
+        (SWAG | {"ending1": 3}, NONE, r"a\.jsonl:1: column 'ending1' holds int, not text"),
+        (SWAG | {"answer": 3}, NONE, "is the label .label, answer.; use columns="),
         (
             SWAG | {"choices": ["a"]},
-            ChoiceColumns(),
-            "has the endings .choices, ending0, ending1, ending2.; use task.columns.endings=NAME",
+            NONE,
+            "has the endings .choices, .* use task.columns.endings=NAME",
         ),
-        ({"context": "c", "label": 1}, ChoiceColumns(), r"the endings \(context, label\)"),
-        ({"text": "c", "endings": []}, ChoiceColumns(), r"the context \(text, endings\)"),
-        (
-            {"ctx": "c", "question": "c", "endings": []},
-            ChoiceColumns(),
-            r"the context \(ctx, question\)",
-        ),
-        (
-            {"ctx": "c", "endings": "a", "label": 0},
-            ChoiceColumns(),
-            "column 'endings' holds str, not a list of texts",
-        ),
-        (
-            {"ctx": "c", "endings": [1], "label": 0},
-            ChoiceColumns(),
-            "column 'endings' holds list, not a list of texts",
-        ),
+        ({"context": "c", "label": 1}, NONE, r"the endings \(context, label\)"),
+        ({"text": "c", "endings": []}, NONE, r"the context \(text, endings\)"),
+        ({"ctx": "c", "question": "c", "endings": []}, NONE, r"the context \(ctx, question\)"),
+        ({"ctx": "c", "endings": "a", "label": 0}, NONE, "'endings' holds str, not a list"),
+        ({"ctx": "c", "endings": [1], "label": 0}, NONE, "'endings' holds list, not a list"),
     ],
 )
 def test_files_that_cannot_be_read_are_refused(tmp_path, row, asked, message):

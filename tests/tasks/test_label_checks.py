@@ -42,10 +42,18 @@ def fair_questions(count: int, start: int = 0) -> list[ChoiceExample]:
     ]
 
 
-def check(found: Sequence[Finding], expected: tuple[str, str], message: str) -> None:
-    assert any((f.check, f.severity) == expected and re.search(message, f.what) for f in found), (
-        found
-    )
+def labelled(*labels: str | None, text: str = "t") -> list[MultilabelExample]:
+    return [MultilabelExample(text, None, None if labels == (None,) else labels, "b:1")]
+
+
+def choice(*endings: str, label: int | None = 0, text: str = "t") -> list[ChoiceExample]:
+    return [ChoiceExample(text, endings, label, "b:1")]
+
+
+def check(found: Sequence[Finding], expected: str, message: str) -> None:
+    """Find one of `expected`, a check and how grave it is."""
+    said = [finding.what for finding in found if f"{finding.check} {finding.severity}" == expected]
+    assert any(re.search(message, text) for text in said), found
 
 
 def test_good_data_gets_a_note_and_no_complaint():
@@ -60,50 +68,18 @@ def test_many_balanced_classes_are_not_rare():
     found = ClassificationTask().check(texts, [])
     assert [finding.severity for finding in found] == ["note"]
     few = [*texts * 3, TextExample("more", None, "z", "a:z")]
-    check(
-        ClassificationTask().check(few, []), ("balance", "warning"), r"less than 0\.1% .*: z \(1\)"
-    )
+    check(ClassificationTask().check(few, []), "balance warning", r"less than 0\.1% .*: z \(1\)")
 
 
 @pytest.mark.parametrize(
     ("train", "dev", "expected", "message"),
     [
-        (
-            [MultilabelExample(" ", None, ("x",), "b:1")],
-            [],
-            ("rows", "error"),
-            "1 example has an empty text: b:1",
-        ),
-        (
-            [MultilabelExample("t", None, None, "b:2")],
-            [],
-            ("labels", "error"),
-            "1 example has no label .*: b:2",
-        ),
-        (
-            [],
-            [MultilabelExample("t", None, ("z",), "d:1")],
-            ("labels", "error"),
-            r"has no training example: d:1 \('z'\)",
-        ),
-        (
-            [MultilabelExample("t", None, ("z",))],
-            fair_texts(4, 900),
-            ("labels", "warning"),
-            "no dev example has .* labels z",
-        ),
-        (
-            [MultilabelExample("t", None, ("z",)), *fair_texts(200, 100)],
-            [],
-            ("balance", "warning"),
-            r"less than 1% .*: z \(1\)",
-        ),
-        (
-            [],
-            [MultilabelExample("text 3", None, ())],
-            ("overlap", "warning"),
-            "1 of 1 dev examples is also in the training data",
-        ),
+        (labelled("x", text=" "), [], "rows error", "1 example has an empty text: b:1"),
+        (labelled(None), [], "labels error", "1 example has no label .*: b:1"),
+        ([], labelled("z"), "labels error", r"has no training example: b:1 \('z'\)"),
+        (labelled("z"), fair_texts(4, 900), "labels warning", "no dev example has .* labels z"),
+        (labelled("z") + fair_texts(200, 100), [], "balance warning", r"less than 1% .*: z \(1\)"),
+        ([], labelled(text="text 3"), "overlap warning", "1 of 1 dev examples is also in the"),
     ],
 )
 def test_flaws_of_several_labels_are_found(train, dev, expected, message):
@@ -116,12 +92,12 @@ def test_no_label_and_a_label_of_all_are_told():
         [MultilabelExample("u", None, ("x",))],
     ):  # what the dev data has is nothing more to mend
         found = MultilabelTask().check([MultilabelExample("t", None, ())], dev)
-        check(found, ("labels", "error"), "no training example has a label")
+        check(found, "labels error", "no training example has a label")
         assert [finding.severity for finding in found].count("error") == 1
     always = [MultilabelExample(f"t{n}", None, ("x",)) for n in range(3)]
     check(
         MultilabelTask().check(always, []),
-        ("balance", "warning"),
+        "balance warning",
         "all training examples have these labels, .*: x",
     )
 
@@ -129,54 +105,14 @@ def test_no_label_and_a_label_of_all_are_told():
 @pytest.mark.parametrize(
     ("train", "dev", "expected", "message"),
     [
-        (
-            [ChoiceExample("t", ("a",), 0, "b:1")],
-            [],
-            ("rows", "error"),
-            "1 example has fewer than two endings: b:1",
-        ),
-        (
-            [ChoiceExample("t", ("a", " "), 0, "b:2")],
-            [],
-            ("rows", "error"),
-            "1 example has an empty .*: b:2",
-        ),
-        (
-            [ChoiceExample("", ("a", "b"), 0, "b:3")],
-            [],
-            ("rows", "error"),
-            "1 example has an empty .*: b:3",
-        ),
-        (
-            [ChoiceExample("t", ("a", "a"), 0, "b:4")],
-            [],
-            ("rows", "warning"),
-            "1 example has the same ending twice.*: b:4",
-        ),
-        (
-            [ChoiceExample("t", ("a", "b"), None, "b:5")],
-            [],
-            ("labels", "error"),
-            "1 example has no label .*: b:5",
-        ),
-        (
-            [ChoiceExample("t", ("a", "b"), 2, "b:6")],
-            [],
-            ("labels", "error"),
-            r"out of range: b:6 \(2 of 2\)",
-        ),
-        (
-            [],
-            [ChoiceExample("t", ("a", "b"), -1, "d:1")],
-            ("labels", "error"),
-            r"out of range: d:1 \(-1 of 2\)",
-        ),
-        (
-            [],
-            fair_questions(1),
-            ("overlap", "warning"),
-            "1 of 1 dev examples is also in the training data: a:0",
-        ),
+        (choice("a"), [], "rows error", "1 example has fewer than two endings: b:1"),
+        (choice("a", " "), [], "rows error", "1 example has an empty .*: b:1"),
+        (choice("a", "b", text=""), [], "rows error", "1 example has an empty .*: b:1"),
+        (choice("a", "a"), [], "rows warning", "1 example has the same ending twice.*: b:1"),
+        (choice("a", "b", label=None), [], "labels error", "1 example has no label .*: b:1"),
+        (choice("a", "b", label=2), [], "labels error", r"out of range: b:1 \(2 of 2\)"),
+        ([], choice("a", "b", label=-1), "labels error", r"out of range: b:1 \(-1 of 2\)"),
+        ([], fair_questions(1), "overlap warning", "1 of 1 dev examples is also in .*: a:0"),
     ],
 )
 def test_flaws_of_choices_are_found(train, dev, expected, message):
@@ -187,7 +123,7 @@ def test_an_answer_that_always_stands_in_one_place_is_told():
     same = [ChoiceExample(f"t{n}", ("a", "b"), 0) for n in range(4)]
     check(
         ChoiceTask().check(same, []),
-        ("balance", "warning"),
+        "balance warning",
         "always answering 0 would be right for 100.0%",
     )
     assert "balance" not in {

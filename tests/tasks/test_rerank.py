@@ -254,14 +254,8 @@ def test_relevant_documents_and_others(positive, negative):
         ({"query": "a", "documents": None}, r"holds a null, where a document"),
         ({"query": 3, "documents": "b"}, r"column 'query' holds int, not text"),
         ({"query": "a", "documents": ["b"], "labels": [1, 0]}, r"holds 2 labels for 1 document"),
-        (
-            {"query": "a", "document": "b", "label": -1},
-            r"'label' holds -1, which is not a relevance",
-        ),
-        (
-            {"query": "a", "document": "b", "label": "yes"},
-            r"'yes', which is not a relevance\n  Write",
-        ),
+        ({"query": "a", "document": "b", "label": -1}, r"'label' holds -1, which is not a"),
+        ({"query": "a", "document": "b", "label": "yes"}, r"'yes', which is not a .*\n  Write"),
         ({"query": "a", "document": "b", "label": "inf"}, r"which is not a relevance"),
         ({"query": "a", "documents": ["b", "c"], "labels": [1, None]}, r"None, which is no"),
     ],

@@ -164,18 +164,9 @@ def test_questions_alone(tmp_path):
         ({"data": [{"paragraphs": [{}]}]}, r"data\[0\]\.paragraphs\[0\]: has no list 'qas'"),
         ({"data": []}, r"bad\.json: has no question"),
         (squad("x"), r"paragraphs\[0\]\.qas\[0\]: is a JSON str"),
-        (
-            squad({"question": 3, "id": "a"}),
-            r"paragraphs\[0\]:a: column 'question' holds int, not text",
-        ),
-        (
-            squad({"question": "Who?", "id": "a"}, context=["x"]),
-            r":a: column 'context' holds list, not text",
-        ),
-        (
-            squad({"id": "a", "answers": []}),
-            r":a: the row has no column 'question'; it has id, context, answers\n",
-        ),
+        (squad({"question": 3, "id": "a"}), r"paragraphs\[0\]:a: column 'question' holds int"),
+        (squad({"question": "Who?", "id": "a"}, context=["x"]), r":a: column 'context' holds list"),
+        (squad({"id": "a", "answers": []}), r":a: .* no column 'question'; it has id, context, "),
         (
             {"data": [{"paragraphs": [{"qas": [{"question": "Who?"}]}]}]},
             r":1: the row has no column 'context'; it has id, question\n",

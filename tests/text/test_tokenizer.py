@@ -366,14 +366,8 @@ def test_broken_files_are_refused_by_name(tmp_path, name, kind, says):
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (
-            {"unk_token": "<unk>"},
-            "vocab.txt: the vocabulary of 5 tokens lacks special tokens: <unk>\n",
-        ),
-        (
-            {"mask_token": {"content": "<mask>"}},
-            "vocab.txt: the vocabulary of 5 tokens lacks special tokens: <mask>\n",
-        ),
+        ({"unk_token": "<unk>"}, "vocab.txt: .* 5 tokens lacks special tokens: <unk>\n"),
+        ({"mask_token": {"content": "<mask>"}}, "vocab.txt: .* lacks special tokens: <mask>\n"),
         ({"do_lower_case": "true"}, "tokenizer_config.json: 'do_lower_case' is 'true'"),
         ({"tokenize_chinese_chars": 1}, "tokenizer_config.json: 'tokenize_chinese_chars' is 1"),
     ],

@@ -335,19 +335,10 @@ def test_it_runs_in_bfloat16_and_before_other_norms():
             ["position.max_distance=9", "position.buckets=16"],
             "must be below twice the distance 9 less 1 or at least 1022, enough",
         ),
-        (
-            ["position.max_distance=9", "position.buckets=1021"],
-            "for every distance in 512 positions, not 1021",
-        ),
+        (["position.max_distance=9", "position.buckets=1021"], "in 512 positions, not 1021"),
         (["position.convolution.size=4"], "position.convolution.size: must be odd, not 4"),
-        (
-            ["position.convolution.groups=0"],
-            "position.convolution.groups: must be at least 1, not 0",
-        ),
-        (
-            ["position.convolution.groups=5"],
-            "position.convolution.groups: width 768 cannot be divided among 5 groups",
-        ),
+        (["position.convolution.groups=0"], "convolution.groups: must be at least 1, not 0"),
+        (["position.convolution.groups=5"], "convolution.groups: width 768 cannot .* 5 groups"),
         (["readout.labels.input_dropout=1"], r"must be in \[0, 1\), not 1.0"),
     ],
 )

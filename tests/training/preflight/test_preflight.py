@@ -1,6 +1,7 @@
 """Preflight: every finding is reached by data that deserves it, and by none that does not."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -34,6 +35,17 @@ def fair(count: int, start: int = 0) -> list[TextExample]:
     ]
 
 
+def one(label: str | None, text: str = "t", text_b: str | None = None) -> list[TextExample]:
+    return [TextExample(text, text_b, label, "a:3")]
+
+
+def many(count: int, *labels: str) -> list[TextExample]:
+    return [TextExample(f"t{n}", None, labels[n % len(labels)]) for n in range(count)]
+
+
+SCORES = [f"{n % 5}.{n}" for n in range(90)]
+
+
 def test_good_data_gets_a_baseline_and_no_complaint():
     (finding,) = ClassificationTask().check(fair(40), fair(10, 40))
     assert (finding.check, finding.severity) == ("balance", "note")
@@ -43,69 +55,26 @@ def test_good_data_gets_a_baseline_and_no_complaint():
 @pytest.mark.parametrize(
     ("train", "dev", "expected", "message"),
     [
+        (one("x", text=" "), [], "rows error", "1 example has an empty text: a:3"),
+        (one("x", text_b=""), [], "rows error", "1 example has an empty text: a:3"),
+        (one(None), [], "labels error", r"1 example has no label .*: a:3"),
+        ([], one("z"), "labels error", r"1 label of dev .* has no training example: a:3 \('z'\)"),
+        (one("z"), fair(4, 90), "labels warning", "no dev example has one of the labels z"),
+        (many(500, "x"), [], "balance warning", r"96.3% of the training examples are 'x'"),
         (
-            [TextExample(" ", None, "x", "a:3")],
+            many(200, "x", "y") + one("z"),
             [],
-            ("rows", "error"),
-            "1 example has an empty text: a:3",
+            "balance warning",
+            r"less than 1% .* learned: z \(1\)",
         ),
-        (
-            [TextExample("t", "", "x", "a:4")],
-            [],
-            ("rows", "error"),
-            "1 example has an empty text: a:4",
-        ),
-        (
-            [TextExample("t", None, None, "a:5")],
-            [],
-            ("labels", "error"),
-            r"1 example has no label .*: a:5",
-        ),
-        (
-            [],
-            [TextExample("t", None, "z", "d:1")],
-            ("labels", "error"),
-            r"1 label of dev examples has no training example: d:1 \('z'\)",
-        ),
-        (
-            [TextExample("t", None, "z", "a:6")],
-            fair(4, 90),
-            ("labels", "warning"),
-            "no dev example has one of the labels z",
-        ),
-        (
-            [TextExample(f"t{n}", None, "x") for n in range(500)],
-            [],
-            ("balance", "warning"),
-            r"96.3% of the training examples are 'x'",
-        ),
-        (
-            [TextExample(f"t{n}", None, "xy"[n % 2]) for n in range(200)]
-            + [TextExample("t", None, "z")],
-            [],
-            ("balance", "warning"),
-            r"classes with less than 1% of the training examples are hardly learned: z \(1\)",
-        ),
-        (
-            [],
-            [TextExample("text 3", None, "y", "d:9")],
-            ("overlap", "warning"),
-            "1 of 1 dev examples is also in the training data: d:9",
-        ),
-        (
-            [TextExample(f"t{n}", None, f"{n % 5}.{n}") for n in range(90)],
-            [],
-            ("labels", "warning"),
-            r"the 92 labels look like scores \(0\.0, ",
-        ),
+        ([], one("y", text="text 3"), "overlap warning", "1 of 1 dev examples is also in .*: a:3"),
+        (many(90, *SCORES), [], "labels warning", r"the 92 labels look like scores \(0\.0, "),
     ],
 )
 def test_flaws_of_examples_are_found(train, dev, expected, message):
-    import re
-
     findings = ClassificationTask().check([*fair(40), *train], dev)
-    found = [finding for finding in findings if (finding.check, finding.severity) == expected]
-    assert any(re.search(message, finding.what) for finding in found), findings
+    said = [f.what for f in findings if f"{f.check} {f.severity}" == expected]
+    assert any(re.search(message, text) for text in said), findings
 
 
 def test_one_class_and_none_are_errors():
