@@ -34,7 +34,6 @@ def holder(tmp_path) -> subprocess.Popen[str]:
         text=True,
         env=environment,
     )
-    assert process.stdout is not None
     with process, process.stdout:
         assert process.stdout.readline() == "held\n"
         yield process

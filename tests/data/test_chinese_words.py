@@ -162,7 +162,6 @@ def test_masks_hide_whole_words(corpus, segments, unit):
         assert np.array_equal(sequence.ids, without.ids)
         assert without.word_starts is None
         starts = sequence.word_starts
-        assert starts is not None
         masking = Masking(0.3, unit)
         masked = mask_tokens(sequence, masking, vocabulary, rng(number, "test"))
         hidden = np.zeros(len(sequence), bool)

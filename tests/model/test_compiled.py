@@ -14,7 +14,7 @@ from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
 from bothways.finetuning.config import finetune_adam
 from bothways.model import block
-from bothways.model.config import Dropouts, EncoderConfig, Gated
+from bothways.model.config import Dropouts, Gated
 from bothways.model.kernels import dropout
 from bothways.model.model import Encoder
 from bothways.training.run import compute_as
@@ -58,7 +58,6 @@ def counter(monkeypatch) -> CompileCounterWithBackend:
 def encoder_of(name: str) -> Encoder:
     """Without dropout, whose random numbers a compiler does not trace on a CPU."""
     config = SHAPES[name]
-    assert isinstance(config, EncoderConfig)
     mlp = (
         dataclasses.replace(config.mlp, dropout=0.0)
         if isinstance(config.mlp, Gated)

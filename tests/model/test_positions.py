@@ -60,7 +60,6 @@ def test_the_first_transformer_is_torchs():
     config = replace(
         preset("transformer-base"), vocab=30, width=12, depth=2, heads=3, intermediate_size=20
     )
-    assert isinstance(config, EncoderConfig)
     encoder = Model(config, ()).encoder.double().eval()
     layer = nn.TransformerEncoderLayer(
         12, 3, 20, layer_norm_eps=1e-6, batch_first=True, dtype=torch.float64

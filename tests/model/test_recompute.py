@@ -29,7 +29,7 @@ def trained(
     torch.manual_seed(5)
     loss = run(model)
     model.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}, torch.rand(())
 
 
@@ -70,11 +70,11 @@ def test_losses_gradients_and_draws_are_bit_equal(config):
             lambda model, asked=asked: (
                 model.encoder(batch, only=asked).last[only] * weights
             ).sum(),
-        )  # type: ignore[misc]
+        )
     assert_equal(
         model,
         lambda model: sum((x * x).sum() for x in model.encoder(batch, keep_layers=True).layers),
-    )  # type: ignore[misc]
+    )
 
 
 def test_frozen_parts_and_autocast_too():

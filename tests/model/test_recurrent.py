@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from attention_formulas import OnGpu
 from bothways.core.batch import Layout
 from bothways.core.errors import ConfigError
-from bothways.model.layer_mix import LayerChoice, LayerConcat, LayerSum, build_mix, chosen_layers
+from bothways.model.layer_mix import LayerChoice, build_mix, chosen_layers
 from bothways.model.lstm import BiLSTM, by_time
 
 
@@ -111,7 +111,6 @@ def test_a_shallow_encoder_has_no_four_last_layers(choice, depth):
 def test_weighted_sum_begins_as_the_mean_and_learns():
     x = torch.randn(7, 4, 3)
     mix = build_mix("weighted_last_four", 4)
-    assert isinstance(mix, LayerSum)
     torch.testing.assert_close(mix(x), x.mean(1))
     with torch.no_grad():
         mix.weights.copy_(torch.tensor([0.0, 1.0, -2.0, 0.5]))
@@ -129,7 +128,6 @@ def test_weighted_sum_begins_as_the_mean_and_learns():
 
 def test_concatenation_keeps_the_layers_apart():
     mix = build_mix("concat_last_four", 4)
-    assert isinstance(mix, LayerConcat)
     x = torch.randn(7, 4, 3)
     assert torch.equal(mix(x), torch.cat([x[:, at] for at in range(4)], dim=1))
     assert torch.equal(build_mix("last", 1)(x[:, :1]), x[:, 0])

@@ -46,7 +46,6 @@ ORIGINAL = "parametrizations.weight.original"
 
 def shape_of(name: str, vocab: int = SIZE) -> EncoderConfig:
     base = preset(name)
-    assert isinstance(base, EncoderConfig)
     small = {"width": 32, "depth": 2, "heads": 4, "intermediate_size": 48, "vocab": vocab}
     return dataclasses.replace(base, **small, embedding=None, dropout=Dropouts(0.0, 0.0))
 
@@ -157,7 +156,6 @@ def test_the_saved_discriminator_has_the_sum_and_shares_the_rest():
             if name.endswith(ORIGINAL):
                 parameter.normal_()
     saved = training_module.saved()["model"]
-    assert isinstance(saved, Model)
     assert not any("parametrizations" in name for name in saved.state_dict())
     batch = pack(sequences())
     assert torch.equal(saved.encoder(batch).last, training_module.model.encoder(batch).last)

@@ -141,7 +141,6 @@ def test_the_factor_of_a_gradient_in_bf16_is_not_rounded_before():
     """1/307 in bf16 is 0.3 % off, for each element alike."""
     logits, labels = torch.randn(40, 50).bfloat16().requires_grad_(), torch.randint(50, (40,))
     cross_entropy(logits, labels).total.backward()
-    assert logits.grad is not None
     logits.grad = None
     (cross_entropy(logits, labels).total / 307).backward()
     exact = (logits.detach().double().softmax(1) - F.one_hot(labels, 50)) / 307

@@ -44,7 +44,6 @@ TABLES = ("token", "position", "segment", "norm")
 
 def shape_of(vocab: int = SIZE, embedding: int | None = 16) -> EncoderConfig:
     small = preset("electra-small-discriminator")
-    assert isinstance(small, EncoderConfig)
     return dataclasses.replace(
         small, vocab=vocab, width=32, depth=2, heads=4, intermediate_size=64, embedding=embedding
     )
@@ -305,7 +304,6 @@ def test_encoders_without_a_place_for_it_are_refused(corpus):
 
 def small(corpus: Corpus, name: str = "electra-small-discriminator") -> EncoderConfig:
     shape = fit_to_corpus(preset(name), corpus.tokenizer)
-    assert isinstance(shape, EncoderConfig)
     return dataclasses.replace(shape, width=32, depth=2, heads=4, intermediate_size=64)
 
 

@@ -22,7 +22,7 @@ METRICS = {"f1": 0.25, "f1/[/x]": 1.0}
 def printed_lines(printed: Any, width: int = 200) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
     console.print(text_table(*printed) if isinstance(printed, CommandTable) else printed)
-    return console.file.getvalue().splitlines()  # type: ignore[attr-defined, no-any-return]
+    return console.file.getvalue().splitlines()
 
 
 def shown(printed: object) -> list[list[str]]:
@@ -38,7 +38,7 @@ def shown(printed: object) -> list[list[str]]:
 def test_a_line_is_printed_as_it_is():
     console = Console(file=io.StringIO(), width=20, force_terminal=True)
     say(console, f"[/x] [bold]12 {'long ' * 9}")
-    assert console.file.getvalue() == f"[/x] [bold]12 {'long ' * 9}\n"  # type: ignore[attr-defined]
+    assert console.file.getvalue() == f"[/x] [bold]12 {'long ' * 9}\n"
 
 
 def test_a_table_of_metrics_of_several_models():
@@ -103,6 +103,6 @@ def test_a_path_is_never_broken():
     console = Console(file=io.StringIO(), width=80)
     table = metric_table(title, {"f1": {"f1": 0.5}})
     show_lines(console, Text(title, "bold"), text_table(*table))
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = console.file.getvalue().splitlines()
     assert lines[0] == lines[1] == title
     assert all(len(line) <= 80 for line in lines[2:])

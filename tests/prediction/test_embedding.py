@@ -19,7 +19,7 @@ from bothways.prediction.analysis.evaluation import POOLINGS, Cell, Sweep, sweep
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.sentence_embedding.metrics import Correlation
-from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
+from bothways.tasks.sentence_embedding.task import save_sentence_encoder
 from bothways.tasks.text_task import TextExample
 from toy_folder import FILLERS, make_folder
 
@@ -77,7 +77,6 @@ def test_progress_is_printed_as_lines_where_there_is_no_terminal(place, monkeypa
 
 def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(place, monkeypatch, capsys):
     embedder = open_task_model(str(place / "bert"), "embed")
-    assert isinstance(embedder, Embedder)
     save_sentence_encoder(place / "encoder", embedder)
     (place / "encoder" / "bothways.json").unlink()  # as sentence-transformers would write it
     run(monkeypatch, place, "evaluate encoder sts.tsv")
@@ -92,7 +91,7 @@ def test_one_pass_gives_what_each_embedding_gives(place, settings, monkeypatch):
     task = open_task_model(str(place / "bert"), "embed", settings=settings)
     examples = list(task.task.read(str(place / "sts.tsv")).examples)
     tally = PredictionCounts()
-    found = sweep_layers(task, iter(examples), tally)  # type: ignore[arg-type]
+    found = sweep_layers(task, iter(examples), tally)
     assert (found.pairs, tally.examples, task.training) == (40, 40, False)
     assert [(cell.layer, cell.pooling) for cell in found.cells] == [
         (at, how) for at in range(3) for how in POOLINGS

@@ -98,7 +98,7 @@ def test_a_task_of_mteb(tmp_path, model):
 
     rows = {"sentence1": TEXTS, "sentence2": TEXTS[::-1], "score": [0.0, 1, 2, 3, 4, 5]}
 
-    class Local(AbsTaskSTS):  # type: ignore[misc]
+    class Local(AbsTaskSTS):
         metadata = mteb.TaskMetadata(
             name="Local", description="local", dataset={"path": "none", "revision": "1"},
             type="STS", category="t2t", eval_splits=["test"], eval_langs=["eng-Latn"],

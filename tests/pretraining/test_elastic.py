@@ -16,7 +16,7 @@ from bothways.core.batch import Batch, TokenTargets
 from bothways.data.corpus import Corpus
 from bothways.data.loader import ExampleBudget, LoadedStep, Loader
 from bothways.hub.model_folder import save_model
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import Dropouts
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
@@ -52,7 +52,6 @@ STAGES: dict[str, tuple[Stage, ...]] = {
 
 def config_of(corpus: Corpus, objective: Objective, sharding: Sharding | None) -> PretrainConfig:
     shape = fit_to_corpus(preset("electra-small-discriminator"), corpus.tokenizer)
-    assert isinstance(shape, EncoderConfig)
     small = dataclasses.replace(
         shape, width=32, depth=2, heads=2, intermediate_size=64, embedding=None,
         dropout=Dropouts(0.0, 0.0),
@@ -193,7 +192,6 @@ def config_of_two(
     corpus: Corpus, kind: tuple[str, ReplacedTokens], steps: int, dropout: float = 0.1
 ) -> PretrainConfig:
     shape = fit_to_corpus(preset(kind[0]), corpus.tokenizer)
-    assert isinstance(shape, EncoderConfig)
     small = dataclasses.replace(
         shape, width=32, depth=2, heads=2, intermediate_size=64, embedding=None,
         dropout=Dropouts(dropout, dropout),

@@ -124,7 +124,6 @@ def settings_for(corpus: Corpus, until: Duration, objective: Objective = PAIRS) 
         preset("electra-small") if isinstance(objective, ReplacedTokens) else preset("bert-tiny")
     )
     shape = fit_to_corpus(shape, corpus.tokenizer)
-    assert isinstance(shape, EncoderConfig)
     small = dataclasses.replace(
         shape, width=32, depth=2, heads=2, intermediate_size=64, embedding=None,
         dropout=Dropouts(0.1, 0.1),

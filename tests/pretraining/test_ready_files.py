@@ -63,7 +63,6 @@ def ready_commands() -> list[tuple[str, list[str]]]:
         text = re.sub(r"\s+#.*", "", file.read_text("utf8"))
         if file.suffix == ".sh":
             settings = re.search(r"SETTINGS=\((.*)\)", text)
-            assert settings is not None
             words = ["pretrain", "corpus", "--out", "out", "--resume", *shlex.split(settings[1])]
         elif "- pretrain" in text:
             after = text[text.index("- pretrain") :].splitlines()

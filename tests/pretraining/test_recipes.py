@@ -27,7 +27,7 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import family_for, preset
 from bothways.model.positions import Learned
 from bothways.objectives.causal_lm import CausalLM
-from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
+from bothways.objectives.masked_lm import MaskedLM, with_masking
 from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
@@ -143,7 +143,6 @@ def test_albert_is_the_public_codes():
     assert made.training.optimizer == Lamb(lr=0.00176, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
     assert made.training.schedule == GoogleLinear(0.025)
     dropped = albert(preset("bert-tiny")).encoder
-    assert isinstance(dropped, EncoderConfig)
     assert (dropped.dropout.hidden, dropped.dropout.attention) == (0, 0)
 
 
@@ -178,7 +177,6 @@ def test_deberta_is_the_papers(size):
 def test_electra_is_the_small_size_of_the_paper_and_the_code():
     """Appendix A; google-research/electra, configure_pretraining.py."""
     made = electra(preset("electra-small"))
-    assert isinstance(made.objective, ReplacedTokens)
     assert (made.objective.generator, made.objective.replaced) == (Narrower(0.25), 50)
     assert made.objective.masking.rate == 0.15
     assert (made.batch, [phase.length for phase in made.phases]) == (ExampleBudget(128), [128])
@@ -321,11 +319,9 @@ def test_another_objective_keeps_the_recipes_masks_and_notes_tell_the_rest():
 
     for kind in ("masked_lm", "masked_lm_nsp", "masked_lm_sop"):
         settings, notes = chosen(f"objective={kind}")
-        assert isinstance(settings.objective, MaskedObjective)
         assert (settings.objective.kind, settings.objective.masking.rate) == (kind, 0.4)
         assert notes == []
     settings, notes = chosen("objective=replaced_tokens")
-    assert isinstance(settings.objective, ReplacedTokens)
     assert settings.objective.masking == ReplacedTokens().masking
     assert len(notes) == 1
     assert "masking.rate=0.15" in notes[0]

@@ -17,9 +17,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from bothways.core.batch import SpanTargets, pack
+from bothways.core.batch import pack
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError, Finding
 from bothways.core.sequence import Sequence
@@ -76,7 +75,6 @@ def make_questions(count: int, seed: int = 0, longest: int = 40) -> list[Questio
 
 def targets_of(sequence: Sequence) -> tuple[int, int, float]:
     targets = sequence.targets["span"]
-    assert isinstance(targets, SpanTargets)
     return int(targets.start[0]), int(targets.end[0]), float(targets.weight[0])
 
 
@@ -87,7 +85,7 @@ def google(
     length: int,
     stride: int,
     query: int,
-):  # type: ignore[no-untyped-def]
+):
     """convert_examples_to_features of run_squad.py: ids, segments, start and end of each window."""
     question = question[:query]
     room, start = length - len(question) - 3, 0
@@ -119,7 +117,7 @@ def test_questions_become_what_google_feeds(tmp_path):
         for text, start in question.answers:
             first = len(question.context[:start].split())
             span = (first, first + len(text.split()) - 1)
-        expected = list(google(query, context, span, 20, 6, 5))  # type: ignore[arg-type]
+        expected = list(google(query, context, span, 20, 6, 5))
         assert len(item.sequences) == len(expected)
         for sequence, (ids, segments, places) in zip(item.sequences, expected, strict=True):
             assert (sequence.ids.tolist(), sequence.segments.tolist()) == (ids, segments)
@@ -196,7 +194,6 @@ def test_losses_and_gradients_equal_those_of_transformers(tmp_path, training):
     loss.total.backward()
     total.backward()
     mine, peers = task.model.heads["span"], theirs.qa_outputs
-    assert isinstance(mine, nn.Module)
     for ours, other in (
         (mine.dense, peers),
         (task.model.encoder.blocks[0].mlp.up, theirs.bert.encoder.layer[0].intermediate.dense),

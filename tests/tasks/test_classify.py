@@ -97,7 +97,7 @@ def test_losses_are_sums_of_cross_entropies(tmp_path):
 
 
 def test_logits_equal_those_of_transformers(tmp_path):
-    from transformers import BertConfig, BertForSequenceClassification
+    from transformers import BertForSequenceClassification
 
     from bothways.hub.model_folder import save_model
 
@@ -107,7 +107,6 @@ def test_logits_equal_those_of_transformers(tmp_path):
         tmp_path / "model", output_loading_info=True
     )
     assert not any(report.values())
-    assert isinstance(theirs.config, BertConfig)
     assert theirs.config.id2label == {0: "x", 1: "y", 2: "z"}
     for item in task.eval().encode(make_examples(24)):
         (sequence,) = item.sequences

@@ -54,7 +54,7 @@ def test_it_is_that_of_a_plain_loop(made, variant, training):
         "apesss bees",
         "",
     ]
-    task = LikelihoodTask(variant=variant).bind(model, tokenizer, (), 12).train(training)  # type: ignore[arg-type]
+    task = LikelihoodTask(variant=variant).bind(model, tokenizer, (), 12).train(training)
     found = [
         prediction
         for _, prediction in predict(
@@ -97,7 +97,7 @@ def test_hiding_the_rest_of_a_word_matters_inside_words_only(made):
     model, tokenizer, _ = made
     pair = []
     for variant in ("original", "word_l2r"):
-        task = LikelihoodTask(variant=variant).bind(model, tokenizer, (), 24)  # type: ignore[arg-type]
+        task = LikelihoodTask(variant=variant).bind(model, tokenizer, (), 24)
         pair += [prediction for _, prediction in predict(task, [TextExample("ape bees dog")])]
     same = [
         a == pytest.approx(b, abs=1e-5)

@@ -249,7 +249,7 @@ def test_weights_are_selected_at_the_best_thresholds(tmp_path):
     before, after = labeller.score_tuned(early), labeller.score_tuned(late)
     by_label_before = labeller.score_tuned(early, "f1_macro")
     assert 0 < before["f1_micro"] < after["f1_micro"] == 1
-    assert labeller.task.thresholds == ()  # type: ignore[attr-defined]
+    assert labeller.task.thresholds == ()
     tuned = labeller.tuned(late).bind(
         labeller.model, labeller.tokenizer, labeller.labels, labeller.length
     )

@@ -71,7 +71,7 @@ def targets_of(made: EncodedExample) -> list[tuple[int, int]]:
         for sequence in made.sequences
         for place, label in zip(
             sequence.targets["tag"].index, sequence.targets["tag"].ids, strict=True
-        )  # type: ignore[attr-defined]
+        )
     ]
 
 
@@ -82,8 +82,8 @@ def test_a_short_sentence_is_one_sequence_with_a_target_at_each_first_token(toke
     ape, s, bee = (VOCABULARY.index(token) for token in ("ape", "##s", "bee"))
     assert sequence.ids.tolist() == [CLS, ape, s, UNKNOWN, bee, UNKNOWN, UNKNOWN, SEP]
     assert sequence.segments.tolist() == [0] * 8
-    assert sequence.targets["tag"].index.tolist() == [1, 3, 4]  # type: ignore[attr-defined]
-    assert sequence.targets["tag"].ids.tolist() == [3, 0, 1]  # type: ignore[attr-defined]
+    assert sequence.targets["tag"].index.tolist() == [1, 3, 4]
+    assert sequence.targets["tag"].ids.tolist() == [3, 0, 1]
     assert (made.tokens, made.cut) == (6, 0)
 
 
@@ -138,7 +138,7 @@ def test_a_word_is_read_in_the_window_where_it_has_most_context(tokenizer):
     assert [sequence.targets["tag"].index.tolist() for sequence in made.sequences] == [
         [1, 2, 3, 4],
         [3, 4, 5],
-    ]  # type: ignore[attr-defined]
+    ]
 
 
 def test_the_document_fills_the_window(tokenizer):
@@ -152,7 +152,7 @@ def test_the_document_fills_the_window(tokenizer):
         return [
             (text, s.targets["tag"].index.tolist())
             for text, s in zip(texts, sequences, strict=True)
-        ]  # type: ignore[attr-defined]
+        ]
 
     whole = "ape bee cat dog ##s elk fox gnu"
     assert read(10) == [(whole, [1, 2]), (whole, [3, 4]), (whole, [6, 7, 8])]

@@ -40,9 +40,9 @@ GUESS = TagColumns()
 
 def opened(
     source: object, asked: TagColumns = GUESS, usual: TagColumns = GUESS, labelled: bool = True
-):  # type: ignore[no-untyped-def]
+):
     result = open_tagged(TaggingTask(usual), str(source), asked, labelled=labelled)
-    return result.task.columns, list(result.examples), result.share  # type: ignore[attr-defined]
+    return result.task.columns, list(result.examples), result.share
 
 
 def read(source: object, asked: TagColumns = GUESS, labelled: bool = True) -> list[TagExample]:
@@ -65,7 +65,6 @@ def test_columns_of_words_and_tags(tmp_path, name):
         TagExample(("Peter", "#"), ("B-PER", "I-PER"), f"{file}:6"),
         TagExample(("End",), ("O",), f"{file}:11"),
     ]
-    assert share is not None
     assert share() == 1.0
 
 

@@ -411,7 +411,7 @@ def test_what_is_no_tokenizer_of_these_families(tmp_path, name, kind, says):
     with pytest.raises(kind, match=says) as caught:
         Tokenizer.load(tmp_path)
     assert str(tmp_path) in str(caught.value)
-    assert caught.value.fix  # type: ignore[attr-defined]
+    assert caught.value.fix
 
 
 def test_a_big_birds_compiled_normalisation_is_followed(tmp_path):

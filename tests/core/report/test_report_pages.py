@@ -315,8 +315,8 @@ ROWS = [
 
 def printed(*parts: object, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    show_lines(console, *parts)  # type: ignore[arg-type]
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    show_lines(console, *parts)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
 def test_titles_are_broken_at_blanks():

@@ -270,7 +270,6 @@ def test_the_texts_that_stay_are_signed_alike_in_any_batches(monkeypatch):
     for size in (1, 300, 2**19):
         monkeypatch.setattr("bothways.data.cleaning.apply.BATCH_CHARACTERS", size)
         cleaned = clean_texts(texts, ["en"] * len(texts), cleaning, split_sentences)
-        assert cleaned.signed is not None
         results.append(cleaned.signed)
         assert cleaned.signed.shingles.counts[-1] == 0
     for other in results[1:]:

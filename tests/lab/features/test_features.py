@@ -126,7 +126,7 @@ def test_words_of_windows_keep_order(settings, data, tmp_path):
     assert nearest == ids.tolist()
 
 
-def places_of(item):  # type: ignore[no-untyped-def]
+def places_of(item):
     return [int(place) for sequence in item.sequences for place in sequence.targets["tag"].index]
 
 
@@ -134,7 +134,7 @@ def test_features_are_computed_once(settings, data, tmp_path, monkeypatch):
     calls: list[tuple[int, ...]] = []
     plain = features.extract
 
-    def counted(encoder, inputs, layers, table, progress):  # type: ignore[no-untyped-def]
+    def counted(encoder, inputs, layers, table, progress):
         calls.append(layers)
         plain(encoder, inputs, layers, table, progress)
 

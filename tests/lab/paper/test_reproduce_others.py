@@ -95,7 +95,6 @@ def request_of(place: Path, name: str, out: Path, **changes: Any) -> Request:
 
 
 def grid_of(entry: Experiment | NotRun) -> list[tuple[float, int, Any, int]]:
-    assert isinstance(entry, Experiment)
     return [(s.training.optimizer.lr, s.batch.n, s.training.until, s.length) for s in entry.grid]
 
 
@@ -110,7 +109,6 @@ def test_settings_match_papers(place, tmp_path):
     )
     assert grid_of(planned("swag")[0]) == [(2e-5, 16, Epochs(3.0), 128)]
     tagged, *by_layers = planned("ner")
-    assert isinstance(tagged, Experiment)
     assert set(grid_of(tagged)) == {
         (rate, batch, Epochs(epochs), 512)
         for rate in (5e-5, 3e-5, 2e-5)
@@ -118,7 +116,7 @@ def test_settings_match_papers(place, tmp_path):
         for epochs in (2.0, 3.0, 4.0)
     }
     assert (tagged.seeds, tagged.restarts, tagged.cells) == (5, "mean", 18 + 4)
-    assert all(settings.task.context == "document" for settings in tagged.grid)  # type: ignore[union-attr]
+    assert all(settings.task.context == "document" for settings in tagged.grid)
     alone, *_ = benchmarks.ner_plan(
         request_of(place, "ner", tmp_path, grid="none", overrides=())
     ).experiments
@@ -126,7 +124,6 @@ def test_settings_match_papers(place, tmp_path):
     assert by_layers[3] == NotRun(
         "sum-last-four", "'weighted_last_four' needs more blocks than the encoder's 2"
     )
-    assert isinstance(by_layers[2], Experiment)
     assert (
         by_layers[2].seeds,
         by_layers[2].settings.layers,
@@ -139,8 +136,6 @@ def test_settings_match_papers(place, tmp_path):
 def test_conll_test_data_has_own_column(place, tmp_path):
     planned = benchmarks.ner_plan(request_of(place, "ner", tmp_path))
     tagged, _, _, last, *_ = planned.experiments
-    assert isinstance(tagged, Experiment)
-    assert isinstance(last, Experiment)
     assert tagged.others == {"test": str(place / "ner" / "eng.testb")}
     results = (fake("one", 0.25, metrics={"f1": 0.25, "test/f1": 0.75, "dev/f1": 0.5}),)
     shown = measured(
@@ -196,7 +191,7 @@ def test_squad_runs(place, tmp_path):
     f1 = results["tasks"]["v2.0"]["metrics"]["f1"]
     assert results["measured"]["this run"]["2.0 F1"] == 100 * f1
     opened = open_task(results["tasks"]["v2.0"]["best"], device="cpu")
-    assert opened.task_model.task.threshold is not None  # type: ignore[attr-defined]
+    assert opened.task_model.task.threshold is not None
     lines = (tmp_path / "data" / "train-v2.0-9.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert len(rows) == 9
@@ -276,7 +271,6 @@ def test_frozen_features_average_bilstms(place, tmp_path, monkeypatch):
 def test_cost_counts_runs_and_data_of_frozen_features(place, tmp_path):
     request = request_of(place, "ner", tmp_path, seeds=3, tasks=("last",))
     (experiment,) = benchmarks.ner_plan(request).experiments
-    assert isinstance(experiment, Experiment)
     assert isinstance(experiment.settings, FeatureConfig)
     settings = experiment.settings
     ready = prepare_features(settings, tmp_path / "vectors", ["last"], device="cpu")
@@ -293,8 +287,7 @@ def test_cost_matches_tokens_of_runs(place, tmp_path, monkeypatch):
     overrides = (*QUICK, "length=14")
     request = request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v2.0",), seeds=3)
     (experiment,) = benchmarks.squad_plan(request).experiments
-    assert isinstance(experiment, Experiment)
-    data = prepare_run(experiment.grid[0], tmp_path / "run", torch.device("cpu")).data  # type: ignore[arg-type]
+    data = prepare_run(experiment.grid[0], tmp_path / "run", torch.device("cpu")).data
     dev = sum(len(sequence) for item in data.dev for sequence in item.sequences)
     table = cost.estimate([experiment], tmp_path, device="cpu")
     seconds = 3 * (2 * data.tokens + dev / 3)
@@ -311,7 +304,7 @@ def test_cost_matches_tokens_of_runs(place, tmp_path, monkeypatch):
     tokenizer, size = Tokenizer.load(place / "bert"), dict[str, float]()
     for split, count in (("train", 12), ("dev", 6)):
         first = [*task.read(str(place / "squad" / f"{split}-v2.0.json")).examples][:4]
-        encoded = task.encode(first, tokenizer, (), 14)  # type: ignore[arg-type]
+        encoded = task.encode(first, tokenizer, (), 14)
         tokens = sum(len(sequence) for item in encoded for sequence in item.sequences)
         size[split] = tokens * count / 4
     seconds = 2 * (2 * size["train"] + size["dev"] / 3)
@@ -324,7 +317,6 @@ def test_restarts_start_at_configured_seed(place, tmp_path):
         place, "squad", tmp_path, overrides=(*PLENTY, "seed=5"), tasks=("v1.1",), seeds=3
     )
     (experiment,) = benchmarks.squad_plan(request).experiments
-    assert isinstance(experiment, Experiment)
     assert [run.settings.seed for run in runner.first_runs(experiment, tmp_path)] == [5, 6, 7]
 
 
@@ -384,7 +376,6 @@ def faked(name: str, value: float) -> SweepOutcome:
 def test_equal_cells_run_once(data_place, tmp_path):
     request = request_for(data_place, tmp_path, overrides=(*ONE_RUN, "training.optimizer.lr=1e-3"))
     (cola,) = glue.glue_plan(request).experiments
-    assert isinstance(cola, Experiment)
     assert (len(cola.grid), cola.cells) == (1, 1)
     assert reproduce("glue", request, device="cpu") is not None
     assert len(entry_of(request)["cells"]) == 1
@@ -416,7 +407,6 @@ def wild(monkeypatch) -> set[int]:
 def test_diverged_restarts_are_excluded_from_mean(data_place, tmp_path, wild):
     wild.add(1)
     (cola,) = glue.glue_plan(request_for(data_place, tmp_path, grid="none", seeds=3)).experiments
-    assert isinstance(cola, Experiment)
     outcome = runner.run(
         dataclasses.replace(cola, restarts="mean"),
         tmp_path,
@@ -431,7 +421,6 @@ def test_a_task_of_which_every_run_diverges_is_told(data_place, tmp_path, wild):
     wild |= {0, 1}
     request = request_for(data_place, tmp_path, grid="none", seeds=2)
     done = reproduce("glue", request, device="cpu")
-    assert done is not None
     assert (entry_of(request)["best"], entry_of(request)["metrics"]) == (None, {})
     _, tasks, details = done.sections
     assert tasks.rows == [["CoLA", "every run diverged", None, ""]]

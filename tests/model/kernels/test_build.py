@@ -157,7 +157,7 @@ def test_stray_files_beside_the_sources_change_nothing(tmp_path):
     for folder in (tmp_path / "bothways", package.parent):
         (folder / "__init__.py").touch()
     (package / "csrc" / "api.c.orig").write_text("int other;")
-    shutil.copy(abi.load().library._name, package / "libkernels.so")  # type: ignore[union-attr]
+    shutil.copy(abi.load().library._name, package / "libkernels.so")
     code = (
         "from bothways.model.kernels import library; print(library.is_loaded(), library.__file__)"
     )

@@ -167,7 +167,7 @@ DEMAND = MemoryDemand(
 
 
 def with_training(**changes: object) -> MemoryDemand:
-    training = dataclasses.replace(DEMAND.training, **changes)  # type: ignore[arg-type]
+    training = dataclasses.replace(DEMAND.training, **changes)
     return dataclasses.replace(DEMAND, training=training)
 
 
