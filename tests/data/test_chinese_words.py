@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor, rng
@@ -25,6 +24,7 @@ from bothways.data.words import Words, encode_words, unpack_words, words_name
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, Unigram, train_tokenizer
+from commands import run_line
 
 DIVIDED = [
     "他 来到 了 网易 杭研 大厦 。 研究 生命 的 起源 。",
@@ -221,7 +221,7 @@ def test_a_corpus_with_words_from_the_command_line(chinese, tmp_path, capsys):
     chinese.save(tmp_path / "tokenizer")
     words = ["corpus", "build", tmp_path / "text.txt", "--tokenizer", tmp_path / "tokenizer"]
     options = ["--out", tmp_path / "c", "--words", "jieba", "--workers", "1"]
-    app([*map(str, [*words, *options])], result_action="return_value")
+    run_line(*words, *options)
     assert "rjieba" in capsys.readouterr().out
     assert Corpus.open(tmp_path / "c").words is not None
 

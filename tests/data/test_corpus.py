@@ -279,15 +279,8 @@ def test_a_killed_build_goes_on(tmp_path, tokenizer, workers, last_words):
     )
     tokenizer.save(tmp_path / "tokenizer")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [
-        sys.executable,
-        "-c",
-        SCRIPT,
-        str(text),
-        str(tmp_path / "tokenizer"),
-        str(out),
-        str(workers),
-    ]
+    words = map(str, (text, tmp_path / "tokenizer", out, workers))
+    command = [sys.executable, "-c", SCRIPT, *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         heard = 0
         while heard < 3:
@@ -716,21 +709,10 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer):
         text = tmp_path / f"{megabytes}.txt"
         count = megabytes * 2**20 // len(line)
         text.write_text("".join(f"Document {i}. {line}\n" for i in range(count)))
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        command = [
-            sys.executable,
-            "-c",
-            MEASURE,
-            str(text),
-            str(tmp_path / "tokenizer"),
-            str(tmp_path / f"c{megabytes}"),
-        ]
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-        )
+        path = {"PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
+        words = map(str, (text, tmp_path / "tokenizer", tmp_path / f"c{megabytes}"))
+        command = [sys.executable, "-c", MEASURE, *words]
+        done = subprocess.run(command, env=os.environ | path, stdout=-1, text=True, check=True)
         peaks[megabytes] = int(done.stdout) * 1024
     assert peaks[28] - peaks[3] < 10 * 2**20  # what is written is 13 MiB more, what is read 25
 

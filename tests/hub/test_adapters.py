@@ -11,7 +11,6 @@ import transformers
 from torch import Tensor, nn
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError, FolderError
 from bothways.finetuning.lora import LoRA, LoRALinear, add_changes, merge_changes
@@ -21,6 +20,7 @@ from bothways.hub.provenance import digest_of_model
 from bothways.lab.sweeps.significance import folders
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
+from commands import run_line
 from drawn_settings import draw_settings
 from toy_folder import make_examples, make_folder, write_tsv
 
@@ -301,6 +301,6 @@ def test_commands_write_and_compare_adapters(tmp_path, capsys):
     for seed in (0, 1):
         words = ["finetune", base, train, "--dev", train, "--epochs", 1, "--adapter-only"]
         words += ["--out", out / f"seed-{seed}", f"seed={seed}"]
-        app([str(word) for word in words], result_action="return_value")
+        run_line(*words)
         assert f"The model is in {out / f'seed-{seed}'}" in capsys.readouterr().err
     assert folders(str(out)) == [str(out / "seed-0"), str(out / "seed-1")]

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.sentence_transformers import read_program_config
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from closeness import assert_close
+from commands import run_line
 from toy_folder import make_folder
 
 QUERY = "the old film"
@@ -125,10 +125,7 @@ def test_another_vocabulary_and_more_positions_keep_its_files(plain, tmp_path):
     folder = newest(plain, tmp_path / "model", **LAYOUTS["6 all"])
     (tmp_path / "words.txt").write_text("cinema\n")
     words = ("--vocabulary", str(tmp_path / "words.txt"))
-    app(
-        ["convert", str(folder), *words, "--out", str(tmp_path / "new")],
-        result_action="return_value",
-    )
+    run_line("convert", folder, *words, "--out", tmp_path / "new")
     assert read_program_config(tmp_path / "new", 32) == read_program_config(folder, 32)
     opened = bothways.load(tmp_path / "new")
     assert_close(

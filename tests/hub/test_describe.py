@@ -6,16 +6,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import ElectraConfig
 
-from bothways.cli.main import app
 from bothways.core.config.reader import load
 from bothways.core.errors import FolderError
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
+from commands import run_line
 from model_folders import VOCAB, WIDTH, change_settings, folder_of, peer, with_decoder
 
 
 def described(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    app(["describe", *words], result_action="return_value")
+    run_line("describe", *words)
     return capsys.readouterr().out
 
 
@@ -132,7 +132,7 @@ def test_a_folder_goes_before_a_preset_of_its_name(capsys, tmp_path, monkeypatch
 def test_a_mistyped_preset_is_named(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(FolderError, match=r"bert-bse: no such folder[\s\S]*Did you mean"):
-        app(["describe", "bert-bse"], result_action="return_value")
+        run_line("describe", "bert-bse")
 
 
 @pytest.mark.parametrize(

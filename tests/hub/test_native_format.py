@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bothways.cli.main import app
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
 from bothways.hub.hf_config import native_settings, read_hf_config
@@ -47,6 +46,7 @@ from bothways.model.heads import (
 )
 from bothways.model.model import Model
 from bothways.model.positions import Learned, Rotary, Sinusoidal
+from commands import run_line
 
 VOCAB = 23
 LENGTHS = [4, 1, 6]
@@ -179,7 +179,7 @@ def test_what_no_family_has_is_ours(name, tmp_path, capsys):
     with torch.no_grad():
         assert torch.equal(loaded.model.encoder(given).last, model.encoder(given).last)
     assert loaded.labels == (("no", "yes") if LabelHead(2) in heads else ())
-    app(["describe", str(tmp_path / "model")], result_action="return_value")
+    run_line("describe", tmp_path / "model")
     text = capsys.readouterr().out
     assert "bothways, bothways.Model" in text.replace("\n", "")
     assert f"{sum(parameter.numel() for parameter in model.parameters()):,}" in text
@@ -325,7 +325,7 @@ def test_what_is_left_out_is_as_the_classes_have_it(tmp_path):
 
 
 def test_a_preset_without_a_family_is_described(capsys):
-    app(["describe", "transformer-base"], result_action="return_value")
+    run_line("describe", "transformer-base")
     text = capsys.readouterr().out
     assert "a preset without a class in transformers" in " ".join(text.split())
     assert "masked LM head" in text

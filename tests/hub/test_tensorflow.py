@@ -14,7 +14,6 @@ import transformers
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.cli.main import app
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
 from bothways.hub.convert.tensorflow.checkpoint import read_tensorflow
@@ -22,6 +21,7 @@ from bothways.hub.model_folder import load_model
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS
 from bundle_writer import field, varint, write_checkpoint
+from commands import run_line
 from model_folders import LENGTHS, VOCAB, assert_same_outputs, outputs, peer_outputs, text
 
 WORDS = [*SPECIALS, "the", "cat", "##s", *(f"[unused{at}]" for at in range(VOCAB - 8))]
@@ -113,7 +113,7 @@ def google(**more: Any) -> dict[str, Any]:
 
 def converted(source: Path, out: Path, *words: str) -> Any:
     """transformers' model of the folder that the command makes."""
-    app(["convert", str(source), "--out", str(out), *words], result_action="return_value")
+    run_line("convert", source, "--out", out, *words)
     name = json.loads((out / "config.json").read_text())["architectures"][0]
     return getattr(transformers, name).from_pretrained(out).eval()
 
@@ -160,10 +160,7 @@ def test_ours_opens_it_and_gives_the_same(tmp_path):
     assert checkpoint.model.config.activation == "gelu_tanh"
     with torch.no_grad():
         assert_same_outputs(outputs(checkpoint.model), peer_outputs(model))
-    app(
-        ["convert", str(tmp_path / "google"), "--out", str(tmp_path / "out")],
-        result_action="return_value",
-    )
+    run_line("convert", tmp_path / "google", "--out", tmp_path / "out")
     with torch.no_grad():
         assert_same_outputs(
             outputs(load_model(tmp_path / "out").model), outputs(checkpoint.model), tolerance=0

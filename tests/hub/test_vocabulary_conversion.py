@@ -7,7 +7,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from bothways.cli.main import app
 from bothways.core.errors import ConfigError, FolderError, TokenizerError
 from bothways.hub.convert.vocabulary import convert_vocabulary, plan_rows
 from bothways.hub.model_folder import load_model, save_model
@@ -17,6 +16,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_tokenizer
+from commands import run_line
 
 WORDS = [
     "[PAD]", "[UNK]", "[unused0]", "[unused1]", "[CLS]", "[SEP]", "[MASK]", "an", "the", "was", "##fi",
@@ -67,10 +67,7 @@ def test_added_words_are_means_of_their_pieces_and_other_text_is_unchanged(
 ):
     old = folder_of(tmp_path / "old", tied=tied, rows=rows)
     words = words_in(tmp_path / "words.txt", "Anfield", "", "the", "ansnsn", "Anfield")
-    app(
-        ["convert", str(old), "--out", str(tmp_path / "new"), "--vocabulary", str(words)],
-        result_action="return_value",
-    )
+    run_line("convert", old, "--out", tmp_path / "new", "--vocabulary", words)
     assert capsys.readouterr().out == "kept: 18 rows\nmean of pieces: 2 rows\n"
     before, after = (load_file(tmp_path / n / "model.safetensors") for n in ("old", "new"))
     assert len(after[TABLE]) == max(rows, 20)
@@ -108,7 +105,7 @@ def test_mistakes(tmp_path):
         with pytest.raises(error, match=message):
             convert_vocabulary(old, tmp_path / "new", words_in(tmp_path / "w.txt", *words))
     with pytest.raises(FolderError, match="old: is a model folder already"):
-        app(["convert", str(old), "--out", str(tmp_path / "no")], result_action="return_value")
+        run_line("convert", old, "--out", tmp_path / "no")
 
 
 CORPUS = [

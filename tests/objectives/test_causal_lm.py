@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import FolderError
 from bothways.core.sequence import Sequence
@@ -18,6 +17,7 @@ from bothways.model.heads import LabelHead, NextTokenHead, PoolerHead
 from bothways.model.model import Model
 from bothways.objectives.causal_lm import CausalLM
 from bothways.pretraining.recipes import modern, paper
+from commands import run_line
 
 FAST = [
     "training.until=30 steps", "training.precision=fp32", "training.optimizer.lr=0.03",
@@ -61,7 +61,7 @@ def test_gpt_is_pre_trained_from_left_to_right(corpus, tmp_path):
     words = [
         "--model", "gpt2", *shape, *FAST, "--device", "cpu", "--out", str(tmp_path / "run"),
     ]  # fmt: skip
-    app(["pretrain", str(corpus.folder), *words], result_action="return_value")
+    run_line("pretrain", corpus.folder, *words)
     _, info = GPT2LMHeadModel.from_pretrained(tmp_path / "run" / "model", output_loading_info=True)
     assert not any(info.values())
     metrics = load_model(tmp_path / "run" / "model").extra["metrics"]
@@ -74,7 +74,7 @@ def test_gpt_is_pre_trained_from_left_to_right(corpus, tmp_path):
     words = [model, str(table), "--dev", str(table), "--device", "cpu", "epochs=40", "lr=3e-3"]
     out = ["--out", str(tmp_path / "tuned")]
     rarely = ["batch_size=8", "training.evaluate=10 epochs"]
-    app(["finetune", *words, *out, *rarely], result_action="return_value")
+    run_line("finetune", *words, *out, *rarely)
     tuned = load_model(tmp_path / "tuned" / "model")
     assert {"pooler", "labels"} <= {head.kind for head in tuned.model.specification}
     # [CLS] alone has seen nothing of the text: the last token is read.

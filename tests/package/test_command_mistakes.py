@@ -15,13 +15,13 @@ from rich.console import Console
 
 from bothways.cli import main as cli
 from bothways.cli import mistakes
-from bothways.cli.main import app
 from bothways.cli.mistakes import explain_mistake, rename_options
 from bothways.cli.options import run_progress, stop_saved
 from bothways.core.errors import BothwaysError, ResourceError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
+from commands import run_line
 from toy_folder import make_examples, make_folder, write_tsv
 
 
@@ -145,13 +145,13 @@ def test_a_mistake_is_one_message(line, where, place, monkeypatch):
     monkeypatch.chdir(place)
     words = shlex.split(line, posix="'2" not in line)
     with pytest.raises(BothwaysError) as caught:
-        app(words + ["--out", "run"] * (words[0] == "finetune"), result_action="return_value")
+        run_line(*(words + ["--out", "run"] * (words[0] == "finetune")))
     assert caught.value.where == where or str(caught.value.where) == where
 
 
 def test_a_text_that_is_too_long_is_answered_with_a_warning(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
-    app(["predict", "classifier", "long.txt", "--device", "cpu"], result_action="return_value")
+    run_line("predict", "classifier", "long.txt", "--device", "cpu")
     captured = capsys.readouterr()
     assert captured.out.count("\n") == 1
     assert "warning: 1 of 1 examples (100.0%) was longer" in captured.err
@@ -175,7 +175,7 @@ def test_no_input_is_written_over(line, tmp_path, monkeypatch):
     (tmp_path / "mine.txt").write_text("dear to me")
     (tmp_path / "link.txt").symlink_to("mine.txt")
     with pytest.raises(ResourceError, match="the output is also an input"):
-        cli.app(line.split(), result_action="return_value")
+        run_line(*line.split())
     assert (tmp_path / "mine.txt").read_text() == "dear to me"
 
 
@@ -264,4 +264,4 @@ def test_a_port_in_use_is_one_message():
         with pytest.raises(
             BothwaysError, match=rf"^127\.0\.0\.1:{port}: cannot be listened on: Addr"
         ):
-            cli.app(["serve", "bert", f"--port={port}"], result_action="return_value")
+            run_line("serve", "bert", f"--port={port}")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bothways.cli import main as cli
-from bothways.cli.main import app
 from bothways.cli.options import argument_text
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.core.files import local_path
@@ -16,6 +15,7 @@ from bothways.data.text_io import standard_input
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
+from commands import run_line
 from toy_folder import make_folder
 
 
@@ -35,7 +35,7 @@ def place(tmp_path_factory) -> Path:
 
 
 def predict(*words: str) -> None:
-    app(["predict", "classifier", *words, "--device", "cpu"], result_action="return_value")
+    run_line("predict", "classifier", *words, "--device", "cpu")
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_home_of_nobody_is_a_name_like_others(place, tmp_path, monkeypatch):
         ["tokenizer", "encode", name, "--tokenizer", "bert"],
     ):
         with pytest.raises(BothwaysError) as error:
-            app(words, result_action="return_value")
+            run_line(*words)
         assert "no such" in str(error.value)
 
 
@@ -148,7 +148,7 @@ def test_nothing_is_said_of_kernels_before_an_error(
     monkeypatch.chdir(place)
     words = line.replace("OUT", str(tmp_path / "out")).split()
     with pytest.raises(BothwaysError):
-        app(words, result_action="return_value")
+        run_line(*words)
     assert "kernels" not in capsys.readouterr().err
 
 
@@ -181,5 +181,5 @@ def test_a_model_folder_whose_name_is_not_utf8_is_refused_for_that(place, tmp_pa
         ["predict", str(place / "classifier"), str(place / "new 1.txt"), "--out", f"{name}-out"],
     ):
         with pytest.raises(ConfigError, match="is not UTF-8") as error:
-            app(words, result_action="return_value")
+            run_line(*words)
         assert str(error.value).isprintable() or "\n" in str(error.value)

@@ -156,18 +156,8 @@ def test_import_and_help_are_light():
         seconds.append(processor_time() - middle)
     # Neighbours on a core slow both down.
     assert min(seconds) < max(0.5, 2.5 * min(reference)), (seconds, reference)
-    assert all(
-        verb in shown
-        for verb in (
-            "quickstart",
-            "tokenizer",
-            "corpus",
-            "pretrain",
-            "finetune",
-            "predict",
-            "describe",
-        )
-    )
+    for verb in ("quickstart", "tokenizer", "corpus", "pretrain", "finetune", "predict"):
+        assert verb in shown
 
 
 def test_every_command_shows_its_help(monkeypatch, capsys):

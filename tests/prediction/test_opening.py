@@ -10,13 +10,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from bothways.cli.main import app
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model
 from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.multilabel.task import MultilabelExample
 from bothways.tasks.text_task import TextExample
+from commands import run_line
 from toy_folder import VOCABULARY, make_tokenizer
 
 TEXTS = ("the film was good", "a play", "")
@@ -123,7 +123,7 @@ def test_embed_writes_vectors_of_an_encoder_without_its_pooler(tmp_path, monkeyp
     model = saved(tmp_path / "bare", "BertModel", add_pooling_layer=False)
     (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS))
     monkeypatch.chdir(tmp_path)
-    app(["embed", "bare", "texts.txt", "--out", "v.npy"], result_action="return_value")
+    run_line("embed", "bare", "texts.txt", "--out", "v.npy")
     np.testing.assert_allclose(
         np.load("v.npy"), theirs(model, tmp_path / "bare", "mean"), atol=2e-6
     )

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.hub.model_folder import save_model
 from bothways.model.families import gpt
@@ -19,6 +18,7 @@ from bothways.model.model import Model
 from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs
 from bothways.prediction.predictor import Predictor
 from bothways.text.tokenizer import Tokenizer
+from commands import run_line
 from toy_masked import log_probabilities, make_masked, make_masked_text
 from toy_task import VOCABULARY, make_tokenizer
 
@@ -118,10 +118,7 @@ def test_the_command_prints_phenomena_and_the_overall_accuracy(scored, tmp_path,
     write_suite(tmp_path / "suite")
 
     def run(*more: str) -> str:
-        app(
-            ["evaluate", str(folder), *more, "--blimp", str(tmp_path / "suite")],
-            result_action="return_value",
-        )
+        run_line("evaluate", folder, *more, "--blimp", tmp_path / "suite")
         return capsys.readouterr().out
 
     values = json.loads(run("--json"))
@@ -148,7 +145,7 @@ def test_the_command_prints_phenomena_and_the_overall_accuracy(scored, tmp_path,
 def test_what_a_suite_does_not_use_is_refused(scored, more, message):
     words = ["evaluate", str(scored[0]), *more, "--blimp", "suite"]
     with pytest.raises(ConfigError, match=message):
-        app(words, result_action="return_value")
+        run_line(*words)
 
 
 def test_wrong_suites_are_refused(scored, tmp_path):
@@ -161,4 +158,4 @@ def test_wrong_suites_are_refused(scored, tmp_path):
     with pytest.raises(DataError, match=r"a\.jsonl:1: .*sentence_bad"):
         evaluate_suite(predictor, tmp_path)
     with pytest.raises(ConfigError, match="there is no data to evaluate on"):
-        app(["evaluate", str(scored[0])], result_action="return_value")
+        run_line("evaluate", scored[0])

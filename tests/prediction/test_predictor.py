@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError, DivergedError, ResourceError
 from bothways.core.runtime.devices import has_bf16, has_int8
 from bothways.hub.model_folder import load_model, save_model
@@ -25,6 +24,7 @@ from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.text_task import TextExample
+from commands import run_line
 from spread import in_turn
 from toy_folder import make_folder, make_tokenizer
 from toy_predictors import TASKS, TEXTS, predictor
@@ -179,10 +179,7 @@ def test_outputs_that_are_not_finite_are_an_error(folder, tmp_path, capsys):
         open_task(place, device="cpu")("the film was good")
     (tmp_path / "texts.txt").write_text("the film was good\n")
     with pytest.raises(DivergedError, match=r"not finite"):
-        app(
-            ["predict", str(place), str(tmp_path / "texts.txt"), "--device", "cpu"],
-            result_action="return_value",
-        )
+        run_line("predict", place, tmp_path / "texts.txt", "--device", "cpu")
     assert "NaN" not in capsys.readouterr().out
 
 
@@ -196,15 +193,15 @@ def test_bf16_without_its_instructions_is_refused_everywhere_and_auto_takes_fp32
     calls = (
         lambda: open_task(folder, "embed", precision="bf16", device="cpu"),
         lambda: prepare_task_model(task_model, "bf16"),
-        lambda: app([*words, "bf16"], result_action="return_value"),
-        lambda: app([*scored, "--precision", "bf16"], result_action="return_value"),
+        lambda: run_line(*words, "bf16"),
+        lambda: run_line(*scored, "--precision", "bf16"),
     )
     for call in calls:
         with pytest.raises(ConfigError, match=r"^precision: .* has no bf16 instructions"):
             call()
     assert open_task(folder, "embed", precision="auto", device="cpu").precision == "fp32"
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the [MASK] was good\n")))
-    app([*words, "auto"], result_action="return_value")
+    run_line(*words, "auto")
     assert "note: predicted in fp32" in capsys.readouterr().err
 
 
@@ -214,7 +211,7 @@ def test_predict_prints_the_most_probable_labels(folder, tmp_path, capsys):
     save_model(tmp_path / "m", model, loaded.tokenizer(), labels=("a", "b", "c"))
     (tmp_path / "texts.txt").write_text("the film was good\n")
     words = ["predict", str(tmp_path / "m"), str(tmp_path / "texts.txt"), "--device", "cpu"]
-    app([*words, "--top", "2"], result_action="return_value")
+    run_line(*words, "--top", "2")
     found = json.loads(capsys.readouterr().out)
     assert len(found["probabilities"]) == 2
     assert next(iter(found["probabilities"])) == found["label"]
@@ -225,5 +222,5 @@ def test_settings_follow_the_model_where_texts_come_from_standard_input(
 ):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"the [MASK] was good\n")))
     words = ["predict", str(folder), "--task", "fill", "top=3", "--device", "cpu"]
-    app(words, result_action="return_value")
+    run_line(*words)
     assert len(json.loads(capsys.readouterr().out)["masks"][0]) == 3

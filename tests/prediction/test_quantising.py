@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.cli.main import app
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.devices import has_int8
 from bothways.hub.model_folder import load_model, save_model
@@ -20,6 +19,7 @@ from bothways.prediction.analysis.evaluation import Int8Report, TimedMetrics, me
 from bothways.prediction.engine import predict, predict_encoded, prepare_task_model
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.text_task import TextExample
+from commands import run_line
 from toy_folder import make_examples, make_folder, write_tsv
 
 pytestmark = pytest.mark.skipif(
@@ -55,7 +55,7 @@ def opened(place) -> Predictor:
 def run(monkeypatch: pytest.MonkeyPatch, place: Path, line: str) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setattr("sys.argv", ["bothways", *line.split()])
-    app([*line.split(), "--device", "cpu"], result_action="return_value")
+    run_line(*line.split(), "--device", "cpu")
 
 
 def vectors(task: object, texts: list[str]) -> np.ndarray:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.errors import ConfigError
 from bothways.prediction.search import evaluation
 from bothways.tasks.sentence_embedding.beir import read_beir
+from commands import run_line
 from toy_masked import make_masked
 
 TEXTS = ["the cat", "a dog", "the bird sleeps", "cat and dog", "rain", "the dog sleeps"]
@@ -51,14 +51,14 @@ def test_a_folder_is_ranked_as_by_all_cosines(tmp_path, model, capsys):
     for query, row in zip(data.queries, cosines, strict=True):
         expected = dict(zip(data.documents, row.tolist(), strict=True))
         assert run[query] == pytest.approx(expected, abs=1e-6)
-    app(["evaluate", model, str(tmp_path / "all"), "--json"], result_action="return_value")
+    run_line("evaluate", model, tmp_path / "all", "--json")
     tables = json.loads(capsys.readouterr().out)
     assert list(tables) == ["a", "b", "mean"]
     assert tables["a"]["vectors"] == done.metrics
     for metric, value in tables["mean"]["vectors"].items():
         both = [tables[name]["vectors"][metric] for name in "ab"]
         assert value == pytest.approx(np.mean(both))
-    app(["evaluate", model, str(tmp_path / "all")], result_action="return_value")
+    run_line("evaluate", model, tmp_path / "all")
     assert "mean" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="does nothing with retrieval data"):
         bothways.evaluate(model, folders[0], text="body", progress=False)

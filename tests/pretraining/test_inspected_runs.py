@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 import bothways
-from bothways.cli import main as cli
 from bothways.core.errors import CheckpointError, ConfigError
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
@@ -36,6 +35,7 @@ from bothways.training.optimizers import AdamW
 from bothways.training.run import Event, Target, Training
 from bothways.training.schedules import WSD, Duration, Epochs, Hours, Linear, Steps, Tokens
 from bothways.training.step_record import STEPS, recorded_steps
+from commands import run_line
 from toy_folder import make_folder
 from toy_training import enter_ranks, on_ranks
 
@@ -96,9 +96,9 @@ def test_what_cannot_be_inspected_is_refused(corpus, run, tmp_path):
 
 def test_the_command_prints_a_table(corpus, run, capsys):
     words = ["inspect-step", str(run), "6", str(corpus.folder), "--device", "cpu"]
-    cli.app([*words, "--json"], result_action="return_value")
+    run_line(*words, "--json")
     assert json.loads(capsys.readouterr().out)["began"] == 4
-    cli.app(words, result_action="return_value")
+    run_line(*words)
     assert "Step 6: 8 sequences" in capsys.readouterr().out
 
 
@@ -255,7 +255,7 @@ def test_another_result_than_the_recorded_one_is_reported(short_run, capsys):
     metrics.write_text("".join(f"{json.dumps(row)}\n" for row in changed))
     found = inspect_step(short_run, 3)
     assert (found.difference.step, found.difference.recorded) == (2, 7.5)
-    cli.app(["inspect-step", str(short_run), "3"], result_action="return_value")
+    run_line("inspect-step", short_run, "3")
     assert "at step 2" in capsys.readouterr().out
 
 
@@ -265,13 +265,13 @@ def test_a_corpus_that_was_moved_is_asked_for(corpus, short_run, tmp_path, capsy
     data["corpora"][""] = str(tmp_path / "gone")
     (short_run / "data.json").write_text(json.dumps(data))
     with pytest.raises(CheckpointError) as caught:
-        cli.app(["inspect-step", str(short_run), "1"], result_action="return_value")
+        run_line("inspect-step", short_run, "1")
     assert caught.value.where == str(tmp_path / "gone")
     words = ["inspect-step", str(short_run), "1", str(corpus.folder), "--json"]
-    cli.app(words, result_action="return_value")
+    run_line(*words)
     assert json.loads(capsys.readouterr().out)["difference"] is None
     with pytest.raises(ConfigError):
-        cli.app([*words, str(corpus.folder)], result_action="return_value")
+        run_line(*words, corpus.folder)
 
 
 def trained_on_two(rank: int, world: int, port: int, corpora: list[Path], folder: Path) -> None:

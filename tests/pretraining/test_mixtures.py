@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
@@ -33,6 +32,7 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Event, Training
 from bothways.training.schedules import Constant, Epochs, Hours, Linear, Steps, Tokens
+from commands import run_line
 from toy_animals import WORDS, document
 
 
@@ -184,7 +184,7 @@ def test_the_command_and_the_function_take_several_corpora(corpora, tmp_path, ca
     words += ["evaluation_tokens=300", "held_out=0.2", "objective=masked_lm", "batch.n=2048"]
     words += ["mixture.alpha=0.3", "--recipe", "modern"]
     out = ["--out", str(tmp_path / "run")]
-    app(["pretrain", *folders, *words, *out], result_action="return_value")
+    run_line("pretrain", *folders, *words, *out)
     shown = capsys.readouterr()
     assert "held-out/small/loss" in shown.out.replace("\n", "") or "small/loss" in shown.out
     assert "alpha = 0.3" in (tmp_path / "run/config.toml").read_text()
@@ -201,7 +201,7 @@ def test_the_command_and_the_function_take_several_corpora(corpora, tmp_path, ca
     with pytest.raises(DataError, match="there is no corpus"):
         bothways.pretrain([], tiny)
     with pytest.raises(DataError, match="nowhere"):
-        app(["pretrain", folders[0], "nowhere", *out], result_action="return_value")
+        run_line("pretrain", folders[0], "nowhere", *out)
 
 
 HEADS = (MaskedHead(), PoolerHead(), PairHead())
@@ -224,7 +224,7 @@ def trained(
 
 
 def scored(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, float]:
-    app(["evaluate", *words, "--length", "32", "--json"], result_action="return_value")
+    run_line("evaluate", *words, "--length", "32", "--json")
     found: dict[str, float] = json.loads(capsys.readouterr().out)
     return found
 
@@ -267,4 +267,4 @@ def test_a_model_without_a_head_for_tokens_is_one_message(corpus, tmp_path):
 def test_options_that_do_nothing_with_a_corpus_are_refused(words, corpus, tmp_path):
     command = ["evaluate", str(tmp_path / "model"), str(corpus.folder), *words]
     with pytest.raises(BothwaysError, match="does nothing with a corpus"):
-        app(command, result_action="return_value")
+        run_line(*command)

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from bothways.cli import main as cli
-from bothways.cli.main import app
 from bothways.core.errors import (
     BothwaysError,
     CheckpointError,
@@ -48,6 +47,7 @@ from bothways.training.optimizers import AdamW, BertAdam
 from bothways.training.parallel import plan_here
 from bothways.training.run import Training
 from bothways.training.schedules import Epochs, Hours, Linear, RunState, Steps, Tokens
+from commands import run_line
 from heard_progress import Heard
 from toy_animals import WORDS
 from toy_training import enter_ranks, metric_lines, on_ranks, processes
@@ -101,7 +101,7 @@ def run_rank(rank: int, world: int, port: int, words: list[str]) -> None:
     """The same command in a process that has imported torch before."""
     enter_ranks(rank, world, port)
     torch.set_num_threads(1)
-    app(words, result_action="return_value")
+    run_line(*words)
 
 
 def weights(run: Path, role: str = "model") -> dict[str, torch.Tensor]:
@@ -240,7 +240,7 @@ def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(corpus, tmp_
         corpus, tmp_path / "run", "--start", str(tmp_path / "model"), "encoder.depth=3"
     )
     with pytest.raises(ConfigError, match="model: only its dropout may differ"):
-        app(words, result_action="return_value")
+        run_line(*words)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(corpus, tmp_
 )
 def test_two_ranks_come_to_the_weights_of_one(model, settings, corpus, tmp_path):
     more = ["training.until=12 steps", *settings]
-    app(words_for(corpus, tmp_path / "one", *more, model=model), result_action="return_value")
+    run_line(*words_for(corpus, tmp_path / "one", *more, model=model))
     on_ranks(2, run_rank, words_for(corpus, tmp_path / "two", *more, model=model))
     for role in {path.parent.name for path in (tmp_path / "one").glob("*/config.json")}:
         one, two = weights(tmp_path / "one", role), weights(tmp_path / "two", role)
@@ -293,7 +293,7 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_with_the_weights_of_an_uninterrup
         "training.save=20 steps",
         "training.evaluate=40 steps",
     ]
-    app(words_for(corpus, tmp_path / "whole", *more), result_action="return_value")
+    run_line(*words_for(corpus, tmp_path / "whole", *more))
     words = words_for(corpus, tmp_path / "stopped", *more)
     stopped = processes().Process(target=command, args=(words, tmp_path / "errors"))
     stopped.start()
@@ -307,14 +307,14 @@ def test_ctrl_c_saves_and_the_resumed_run_ends_with_the_weights_of_an_uninterrup
     assert stopped.exitcode == 130, errors
     assert "--resume" in errors
     assert "Traceback" not in errors
-    app([*words, "--resume"], result_action="return_value")
+    run_line(*words, "--resume")
     one, two = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
 def test_a_run_in_the_folder_is_never_overwritten(corpus, tmp_path, monkeypatch, capsys):
     words = words_for(corpus, tmp_path / "run", "training.until=2 steps")
-    app(words, result_action="return_value")
+    run_line(*words)
     monkeypatch.setattr(sys, "argv", ["bothways", *words])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -436,13 +436,13 @@ def test_dropout_can_be_set_where_a_model_gives_the_encoder(corpus, tmp_path):
     words = ["--start", str(tmp_path / "model"), "training.until=1 steps", "phases.0.length=32"]
     words = ["pretrain", str(corpus.folder), *words, "batch.n=512", "evaluation_tokens=400"]
     for name, more, rate in (("set", ["encoder.dropout.hidden=0.0"], 0.0), ("kept", [], 0.1)):
-        app([*words, *more, "--out", str(tmp_path / name)], result_action="return_value")
+        run_line(*words, *more, "--out", tmp_path / name)
         model = load_model(tmp_path / name / "model").model
         assert model.config.dropout.hidden == rate
     shape = ["encoder.width=32", "encoder.heads=2", "encoder.depth=1", "--resume"]
     more = [word for word in words if "model" not in word and word != "--start"]
     with pytest.raises(CheckpointError, match=r"start was .*model', is None"):
-        app([*more, *shape, "--out", str(tmp_path / "kept")], result_action="return_value")
+        run_line(*more, *shape, "--out", tmp_path / "kept")
 
 
 def test_the_preflight_says_which_sentences_will_be_cut(corpus):
@@ -524,7 +524,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_refused(corpus, tmp_path):
     line = ["pretrain", str(corpus.folder), "--out", str(tmp_path / "run"), *SMALL]
     steps = ["training.until=100 steps", "training.schedule.warmup=10000 steps"]
     with pytest.raises(ConfigError) as caught:
-        app([*line, "--recipe", "paper", *steps], result_action="return_value")
+        run_line(*line, "--recipe", "paper", *steps)
     assert caught.value.where == "training.schedule.warmup"
     assert "training.schedule.warmup=0.1" in str(caught.value.fix)
 
@@ -533,7 +533,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_refused(corpus, tmp_path):
 def test_what_fine_tuning_chooses_is_given_in_pre_training(corpus, tmp_path, setting):
     line = ["pretrain", str(corpus.folder), "--out", str(tmp_path / "run"), *SMALL, setting]
     with pytest.raises(ConfigError, match="is chosen by fine-tuning alone") as caught:
-        app(line, result_action="return_value")
+        run_line(*line)
     assert caught.value.where == setting.partition("=")[0]
 
 
@@ -593,14 +593,14 @@ def test_a_phase_may_have_segments_of_its_own(corpus, tmp_path):
 def test_a_model_is_evaluated_on_a_corpus(corpus, tmp_path, capsys):
     pretrain(settings(corpus, 30), corpus, tmp_path / "run")
     words = ["evaluate", str(tmp_path / "run" / "model"), str(corpus.folder), "--length", "32"]
-    app([*words, "--json"], result_action="return_value")
+    run_line(*words, "--json")
     metrics = json.loads(capsys.readouterr().out)
     assert metrics["loss/masked"] < metrics["unigram/loss/masked"]
     assert metrics["perplexity"] == pytest.approx(np.exp(metrics["loss/masked"]))
     assert {"accuracy/pair", "majority/accuracy/pair"} <= metrics.keys()
     bare = Model(settings(corpus).encoder, (MaskedHead(),))
     save_model(tmp_path / "bare", bare, corpus.tokenizer)
-    app(["evaluate", str(tmp_path / "bare"), str(corpus.folder)], result_action="return_value")
+    run_line("evaluate", tmp_path / "bare", corpus.folder)
     shown = capsys.readouterr().out
     assert "masked" in shown
     assert "pair" not in shown

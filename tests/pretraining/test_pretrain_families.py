@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.cli.main import app
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import BothwaysError
 from bothways.data.corpus import build_corpus
@@ -18,6 +17,7 @@ from bothways.pretraining.build import fit_to_corpus
 from bothways.tasks.text_task import vocabulary_logits
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, WordPiece, train_tokenizer
+from commands import run_line
 from toy_animals import document
 
 TINY = [
@@ -55,10 +55,7 @@ def home(tmp_path_factory) -> Path:
 
 def run(home: Path, out: str, *words: str) -> Path:
     common = [*TINY, *FAST, "evaluation_tokens=400", "--device", "cpu"]
-    app(
-        ["pretrain", str(home / "corpus"), *words, *common, "--out", str(home / out)],
-        result_action="return_value",
-    )
+    run_line("pretrain", home / "corpus", *words, *common, "--out", home / out)
     return home / out / "model"
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
 from bothways.core.errors import ConfigError
@@ -15,6 +14,7 @@ from bothways.pretraining.config import PretrainConfig, load_pretraining
 from bothways.pretraining.recipes import modern
 from bothways.training.run import TRAINING_NAMES
 from bothways.training.schedules import Epochs, Steps
+from commands import run_line
 
 BASE = modern(preset("bert-tiny"))
 
@@ -69,4 +69,4 @@ def test_a_shape_next_to_a_model_to_start_from_is_refused(corpus, tmp_path):
             bothways.pretrain(corpus, model, start=tmp_path, until="1 steps")
     words = ["pretrain", str(corpus.folder), "--model", "bert-mini", "--start", str(tmp_path)]
     with pytest.raises(ConfigError, match=r"model: is given, and the run continues the model"):
-        app([*words, "--out", str(tmp_path / "run")], result_action="return_value")
+        run_line(*words, "--out", tmp_path / "run")

@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 
-from bothways.cli.main import app
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, interface, report_findings
 from bothways.core.source import Cursor
@@ -74,6 +73,7 @@ from bothways.training.schedules import (
     Tokens,
     rate_factor,
 )
+from commands import run_line
 from toy_animals import document
 
 SMALL = [
@@ -207,7 +207,7 @@ def test_what_a_recipe_saves_opens_in_transformers(
 ):
     text = byte_corpus if recipe == "roberta" else corpus
     options = ["--model", model, "--recipe", recipe, "--device", "cpu", "--out", str(tmp_path)]
-    app(["pretrain", str(text.folder), *SMALL, *words, *options], result_action="return_value")
+    run_line("pretrain", text.folder, *SMALL, *words, *options)
     folder = tmp_path / "model"
     assert json.loads((folder / "config.json").read_text())["architectures"] == [name]
     _, info = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.runtime.cards import CARDS
 from bothways.data.loader import ExampleBudget, TokenRamp, budget_at
@@ -29,6 +28,7 @@ from bothways.pretraining.recipes import RECIPES, settings_of
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.schedules import Epochs, Hours, Steps, Tokens
 from bothways.training.step_cost import USABLE, StepSeconds
+from commands import run_line
 
 CPU, CARD = torch.device("cpu"), CARDS["a100"]
 
@@ -240,7 +240,7 @@ def test_a_step_of_any_recipe_can_be_measured(recipe, tmp_path):
 
 
 def command(*words: object) -> None:
-    app(["plan", *map(str, words)], result_action="return_value")
+    run_line("plan", *words)
 
 
 def test_the_command_prints_tables_or_one_object(corpus, capsys):

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.hub.sentence_transformers import read_program_config
@@ -30,6 +29,7 @@ from bothways.tasks.sentence_embedding.task import (
 )
 from bothways.tasks.text_task import TextExample
 from closeness import assert_close
+from commands import run_line
 from toy_masked import make_masked, make_masked_text
 
 
@@ -326,7 +326,7 @@ def test_the_command_line(small, tmp_path, capsys):
 
     def run(*options: str) -> np.ndarray:
         words = ["embed", str(small), str(tmp_path / "texts.txt"), *options]
-        app([*words, "--out", str(tmp_path / "v.npy")], result_action="return_value")
+        run_line(*words, "--out", tmp_path / "v.npy")
         return np.load(tmp_path / "v.npy")
 
     same: list[tuple[tuple[str, ...], dict[str, str]]] = [
@@ -339,7 +339,7 @@ def test_the_command_line(small, tmp_path, capsys):
     for options, settings in same:
         assert_close(run(*options), embed.encode(texts, **settings))
     words = ["embed", str(small), str(tmp_path / "texts.txt"), "--prompt", "the film "]
-    app([*words, "--out", f"{tmp_path / 'parts'}/"], result_action="return_value")
+    run_line(*words, "--out", f"{tmp_path / 'parts'}/")
     (part,) = (tmp_path / "parts").glob("part-*.npy")
     assert_close(np.load(part), embed.encode(texts, prompt="the film "))
     assert np.abs(np.load(part) - embed.encode(texts, prompt="the film")).max() > 1e-3
@@ -438,7 +438,7 @@ def test_a_prompt_without_a_name_is_saved_as_the_default_one(tmp_path):
 def test_another_vocabulary_keeps_pooling_and_prompts(small, tmp_path):
     (tmp_path / "words.txt").write_text("cinema\n")
     words = ["--vocabulary", str(tmp_path / "words.txt"), "--out", str(tmp_path / "new")]
-    app(["convert", str(small), *words], result_action="return_value")
+    run_line("convert", small, *words)
     assert read_program_config(tmp_path / "new", 32) == read_program_config(small, 32)
     texts = ["old men in rain", "it ends " * 20]
     expected = bothways.load(small).encode(texts)

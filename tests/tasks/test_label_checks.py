@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, DataError, Finding
 from bothways.data.text_io import read_lines
 from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
@@ -25,6 +24,7 @@ from bothways.tasks.tagging.checks import check_tagged
 from bothways.tasks.tagging.conll import ColumnLayout, read_columns
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.text_task import TextColumns, TextExample
+from commands import run_line
 from toy_folder import make_folder
 
 
@@ -325,10 +325,10 @@ def test_evaluate_reads_standard_input(tmp_path, monkeypatch, capsys):
     table = "".join(f'{{"text": "{row["text"]}", "label": "{row["label"]}"}}\n' for row in rows)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(table.encode())))
     line = ["evaluate", str(tmp_path / "tuned"), "-", "--label", "label", "--device", "cpu"]
-    app(line, result_action="return_value")
+    run_line(*line)
     assert "accuracy" in capsys.readouterr().out
     with pytest.raises(BothwaysError):
-        app(["evaluate", str(tmp_path / "tuned"), "--nonsense"], result_action="return_value")
+        run_line("evaluate", tmp_path / "tuned", "--nonsense")
 
 
 def test_endings_are_ordered_by_their_number():

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bothways.cli.main import app
 from bothways.core.errors import DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.prediction.predictor import open_task
@@ -17,6 +16,7 @@ from bothways.tasks.likelihood import task as likelihood
 from bothways.tasks.likelihood.task import LikelihoodTask, MinimalPairTask
 from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.text_task import TextColumns, TextExample
+from commands import run_line
 from toy_masked import log_probabilities, make_masked, make_masked_text
 from toy_task import VOCABULARY
 
@@ -183,16 +183,12 @@ def test_pairs_are_evaluated_and_predicted_by_the_commands(folder, tmp_path, cap
     file = tmp_path / "agreement.jsonl"
     rows = [{"sentence_good": a, "sentence_bad": b, "UID": "agreement"} for a, b in PAIRS]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    app(
-        ["evaluate", str(folder), str(file), "--task", "prefer", "--json"],
-        result_action="return_value",
-    )
+    run_line("evaluate", folder, file, "--task", "prefer", "--json")
     metrics = json.loads(capsys.readouterr().out)
-    app(["predict", str(folder), str(file), "--task", "prefer"], result_action="return_value")
+    run_line("predict", folder, file, "--task", "prefer")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert sum(line["preferred"] == "first" for line in lines) == 4 * metrics["accuracy"]
-    app(["evaluate", str(folder), str(file), "--task", "prefer", "--text", "sentence_bad",
-         "--text-b", "sentence_good", "--json"], result_action="return_value")  # fmt: skip
+    run_line("evaluate", folder, file, "--task", "prefer", "--text", "sentence_bad", "--text-b", "sentence_good", "--json")  # fmt: skip
     assert json.loads(capsys.readouterr().out)["accuracy"] == 1 - metrics["accuracy"]
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, DataError
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.metrics import average_precision, ndcg, reciprocal_rank
 from bothways.tasks.reranking.task import RankColumns, Ranker, RankExample, RerankingTask
 from bothways.tasks.text_task import EncodedTexts
+from commands import run_line
 from parity import batch_of, check_losses, check_sum, padded_inputs
 from toy_folder import BAD, FILLERS, GOOD, make_folder
 from toy_task import WORDS, bind_small, make_tokenizer
@@ -359,10 +359,6 @@ def test_a_trained_model_opens_as_a_cross_encoder(trained):
     assert [each["score"] for each in found] == pytest.approx([e.score for e in ours], abs=1e-6)
 
 
-def run(*words: str) -> None:
-    app(list(words), result_action="return_value")
-
-
 def test_the_command_line(trained, tmp_path, capsys):
     rows = make_labelled(5, 3)
     data = tmp_path / "data.jsonl"
@@ -374,21 +370,21 @@ def test_the_command_line(trained, tmp_path, capsys):
         for text, label in zip(row["documents"], row["labels"], strict=True)
     ]
     pairs.write_text("".join(["q\td\trel\n", *lines]))
-    run("predict", str(trained), str(data), "--top", "2")
+    run_line("predict", str(trained), str(data), "--top", "2")
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["query"] for each in found] == [row["query"] for row in rows]
     assert all(len(each["ranking"]) == 2 for each in found)
     assert found[0]["ranking"][0]["score"] > found[0]["ranking"][1]["score"]
     columns = ("--text", "q", "--text-b", "d")
-    run("predict", str(trained), str(pairs), *columns, "--top", "2")
+    run_line("predict", str(trained), str(pairs), *columns, "--top", "2")
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == found
-    run("evaluate", str(trained), str(data), "--json")
+    run_line("evaluate", str(trained), str(data), "--json")
     metrics = json.loads(capsys.readouterr().out)
     assert {*metrics} == {*METRICS}
-    run("evaluate", str(trained), str(pairs), *columns, "--label", "rel", "--json")
+    run_line("evaluate", str(trained), str(pairs), *columns, "--label", "rel", "--json")
     assert json.loads(capsys.readouterr().out) == pytest.approx(metrics)
     report = tmp_path / "report.html"
-    run("evaluate", str(trained), str(data), "--json", "--report", str(report))
+    run_line("evaluate", str(trained), str(data), "--json", "--report", str(report))
     assert json.loads(capsys.readouterr().out) == pytest.approx(metrics)
     assert "The first relevant document of a query" in report.read_text("utf8")
 

@@ -20,6 +20,7 @@ from bothways.hub.convert.vocabulary import form_of, with_words
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_tokenizer
 from bothways.text.vocabulary_report import SplitWord, vocabulary_report
+from commands import run_line
 from toy_text import BERT_NAMES, load, pseudo_text, roberta_backend, write_vocabulary
 
 
@@ -31,7 +32,7 @@ def text(tmp_path):
 
 
 def run(*arguments):
-    app(["tokenizer", *map(str, arguments)], result_action="return_value")
+    run_line("tokenizer", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -78,19 +79,8 @@ def test_train_says_that_it_removes_accents(tmp_path, capsys, kind):
 
 
 def test_train_says_what_it_left_out(tmp_path, capsys, text):
-    run(
-        "train",
-        text,
-        text.with_name("*.txt"),
-        "--out",
-        tmp_path / "out",
-        "--size",
-        9000,
-        "--ceiling",
-        0.01,
-        "--seed",
-        5,
-    )
+    options = ["--size", 9000, "--ceiling", 0.01, "--seed", 5]
+    run("train", text, text.with_name("*.txt"), "--out", tmp_path / "out", *options)
     said = " ".join(capsys.readouterr().err.split())
     assert "(the text has no more candidates for the requested 9,000)" in said
     assert "%) of 0.0 million characters" in said
@@ -159,22 +149,13 @@ def test_encode_files(tmp_path, capsys):
     folder = write_vocabulary(tmp_path / "vocabulary")
     (tmp_path / "a.txt").write_text("\n".join(LINES[:2]) + "\n", encoding="utf-8")
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress("\r\n".join(LINES[2:]).encode()))
-    run("encode", tmp_path / "a.txt", tmp_path / "b.txt.gz", "--tokenizer", folder)
+    words = ["encode", tmp_path / "a.txt", tmp_path / "b.txt.gz", "--tokenizer", folder]
+    run(*words)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert rows == _expected(folder)
-    run(
-        "encode",
-        tmp_path / "a.txt",
-        tmp_path / "b.txt.gz",
-        "--tokenizer",
-        folder,
-        "--out",
-        tmp_path / "out.jsonl",
-    )
-    assert [
-        json.loads(line)
-        for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
-    ] == rows
+    run(*words, "--out", tmp_path / "out.jsonl")
+    written = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in written] == rows
 
 
 class _Input:
@@ -199,10 +180,7 @@ def test_a_hyphen_is_the_standard_input(tmp_path, capsys, monkeypatch):
         with pytest.raises(DataError, match=r"^reading documents from standard input"):
             run(*line)
     with pytest.raises(DataError, match=r"^reading documents from standard input"):
-        app(
-            ["corpus", "build", "-", "--tokenizer", str(folder), "--out", str(tmp_path / "out")],
-            result_action="return_value",
-        )
+        run_line("corpus", "build", "-", "--tokenizer", folder, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -215,12 +193,7 @@ def test_a_hyphen_is_the_standard_input(tmp_path, capsys, monkeypatch):
 )
 def test_an_option_that_there_is_not_is_no_file(words):
     with pytest.raises(CycloptsError, match="Unknown option: --sise"):
-        app(
-            [*words, "--sise", "3"],
-            exit_on_error=False,
-            print_error=False,
-            result_action="return_value",
-        )
+        app([*words, "--sise", "3"], exit_on_error=False, print_error=False)
 
 
 def test_encode_takes_the_mark_off_the_standard_input(tmp_path, capsys, monkeypatch):

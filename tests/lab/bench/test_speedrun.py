@@ -10,12 +10,12 @@ import pytest
 import speedrun as job
 from speedrun import METRIC, LossTrack, PairTrack, RecordRequest, speedrun
 
-from bothways.cli.main import app
 from bothways.core.errors import ConfigError
 from bothways.data.corpus import Corpus
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.evaluation import evaluate_on_corpus
 from bothways.training.run import EarlyStopping, Target
+from commands import run_line
 from toy_animals import document
 
 TINY = (
@@ -100,10 +100,7 @@ def test_pair_track_scores_minimal_pairs(place, tmp_path, capsys):
     assert entry["track"]["words"] == 500
     assert set(run["phenomena"]) == {"order", "more"}
     assert entry["mean accuracy"] == run["accuracy"] == np.mean([*run["phenomena"].values()])
-    app(
-        ["evaluate", str(request.out / "runs" / "seed-0"), "--blimp", str(suite), "--json",
-         "--device", "cpu"], result_action="return_value",
-    )  # fmt: skip
+    run_line("evaluate", request.out / "runs" / "seed-0", "--blimp", suite, "--json", "--device", "cpu")  # fmt: skip
     assert json.loads(capsys.readouterr().out)["mean"] == pytest.approx(run["accuracy"])
 
 

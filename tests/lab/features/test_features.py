@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from bothways.cli.lab import Layers
-from bothways.cli.main import app
 from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.data.loader import ExampleBudget
@@ -31,6 +30,7 @@ from bothways.model.layer_mix import LayerChoice, LayerSum
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.training.schedules import Epochs
+from commands import run_line
 from heard_progress import Heard
 from toy_folder import FILLERS, GOOD, make_folder
 
@@ -300,13 +300,13 @@ def test_command_prints_metrics_and_shares(settings, tmp_path, capsys):
         "cpu",
     ]
     short = ["training.until=1 epochs", "tagger.hidden=8", "--layers", "weighted_last_four"]
-    app([*words, *short, "--json"], result_action="return_value")
+    run_line(*words, *short, "--json")
     printed = capsys.readouterr()
     said = json.loads(printed.out)
     assert said["layers"] == "weighted_last_four"
     assert 0 <= said["metrics"]["f1"] <= 1
     assert len(said["shares"]) == 4
-    app([*words, *short], result_action="return_value")
+    run_line(*words, *short)
     table = capsys.readouterr().out
     assert "Frozen features: weighted_last_four" in table
     assert "share of layer 4 of 4" in table

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.core.report.html import write_html
 from bothways.core.report.sections import Curves
@@ -26,6 +25,7 @@ from bothways.objectives.masked_lm import MaskedLM, MaskedObjective
 from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.pretraining.config import PretrainConfig
 from bothways.training.schedules import Hours, Steps
+from commands import run_line
 from toy_animals import document
 
 TINY = (
@@ -244,7 +244,7 @@ def test_cost_is_estimated_without_writing(place, tmp_path, capsys):
         "--data", str(place / "glue"), "--tasks", "CoLA", "--cells", "base,no-nsp",
         "--budget", "30 minutes", "--out", str(tmp_path / "out"), "--dry-run", "--scale", "small",
     ]  # fmt: skip
-    app(words, result_action="return_value")
+    run_line(*words)
     shown = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     assert shown.count("0:30:00") == 2

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.finetuning import run as job
 from bothways.lab.paper import glue, published
@@ -22,6 +21,7 @@ from bothways.lab.paper.run import reproduce
 from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.training.optimizers import BertAdam
 from bothways.training.schedules import Epochs, GoogleLinear
+from commands import run_line
 from fake_hub import fake_hub
 from heard_progress import Heard
 from toy_folder import make_folder
@@ -416,18 +416,18 @@ def test_dry_run_prints_cost_only(place, tmp_path, monkeypatch, capsys):
     words = ["reproduce", "glue", *QUICK, "--model", str(place / "bert")]
     words += ["--data", str(place / "glue"), "--device", "cpu"]
     words += ["--tasks", "CoLA", "--limit", "4", "--seeds", "2", "--grid", "none"]
-    app([*words, "--dry-run"], result_action="return_value")
+    run_line(*words, "--dry-run")
     said = capsys.readouterr().out
     assert "Estimated cost" in said
     assert [line.split()[:4] for line in said.splitlines() if " CoLA " in line] == [
         ["CoLA", "2", "0", "4"]
     ]
     assert not (tmp_path / "reproduced").exists()
-    app(words, result_action="return_value")
+    run_line(*words)
     shown = capsys.readouterr()
     assert "only the first 4 training examples" in " ".join(shown.out.split())
     assert "Written: reproduced/report.html" in shown.err
-    app([*words, "--dry-run"], result_action="return_value")
+    run_line(*words, "--dry-run")
     assert [
         line.split()[:4] for line in capsys.readouterr().out.splitlines() if " CoLA " in line
     ] == [["CoLA", "2", "2", "4"]]

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.hub.model_folder import save_model
 from bothways.lab.sweeps.significance import Side, compare, contrast, folders
@@ -18,6 +17,7 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_task
 from bothways.tasks.text_task import TextColumns
+from commands import run_line
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
 
 A, B = Side("a", (0.5,)), Side("b", (0.5,))
@@ -148,6 +148,6 @@ def test_pre_trained_models_are_compared_by_likelihood(tmp_path, capsys):
         make_folder(tmp_path / name, seed=seed)
     (tmp_path / "texts.txt").write_text("the film was good\nthe play was bad\nit ends\n")
     words = [str(tmp_path / name) for name in ("one", "two", "texts.txt")]
-    app(["compare", *words, "--device", "cpu"], result_action="return_value")
+    run_line("compare", *words, "--device", "cpu")
     said = capsys.readouterr()
     assert "a grade is the mean log probability of a token" in " ".join(said.out.split())

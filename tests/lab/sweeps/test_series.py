@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from bothways.cli.main import app
 from bothways.cli.training import print_series
 from bothways.core import errors
 from bothways.core.progress import error_console
@@ -24,6 +23,7 @@ from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome
 from bothways.lab.sweeps.seeds import SeedSpread, finetune_seeds, parse_seeds, seed_spread
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs, Steps
+from commands import run_line
 from toy_folder import make_examples, make_folder, write_tsv
 
 FAST = dataclasses.replace(
@@ -297,16 +297,10 @@ def test_sweep_and_compare_commands(base, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(job, "score", interrupting)
     with pytest.raises(KeyboardInterrupt):  # `cli.main` makes its exit status of it
-        app(
-            [*line, "training.until=8 steps", "training.evaluate=2 steps"],
-            result_action="return_value",
-        )
+        run_line(*line, "training.until=8 steps", "training.evaluate=2 steps")
     assert "Saved. To resume: bothways finetune" in capsys.readouterr().err
     monkeypatch.setattr(job, "score", score)
-    app(
-        [*line, "training.until=8 steps", "training.evaluate=2 steps", "--resume"],
-        result_action="return_value",
-    )
+    run_line(*line, "training.until=8 steps", "training.evaluate=2 steps", "--resume")
     output = capsys.readouterr()
     for word in (
         "seed-0",
@@ -321,40 +315,26 @@ def test_sweep_and_compare_commands(base, tmp_path, monkeypatch, capsys):
         assert word in output.out
     assert "is in many/model" in output.err
     with pytest.raises(errors.BothwaysError, match="has no column 'nowhere'"):
-        app(
-            ["sweep", *words(base, "--text", "nowhere", "--out", "grid")],
-            result_action="return_value",
-        )
+        run_line("sweep", *words(base, "--text", "nowhere", "--out", "grid"))
     columns = ("--text", "sentence", "--label", "label")
     line = [
         "sweep",
         *words(base, "--grid", "training.optimizer.lr=1e-4,1e-3", "--out", "grid", *columns),
     ]
-    app(line, result_action="return_value")
+    run_line(*line)
     assert "2 runs, scored on the dev data" in capsys.readouterr().out
-    app(["compare", "many", "grid", str(base.dev), "--device", "cpu"], result_action="return_value")
+    run_line("compare", "many", "grid", base.dev, "--device", "cpu")
     shown = capsys.readouterr().out
     assert "Grades on" in shown
     assert "95 % interval" in shown
-    app(
-        [
-            "compare",
-            "many",
-            "grid",
-            str(base.dev),
-            "--label",
-            "label",
-            "--text",
-            "sentence",
-            "--json",
-        ],
-        result_action="return_value",
+    run_line(
+        "compare", "many", "grid", base.dev, "--label", "label", "--text", "sentence", "--json"
     )
     values = json.loads(capsys.readouterr().out)
     assert values["examples"] == 40
     assert not math.isnan(values["p_value"])
     with pytest.raises(errors.BothwaysError):
-        app(["compare", "many", "nowhere", str(base.dev)], result_action="return_value")
+        run_line("compare", "many", "nowhere", base.dev)
 
 
 def test_the_model_of_failed_runs_is_not_announced_as_the_best(tmp_path, capsys):

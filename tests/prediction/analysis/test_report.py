@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, DataError, ResourceError
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
@@ -37,6 +36,7 @@ from bothways.tasks.base import EncodedExample
 from bothways.tasks.metrics import Confusion
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_task import TextExample
+from commands import run_line
 from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv
 
 
@@ -312,9 +312,9 @@ def test_the_command_writes_it(source, tmp_path, monkeypatch, capsys):
     shutil.copytree(source, tmp_path / "model")
     write_tsv(tmp_path / "dev.tsv", EXAMPLES[:40])
     words = ["evaluate", "model", "dev.tsv", "--json", "--device", "cpu", "--length", "12"]
-    app([*words, "--report", "report.html"], result_action="return_value")
+    run_line(*words, "--report", "report.html")
     with_report = json.loads(capsys.readouterr().out)
-    app(words, result_action="return_value")
+    run_line(*words)
     assert json.loads(capsys.readouterr().out) == with_report
     page = (tmp_path / "report.html").read_text(encoding="utf8")
     assert "model on dev.tsv" in page
@@ -347,7 +347,7 @@ def test_a_report_without_a_place_and_a_limit_without_int8_are_refused_at_once(
         (["--limit", "1"], "limit: limits the loss of int8, and the precision is fp32"),
     ):
         with pytest.raises(BothwaysError, match=said):
-            app(["evaluate", "model", "dev.tsv", *words], result_action="return_value")
+            run_line("evaluate", "model", "dev.tsv", *words)
 
 
 def test_what_stands_in_brackets_is_shown_as_it_is(source, tmp_path, monkeypatch, capsys):
@@ -364,10 +364,7 @@ def test_what_stands_in_brackets_is_shown_as_it_is(source, tmp_path, monkeypatch
         for e in EXAMPLES[:20]
     ]
     write_tsv(tmp_path / "dev.tsv", examples)
-    app(
-        ["evaluate", "[/INST]/m", "dev.tsv", "--device", "cpu", "--length", "12"],
-        result_action="return_value",
-    )
+    run_line("evaluate", "[/INST]/m", "dev.tsv", "--device", "cpu", "--length", "12")
     assert "[/INST]/m on dev.tsv" in capsys.readouterr().out
-    app(["describe", "[/INST]/m"], result_action="return_value")
+    run_line("describe", "[/INST]/m")
     assert "[/INST]/m: bert" in capsys.readouterr().out

@@ -13,7 +13,6 @@ import pytest
 import torch
 from pyarrow import dataset, parquet
 
-from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.model.kernels import library
 from bothways.prediction.bulk import run
@@ -21,6 +20,7 @@ from bothways.prediction.bulk.folder import FILES, PARTS, REJECTS, SUCCESS
 from bothways.prediction.bulk.parts import BulkRequest
 from bothways.prediction.bulk.run import BulkResult, predict_files
 from bothways.prediction.bulk.worker import part_content, prediction_values
+from commands import run_line
 from heard_progress import Heard
 from toy_bulk import make_classifier, make_rows, write_rows
 from toy_folder import make_folder
@@ -48,22 +48,18 @@ def check_equal_predictions(row: dict[str, Any], expected: dict[str, Any]) -> No
     assert row["probabilities"] == pytest.approx(expected["probabilities"], abs=2e-6)
 
 
-def command(*words: object) -> None:
-    app([str(word) for word in words], result_action="return_value")
-
-
 def test_parts_of_any_kind_of_file_are_what_the_command_prints(model, tmp_path, capsys):
     files = [
         write_rows(tmp_path / f"rows{kind}", make_rows(23, seed)) for seed, kind in enumerate(KINDS)
     ]
     printed = ""
     for file in files:
-        command("predict", model, file)
+        run_line("predict", model, file)
         printed += capsys.readouterr().out
-    command("predict", model, *files, "--out", tmp_path / "whole")
+    run_line("predict", model, *files, "--out", tmp_path / "whole")
     assert "115 rows in" in capsys.readouterr().err
     assert b"".join(parts(tmp_path / "whole").values()).decode() == printed
-    command("predict", model, *files, "--out", tmp_path / "small", "--rows", 7)
+    run_line("predict", model, *files, "--out", tmp_path / "small", "--rows", 7)
     assert [*parts(tmp_path / "small")][3:5] == ["part-00000-00003.jsonl", "part-00001-00000.jsonl"]
     if library.runs_on(torch.device("cpu")):  # batch-invariant: other batches, the same bits
         assert b"".join(parts(tmp_path / "small").values()).decode() == printed
@@ -76,12 +72,12 @@ def test_parts_of_any_kind_of_file_are_what_the_command_prints(model, tmp_path, 
 
 def test_parquet_keeps_columns_with_their_types(model, tmp_path):
     file, out = write_rows(tmp_path / "rows.parquet", make_rows(23)), tmp_path / "out"
-    command("predict", model, file, "--out", out, "--keep", "id=key", "--keep", "source", "--rows", 9)  # fmt: skip
+    run_line("predict", model, file, "--out", out, "--keep", "id=key", "--keep", "source", "--rows", 9)  # fmt: skip
     table = dataset.dataset(out, format="parquet").to_table()
     assert table.schema.field("key").type == pyarrow.int64()
     assert table["key"].to_pylist() == list(range(23))
     assert table["source"].to_pylist()[:4] == ["s0", None, None, "s3"]
-    command("predict", model, file, "--out", tmp_path / "json", "--format", "jsonl")
+    run_line("predict", model, file, "--out", tmp_path / "json", "--format", "jsonl")
     rows = table.select(["label", "probabilities"]).to_pylist()
     for row, expected in zip(rows, lines(tmp_path / "json"), strict=True):
         check_equal_predictions({**row, "probabilities": dict(row["probabilities"])}, expected)
@@ -96,15 +92,15 @@ def test_kept_columns_of_other_files_have_the_types_of_the_first_rows(model, tmp
     with pytest.raises(
         DataError, match=r"rows\.jsonl:11: 'id' is 'not a number', not of the type int64"
     ):
-        command(*words, "--out", tmp_path / "strict")
-    command(*words, "--out", tmp_path / "out", "--rejects")
+        run_line(*words, "--out", tmp_path / "strict")
+    run_line(*words, "--out", tmp_path / "out", "--rejects")
     assert dataset.dataset(tmp_path / "out", format="parquet").count_rows() == 10
     rejected = (tmp_path / "out" / REJECTS / "00000-00002.jsonl").read_text().splitlines()
     assert [json.loads(row)["where"] for row in rejected] == [f"{file}:11", f"{file}:12"]
     rows[0]["id"] = "\ud800"
     words = ("predict", model, write_rows(tmp_path / "other.jsonl", rows), *words[3:])
     with pytest.raises(DataError, match="the values of 'id' have no type of Parquet in common"):
-        command(*words, "--out", tmp_path / "other")
+        run_line(*words, "--out", tmp_path / "other")
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -131,16 +127,16 @@ def test_every_prediction_has_columns_in_parquet(name, tmp_path_factory):
 def test_vectors_are_those_of_one_file(tmp_path):
     bert = make_folder(tmp_path / "bert")
     files = [write_rows(tmp_path / f"{seed}.txt", make_rows(15, seed)) for seed in (1, 2)]
-    command("embed", bert, *files, "pooling=max", "--out", tmp_path / "out", "--rows", 4)
+    run_line("embed", bert, *files, "pooling=max", "--out", tmp_path / "out", "--rows", 4)
     whole = []
     for file in files:
-        command("embed", bert, file, "pooling=max", "--out", tmp_path / "one.npy")
+        run_line("embed", bert, file, "pooling=max", "--out", tmp_path / "one.npy")
         whole.append(np.load(tmp_path / "one.npy"))
     found = [np.load(file) for file in sorted((tmp_path / "out").glob("part-*.npy"))]
     assert len(found) == 8
     np.testing.assert_array_equal(np.concatenate(found), np.concatenate(whole))
     keyed = write_rows(tmp_path / "keyed.jsonl", make_rows(15, 1))
-    command("embed", bert, keyed, "pooling=max", "--out", tmp_path / "keyed", "--keep", "id")
+    run_line("embed", bert, keyed, "pooling=max", "--out", tmp_path / "keyed", "--keep", "id")
     table = parquet.read_table(tmp_path / "keyed")
     assert table["id"].to_pylist() == list(range(1000, 1015))
     np.testing.assert_array_equal(np.stack(table["vector"].to_numpy()), whole[0])
@@ -437,11 +433,11 @@ def test_a_folder_with_other_files_is_left_alone(model, tmp_path):
 def test_options_of_parts_need_a_folder(model, tmp_path):
     files = [write_rows(tmp_path / f"{seed}.txt", make_rows(2, seed)) for seed in (1, 2)]
     with pytest.raises(ConfigError, match="files: there are 2 files, and one is read"):
-        command("predict", model, *files)
+        run_line("predict", model, *files)
     with pytest.raises(ConfigError, match="rejects: is for predictions in parts"):
-        command("predict", model, files[0], "--rejects")
+        run_line("predict", model, files[0], "--rejects")
     with pytest.raises(ConfigError, match="window: is for predictions that are printed"):
-        command("predict", model, files[0], "--out", tmp_path / "out", "--window", 5)
+        run_line("predict", model, files[0], "--out", tmp_path / "out", "--window", 5)
     with pytest.raises(ConfigError, match="processes: must be at least 1"):
         predict_files(request(model, tmp_path), tmp_path / "out", processes=0)
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from bothways.cli.main import app
 from bothways.core.errors import ConfigError, DataError
 from bothways.prediction.bulk import run
 from bothways.prediction.bulk.folder import PARTS, SUCCESS, parts_folder, rejects_file
 from bothways.prediction.bulk.parts import BulkRequest
 from bothways.prediction.bulk.run import predict_files
 from child_processes import children
+from commands import run_line
 from toy_bulk import make_classifier, make_rows, write_rows
 
 
@@ -39,18 +39,14 @@ def table(tmp_path) -> Path:
     return tmp_path / "new.csv"
 
 
-def command(*words: object) -> None:
-    app([str(word) for word in words], result_action="return_value")
-
-
 def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def test_standard_output_keeps_columns_in_order(model, table, capsys):
-    command("predict", model, table)
+    run_line("predict", model, table)
     plain = printed(capsys)
-    command("predict", model, table, "--keep", "id", "--keep", "text=body", "--window", "5")
+    run_line("predict", model, table, "--keep", "id", "--keep", "text=body", "--window", "5")
     kept = printed(capsys)
     assert [row.pop("id") for row in kept] == [f"k{n}" for n in range(12)]
     assert kept[2].pop("body") == "two\nlines"
@@ -59,9 +55,9 @@ def test_standard_output_keeps_columns_in_order(model, table, capsys):
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv", "out.tsv", "out.parquet"])
 def test_a_file_has_the_rows_of_standard_output(name, model, table, capsys):
-    command("predict", model, table, "--keep", "text", "--keep", "id")
+    run_line("predict", model, table, "--keep", "text", "--keep", "id")
     expected, out = printed(capsys), table.with_name(name)
-    command("predict", model, table, "--out", out, "--keep", "text", "--keep", "id", "--rows", "5")
+    run_line("predict", model, table, "--out", out, "--keep", "text", "--keep", "id", "--rows", "5")
     assert capsys.readouterr().out == ""
     assert [file.name for file in sorted(table.parent.glob("*out*"))] == [name]
     assert not parts_folder(out).exists()
@@ -123,7 +119,7 @@ def test_rejected_rows_are_in_a_file_beside_it(model, tmp_path):
         predict_files(BulkRequest(model, (str(rows),), keep=("id",)), out)
     assert not out.exists()
     out.unlink(missing_ok=True)
-    command("predict", model, rows, "--keep", "id", "--rejects", "--out", tmp_path / "b.jsonl")
+    run_line("predict", model, rows, "--keep", "id", "--rejects", "--out", tmp_path / "b.jsonl")
     [row] = (tmp_path / "b.jsonl").read_text().splitlines()
     assert json.loads(row)["id"] == 1
     [rejected] = rejects_file(tmp_path / "b.jsonl").read_text().splitlines()
@@ -137,13 +133,13 @@ def test_names_that_cannot_be_written_are_refused(model, table):
         (["--keep", "label", "--keep", "text=label"], "keep"),
     ):
         with pytest.raises(ConfigError) as refused:
-            command("predict", model, table, *words)
+            run_line("predict", model, table, *words)
         assert refused.value.where == where
     before = table.read_bytes()
     with pytest.raises(DataError, match="is the input, too"):
-        command("predict", model, table, "--out", table)
+        run_line("predict", model, table, "--out", table)
     with pytest.raises(DataError, match="'nothing'"):
-        command("predict", model, table, "--keep", "nothing")
+        run_line("predict", model, table, "--keep", "nothing")
     assert table.read_bytes() == before
 
 

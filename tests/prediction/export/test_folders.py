@@ -16,7 +16,6 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer as Backend
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, DivergedError, FolderError
 from bothways.core.runtime.tuning import TUNING
@@ -34,6 +33,7 @@ from bothways.prediction.export.folder import (
 )
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.session_model import FILES, CompiledModel
+from commands import run_line
 from toy_folder import VOCABULARY, make_examples, make_folder, write_tsv
 from toy_predictors import TASKS, predictor
 
@@ -305,7 +305,7 @@ def test_folders_that_onnxruntime_cannot_open(bert, classifier, exported, tmp_pa
 
 def test_the_command(classifier, data, tmp_path, capsys):
     def run(*words: object) -> str:
-        app([str(word) for word in words], result_action="return_value")
+        run_line(*words)
         return capsys.readouterr().out
 
     out = tmp_path / "out"

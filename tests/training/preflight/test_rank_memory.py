@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bothways.cli.main import app
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import ResourceError
 from bothways.core.sequence import Sequence
@@ -36,6 +35,7 @@ from bothways.training.step_cost import (
     choose_placement,
     kept_floats,
 )
+from commands import run_line
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 VOCABULARY, WIDTH, DEPTH = 1000, 64, 4
@@ -286,8 +286,8 @@ def test_a_shard_holds_its_part_of_the_teacher(teacher):
 def test_plan_counts_the_teacher(teacher, capsys):
     words = ["plan", "bert-tiny", "--teacher", teacher, "--recipe", "minilm"]
     words += ["--tokens", "1e6", "--hardware", "l4"]
-    app([*words, "--json"], result_action="return_value")
+    run_line(*words, "--json")
     memory = json.loads(capsys.readouterr().out)["memory"]
     assert memory["frozen"] == 4 * parameter_table(TEACHER, ()).total
-    app(words, result_action="return_value")
+    run_line(*words)
     assert "teacher" in capsys.readouterr().out
