@@ -6,7 +6,7 @@ import pytest
 
 from bothways.core.errors import DataError, ResourceError, optional
 from bothways.core.files import read_json, read_object
-from bothways.core.terminal import listed, printable, quantity, result_line, time_text
+from bothways.core.terminal import listed, printable, quantity, time_text
 
 
 def test_control_characters_are_escaped():
@@ -79,9 +79,3 @@ def test_long_words_of_a_message_are_cut():
     assert error.what == f"label {long!r} is unknown"
     plain = "a text of many words " * 100
     assert str(DataError(plain, where="run/" + "a" * 400)) == f"run/{'a' * 400}: {plain}"
-
-
-def test_a_result_is_one_line():
-    metrics = {"accuracy": 0.91249, "loss": 12345.6}
-    line = result_line("Result", metrics, steps=3, folder=None)
-    assert line == "Result(accuracy=0.9125, loss=1.235e+04, steps=3)"

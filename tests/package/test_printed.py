@@ -9,8 +9,7 @@ from rich.text import Text
 
 from bothways.cli import lab, training
 from bothways.cli.options import CommandTable, metric_table
-from bothways.core.report.sections import TableSection
-from bothways.core.report.terminal import render_report, text_table
+from bothways.core.report.terminal import text_table
 from bothways.core.terminal import say, show_lines
 from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.text.trainers import WordPiece, train_tokenizer
@@ -75,13 +74,6 @@ def test_folders_may_have_brackets(tmp_path, monkeypatch, capsys):
     assert "\nc[/x] already has the corpus of these inputs;" in f"\n{capsys.readouterr().err}"
     run_line("tokenizer", "train", "text.txt", "--size", "60", "--out", "t[/x]")
     assert capsys.readouterr().err.endswith("The tokenizer is in t[/x].\n")
-
-
-def test_a_title_is_not_wrapped_to_the_width_of_its_table():
-    title = "models/a/rather/long/path/of/a/model on data/another/rather/long/path.tsv"
-    assert printed_lines(metric_table(title, {"f1": {"f1": 0.5}}), width=80)[0] == title
-    section = TableSection(title, ["a"], [[1]])
-    assert printed_lines(render_report(section), width=80)[0].strip() == title
 
 
 def test_a_path_is_never_broken():

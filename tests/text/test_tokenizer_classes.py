@@ -285,7 +285,6 @@ ROBERTA = {
     "trim_offsets": True, "add_prefix_space": True,
 }  # fmt: skip
 MODEL = json.loads(word_piece()._tokenizer.to_str())["model"]
-BYTES = json.loads(roberta_backend().to_str())
 
 
 @pytest.mark.parametrize(

@@ -126,15 +126,6 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(ResourceError, match="cannot be written"),
-        run_folder(tmp_path / "file" / "run", resume=False),
-    ):
-        pass
-
-
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     file = tmp_path / "a.txt"
     replace_file(file, lambda place: place.write_text("old"))

@@ -13,7 +13,6 @@ from bothways.training.meter import (
     Peak,
     Speed,
     StepReport,
-    record_text,
     report_values,
     score_values,
 )
@@ -190,30 +189,6 @@ def test_time_left_of_a_run_by_the_clock_is_the_rest_of_it(clock):
     speed.mark(RunState())
     clock.now += 900.0
     assert speed.mark(RunState(seconds=900.0, tokens=10))["seconds_left"] == pytest.approx(2700.0)
-
-
-def test_a_line_says_it_in_words():
-    values = report_values(REPORT) | {
-        "share": 0.1,
-        "tokens_per_second": 12345.6,
-        "gemm_share": 0.41,
-        "seconds_left": 3723.4,
-    }
-    assert record_text(values) == (
-        "step 40 · masked 6.500 (3.1% right) · pair 0.690 · rate 1.00e-04 · gradient 1.50 · "
-        "12,346 tokens/s"
-    )
-    values = {
-        "heldout/loss/masked": 5.0,
-        "heldout/accuracy/masked": 0.25,
-        "f1": 0.5,
-        "dev/f1": 0.25,
-        "dev/f1/person": 0.1,
-    }
-    assert (
-        record_text({"step": 1200, **values})
-        == "step 1,200 · heldout/masked 5.000 (25.0% right) · f1 0.500 · dev/f1 0.250"
-    )
 
 
 def test_records_that_are_not_utf8_are_one_message(tmp_path):

@@ -239,10 +239,6 @@ def test_curves_have_their_points_and_short_numbers_at_the_axis():
     ]
 
 
-def test_same_report_gives_same_bytes():
-    assert to_html(REPORT) == to_html(REPORT)
-
-
 def test_terminal_shows_the_same_figures_but_no_details():
     text = " ".join(terminal(REPORT).split())
     expected = [

@@ -15,7 +15,6 @@ from kernel_cases import NEEDS_AVX512, draw_qkv, formula
 from toy_training import exit_code
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-WITHOUT_AMX = ALL_FEATURES & ~Feature.AMX
 
 
 LONG = [40, 17, 33]

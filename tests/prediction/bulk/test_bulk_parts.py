@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from bothways.model.kernels import library
 from bothways.prediction.bulk import run
 from bothways.prediction.bulk.folder import FILES, PARTS, REJECTS, SUCCESS
 from bothways.prediction.bulk.parts import BulkRequest
-from bothways.prediction.bulk.run import BulkResult, predict_files
+from bothways.prediction.bulk.run import predict_files
 from bothways.prediction.bulk.worker import part_content, prediction_values
 from commands import run_line
 from heard_progress import Heard
@@ -379,9 +378,6 @@ def test_a_data_set_that_changes_before_it_is_read_ends_the_work(model, tmp_path
     changing = Changing(data / "train.jsonl", Path(rows).read_bytes())
     with pytest.raises(DataError, match=r"texts: has changed since .*\n  Run the same command"):
         predict_files(BulkRequest(model, files), tmp_path / "out", progress=changing)
-
-
-Change = Callable[[BulkRequest, Path], BulkResult]
 
 
 @pytest.mark.parametrize(

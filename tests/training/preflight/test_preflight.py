@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 
-from bothways.core.errors import BothwaysError, Finding, places, report_findings
+from bothways.core.errors import BothwaysError, Finding, report_findings
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.positions import Learned
@@ -264,8 +264,3 @@ def test_errors_are_listed_in_one_message_and_the_rest_is_returned():
         match=r"^2 errors must be corrected before training:\n  1\. a:1: one. Mend it\.\n  2\. two$",
     ):
         report_findings([one, warning, Finding("labels", "error", "two")])
-
-
-def test_only_the_first_places_are_named():
-    assert places(["a", "b"]) == "a, b"
-    assert places([str(n) for n in range(12)]) == "0, 1, 2, 3, 4 and 7 more"
