@@ -33,6 +33,15 @@ def model(tmp_path_factory) -> str:
     return str(make_classifier(tmp_path_factory.mktemp("model")))
 
 
+@pytest.fixture(scope="module")
+def begun(model, tmp_path_factory) -> tuple[BulkRequest, Path]:
+    """A request, and the folder in which it was carried out."""
+    folder = tmp_path_factory.mktemp("begun")
+    asked = request(model, folder)
+    predict_files(asked, folder / "out")
+    return asked, folder / "out"
+
+
 def parts(out: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(out.glob("part-*"))}
 
@@ -396,9 +405,8 @@ def test_a_data_set_that_changes_before_it_is_read_ends_the_work(model, tmp_path
         ({"files": ("no.txt",)}, DataError, r"^no\.txt: "),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_before_any_work(model, tmp_path, change, kind, message):
-    asked, out = request(model, tmp_path), tmp_path / "out"
-    predict_files(asked, out)
+def test_mistakes_are_told_before_any_work(begun, tmp_path, change, kind, message):
+    asked, out = begun
     before, place = stamps(out), tmp_path / "new"
     with pytest.raises(kind, match=message):
         predict_files(replace(asked, **change), out if "begun" in message else place)
