@@ -74,14 +74,14 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
     with shown_progress(progress) as reporter:
         if isinstance(texts, Mapping):
             languages = {
-                name: read_texts(documents_of(source, column=column), reporter)
+                name: read_document_texts(documents_of(source, column=column), reporter)
                 for name, source in texts.items()
             }
             sample = sampling.sample_languages(languages, alpha, characters, seed)
             share = f"a sample of {len(languages)} languages, alpha {alpha:g},"
         else:
             documents = documents_of(texts, column=column)
-            sample = sampling.sample(read_texts(documents, reporter), characters, seed)
+            sample = sampling.sample(read_document_texts(documents, reporter), characters, seed)
             even = f"an even sample ({sample.characters / max(1, sample.total):.1%})"
             share = "all" if sample.characters == sample.total else even
         tokenizer = trainers.learn(sample, trainer, lambda texts: read_sample(texts, reporter))
@@ -105,7 +105,7 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
     return tokenizer
 
 
-def read_texts(documents: Iterable[Document], progress: Progress) -> Iterator[str]:
+def read_document_texts(documents: Iterable[Document], progress: Progress) -> Iterator[str]:
     """Yield the texts of documents, with progress in bytes where they are of files."""
     total = getattr(documents, "total", None)
     progress.stage("reading", total or None)

@@ -19,7 +19,7 @@ class _Record:
 
 def test_tracked_items_report_their_number():
     record = _Record()
-    assert list(track("abcde", record, "reading", every=2)) == list("abcde")
+    assert list(track("abcde", record, "reading", interval=2)) == list("abcde")
     assert record.lines == [("reading", 5), 0, 2, 4, 5]
 
 

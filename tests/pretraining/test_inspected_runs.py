@@ -28,7 +28,7 @@ from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.pretraining import run as pretraining_run
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.inspect_step import Repeat, inspect_step
+from bothways.pretraining.inspect_step import Repeat, repeat_step
 from bothways.pretraining.run import pretrain
 from bothways.training import checkpoint, loop
 from bothways.training.optimizers import AdamW
@@ -69,7 +69,7 @@ def test_a_step_is_done_again_from_the_checkpoint_before_it(corpus, run, tmp_pat
     """The mean over its sequences is the loss in the record of the run."""
     folder = tmp_path / "copy"
     shutil.copytree(run, folder)  # keeps step-4 and step-6
-    found = inspect_step(folder, step, corpus)
+    found = repeat_step(folder, step, corpus)
     lines = (run / "metrics.jsonl").read_text().splitlines()
     record = next(
         each for each in map(json.loads, lines) if each["step"] == step and "share" in each
@@ -83,15 +83,15 @@ def test_a_step_is_done_again_from_the_checkpoint_before_it(corpus, run, tmp_pat
 
 def test_what_cannot_be_inspected_is_refused(corpus, run, tmp_path):
     with pytest.raises(ConfigError, match=r"the run ends with step 6: there is no step 7"):
-        inspect_step(run, 7, corpus)
+        repeat_step(run, 7, corpus)
     with pytest.raises(ConfigError, match=r"step: must be at least 1, not 0"):
-        inspect_step(run, 0, corpus)
+        repeat_step(run, 0, corpus)
     with pytest.raises(CheckpointError, match=r"is not the folder of a pre-training run"):
-        inspect_step(tmp_path, 1, corpus)
+        repeat_step(tmp_path, 1, corpus)
     documents = [Document("the dog sleeps. " * 3, f"other:{number}") for number in range(40)]
     other = build_corpus(documents, corpus.tokenizer, tmp_path / "other", workers=1)
     with pytest.raises(CheckpointError, match=r"was trained on another corpus"):
-        inspect_step(run, 6, other)
+        repeat_step(run, 6, other)
 
 
 def test_the_command_prints_a_table(corpus, run, capsys):
@@ -152,7 +152,7 @@ def assert_repeats(folder: Path, corpus: Corpus, work: Path) -> None:
     """The last step and all before it: losses and norms as recorded, weights as in checkpoints."""
     known, steps = records(folder), recorded_steps(folder)
     last = len(steps)
-    found = inspect_step(folder, last, device="cpu")
+    found = repeat_step(folder, last, device="cpu")
     assert (found.difference, found.compared) == (None, last - found.began)
     assert found.gradient_norm == known[last]["gradient_norm"]
     assert {f"loss/{name}": value for name, value in found.losses.items()} == {
@@ -236,15 +236,15 @@ def test_a_run_without_its_record_is_refused(short_run):
     content = record.read_bytes()
     record.unlink()
     with pytest.raises(CheckpointError) as caught:
-        inspect_step(short_run, 2)
+        repeat_step(short_run, 2)
     assert STEPS in caught.value.what
     record.write_bytes(b"\0\0\0\0\0\0\xf8\x7f" + content[8:])  # the first rate is NaN
     with pytest.raises(CheckpointError):
-        inspect_step(short_run, 2)
+        repeat_step(short_run, 2)
     record.write_bytes(content[:-3])  # cut by a kill
-    assert inspect_step(short_run, 2).difference is None
+    assert repeat_step(short_run, 2).difference is None
     with pytest.raises(ConfigError) as ended:
-        inspect_step(short_run, 3)
+        repeat_step(short_run, 3)
     assert ended.value.where == "step"
 
 
@@ -253,7 +253,7 @@ def test_another_result_than_the_recorded_one_is_reported(short_run, capsys):
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     changed = [{**row, "gradient_norm": 7.5} if row["step"] == 2 else row for row in rows]
     metrics.write_text("".join(f"{json.dumps(row)}\n" for row in changed))
-    found = inspect_step(short_run, 3)
+    found = repeat_step(short_run, 3)
     assert (found.difference.step, found.difference.recorded) == (2, 7.5)
     run_line("inspect-step", short_run, "3")
     assert "at step 2" in capsys.readouterr().out
@@ -309,7 +309,7 @@ def test_ranks_that_differ_stop_and_ranks_that_agree_repeat(corpus, tmp_path):
     assert not (tmp_path / "refused" / ".run").exists()
     run = tmp_path / "run"
     steps = recorded_steps(run)
-    found = inspect_step(run, len(steps))
+    found = repeat_step(run, len(steps))
     assert found.ranks == 2
     assert found.rate == records(run)[len(steps)]["learning_rate"]
     before = records(run).get(len(steps) - 1, {"tokens": 0})  # on a slow machine there is one step

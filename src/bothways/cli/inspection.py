@@ -168,19 +168,19 @@ def _head_text(head: Head) -> str:
 def _parameters(description: _Found) -> options.CommandTable:
     from bothways.model.parameters import parameter_table
 
-    whole = parameter_table(description.config, description.heads)
+    table = parameter_table(description.config, description.heads)
     encoder = parameter_table(description.config).entries
     textbook = [entry for entry in encoder if entry.textbook]
     sections = [("textbook: V·H + 12·L·H², where I = 4·H", textbook)] if textbook else []
     sections.append(("encoder", [entry for entry in encoder if not entry.textbook]))
-    for head in whole.entries[len(encoder) :]:
+    for head in table.entries[len(encoder) :]:
         sections.append((f"{sections[-1][0]} + {head.part}", [head]))
     rows, running = list[list[str]](), 0
     for title, entries in sections:
         running += sum(entry.count for entry in entries)
         counts = [(entry.part, entry.tensors, entry.count) for entry in entries]
         for name, tensors, count in [*counts, (title, "", running)]:
-            rows.append([name, tensors, f"{count:,}", f"{count / whole.total:.2%}"])
+            rows.append([name, tensors, f"{count:,}", f"{count / table.total:.2%}"])
     return options.CommandTable("Parameters", ("part", "tensors", "count", "share"), rows)
 
 
@@ -241,7 +241,7 @@ def compare(  # noqa: PLR0913 – one option per question
         opened = open_task(significance.folders(a)[0], task_name, device="cpu")
         columns = named_columns(opened.task_model.task, **names)
     with terminal_progress() as progress:
-        comparison = significance.compare(
+        comparison = significance.compare_runs(
             a, b, data, columns, device=device, task=task_name, progress=progress
         )
     if json:
@@ -284,12 +284,11 @@ def inspect_step(
     corpus
         The corpora of the run, in its order, if they are no longer where it read them.
     """
-    from bothways.pretraining.inspect_step import inspect_step as repeat
-    from bothways.pretraining.inspect_step import open_recorded, recorded_data
+    from bothways.pretraining.inspect_step import open_recorded, recorded_data, repeat_step
 
     with terminal_progress() as progress:
         text = open_recorded(recorded_data(run), corpus)
-        inspected = repeat(run, step, text, device=device, progress=progress)
+        inspected = repeat_step(run, step, text, device=device, progress=progress)
     if json:
         print(dumps(dataclasses.asdict(inspected), ensure_ascii=False))
         return

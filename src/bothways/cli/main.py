@@ -106,21 +106,6 @@ def _escape(error: UnicodeError) -> tuple[str, int]:
     return "".join(f"\\u{pair}" for pair in pairs), error.end
 
 
-def _prepare_terminal() -> None:
-    """Make the streams and the width usable: closed streams, other encodings, COLUMNS=0."""
-    codecs.register_error("bothways.escape", _escape)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed by the caller, as by `>&-`
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="bothways.escape")
-    for name in ("COLUMNS", "LINES"):  # rich and argument help fail at a width of 0
-        value = os.environ.get(name, "")
-        if value.isdecimal() and int(value) < _NARROWEST:
-            del os.environ[name]
-
-
 def _interrupt_on_signals() -> None:
     """Let the signals that end a program do what Ctrl-C does; a second one ends it at once.
 
@@ -145,7 +130,18 @@ def main() -> None:
     """Run the command line; exit with 0, 2 (an error the user can fix), 1 (another rank of the run
     is lost, or a traceback) or 130 (interrupted, by Ctrl-C or another signal).
     """
-    _prepare_terminal()
+    # Make the streams and the width usable: closed streams, other encodings, COLUMNS=0.
+    codecs.register_error("bothways.escape", _escape)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller, as by `>&-`
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="bothways.escape")
+    for name in ("COLUMNS", "LINES"):  # rich and argument help fail at a width of 0
+        value = os.environ.get(name, "")
+        if value.isdecimal() and int(value) < _NARROWEST:
+            del os.environ[name]
     limit_threads()
     tune_allocator()
     # A run must not end because its terminal was closed.

@@ -6,14 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.cli.options import (
-    CommandTable,
-    ConfigFile,
-    Device,
-    JsonOutput,
-    RunLength,
-    show_tables,
-)
+from bothways.cli import options
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
@@ -26,17 +19,17 @@ def plan(  # noqa: PLR0913 – one option per question
     model: str,
     *settings: str,
     tokens: float | None = None,
-    end: RunLength = RunLength(),  # noqa: B008 – frozen
+    end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
     corpus: str | None = None,
     recipe: str | None = None,
     teacher: str | None = None,
-    config: ConfigFile = None,
+    config: options.ConfigFile = None,
     hardware: str = "here",
     ranks: int = 1,
     utilisation: float | None = None,
     price: float | None = None,
-    json: JsonOutput = False,
-    device: Device = "auto",
+    json: options.JsonOutput = False,
+    device: options.Device = "auto",
 ) -> None:
     """Forecast time, memory, checkpoints and price of a pre-training run, and how to place it.
 
@@ -170,9 +163,9 @@ def _show(done: RunForecast) -> None:
     free = size_text(done.free) if math.isfinite(done.free) else "unknown"
     rows.append((f"all, of {free} of which {USABLE:.0%} count", size_text(memory.total)))
     rows.append(("most tokens at once (microbatch_tokens)", f"{done.largest:,}"))
-    show_tables(
-        CommandTable(f"A run on {done.hardware}", ("", ""), run),
-        CommandTable("Memory of a rank", ("", ""), rows),
+    options.show_tables(
+        options.CommandTable(f"A run on {done.hardware}", ("", ""), run),
+        options.CommandTable("Memory of a rank", ("", ""), rows),
     )
     say = f"placement: {done.choice.placement}, because {done.choice.why}"
     console.print(say, highlight=False, soft_wrap=True)

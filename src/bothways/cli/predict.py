@@ -131,19 +131,21 @@ def _predict_parts(
     from bothways.prediction.bulk.folder import is_file, parts_folder, rejects_file
 
     options.say_kernels(settings["device"])
-    one = is_file(out)
-    with options.resumable(parts_folder(out) if one else out, "What is finished") as progress:
+    is_one_file = is_file(out)
+    with options.resumable(
+        parts_folder(out) if is_one_file else out, "What is finished"
+    ) as progress:
         done: Any = bothways.predict(
             model, files, out, progress=progress, **vars(parts), **settings
         )
     were = "was" if done.again == 1 else "were"
-    earlier = f", {done.again:,} of which {were} finished before" if done.again else ""
-    count = "" if one else f", in {quantity(done.parts, 'part(s)')}"
-    say(error_console(), f"{quantity(done.rows, 'row(s)')} in {out}{count}{earlier}")
+    repeated = f", {done.again:,} of which {were} finished before" if done.again else ""
+    count = "" if is_one_file else f", in {quantity(done.parts, 'part(s)')}"
+    say(error_console(), f"{quantity(done.rows, 'row(s)')} in {out}{count}{repeated}")
     for warning in done.warnings:
         print(warning, file=sys.stderr)
     if done.rejected:
-        rejects = rejects_file(out) if one else out / "_rejects"
+        rejects = rejects_file(out) if is_one_file else out / "_rejects"
         message = f"warning: {quantity(done.rejected, 'row(s)')} rejected: see {rejects}"
         print(message, file=sys.stderr)
 

@@ -18,7 +18,7 @@ import bothways
 from bothways.cli.options import INPUTS, documented_by
 from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, show_lines
-from bothways.texts import read_sample, read_texts
+from bothways.texts import read_document_texts, read_sample
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -185,7 +185,7 @@ def report(
     model = Tokenizer.load(tokenizer)
     with terminal_progress() as progress:
         documents = read_documents(inputs, column=column)
-        texts = sample(read_texts(documents, progress), int(ceiling * 1e6))
+        texts = sample(read_document_texts(documents, progress), int(ceiling * 1e6))
         summary = examine(model, read_sample(texts, progress), examples=examples)
     show_lines(output_console(), _table(summary, str(tokenizer)))
 

@@ -142,8 +142,8 @@ def _show_adaptation(done: Adaptation) -> None:
     from bothways.pretraining.adapt import head_note
 
     scores = [
-        (str(name), str(metric), f"{before:,.4g}", f"{after:,.4g}")
-        for name, metric, before, after in done.comparison()
+        (str(name), str(metric), f"{score:,.4g}", f"{adapted:,.4g}")
+        for name, metric, score, adapted in done.comparison()
     ]
     title = "Held-out text, the same masks before and after"
     general = ["general"] if done.vocabulary.general else []

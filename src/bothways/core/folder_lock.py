@@ -43,7 +43,15 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(folder / LOCK)
         try:
-            _acquire(lock, folder, patience, progress)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                if not patience:
+                    raise
+                progress.message(
+                    f"note: {folder} is in use by {_owner(folder)}, which may be about to end"
+                )
+                lock.acquire(timeout=patience)
         except Timeout as error:
             fix = "Wait for it, stop it, or choose another folder."
             raise ResourceError(f"is in use by {_owner(folder)}", where=folder, fix=fix) from error
@@ -87,17 +95,6 @@ def discard_begun(
                     path = folder / name
                     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         raise
-
-
-def _acquire(lock: FileLock, folder: Path, patience: float, progress: Progress) -> None:
-    """Take the lock, or raise Timeout."""
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if not patience:
-            raise
-        progress.message(f"note: {folder} is in use by {_owner(folder)}, which may be about to end")
-        lock.acquire(timeout=patience)
 
 
 def _owner(folder: Path) -> str:

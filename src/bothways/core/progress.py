@@ -98,11 +98,11 @@ class Part:
         self.whole.message(f"{self.name}: {text}")
 
 
-def track(items: Many[T], progress: Progress, name: str, every: int = 1) -> Iterator[T]:
-    """Yield `items` as a stage of `progress`, which advances before every `every`th item."""
+def track(items: Many[T], progress: Progress, name: str, interval: int = 1) -> Iterator[T]:
+    """Yield `items` as a stage of `progress`, which advances before every `interval`th item."""
     progress.stage(name, len(items))
     for number, item in enumerate(items):
-        if number % every == 0:
+        if number % interval == 0:
             progress.advance(number)
         yield item
     progress.advance(len(items))

@@ -164,9 +164,9 @@ def write_stderr(text: str) -> None:
     print(printable(text), file=ErrorStream(sys.stderr), flush=True)
 
 
-def show_lines(console: Console, *parts: RenderableType) -> None:
+def show_lines(console: Console, *renderables: RenderableType) -> None:
     """Print texts and tables below each other; long texts, such as paths, are not broken."""
-    console.print(*parts, sep="\n", soft_wrap=True)
+    console.print(*renderables, sep="\n", soft_wrap=True)
 
 
 def say(console: Console, text: str) -> None:

@@ -362,16 +362,16 @@ def _check_same(
     built = read_manifest(folder)
     requested, stored = (dict(vars(values)) for values in (settings, built.settings))
     cleaning = config_difference(requested.pop("cleaning"), stored.pop("cleaning"))
-    others = {name: value for name, value in requested.items() if value != stored[name]}
-    differing = [f"{name} {stored[name]!r}, not {value!r}" for name, value in others.items()]
+    differences = {name: value for name, value in requested.items() if value != stored[name]}
+    differing = [f"{name} {stored[name]!r}, not {value!r}" for name, value in differences.items()]
     differing += [f"another cleaning (now {'; '.join(cleaning)})"] if cleaning else []
     fix = "Choose another folder, or delete this one."
     if differing:
         message = f"holds a corpus that was built with {'; '.join(differing)}"
         raise DataError(message, where=folder, fix=fix)
     origins, reading = _sources(documents)
-    known = bool(origins) and all(origin.modified for origin in origins)  # none is at a URL
-    if not known or (origins, reading) != (built.origins, built.reading):
+    has_times = bool(origins) and all(origin.modified for origin in origins)  # none is at a URL
+    if not has_times or (origins, reading) != (built.origins, built.reading):
         # Files that were only copied or touched hold the same text; reading them is fast
         # compared to encoding them.
         names = (job.name for job in cut_shards(documents, recipe))

@@ -133,8 +133,8 @@ class CorpusSource:
             case SpanPlan():
                 first_document, *documents = (read_slice(*document) for document in plan.ranges)
                 separator = self.template.after.ids
-                others = (x for document in documents for x in (separator, document))
-                return assemble(np.concatenate([first_document, *others]), None, self.template)
+                separated = (x for document in documents for x in (separator, document))
+                return assemble(np.concatenate([first_document, *separated]), None, self.template)
             case _:
                 assert_never(plan)
 

@@ -63,9 +63,9 @@ def choose_documents(
     fate = {name: np.uint8(number) for number, name in enumerate(steps, 1)}
     digests, shard_fates = [np.zeros((0, 16), dtype=np.uint8)], [np.zeros(0, dtype=np.uint8)]
     for path in shards:
-        sizes, shard_digests, kept = load_index(path)
-        short = (sizes < cleaning.min_tokens) & (kept == 0)
-        shard_fates.append(np.where(short, fate[SHORT], kept))
+        sizes, shard_digests, stored_fates = load_index(path)
+        short = (sizes < cleaning.min_tokens) & (stored_fates == 0)
+        shard_fates.append(np.where(short, fate[SHORT], stored_fates))
         digests.append(shard_digests)
     fates, rows = np.concatenate(shard_fates), np.concatenate(digests)
     fates[(fates == 0) & ~first_occurrences(rows)] = fate[DUPLICATE]

@@ -88,7 +88,7 @@ def merge_shards(
     removed = np.zeros((len(settings.cleaning.line_rules), 2), dtype=np.int64)
     # Documents and bytes by fate: 0 for those that stay, then a row for each step.
     by_fate = np.zeros((len(left_out.steps) + 1, 2), dtype=np.int64)
-    seen = 0
+    documents_read = 0
     progress.stage("merging", len(shards))
     tokens = sentences = documents = 0
     with contextlib.ExitStack() as open_files:
@@ -104,8 +104,8 @@ def merge_shards(
         columns[manifest.DOCUMENTS].append(np.zeros(1, dtype=np.uint64))
         for number, path in enumerate(shards, 1):
             shard = load_shard(path)
-            fates = left_out.fates[seen : seen + len(shard.counts)]
-            seen += len(fates)
+            fates = left_out.fates[documents_read : documents_read + len(shard.counts)]
+            documents_read += len(fates)
             removed += shard.removed
             by_fate[:, 0] += np.bincount(fates, minlength=len(by_fate))
             np.add.at(by_fate[:, 1], fates, shard.bytes)
@@ -119,7 +119,7 @@ def merge_shards(
             documents += len(counts)
             progress.advance(number)
         files = {name: column.finish() for name, column in columns.items()}
-    read = manifest.TextRead(seen, int(by_fate[:, 1].sum() + removed[:, 1].sum()))
+    text_read = manifest.TextRead(documents_read, int(by_fate[:, 1].sum() + removed[:, 1].sum()))
     lines = (
         manifest.StepCounts(name, 0, int(size), int(count))
         for name, (count, size) in zip(settings.cleaning.line_rules, removed, strict=True)
@@ -128,7 +128,7 @@ def merge_shards(
         manifest.StepCounts(name, int(count), int(size))
         for name, (count, size) in zip(left_out.steps, by_fate[1:], strict=True)
     )
-    return Merged(manifest.Counts(documents, sentences, tokens), read, (*lines, *steps), files)
+    return Merged(manifest.Counts(documents, sentences, tokens), text_read, (*lines, *steps), files)
 
 
 def _keep(

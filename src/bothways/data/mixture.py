@@ -122,12 +122,12 @@ class Corpora:
             return cls({"": corpora}, {"": 1.0})
         if not corpora:
             raise DataError("there is no corpus", fix="Give one or more.")
-        (first_name, first), *others = corpora.items()
-        for name, corpus in others:
-            if corpus.tokenizer.fingerprint != first.tokenizer.fingerprint:
+        (first_name, reference), *remaining = corpora.items()
+        for name, corpus in remaining:
+            if corpus.tokenizer.fingerprint != reference.tokenizer.fingerprint:
                 message = (
-                    f"the corpora {first_name!r} ({first.folder}) and {name!r} ({corpus.folder}) "
-                    "were built with different tokenizers"
+                    f"the corpora {first_name!r} ({reference.folder}) and {name!r} "
+                    f"({corpus.folder}) were built with different tokenizers"
                 )
                 fix = "Build all of them with one: train it on text of all of them."
                 raise ConfigError(message, where="corpus", fix=fix)

@@ -424,11 +424,11 @@ def read_json_text(
     Raises:
         DataError: the file is not JSON, or longer than `MAX_ARRAY`.
     """
-    chunks, length, last = list[str](), 0, 1
+    chunks, length, line_count = list[str](), 0, 1
     with contextlib.closing(text_io.read_lines(path, bytes_read, split=True)) as lines:
         for number, line in lines:  # the pieces of a long line have one number
-            chunks.append("\n" * (number - last) + line)
-            length, last = length + len(chunks[-1]), number
+            chunks.append("\n" * (number - line_count) + line)
+            length, line_count = length + len(chunks[-1]), number
             if length > MAX_ARRAY:
                 message = f"is JSON of more than {MAX_ARRAY:,} characters, held in memory"
                 fix = "Write one object per line in a .jsonl file, which is read line by line."

@@ -299,22 +299,17 @@ def _raw_lines(
             yield number, line
             number, pending = number + 1, b""
         elif split:
-            end = _cut(line, limit)
+            # The index to cut a long line at: after its last space, else before a character.
+            end = line.rfind(b" ", 0, limit) + 1
+            if not end:
+                end = limit
+                while end > max(limit - 4, 1) and line[end] & 0xC0 == 0x80:  # a continuation byte
+                    end -= 1
             yield number, line[:end]
             pending = line[end:]
         else:
             fix = f"Break the line, or set the environment variable {MAX_LINE} to a larger number."
             raise DataError(f"is longer than {limit:,} bytes", where=f"{name}:{number}", fix=fix)
-
-
-def _cut(line: bytes, limit: int) -> int:
-    """Return the index to cut a long line at: after its last space, else before a character."""
-    end = line.rfind(b" ", 0, limit) + 1
-    if not end:
-        end = limit
-        while end > max(limit - 4, 1) and line[end] & 0xC0 == 0x80:  # a continuation byte
-            end -= 1
-    return end
 
 
 def decode_lines(

@@ -247,8 +247,8 @@ def _change(
 
     def change() -> Tensor:
         """Return s B A, in the order of the weight."""
-        left, right = (adapter.weights.read(name).to(torch.float32) for name in (out, into))
-        product = scale * (left @ right)
+        left, into_weights = (adapter.weights.read(name).to(torch.float32) for name in (out, into))
+        product = scale * (left @ into_weights)
         return product.t() if turned else product
 
     return change

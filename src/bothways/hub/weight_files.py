@@ -133,8 +133,8 @@ def unread_files(folder: Path, weights: Path) -> tuple[str, ...]:
     """
     names = (file.name for file in folder.iterdir() if file.is_file())
     shards = weights.name.removesuffix(".index.json").rpartition(".")[0]
-    known = (f"{shards}-", "model.", "model-", "pytorch_model")
-    return tuple(sorted(n for n in names if n.endswith(_PARTS) and not n.startswith(known)))
+    prefixes = (f"{shards}-", "model.", "model-", "pytorch_model")
+    return tuple(sorted(n for n in names if n.endswith(_PARTS) and not n.startswith(prefixes)))
 
 
 def _open_safetensors(file: Path) -> Weights:

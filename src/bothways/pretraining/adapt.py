@@ -41,13 +41,8 @@ from bothways.model.heads import token_head
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMModule
 from bothways.objectives.objective import Objective
+from bothways.pretraining import config
 from bothways.pretraining.build import build_training_module, start_encoder
-from bothways.pretraining.config import (
-    PretrainConfig,
-    PretrainPhase,
-    default_objective,
-    load_pretraining,
-)
 from bothways.pretraining.evaluation import HeldOut, replaced_tokens_of
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.run_page import write_run_page
@@ -165,10 +160,10 @@ class Adaptation:
             for name, values in self.before.items()
             if "perplexity" in values
         ]
-        note, fit = head_note(self.before) if self.new_head else "", self.vocabulary
-        columns = ["measure", "domain", *(["general"] if fit.general else [])]
+        note, vocabulary = head_note(self.before) if self.new_head else "", self.vocabulary
+        columns = ["measure", "domain", *(["general"] if vocabulary.general else [])]
         words: list[list[s.Cell]] = [
-            [entry.word, " ".join(entry.pieces), entry.count] for entry in fit.words[:_SHOWN]
+            [entry.word, " ".join(entry.pieces), entry.count] for entry in vocabulary.words[:_SHOWN]
         ]
         listed = s.TableSection(
             "Words to add", ["word", "its tokens now", "occurrences"], words,
@@ -181,8 +176,8 @@ class Adaptation:
                 note=f"{MASKED} {note}",
             ),
             s.TableSection(
-                "Vocabulary", columns, fit.rows(),
-                note=f"Are new words worth adding? {fit.answer}",
+                "Vocabulary", columns, vocabulary.rows(),
+                note=f"Are new words worth adding? {vocabulary.answer}",
             ),
             *([listed] if words else []),
         )  # fmt: skip
@@ -305,7 +300,7 @@ def _objective_of(loaded: LoadedModel, source: str) -> tuple[Objective, bool]:
     heads, encoder = loaded.model.heads, loaded.model.config
     head = token_head(encoder)
     if head.kind != "masked":
-        return default_objective(encoder), head.kind not in heads
+        return config.default_objective(encoder), head.kind not in heads
     if "masked" in heads or "replaced" not in heads:
         return MaskedLM(), "masked" not in heads
     return replaced_tokens_of(loaded, source), False
@@ -329,28 +324,28 @@ def _settings(
     until: str | None,
     overrides: Any,
     tokens: int,
-) -> PretrainConfig:
+) -> config.PretrainConfig:
     """Return the settings of the run, given the number of tokens of the domain."""
     encoder, batch = start_encoder(source), TokenBudget(8192)
     least = max(tokens / (1 - share), LEAST_STEPS * batch.n)
     end = duration(until) if until else Tokens(round(least))
-    base = PretrainConfig(
+    base = config.PretrainConfig(
         encoder,
         _training(end),
         objective,
-        (PretrainPhase(min(length, encoder.max_positions)),),
+        (config.PretrainPhase(min(length, encoder.max_positions)),),
         batch,
         held_out=0.05,
         evaluation_tokens=50_000,
         mixture=ByWeight({DOMAIN: 1 - share, GENERAL: share}) if share else None,
         start=source,
     )
-    return load_pretraining(base, overrides)
+    return config.load_pretraining(base, overrides)
 
 
 def _look(
     sources: Mapping[str, list[str]],
-    settings: PretrainConfig,
+    settings: config.PretrainConfig,
     corpora: Mapping[str, Corpus],
     out: Path,
     device: str,
@@ -401,7 +396,7 @@ def _texts(sources: list[str], corpus: Corpus) -> Iterator[str]:
 
 
 def _train_head(
-    settings: PretrainConfig,
+    settings: config.PretrainConfig,
     corpus: Corpus,
     folder: Path,
     resume: bool,
@@ -436,7 +431,7 @@ def _train_head(
 
 
 def scores_of(
-    settings: PretrainConfig,
+    settings: config.PretrainConfig,
     corpora: Mapping[str, Corpus],
     device: str = "auto",
     progress: Progress = SILENT,

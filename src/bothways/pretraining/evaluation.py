@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,8 +179,8 @@ class MixedHeldOut:
 
     def _mean(self, tables: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Return the weighted mean of what all tables have."""
-        reference, *others = tables.values()
-        common = [key for key in reference if all(key in table for table in others)]
+        reference, *remaining = tables.values()
+        common = [key for key in reference if all(key in table for table in remaining)]
         return {
             key: sum(self._shares[name] * table[key] for name, table in tables.items())
             for key in common
@@ -222,11 +221,11 @@ def evaluate_on_corpus(
         FolderError: the model has no head that predicts tokens.
     """
     encoder = build.start_encoder(source)
-    usual = objective or scored_objective(source)
+    scored = objective or scored_objective(source)
     settings = PretrainConfig(
         encoder,
         Training(Steps(1), AdamW(), Constant(), precision),
-        usual,
+        scored,
         (PretrainPhase(min(length, encoder.max_positions)),),
         evaluation_tokens=tokens,
         start=source,
@@ -299,11 +298,6 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.Repl
             "into generator/; or take the generator alone, which is a masked language model."
         )
         raise ConfigError(message, where="model", fix=fix)
-    return _with_generator(loaded, folder)
-
-
-def _with_generator(loaded: LoadedModel, folder: Path) -> replaced_tokens.ReplacedTokens:
-    """Return the objective for a discriminator and the generator in a folder."""
     generator, encoder = load_model(folder).model, loaded.model.config
     other = dataclasses.replace(generator.config, dropout=encoder.dropout)
     narrower = replaced_tokens.Narrower(min(1.0, other.width / encoder.width))

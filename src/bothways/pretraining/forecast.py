@@ -230,8 +230,8 @@ class _Run:
             ends = [self._updates(tokens[:n]) for n in range(len(tokens) + 1)]
             tokens = [
                 seconds * phase.share
-                / (per_token / self.ranks + (step.update + step.exchange) * (end - start) / read)
-                for phase, per_token, start, end, read in zip(
+                / (per_token / self.ranks + (step.update + step.exchange) * (end - start) / count)
+                for phase, per_token, start, end, count in zip(
                     self.settings.phases, step.per_token, ends, ends[1:], tokens, strict=False
                 )
             ]  # fmt: skip
@@ -356,8 +356,8 @@ def forecast_run(
     demand, assumed = memory_demand(settings), tuple[str, ...]()
     if isinstance(hardware, Here):
         ranks, device = 1, devices.choose_device(hardware.device)
-        title, known = devices.describe_device(device), devices.memory_available(device)
-        free = math.inf if known is None else float(known)
+        title, available = devices.describe_device(device), devices.memory_available(device)
+        free = math.inf if available is None else float(available)
         choice = step_cost.choose_placement(demand, ranks, free, device)
         step = measure_step(settings, device, out, progress)
     else:
@@ -399,10 +399,12 @@ def _compute_step(
     card, ranks, per_token, exchange = hardware.card, hardware.count, list[float](), 0.0
     rate, operations = hardware.utilisation * card.bf16, _operations(settings)
     for work, phase in zip(operations, phases, strict=True):
-        again = 0.0
+        recomputed = 0.0
         if settings.training.recompute:  # all blocks but one have a second forward pass
-            again = step_cost.forward_flops(encoder, (), phase.length) * (1 - 1 / encoder.depth)
-        per_token.append((work + again) / rate)
+            recomputed = step_cost.forward_flops(encoder, (), phase.length) * (
+                1 - 1 / encoder.depth
+            )
+        per_token.append((work + recomputed) / rate)
     update = UPDATE_BYTES * demand.parameters / (ranks if sharded else 1) / card.bandwidth
     if ranks > 1:
         # A ring sends 2·(r − 1)/r of the gradients; shards also gather weights in both passes. What

@@ -104,7 +104,7 @@ class InspectedStep:
 
 
 @own_torch_state()
-def inspect_step(
+def repeat_step(
     folder: Path,
     step: int,
     corpus: Corpus | Mapping[str, Corpus] | None = None,
@@ -184,7 +184,7 @@ def open_recorded(data: RunData, folders: Sequence[str] = ()) -> dict[str, Corpu
 class Repeat:
     """A run that is done again, one step after the other, by its record.
 
-    It begins at the newest checkpoint before a step; arguments and errors as `inspect_step`.
+    It begins at the newest checkpoint before a step; arguments and errors as `repeat_step`.
 
     Attributes:
         state: where it is.
@@ -345,10 +345,10 @@ def _steps_before(folder: Path, step: int, entries: StepEntries) -> Path | None:
         message = f"the run ends with step {len(entries)}: there is no step {step}"
         raise ConfigError(message, where="step")
     numbers = {path: int(path.name.removeprefix("step-")) for path in checkpoints(folder)}
-    earlier = [path for path, number in numbers.items() if number < step]
-    began = numbers[earlier[-1]] if earlier else 0
+    candidates = [path for path, number in numbers.items() if number < step]
+    began = numbers[candidates[-1]] if candidates else 0
     if np.isnan(entries["rate"][began:step]).any():
         message = f"steps {began + 1} to {step} were trained by a version that did not record them"
         fix = "Steps after the next checkpoint can be repeated."
         raise CheckpointError(message, where=folder, fix=fix)
-    return earlier[-1] if earlier else None
+    return candidates[-1] if candidates else None

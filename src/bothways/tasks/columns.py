@@ -137,8 +137,8 @@ def choose_columns(
         DataError: a column is missing or cannot be guessed.
     """
     advice = columns_advice(table, names)
-    asked = asked_columns(requested, table, names, labelled is not False)
-    require_columns(asked, names, where, advice)
+    chosen_columns = asked_columns(requested, table, names, labelled is not False)
+    require_columns(chosen_columns, names, where, advice)
     # Fields that are no column of the table of columns, such as the id of a question, stay.
     roles = {**vars(defaults), **{name: vars(requested)[name] for name in _changed(requested)}}
     roles |= {role: None for column in table for role in (column.role, column.companion) if role}
@@ -265,14 +265,14 @@ def _split(value: str | None, names: Many[str]) -> list[str]:
     return [name.strip() for name in value.split(",") if name.strip()]
 
 
-def require_columns(requested: Many[str | None], names: Many[str], where: str, fix: str) -> None:
+def require_columns(requested: Many[str | None], names: Many[str], location: str, fix: str) -> None:
     """Raise a DataError for the first column that is asked for and not among `names`."""
     for name in requested:
         if name is not None and name not in names:
             message = (
                 f"has no column {name!r}; it has {listed(names, MOST)}{did_you_mean(name, names)}"
             )
-            raise DataError(message, where=where, fix=fix)
+            raise DataError(message, where=location, fix=fix)
 
 
 def usual_columns(aliases: Many[str], names: Many[str]) -> list[str]:
@@ -284,7 +284,11 @@ def usual_columns(aliases: Many[str], names: Many[str]) -> list[str]:
 
 
 def guess_column(
-    column: Column, aliases: Many[str], names: Many[str], where: str, free: Many[str] | None = None
+    column: Column,
+    aliases: Many[str],
+    names: Many[str],
+    location: str,
+    free: Many[str] | None = None,
 ) -> str:
     """Return the one column that has a known name.
 
@@ -304,10 +308,10 @@ def guess_column(
     message = f"cannot tell which column {verb} the {column.noun} ({listing})"
     message += f"; use {_spelled({column.role: 'NAME'})}"
     fix = separator_advice(names) or (columns_advice([column]) if column.several else None)
-    raise DataError(message, where=where, fix=fix)
+    raise DataError(message, where=location, fix=fix)
 
 
-def cell_of(row: Row, column: str, where: str) -> Any:
+def cell_of(row: Row, column: str, location: str) -> Any:
     """Return the value in a column.
 
     Raises:
@@ -315,41 +319,41 @@ def cell_of(row: Row, column: str, where: str) -> Any:
     """
     if column not in row:
         message = f"the row has no column {column!r}; it has {listed([*row], MOST)}"
-        raise DataError(message, where=where, fix="Complete the row or remove it.")
+        raise DataError(message, where=location, fix="Complete the row or remove it.")
     value = row[column]
     if type(value) is str:
-        check_characters(value, column, where)
+        check_characters(value, column, location)
         return value
     value = plain_value(value)
     for text in value if isinstance(value, list) else [value]:
-        check_characters(text, column, where)
+        check_characters(text, column, location)
     return value
 
 
-def check_characters(value: Any, column: str, where: str) -> None:
+def check_characters(value: Any, column: str, location: str) -> None:
     """Raise a DataError for a text with half of a surrogate pair, which JSON can hold."""
     half = surrogate_in(value) if isinstance(value, str) and not value.isascii() else None
     if half is not None:
         message = f"column {column!r} holds {half}, not a character"
-        raise DataError(message, where=where, fix="Write both halves or remove it.")
+        raise DataError(message, where=location, fix="Write both halves or remove it.")
 
 
-def text_of(row: Row, column: str, where: str) -> str:
+def text_of(row: Row, column: str, location: str) -> str:
     """Return the text in a column; empty for null and NaN.
 
     Raises:
         DataError: the row lacks the column, or its value is not a text.
     """
-    value = cell_of(row, column, where)
+    value = cell_of(row, column, location)
     if isinstance(value, float) and math.isnan(value):  # as pandas marks an absent text
         return ""
     if value is not None and not isinstance(value, str):
         message = f"column {column!r} holds {type(value).__name__}, not text"
-        raise DataError(message, where=where, fix="Write a text, or name another column.")
+        raise DataError(message, where=location, fix="Write a text, or name another column.")
     return value or ""
 
 
-def label_of(value: Any, column: str, where: str) -> str | None:
+def label_of(value: Any, column: str, location: str) -> str | None:
     """Return a label as text; None for an absent one.
 
     Raises:
@@ -368,7 +372,7 @@ def label_of(value: Any, column: str, where: str) -> str | None:
             fix = "Give one label, or a list of labels for the task multilabel, or name another "
             fix += f"column: {argument(label='NAME')}."
             message = f"column {column!r} holds {type(value).__name__}, not a label"
-            raise DataError(message, where=where, fix=fix)
+            raise DataError(message, where=location, fix=fix)
 
 
 def number_of(label: str | None) -> float:

@@ -63,8 +63,8 @@ def json_schema(annotation: Any) -> Schema:
     elif ... in items:
         return {"type": "array", "items": json_schema(items[0])}
     schemas = [json_schema(item) for item in dict.fromkeys(items)]
-    one = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return {"type": "array", "items": one, "minItems": len(items), "maxItems": len(items)}
+    alternative = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return {"type": "array", "items": alternative, "minItems": len(items), "maxItems": len(items)}
 
 
 def arrow_type(annotation: Any) -> Any:

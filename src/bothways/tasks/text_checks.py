@@ -149,7 +149,7 @@ def check_known(
     """
     held_out = [*dev]
     dev_labels = {label for label, _ in held_out}
-    unknown = [f"{where} ({label!r})" for label, where in held_out if label not in train]
+    unknown = [f"{location} ({label!r})" for label, location in held_out if label not in train]
     fix = f"The labels of the training data are {places(train)}."
     fault = "label(s) of dev examples has|have no training example"
     findings = check_case(train) + report_rows("labels", unknown, fault, fix)

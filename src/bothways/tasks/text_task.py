@@ -110,11 +110,11 @@ def example_of(row: base.Row, columns: TextColumns, where: str) -> TextExample:
     return TextExample(text, text_b, label, where)
 
 
-def texts_of_row(row: base.Row, columns: TextColumns, where: str) -> tuple[str, str | None]:
+def texts_of_row(row: base.Row, columns: TextColumns, location: str) -> tuple[str, str | None]:
     """Return the text or the two texts in a row; errors as `example_of`."""
     assert columns.text is not None
-    text = text_of(row, columns.text, where)
-    return text, None if columns.text_b is None else text_of(row, columns.text_b, where)
+    text = text_of(row, columns.text, location)
+    return text, None if columns.text_b is None else text_of(row, columns.text_b, location)
 
 
 def label_names(examples: Iterable[TextExample]) -> tuple[str, ...]:

@@ -399,7 +399,10 @@ class Tokenizer:
                     rows: list[list[Any]] = [[x[a:b] for x in columns] for a, b in pairwise(ends)]
                 else:
                     encodings = self._divided.encode_batch(texts, add_special_tokens=False)
-                    rows = [[each.ids, each.offsets, each.word_ids] for each in encodings]
+                    rows = [
+                        [encoding.ids, encoding.offsets, encoding.word_ids]
+                        for encoding in encodings
+                    ]
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_text(texts) from error
         return [

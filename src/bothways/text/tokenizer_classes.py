@@ -691,16 +691,16 @@ def _compare(
     actual = (backend.normalizer, backend.pre_tokenizer)
     for text in (*PROBES, *_BLANKS):
         words = _divide(*actual, text)
-        others = [
+        differing = [
             _divide(expected.normalizer, expected.pre_tokenizer, text) for expected in choices
         ]
-        if words in others:
+        if words in differing:
             continue
         if text in _BLANKS and tokenizer_class.pieces:
             backend.pre_tokenizer = choices[0].pre_tokenizer
             break
         how = f"divides {text!r} into {words!r:.120}"
-        raise _mismatch(file, how, tokenizer_class, f"into {others[0]!r:.120}")
+        raise _mismatch(file, how, tokenizer_class, f"into {differing[0]!r:.120}")
     if tokenizer_class.template and backend.post_processor is not None:
         around = edges(backend, backend.post_processor)
         if all(around != edges(backend, expected.post_processor) for expected in choices):

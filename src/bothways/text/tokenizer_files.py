@@ -34,13 +34,6 @@ from bothways.core.files import read_regular, read_utf8
 from bothways.text import tokenizer_classes as classes
 from bothways.text.protobuf import Fixed, fields
 from bothways.text.template import AGAIN, foreign
-from bothways.text.tokenizer_classes import (
-    CONFIG,
-    Backend,
-    JapaneseWords,
-    japanese_backend,
-    read_words,
-)
 
 FILES = (
     "tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model",
@@ -56,16 +49,18 @@ _ELSEWHERE = (
 _MAX_GAPS = 2**20
 _MAX_EXPANSION = 1000
 
-Opened = tuple[Backend, classes.Pipeline | None]
+Opened = tuple[classes.Backend, classes.Pipeline | None]
 """A backend, and the pipeline to apply if its file does not contain one."""
 LONGEST_WORD = 100
 """The length in characters above which a word is unknown; google-research/bert has 200."""
 
 
-def bert_backend(vocab: Mapping[str, int], bert: classes.Bert, unknown: str = "[UNK]") -> Backend:
+def bert_backend(
+    vocab: Mapping[str, int], bert: classes.Bert, unknown: str = "[UNK]"
+) -> classes.Backend:
     """Return the backend of transformers' BertTokenizer: WordPiece with BERT's normalisation."""
     model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
-    backend = Backend(model)
+    backend = classes.Backend(model)
     components = classes.parts(bert, (("[CLS]", 0), ("[SEP]", 0)))
     assert components.normalizer is not None
     backend.normalizer, backend.pre_tokenizer = components.normalizer, components.pre_tokenizer
@@ -73,7 +68,9 @@ def bert_backend(vocab: Mapping[str, int], bert: classes.Bert, unknown: str = "[
     return backend
 
 
-def load_backend(path: Path) -> tuple[Backend, classes.Specials, bool, JapaneseWords | None]:
+def load_backend(
+    path: Path,
+) -> tuple[classes.Backend, classes.Specials, bool, classes.JapaneseWords | None]:
     """Load a folder, or one of `FILES`.
 
     Returns:
@@ -90,7 +87,7 @@ def load_backend(path: Path) -> tuple[Backend, classes.Specials, bool, JapaneseW
         fix = "Give a folder, a tokenizer.json or a vocab.txt."
         raise TokenizerError("no such file or folder", where=path, fix=fix)
     folder = path if path.is_dir() else path.parent
-    config = classes.read_settings(folder / CONFIG)
+    config = classes.read_settings(folder / classes.CONFIG)
     special_names = classes.read_settings(folder / "special_tokens_map.json")
     # As in transformers: the map has priority over a file from before tokens were listed by id.
     config = special_names | config if "added_tokens_decoder" in config else config | special_names
@@ -103,7 +100,7 @@ def load_backend(path: Path) -> tuple[Backend, classes.Specials, bool, JapaneseW
         else None
     )
     words = (
-        read_words(config, file)
+        classes.read_words(config, file)
         if tokenizer_class is not None and tokenizer_class.name == classes.JAPANESE
         else None
     )
@@ -137,7 +134,7 @@ def load_backend(path: Path) -> tuple[Backend, classes.Specials, bool, JapaneseW
     return backend, specials, flat, words
 
 
-def dress(backend: Backend, pipeline: classes.Pipeline, specials: classes.Specials) -> None:
+def dress(backend: classes.Backend, pipeline: classes.Pipeline, specials: classes.Specials) -> None:
     """Set the parts of a pipeline; [MASK] absorbs white space before it, except in PieceDeberta."""
     components = classes.parts(pipeline, _ends(backend, specials))
     if components.normalizer is not None:
@@ -161,12 +158,14 @@ def _special(content: str | None) -> tokenizers.AddedToken:
     return tokenizers.AddedToken(content, special=True, normalized=False)
 
 
-def _ends(backend: Backend, specials: classes.Specials) -> tuple[tuple[str, int], tuple[str, int]]:
+def _ends(
+    backend: classes.Backend, specials: classes.Specials
+) -> tuple[tuple[str, int], tuple[str, int]]:
     cls, sep = ((str(backend.id_to_token(id)), id) for id in (specials.cls, specials.sep))
     return cls, sep
 
 
-def finish(backend: Backend, specials: classes.Specials) -> Backend:
+def finish(backend: classes.Backend, specials: classes.Specials) -> classes.Backend:
     """Mark special tokens, disable truncation and padding, and add a template if there is none."""
     contents = [backend.id_to_token(id) for id in asdict(specials).values()]
     special_tokens = {
@@ -180,7 +179,7 @@ def finish(backend: Backend, specials: classes.Specials) -> Backend:
     return backend
 
 
-def tokenizer_config(backend: Backend, specials: classes.Specials) -> dict[str, Any]:
+def tokenizer_config(backend: classes.Backend, specials: classes.Specials) -> dict[str, Any]:
     """Return the `tokenizer_config.json` with which transformers builds the same tokenizer."""
     names = {classes.SETTINGS[use]: backend.id_to_token(id) for use, id in asdict(specials).items()}
     spec, post = json.loads(backend.to_str()), backend.post_processor
@@ -211,7 +210,9 @@ def tokenizer_config(backend: Backend, specials: classes.Specials) -> dict[str, 
             return {"tokenizer_class": classes.GENERIC[0], **names, **ends}
 
 
-def _bert_post_processor(backend: Backend, specials: classes.Specials) -> processors.PostProcessor:
+def _bert_post_processor(
+    backend: classes.Backend, specials: classes.Specials
+) -> processors.PostProcessor:
     """Return the post-processor of BertTokenizer: [CLS] A [SEP] B [SEP] in two segments."""
     ends = _ends(backend, specials)
     return classes.parts(classes.Bert(), ends).post_processor
@@ -234,14 +235,15 @@ def _find(folder: Path, naming: classes.Naming) -> Path:
             message += f", but {', '.join(names)}" if names else ""
             fix = (
                 f"Fetch {' or '.join(('tokenizer.json', *tokenizer_class.files))}, or name another "
-                f'class in {CONFIG}, such as "tokenizer_class": "BertTokenizer" for vocab.txt.'
+                f'class in {classes.CONFIG}, such as "tokenizer_class": "BertTokenizer" for '
+                "vocab.txt."
             )
             raise TokenizerError(message, where=folder, fix=fix)
     if names[:1] == ["tokenizer.json"] or len(names) == 1:
         return folder / names[0]
     if names:
         message = f"holds several vocabularies, {', '.join(names)}, and does not name their class"
-        fix = f'Name it in {CONFIG}: "tokenizer_class": "BertTokenizer" for vocab.txt.'
+        fix = f'Name it in {classes.CONFIG}: "tokenizer_class": "BertTokenizer" for vocab.txt.'
         raise TokenizerError(message, where=folder, fix=fix)
     fix = (
         "Give a folder that bothways or transformers saved, or train one: "
@@ -255,7 +257,7 @@ def _open(
     file: Path,
     config: Mapping[str, Any],
     tokenizer_class: classes.TokenizerClass | None,
-    words: JapaneseWords | None,
+    words: classes.JapaneseWords | None,
 ) -> Opened:
     """Return the backend, and the pipeline to apply if the file does not contain one.
 
@@ -273,16 +275,16 @@ def _open(
             return _from_json(file), None
 
 
-def parse_backend(content: str, file: Path) -> Backend:
+def parse_backend(content: str, file: Path) -> classes.Backend:
     """Return the backend in the content of a `tokenizer.json`; errors as `load_backend`."""
     try:
-        return Backend.from_str(content)
+        return classes.Backend.from_str(content)
     except Exception as error:  # tokenizers raises nothing narrower
         message = f"is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
         raise TokenizerError(message, where=file, fix="Fetch or train it again.") from error
 
 
-def _from_json(file: Path) -> Backend:
+def _from_json(file: Path) -> classes.Backend:
     backend = parse_backend(read_utf8(file, TokenizerError), file)
     dropout = getattr(backend.model, "dropout", None)
     if dropout:
@@ -302,13 +304,13 @@ def _from_vocabulary(
     file: Path,
     config: Mapping[str, Any],
     tokenizer_class: classes.TokenizerClass | None,
-    words: JapaneseWords | None,
+    words: classes.JapaneseWords | None,
 ) -> Opened:
     lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")
     vocab = {token: id for id, token in enumerate(lines)}
     unknown = classes.name_in(config, classes.SETTINGS["unknown"]) or "[UNK]"
     if words is not None:
-        return japanese_backend(vocab, words, unknown), None
+        return classes.japanese_backend(vocab, words, unknown), None
     bert = (tokenizer_class or classes.CLASSES["BertTokenizer"]).pipeline(config, file)
     assert isinstance(bert, classes.Bert)
     return bert_backend(vocab, bert, unknown), bert if bert.roberta else None
@@ -335,7 +337,7 @@ def _from_merges(
         message = f"{marks} the ends of words by </w>, "
         message += f"and {title}, not" if ends else f"as {title}"
         fix = (
-            f'Name its class in {CONFIG}: "tokenizer_class": "HerbertTokenizer" or '
+            f'Name its class in {classes.CONFIG}: "tokenizer_class": "HerbertTokenizer" or '
             '"OpenAIGPTTokenizer", which lower-cases, for </w>, "RobertaTokenizer" for bytes.'
         )
         raise TokenizerError(message, where=merges, fix=fix)
@@ -350,11 +352,11 @@ def _from_merges(
         raise TokenizerError(
             message, where=file, fix="Fetch both again, or tokenizer.json."
         ) from error
-    return Backend(model), pipeline
+    return classes.Backend(model), pipeline
 
 
-def _unigram(pieces: list[tuple[str, float]], unknown: int) -> Backend:
-    return Backend(models.Unigram(pieces, unk_id=unknown))
+def _unigram(pieces: list[tuple[str, float]], unknown: int) -> classes.Backend:
+    return classes.Backend(models.Unigram(pieces, unk_id=unknown))
 
 
 def _from_pieces(
@@ -437,7 +439,7 @@ _EXTRA = ("extra_special_tokens", "additional_special_tokens")
 _FLAGS = {"single_word", "lstrip", "rstrip", "normalized", "special"}
 
 
-def add_numbered(backend: Backend, config: Mapping[str, Any], file: Path) -> None:
+def add_numbered(backend: classes.Backend, config: Mapping[str, Any], file: Path) -> None:
     """Add the tokens that files next to `file` list with ids; flags in `added_tokens_decoder` win.
 
     Raises:
@@ -451,7 +453,7 @@ def add_numbered(backend: Backend, config: Mapping[str, Any], file: Path) -> Non
             location,
         )
     else:
-        location, contents = file.with_name(CONFIG), set()
+        location, contents = file.with_name(classes.CONFIG), set()
         stated = _numbered(config[NUMBERED], location)
     backend.add_tokens([token for _, token in stated if token.content not in contents])
     for id, token in stated:
@@ -468,7 +470,7 @@ def add_numbered(backend: Backend, config: Mapping[str, Any], file: Path) -> Non
             )
 
 
-def add_special(backend: Backend, config: Mapping[str, Any], file: Path) -> None:
+def add_special(backend: classes.Backend, config: Mapping[str, Any], file: Path) -> None:
     """Add the special tokens that are named without ids and are not added tokens yet.
 
     Raises:
@@ -507,7 +509,7 @@ def _numbered(table: Any, location: Path) -> list[tuple[int, tokenizers.AddedTok
     return sorted(stated, key=operator.itemgetter(0))
 
 
-def _contents(backend: Backend) -> set[str]:
+def _contents(backend: classes.Backend) -> set[str]:
     """Return the contents of the added tokens of a backend."""
     return {token.content for token in backend.get_added_tokens_decoder().values()}
 

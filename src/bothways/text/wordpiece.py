@@ -213,26 +213,26 @@ class CompiledWordPiece:
         lengths = memory[2 * count + 2 : first].view(np.int64)
         lengths[:] = sizes
         start = memory.ctypes.data
-        outputs = [start + 4 * place if place else None for place in at]
+        outputs = [start + 4 * offset if offset else None for offset in at]
         missing = self._missing.ctypes.data
         batch = WordPieceBatch(text, room, count, start, start + 8 * (count + 1), *outputs, missing)
         self._call("encode", self._handle, ctypes.byref(batch), _threads(room))
         total = batch.tokens
-        found = [memory[first : first + total]]
+        blocks = [memory[first : first + total]]
         if spans:
-            found += [memory[at[1] : at[1] + 2 * total].reshape(-1, 2), memory[at[2] :][:total]]
+            blocks += [memory[at[1] : at[1] + 2 * total].reshape(-1, 2), memory[at[2] :][:total]]
         if batch.left:
             left = np.flatnonzero(lengths < 0)
-            more = self._encode_rest([texts[i] for i in left.tolist()], spans)
+            remaining = self._encode_rest([texts[i] for i in left.tolist()], spans)
             lengths[left] = 0
-            places = np.repeat(np.cumsum(lengths)[left], more.lengths)
-            lengths[left] = more.lengths
-            found = [
-                np.insert(column, places, new, axis=0)
-                for column, new in zip(found, more.columns, strict=True)
+            positions = np.repeat(np.cumsum(lengths)[left], remaining.lengths)
+            lengths[left] = remaining.lengths
+            blocks = [
+                np.insert(column, positions, new, axis=0)
+                for column, new in zip(blocks, remaining.columns, strict=True)
             ]
         # Copies, which do not keep the memory for texts that are all tokens.
-        return WordPieceTokens(lengths.copy(), [column.copy() for column in found])
+        return WordPieceTokens(lengths.copy(), [column.copy() for column in blocks])
 
     def _encode_rest(self, texts: list[str], spans: bool) -> WordPieceTokens:
         """Return the tokens of texts that were left: after filling pages, or by the backend."""
@@ -247,12 +247,14 @@ class CompiledWordPiece:
         encode = self._backend.encode_batch if spans else self._backend.encode_batch_fast
         encodings = encode(texts, add_special_tokens=False)
         rows = [
-            np.array([row for each in encodings for row in getattr(each, name)], np.int32)
+            np.array([row for encoding in encodings for row in getattr(encoding, name)], np.int32)
             for name in ("ids", "offsets", "word_ids")[: 3 if spans else 1]
         ]
         if spans:
             rows[1] = rows[1].reshape(-1, 2)
-        return WordPieceTokens(np.array([len(each.ids) for each in encodings], np.int64), rows)
+        return WordPieceTokens(
+            np.array([len(encoding.ids) for encoding in encodings], np.int64), rows
+        )
 
 
 def _strings(pairs: Sequence[tuple[bytes, int]]) -> tuple[Strings, tuple[Any, ...]]:
@@ -260,8 +262,8 @@ def _strings(pairs: Sequence[tuple[bytes, int]]) -> tuple[Strings, tuple[Any, ..
     text = b"".join(string for string, _ in pairs)
     lengths = np.array([len(string) for string, _ in pairs], dtype=np.int64)
     ids = np.array([id for _, id in pairs], dtype=np.int32)
-    kept = Strings(text, lengths.ctypes.data, ids.ctypes.data, len(text), len(pairs))
-    return kept, (text, lengths, ids)
+    struct = Strings(text, lengths.ctypes.data, ids.ctypes.data, len(text), len(pairs))
+    return struct, (text, lengths, ids)
 
 
 def _threads(size: int) -> int:

@@ -111,9 +111,9 @@ def check_model(encoder: EncoderConfig, tokenizer: Tokenizer, length: int) -> li
         )
         fix = "Use the tokenizer that the model was trained with."
         findings.append(Finding("ids", "error", message, "tokenizer", fix))
-    if length > (most := encoder.max_positions):
-        message = f"sequences of {length} tokens are longer than the model's {most} positions"
-        fix = f"Set length={most} or less."
+    if length > (max_length := encoder.max_positions):
+        message = f"sequences of {length} tokens are longer than the model's {max_length} positions"
+        fix = f"Set length={max_length} or less."
         findings.append(Finding("positions", "error", message, "length", fix))
     return findings
 

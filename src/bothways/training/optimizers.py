@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from bothways.core.config.values import require_probability
 from bothways.core.errors import ConfigError
 from bothways.model.kernels import abi
-from bothways.model.kernels.library import call, runs_on
+from bothways.model.kernels.library import call_kernel, runs_on
 from bothways.training.parallel import full_tensor, is_part
 from bothways.training.schedules import Auto
 from bothways.training.tensor_updates import UPDATES, Matrices
@@ -473,7 +473,7 @@ def update_rows(
         correction=math.sqrt(1 - second**steps),
         epsilon=group["eps"],
     )
-    call(
+    call_kernel(
         "bothways_adamw_rows",
         ctypes.byref(table),
         rows.data_ptr(),

@@ -232,7 +232,11 @@ def connected(
         raise
     finally:
         torch.distributed.destroy_process_group()
-        _end_threads()
+        # End the threads of groups that are destroyed but still held, by caches of torch and
+        # cycles. One that is still at work while Python ends ends the process by SIGABRT.
+        while _MESHES:  # which torch's caches of operations on tensors in parts keep for ever
+            getattr(_MESHES.pop(), "_pg_registry", {}).clear()
+        gc.collect()
 
 
 _MESHES: list[Any] = []
@@ -245,17 +249,6 @@ def mesh_of(kind: str, shape: tuple[int, ...], names: tuple[str, ...]) -> Any:
 
     _MESHES.append(init_device_mesh(kind, shape, mesh_dim_names=names))
     return _MESHES[-1]
-
-
-def _end_threads() -> None:
-    """End the threads of groups that are destroyed but still held, by caches of torch and cycles.
-
-    One that is still at work while Python ends may need Python, and then ends the process by
-    SIGABRT.
-    """
-    while _MESHES:  # which torch's caches of operations on tensors in parts keep for ever
-        getattr(_MESHES.pop(), "_pg_registry", {}).clear()
-    gc.collect()
 
 
 def lost_contact(plan: Plan, error: BaseException, prefix: str = "") -> LostRankError | None:

@@ -25,22 +25,12 @@ from bothways.core.training_module import TrainingModule
 from bothways.model.block import Block
 from bothways.model.model import Encoder
 from bothways.training import meter as meters
-from bothways.training import optimizers
+from bothways.training import optimizers, schedules
 from bothways.training.average import Average
 from bothways.training.checkpoint import STOPPING, Best, Keep, Metrics, Store
 from bothways.training.loop import Loop, clock_from
 from bothways.training.parallel import Plan, barrier, sharded
 from bothways.training.saved_state import RunTensors
-from bothways.training.schedules import (
-    Auto,
-    Duration,
-    RunState,
-    Schedule,
-    ScheduleFunction,
-    Steps,
-    plateau_end,
-    rate_factor,
-)
 from bothways.training.trackers import HostedTracker
 
 BEST, WAITED, REACHED = (f"{STOPPING}{name}" for name in ("best", "waited", "reached"))
@@ -92,20 +82,24 @@ class Training:
         trackers: where records are sent besides the run's folder: "wandb".
     """
 
-    until: Duration | Auto = field(metadata=CHANGEABLE)
+    until: schedules.Duration | schedules.Auto = field(metadata=CHANGEABLE)
     optimizer: Annotated[
         optimizers.OptimizerConfig | optimizers.OptimizerFactory,
         Members(optimizers.OptimizerConfig),
     ]
-    schedule: Annotated[Schedule | ScheduleFunction, Members(Schedule)]
+    schedule: Annotated[
+        schedules.Schedule | schedules.ScheduleFunction, Members(schedules.Schedule)
+    ]
     precision: Precision = "auto"
     clip_norm: float | None = 1.0
     ema: float | None = None
     recompute: bool = field(default=False, metadata=CHANGEABLE)
     compiled: bool = field(default=False, metadata=CHANGEABLE)
-    report: Duration = field(default_factory=lambda: Steps(10), metadata=CHANGEABLE)
-    evaluate: Duration | None = field(default=None, metadata=CHANGEABLE)
-    save: Duration | None = field(default=None, metadata=CHANGEABLE)
+    report: schedules.Duration = field(
+        default_factory=lambda: schedules.Steps(10), metadata=CHANGEABLE
+    )
+    evaluate: schedules.Duration | None = field(default=None, metadata=CHANGEABLE)
+    save: schedules.Duration | None = field(default=None, metadata=CHANGEABLE)
     keep: Keep = field(default_factory=Keep, metadata=CHANGEABLE)
     early_stopping: int | None = field(default=None, metadata=CHANGEABLE)
     target: Target | None = field(default=None, metadata=CHANGEABLE)
@@ -125,7 +119,7 @@ class Training:
             raise ConfigError(message, where="training.ema", fix="For no average: none.")
 
     @property
-    def end(self) -> Duration:
+    def end(self) -> schedules.Duration:
         """The length of the run. Raises ConfigError for "auto", which only fine-tuning resolves."""
         if isinstance(self.until, str):
             message = "is chosen by fine-tuning alone, and must be a duration here"
@@ -160,8 +154,8 @@ class TrainingPhase:
             before.
     """
 
-    until: Duration
-    steps: Callable[[RunState], Iterable[TrainingStep]]
+    until: schedules.Duration
+    steps: Callable[[schedules.RunState], Iterable[TrainingStep]]
 
 
 @dataclass(frozen=True)
@@ -176,7 +170,7 @@ class Event:
     """
 
     kind: Literal["step", "report", "evaluation", "checkpoint"]
-    progress: RunState
+    progress: schedules.RunState
     values: meters.Record = field(default_factory=dict)
 
 
@@ -281,7 +275,7 @@ class TrainingRun:
             fix = "Give development data, or leave the target out."
             raise ConfigError("requires evaluation data", where="training.target", fix=fix)
 
-    def train(self) -> RunState:
+    def train(self) -> schedules.RunState:
         """Train from the store's newest checkpoint, or from the start; return the state at the end.
 
         In a folder SIGINT, SIGTERM, SIGHUP and SIGUSR1 end the run after a step, with a checkpoint:
@@ -305,8 +299,8 @@ class TrainingRun:
             self._stopping = EarlyStopping(
                 training.early_stopping, training.keep.best, training.target
             )
-            self._schedule = rate_factor(training.schedule, end)
-            self._decay = plateau_end(training.schedule, end)
+            self._schedule = schedules.rate_factor(training.schedule, end)
+            self._decay = schedules.plateau_end(training.schedule, end)
             self._slow_ranks = set[int]()
             state = self._restore()
             with self.store.session(self.plan, state, training.trackers) as self._session:
@@ -318,7 +312,7 @@ class TrainingRun:
                 self._average.apply_to_weights()
             return dataclasses.replace(state, early=self._stopping.over and not reached)
 
-    def _restore(self) -> RunState:
+    def _restore(self) -> schedules.RunState:
         """Load the newest checkpoint, if there is one; return its state."""
         state, metrics, notes = self.store.restore(self._tensors, self.training.keep)
         for note in notes:
@@ -330,7 +324,7 @@ class TrainingRun:
         self._plateau = (state.plateau or state.steps) if decaying else 0
         return state
 
-    def _train_phases(self, state: RunState) -> RunState:
+    def _train_phases(self, state: schedules.RunState) -> schedules.RunState:
         """Train the phases from the current one on; return the state at the end."""
         training = self.training
         loop = Loop(
@@ -352,13 +346,13 @@ class TrainingRun:
         self._finish(state)
         return state
 
-    def _rate(self, state: RunState) -> float:
+    def _rate(self, state: schedules.RunState) -> float:
         """Return the multiple of the peak rate of the next step, and record it."""
         rate = self._schedule(state)
         self._session.note_step(state, rate)
         return rate
 
-    def _on_step(self, state: RunState, meter: meters.Meter) -> bool:
+    def _on_step(self, state: schedules.RunState, meter: meters.Meter) -> bool:
         """Do what is due after a step; return True to stop."""
         training, end = self.training, self.training.end
         if self._average is not None:
@@ -368,7 +362,7 @@ class TrainingRun:
         share = state.share(end)
         self.progress.advance(share)
 
-        def due(interval: Duration | None) -> bool:
+        def due(interval: schedules.Duration | None) -> bool:
             """Return True at the end of the run and at each multiple of a duration."""
             return share >= 1 or (interval is not None and state.passed(interval, previous))
 
@@ -396,7 +390,7 @@ class TrainingRun:
             self._slow_ranks.add(rank)
         self.on_event(Event("report", report.progress, values))
 
-    def _finish(self, state: RunState) -> None:
+    def _finish(self, state: schedules.RunState) -> None:
         """Do what is still due at the end of the run or of an interrupted session."""
         end = self.training.end
         ended = state.share(end) >= 1
@@ -408,7 +402,7 @@ class TrainingRun:
         if evaluating or unsaved:
             self._save(state)
 
-    def _evaluate(self, state: RunState) -> None:
+    def _evaluate(self, state: schedules.RunState) -> None:
         """Evaluate the training module, or the average of its weights."""
         assert self.evaluation is not None
         with contextlib.ExitStack() as failed:
@@ -430,7 +424,7 @@ class TrainingRun:
         self._show_training(dataclasses.replace(state, seconds=self._clock()))
         self.on_event(Event("evaluation", state, metrics))
 
-    def _save(self, state: RunState) -> None:
+    def _save(self, state: schedules.RunState) -> None:
         """Save a checkpoint."""
         metrics = self._metrics if self._evaluated == state.steps else {}
         metrics = {**metrics, **self._stopping.state()}
@@ -439,7 +433,7 @@ class TrainingRun:
         self.store.save(self._tensors, state, metrics, self.training.keep)
         self.on_event(Event("checkpoint", state, metrics))
 
-    def _show_training(self, state: RunState) -> None:
+    def _show_training(self, state: schedules.RunState) -> None:
         """Show the stage of training and how much of it is done."""
         self.progress.stage("training", 1.0)
         self.progress.advance(state.share(self.training.end))

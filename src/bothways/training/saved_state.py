@@ -30,16 +30,7 @@ from bothways.core.errors import AGAIN, BothwaysError, CheckpointError, Resource
 from bothways.core.files import file_digest, hidden_folder, replace_folder
 from bothways.core.runtime.devices import device_of, disk_free
 from bothways.core.training_module import TrainingModule
-from bothways.training.parallel import (
-    Plan,
-    Sharded,
-    all_gather,
-    from_main_rank,
-    full_tensor,
-    is_main,
-    is_part,
-    own_part_of,
-)
+from bothways.training import parallel
 from bothways.training.schedules import RunState
 
 WEIGHTS, STATE, SHARDS = "model.safetensors", "state.pt", "shards"
@@ -59,7 +50,7 @@ class RunTensors:
 
     training_module: TrainingModule
     optimizer: torch.optim.Optimizer
-    plan: Plan
+    plan: parallel.Plan
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +75,7 @@ class NewCheckpoint:
     """
 
     folder: Path
-    plan: Plan
+    plan: parallel.Plan
     record: Mapping[str, Any]
     weights: Mapping[str, Tensor]
     parts: Mapping[str, Tensor]
@@ -98,7 +89,7 @@ class NewCheckpoint:
             ResourceError: there is no room or no permission; earlier checkpoints are untouched.
         """
         if not self.in_parts:
-            if is_main(self.plan):
+            if parallel.is_main(self.plan):
                 with replace_folder(self.folder, _MAKE_ROOM) as hidden:
                     tensors = {name: value.contiguous() for name, value in self.weights.items()}
                     save_file(tensors, hidden / WEIGHTS)
@@ -109,7 +100,7 @@ class NewCheckpoint:
         hidden = hidden_folder(self.folder)
         with contextlib.ExitStack() as stack:
             failed: list[Any] = [None]
-            if is_main(self.plan):
+            if parallel.is_main(self.plan):
                 try:
                     stack.enter_context(replace_folder(self.folder, _MAKE_ROOM))
                 except ResourceError as error:
@@ -123,7 +114,7 @@ class NewCheckpoint:
                     hidden.mkdir(parents=True, exist_ok=True)  # on a machine without the main rank
                     self.write_parts(hidden)
                     files = sorted((hidden / SHARDS).glob(f"__{self.plan.rank}_*"))
-                    if is_main(self.plan):
+                    if parallel.is_main(self.plan):
                         files.append(hidden / SHARDS / ".metadata")  # the table of contents
                     result = {f"{SHARDS}/{file.name}": file_digest(file) for file in files}
             except BothwaysError as error:
@@ -133,7 +124,7 @@ class NewCheckpoint:
             for result in gathered:
                 if isinstance(result, BothwaysError):
                     raise result
-            if is_main(self.plan):
+            if parallel.is_main(self.plan):
                 digests = {name: digest for table in gathered for name, digest in table.items()}
                 self._write_rest(hidden, IN_PARTS, digests)
 
@@ -179,23 +170,23 @@ def new_checkpoint(
     generators, device = {"cpu": torch.get_rng_state()}, device_of(tensors.training_module)
     if device.type == "cuda":
         generators["cuda"] = torch.cuda.get_rng_state(device)
-    random = {name: all_gather(plan, state) for name, state in generators.items()}
-    from_main_rank(plan, lambda: _check_room(run, tensors.nbytes))
+    random = {name: parallel.all_gather(plan, state) for name, state in generators.items()}
+    parallel.from_main_rank(plan, lambda: _check_room(run, tensors.nbytes))
     state = tensors.training_module.trained_state()
     weights = {names[0]: state[names[0]] for names in _same_tensors(tensors.training_module)}
     moments = tensors.optimizer.state_dict()
-    in_parts = isinstance(plan, Sharded) and tensors.nbytes > WHOLE_BYTES
+    in_parts = isinstance(plan, parallel.Sharded) and tensors.nbytes > WHOLE_BYTES
     shards: dict[str, Tensor] = {}
     if in_parts:
         shards = {
             f"optimizer/{number}/{name}": tensor
             for number, values in moments["state"].items()
             for name, tensor in values.items()
-            if is_part(tensor)
+            if parallel.is_part(tensor)
         }
-        moments = _mapped(moments, lambda tensor: None if is_part(tensor) else tensor)
+        moments = _mapped(moments, lambda tensor: None if parallel.is_part(tensor) else tensor)
     else:
-        keep = is_main(plan)
+        keep = parallel.is_main(plan)
         weights = {name: _gathered(tensor, keep) for name, tensor in weights.items()}
         moments = _mapped(moments, lambda tensor: _gathered(tensor, keep))
     rest = {"optimizer": moments, "random": random}
@@ -231,7 +222,9 @@ def load_weights(folder: Path, training_module: TrainingModule) -> None:
         shapes = {name: tensor.shape for name, tensor in stored.items()}
         if differences := _differences(_same_tensors(training_module), shapes, targets):
             raise RuntimeError(differences)
-        shards = {name: own_part_of(tensor, targets[name]) for name, tensor in stored.items()}
+        shards = {
+            name: parallel.own_part_of(tensor, targets[name]) for name, tensor in stored.items()
+        }
         training_module.load_state_dict(shards, strict=False)
     except (RuntimeError, SafetensorError) as error:
         raise misfit(folder, WEIGHTS, error) from error
@@ -264,7 +257,7 @@ def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tens
                 target = parameters[number]
                 for name, value in values.items():
                     if isinstance(value, Tensor) and value.shape == target.shape:
-                        values[name] = own_part_of(value, target)
+                        values[name] = parallel.own_part_of(value, target)
         optimizer.load_state_dict(state)
     except (RuntimeError, ValueError, IndexError, pickle.UnpicklingError) as error:
         raise misfit(folder, STATE, error) from error
@@ -379,9 +372,9 @@ def _read_parts(folder: Path, targets: dict[str, Tensor], prefix: str) -> None:
 
 def _gathered(tensor: Tensor, keep: bool) -> Tensor:
     """Return a whole tensor where it is kept, else an empty one; gathering takes all ranks."""
-    if not is_part(tensor):
+    if not parallel.is_part(tensor):
         return tensor
-    full = full_tensor(tensor)
+    full = parallel.full_tensor(tensor)
     return full if keep else full.new_empty(0)
 
 

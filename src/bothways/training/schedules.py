@@ -41,8 +41,8 @@ class _Amount:
     def part(self, share: float) -> Self:
         """Return the duration of a share of this one, at least one step or token."""
         count = self.count * share
-        whole = isinstance(self, Steps | Tokens)
-        return dataclasses.replace(self, count=max(1, round(count)) if whole else count)
+        is_counted = isinstance(self, Steps | Tokens)
+        return dataclasses.replace(self, count=max(1, round(count)) if is_counted else count)
 
     def steps(self, rates: StepRates) -> float | None:
         """Return the duration in steps, 3 epochs of 100 steps as 300; None if its rate is unknown.

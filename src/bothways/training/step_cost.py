@@ -128,15 +128,15 @@ def forward_flops(
         # An enhanced mask decoder is the last block twice more, with queries of its own; the second
         # time at predicted tokens.
         encoder += 2 * (blocks[-1] + 2 * h**2) - (1 - predicted) * tail
-    others = [
+    head_shares = [
         1 / length if head.reads_one_token(config) else 1.0
         for head in specification - {MaskedHead()}
     ]
-    read = min(1.0, masked + max(others, default=0.0))
+    token_share = min(1.0, masked + max(head_shares, default=0.0))
     if specification <= {PoolerHead()} or (config.depth == 1 and convolution):
-        read = 1.0  # all vectors are the result
+        token_share = 1.0  # all vectors are the result
     of_heads = sum(_head_flops(config, head, length, predicted) for head in specification)
-    return encoder - (1 - read) * tail + of_heads
+    return encoder - (1 - token_share) * tail + of_heads
 
 
 def _head_flops(config: EncoderConfig, head: Head, length: int, predicted: float) -> float:
@@ -175,7 +175,7 @@ def kept_floats(
     h, inner, relative = config.width, config.intermediate_size, config.has_relative_scores
     between, blocks = (4 if isinstance(config.mlp, Gated) else 2) * inner, list[float]()
     for pattern in map(config.pattern, range(config.depth)):
-        compiled, whole = False, sees_all(pattern, length)
+        compiled, sees_all_tokens = False, sees_all(pattern, length)
         if device.type == "cpu":
             rate = config.dropout.attention if learning else 0.0
             dtype, size = devices.resolve_precision(precision, device), h // config.heads
@@ -187,13 +187,13 @@ def kept_floats(
         if learning:
             # Inputs of norms, products and dropouts. Attention in rectangles also keeps
             # probabilities with their mask, and queries, keys and values once more.
-            fused = whole and not relative and device.type != "cpu"
+            fused = sees_all_tokens and not relative and device.type != "cpu"
             attention = 0.0 if compiled else 4.0 * h + (0.0 if fused else 2 * scores)
             blocks.append(12.0 * h + 2 * inner + attention)
         else:
             # Relative positions have scores of their own, before and after they are gathered.
-            kept = (5 if relative else 2) * scores
-            attention = kept if relative or not (compiled or whole) else 0.0
+            score_floats = (5 if relative else 2) * scores
+            attention = score_floats if relative or not (compiled or sees_all_tokens) else 0.0
             blocks.append(6.0 * h + max(between, h + attention))
     if not learning:
         return max(blocks)
@@ -346,12 +346,16 @@ class MemoryDemand:
         per_token = losses.read + max(stored + losses.per_token, *passing, 0.0)
         activations = FLOAT * (per_token * self.microbatch + losses.fixed)
         weights, gradients, moments = (size / shards for size in self._state)
-        read, gathered = FLOAT * self.frozen_counts.parameters / shards, 0.0
+        frozen_bytes, gathered = FLOAT * self.frozen_counts.parameters / shards, 0.0
         if shards > 1:
             # GATHERED blocks, and all that is outside of blocks; of a frozen model no gradients.
-            for each, size in ((self.counts, 2 * FLOAT), (self.frozen_counts, FLOAT)):
-                gathered += size * (GATHERED * each.largest + each.parameters - each.blocks)
-        return MemoryPerRank(weights, gradients, moments, activations, read, gathered)
+            for weight_counts, size in ((self.counts, 2 * FLOAT), (self.frozen_counts, FLOAT)):
+                gathered += size * (
+                    GATHERED * weight_counts.largest
+                    + weight_counts.parameters
+                    - weight_counts.blocks
+                )
+        return MemoryPerRank(weights, gradients, moments, activations, frozen_bytes, gathered)
 
     def largest_microbatch(self, free: float, device: torch.device, shards: int = 1) -> int:
         """Return the most tokens that may go through the model at once; 0 if none fit."""
@@ -560,9 +564,9 @@ def measure_updates(
     optimizer = optimizers.build_optimizer(training.optimizer, weights, matrices=matrices)
     optimizers.set_rate(optimizer, 0.0)
     training_module.train()
-    steps = [(batch.to(device), last) for batch in batches for last in (False, True)]
+    steps = [(batch.to(device), is_last) for batch in batches for is_last in (False, True)]
     # The first step is slower: it allocates the moments.
-    for batch, last in track(steps, progress, "measuring the speed of training"):
+    for batch, is_last in track(steps, progress, "measuring the speed of training"):
         start = time.perf_counter()
         with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
             losses = training_module(batch)
@@ -572,7 +576,7 @@ def measure_updates(
         optimizers.update(optimizer, training.clip_norm)
         devices.wait(device)
         update = time.perf_counter() - passed
-        if last:
+        if is_last:
             per_token.append((passed - start) / batch.layout.tokens)
     return StepSeconds(tuple(per_token), update)
 

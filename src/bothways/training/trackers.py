@@ -96,7 +96,9 @@ class TensorBoard:
             folder.mkdir(parents=True, exist_ok=True)
             # TensorBoard reads files by name, and a clock may have been set back.
             begun = (name.removeprefix(_EVENTS) for name in os.listdir(folder))
-            latest = max((float(each) for each in begun if _NUMBER.fullmatch(each)), default=0.0)
+            latest = max(
+                (float(number) for number in begun if _NUMBER.fullmatch(number)), default=0.0
+            )
             name = f"{_EVENTS}{max(time.time(), latest + 1):.6f}"
             self._file = RecordWriter((folder / name).open("wb"))
         self._put(Event(file_version="brain.Event:2"))

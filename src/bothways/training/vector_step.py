@@ -64,7 +64,10 @@ class VectorStep:
     def __call__(self, index: int) -> tuple[Tensor, Mapping[str, Loss]]:
         """Return the tensor to go backward from, and the batch's share of the losses."""
         if self._states:
-            _restore(self._states[index], self._device)
+            state = self._states[index]
+            torch.set_rng_state(state[0])
+            if state[1] is not None:
+                torch.cuda.set_rng_state(state[1], self._device)
         with self._arithmetic:
             vectors = self._model(self._microbatches[index].to(self._device)).float()
         if not self._states:
@@ -110,9 +113,3 @@ def _random_state(device: torch.device) -> RandomState:
     """Return the state of the generators that dropout draws from."""
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return torch.get_rng_state(), on_device
-
-
-def _restore(state: RandomState, device: torch.device) -> None:
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.hub.model_folder import save_model
-from bothways.lab.sweeps.significance import Side, compare, contrast, folders
+from bothways.lab.sweeps.significance import Side, compare_runs, contrast, folders
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
@@ -85,7 +85,7 @@ def test_folders_are_paired_by_seed(tmp_path):
     (tmp_path / "many" / "seed-9").mkdir()  # one that has not come to its end
     many = str(tmp_path / "many")
     assert folders(many) == [str(tmp_path / "many" / f"seed-{seed}") for seed in (1, 2)]
-    found = compare(one, many, file, device="cpu")
+    found = compare_runs(one, many, file, device="cpu")
     for side in (found.a, found.b):
         expected = []
         for folder in folders(side.name):
@@ -94,8 +94,10 @@ def test_folders_are_paired_by_seed(tmp_path):
         assert side.grades == pytest.approx(expected)
     assert found.examples == 50
     assert found.difference == pytest.approx(found.b.mean - found.a.mean)
-    assert compare(many, one, file, device="cpu").difference == pytest.approx(-found.difference)
-    same = compare(one, one, file, TextColumns("sentence", None, "label"), device="cpu")
+    assert compare_runs(many, one, file, device="cpu").difference == pytest.approx(
+        -found.difference
+    )
+    same = compare_runs(one, one, file, TextColumns("sentence", None, "label"), device="cpu")
     assert (same.difference, same.p_value) == (0.0, 1.0)
 
 
@@ -104,22 +106,22 @@ def test_incomparable_models_are_refused(tmp_path, monkeypatch):
 
     one = make_model(tmp_path / "one", 0)
     with pytest.raises(BothwaysError, match="nothere"):  # before the data is read
-        compare(one, str(tmp_path / "nothere"), str(tmp_path / "no.tsv"), device="cpu")
+        compare_runs(one, str(tmp_path / "nothere"), str(tmp_path / "no.tsv"), device="cpu")
     (tmp_path / "empty.tsv").write_text("sentence\tlabel\n")
     with pytest.raises(DataError, match=r"empty\.tsv: "):
-        compare(one, one, str(tmp_path / "empty.tsv"), device="cpu")
+        compare_runs(one, one, str(tmp_path / "empty.tsv"), device="cpu")
     (tmp_path / "bare.jsonl").write_text(
         '{"sentence": "good", "label": "pos"}\n{"sentence": "bad", "label": null}\n'
     )
     with pytest.raises(DataError, match="has no label"):
-        compare(one, one, str(tmp_path / "bare.jsonl"), device="cpu")
+        compare_runs(one, one, str(tmp_path / "bare.jsonl"), device="cpu")
     (tmp_path / "single.tsv").write_text("sentence\tlabel\ngood\tpos\n")
     with pytest.raises(DataError, match=r"single\.tsv: there are too few examples to compare"):
-        compare(one, one, str(tmp_path / "single.tsv"), device="cpu")
+        compare_runs(one, one, str(tmp_path / "single.tsv"), device="cpu")
     file, prints = str(write_tsv(tmp_path / "test.tsv", make_examples(5, 2))), iter(("x", "y"))
     monkeypatch.setattr(comparison, "examples_fingerprint", lambda examples: next(prints))
     with pytest.raises(DataError, match="read different examples from it"):
-        compare(one, one, file, device="cpu")
+        compare_runs(one, one, file, device="cpu")
 
 
 def test_models_of_two_tasks_are_refused(tmp_path):
@@ -136,11 +138,11 @@ def test_models_of_two_tasks_are_refused(tmp_path):
     )
     file = str(write_tsv(tmp_path / "test.tsv", make_examples(5, 2)))
     with pytest.raises(FolderError, match="is for regression, not for single_label_classification"):
-        compare(one, str(scores), file, device="cpu")
+        compare_runs(one, str(scores), file, device="cpu")
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("sentence1\tsentence2\tscore\nape\tbee\t1\ncat\tdog\t2\n")
     with pytest.raises(ConfigError, match="no grade for each example"):
-        compare(one, one, str(pairs), task="embed", device="cpu")
+        compare_runs(one, one, str(pairs), task="embed", device="cpu")
 
 
 def test_pre_trained_models_are_compared_by_likelihood(tmp_path, capsys):

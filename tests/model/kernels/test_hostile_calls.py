@@ -18,7 +18,7 @@ from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.model.kernels.int8 import quantize_weights
-from bothways.model.kernels.library import ALL_FEATURES, FORMATS, Feature, call
+from bothways.model.kernels.library import ALL_FEATURES, FORMATS, Feature, call_kernel
 from bothways.model.kernels.linear import CompiledLinear
 from kernel_cases import NEEDS_AVX512, NEEDS_BF16, NEEDS_VNNI, draw_qkv
 
@@ -44,12 +44,12 @@ class Attention:
     def forward(self) -> None:
         """Call the kernel."""
         places = (self.out.data_ptr(), self.lse.data_ptr())
-        call("bothways_attention", ctypes.byref(self.batch), *places)
+        call_kernel("bothways_attention", ctypes.byref(self.batch), *places)
 
     def backward(self) -> None:
         """Call the kernel of the gradient, into `qkv`."""
         places = (x.data_ptr() for x in (self.out, self.out, self.lse, self.qkv))
-        call("bothways_attention_backward", ctypes.byref(self.batch), *places)
+        call_kernel("bothways_attention_backward", ctypes.byref(self.batch), *places)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,9 @@ def test_a_linear_layer_refuses_what_does_not_fit(field, value):
     layer, x, out = linear(64, 32), torch.randn(3, 32), torch.full((3, 64), 7.0)
     setattr(layer.struct, field, value)
     with pytest.raises((INVALID, UNSUPPORTED)):
-        call("bothways_linear", ctypes.byref(layer.struct), x.data_ptr(), 4, 3, out.data_ptr(), 4)
+        call_kernel(
+            "bothways_linear", ctypes.byref(layer.struct), x.data_ptr(), 4, 3, out.data_ptr(), 4
+        )
     assert (out == 7).all()
 
 
@@ -193,7 +195,7 @@ def test_a_linear_layer_refuses_rows_that_do_not_fit(change):
     for place, value in change.items():
         arguments[place] = value
     with pytest.raises(INVALID):
-        call("bothways_linear", ctypes.byref(layer.struct), *arguments)
+        call_kernel("bothways_linear", ctypes.byref(layer.struct), *arguments)
     assert (out == 7).all()
 
 
@@ -285,7 +287,7 @@ def test_a_label_that_is_no_class_is_refused(label):
     gradient = torch.full((4, 5), 7.0)
     places = (x.data_ptr() for x in (normalizers, loss, gradient))
     with pytest.raises(IndexError):
-        call("bothways_cross_entropy_backward", ctypes.byref(struct), *places)
+        call_kernel("bothways_cross_entropy_backward", ctypes.byref(struct), *places)
     assert (gradient == 7).all()
 
 
@@ -307,7 +309,7 @@ def test_cross_entropy_refuses_what_does_not_fit(field, value):
         torch.zeros(4, dtype=torch.uint8).data_ptr(),
     )
     with pytest.raises(INVALID):
-        call("bothways_cross_entropy", ctypes.byref(struct), *places)
+        call_kernel("bothways_cross_entropy", ctypes.byref(struct), *places)
     assert (losses == 7).all()
 
 
@@ -323,7 +325,9 @@ def test_adamw_refuses_what_does_not_fit(field, value):
     setattr(table, field, value)
     rows, gradients = torch.tensor([0, 2, 4]), torch.ones(3, 3)
     with pytest.raises(INVALID):
-        call("bothways_adamw_rows", ctypes.byref(table), rows.data_ptr(), gradients.data_ptr(), 3)
+        call_kernel(
+            "bothways_adamw_rows", ctypes.byref(table), rows.data_ptr(), gradients.data_ptr(), 3
+        )
     assert (weight == 7).all()
 
 
@@ -333,7 +337,7 @@ def test_adamw_refuses_rows_that_are_not_of_the_table_or_not_in_order(rows):
     places, gradients = torch.tensor(rows), torch.ones(5, 3)
     pointers = (places.data_ptr(), gradients.data_ptr())
     with pytest.raises(INVALID):
-        call("bothways_adamw_rows", ctypes.byref(table), *pointers, len(rows))
+        call_kernel("bothways_adamw_rows", ctypes.byref(table), *pointers, len(rows))
     assert (weight == 7).all()
 
 
@@ -360,9 +364,9 @@ def test_add_norm_refuses_what_does_not_fit(place):
         ctypes.byref(norm), ctypes.byref(drop), pointer, pointer, 4, 3,
         out.data_ptr(), moments.data_ptr(), out.data_ptr(),
     ]  # fmt: skip
-    call("bothways_add_norm", *arguments)
+    call_kernel("bothways_add_norm", *arguments)
     before = out.clone()
     arguments[place] = {4: 1, 5: -3}.get(place)
     with pytest.raises(INVALID):
-        call("bothways_add_norm", *arguments)
+        call_kernel("bothways_add_norm", *arguments)
     assert torch.equal(out, before)

@@ -84,11 +84,11 @@ class TextBatch:
         all_characters = words.total(words.lengths)
         return words.total(words.lengths * inside) / np.maximum(all_characters, 1)
 
-    def repeated_ngrams(self, longest: int) -> list[RepeatedNgrams]:
-        """Return the repeated n-grams for n = 2 … `longest`, each size searched for once."""
-        while len(self._ngrams) < longest - 1:
+    def repeated_ngrams(self, max_size: int) -> list[RepeatedNgrams]:
+        """Return the repeated n-grams for n = 2 … `max_size`, each size searched for once."""
+        while len(self._ngrams) < max_size - 1:
             self._ngrams.append(next(self._search))
-        return self._ngrams[: longest - 1]
+        return self._ngrams[: max_size - 1]
 
     def _search_ngrams(self) -> Iterator[RepeatedNgrams]:
         """Yield the repeated n-grams for n = 2, 3, …

@@ -190,7 +190,13 @@ def _bucket_table(
     progress.stage("finding near-duplicates", bands)
     members, buckets, count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
     for band in range(bands):
-        keys = _keys(signatures, rows, slice(band * size, (band + 1) * size))
+        # A hash of some columns of each row.
+        columns = slice(band * size, (band + 1) * size)
+        keys = np.zeros(len(rows), dtype=np.uint64)
+        for start in range(0, len(rows), ROWS):
+            chunk = slice(start, start + ROWS)
+            for column in signatures[rows[chunk], columns].T:
+                keys[chunk] = mix(chain(keys[chunk], column) + np.uint64(1))
         for indices, numbers, bucket_count in _buckets(keys):
             members.append(rows[indices])
             buckets.append(numbers + count)
@@ -204,18 +210,6 @@ def _bucket_table(
     return _BucketTable(
         unique, np.append(edges, len(order)), numbers[order], np.cumsum(sizes) - sizes
     )
-
-
-def _keys(
-    signatures: NDArray[np.uint16], rows: NDArray[np.int64], columns: slice
-) -> NDArray[np.uint64]:
-    """Return a hash of some columns of each row."""
-    keys = np.zeros(len(rows), dtype=np.uint64)
-    for start in range(0, len(rows), ROWS):
-        chunk = slice(start, start + ROWS)
-        for column in signatures[rows[chunk], columns].T:
-            keys[chunk] = mix(chain(keys[chunk], column) + np.uint64(1))
-    return keys
 
 
 def _buckets(

@@ -48,10 +48,10 @@ class ShingleTable:
         """The number of shingles of each text, `(D)`."""
         return np.diff(self.offsets)
 
-    def similarity(self, one: int, other: int) -> float:
+    def similarity(self, document: int, other: int) -> float:
         """Return the Jaccard similarity of two texts that have shingles."""
         shingles, other_shingles = (
-            self.values[self.offsets[text] : self.offsets[text + 1]] for text in (one, other)
+            self.values[self.offsets[text] : self.offsets[text + 1]] for text in (document, other)
         )
         common = len(np.intersect1d(shingles, other_shingles, assume_unique=True))
         return common / (len(shingles) + len(other_shingles) - common)

@@ -193,13 +193,13 @@ def first_sentences(lines: Iterable[str], count: int) -> Iterator[str]:
 
     An empty line ends a sentence; a "-DOCSTART-" line is not one.
     """
-    inside, seen = False, 0
+    inside, sentence_count = False, 0
     for line in lines:
         yield line
         ends = inside and not line.strip()
         inside = bool(line.strip()) and not line.startswith("-DOCSTART-")
-        seen += ends
-        if seen == count:
+        sentence_count += ends
+        if sentence_count == count:
             return
 
 

@@ -325,10 +325,10 @@ def run(
     series = run_all(first_runs(experiment, out), folder, expected=experiment.cells)
     best, counted = series.best, [series.best]
     if series.finished and best and experiment.restarts == "mean":
-        setting, first = experiment.grid[series.runs.index(best)], len(series.runs)
-        more = [_restart(experiment, setting, seed, out) for seed in range(1, experiment.seeds)]
-        series = run_all(more, folder, series)
-        counted += series.runs[first:]
+        setting, next_index = experiment.grid[series.runs.index(best)], len(series.runs)
+        restarts = [_restart(experiment, setting, seed, out) for seed in range(1, experiment.seeds)]
+        series = run_all(restarts, folder, series)
+        counted += series.runs[next_index:]
     if not series.finished:
         raise KeyboardInterrupt
     scored = tuple(run for run in counted if run and run.metrics)

@@ -91,7 +91,7 @@ class ModelComparison:
         return f"{better.name} is better than {worse.name} on these examples: B − A is {text}."
 
 
-def compare(
+def compare_runs(
     a: str,
     b: str,
     source: str,

@@ -24,7 +24,9 @@ _VOCAB, _PAD, _THETA = 128_256, 128_001, 10_000.0
 _POOLINGS: dict[str, Any] = {"bos": "first", "mean": "mean", "late": "late"}
 
 
-def sized(depth: int, width: int, intermediate_size: int, heads: int, groups: int) -> EncoderConfig:
+def eurobert_shape(
+    depth: int, width: int, intermediate_size: int, heads: int, groups: int
+) -> EncoderConfig:
     """Return `depth` layers of `width` features, with `groups` heads of keys and values."""
     return EncoderConfig(
         vocab=_VOCAB,
@@ -48,9 +50,9 @@ def sized(depth: int, width: int, intermediate_size: int, heads: int, groups: in
 
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
-    "eurobert-210m": lambda: sized(12, 768, 3072, 12, 12),
-    "eurobert-610m": lambda: sized(26, 1152, 4096, 18, 6),
-    "eurobert-2.1b": lambda: sized(32, 2304, 6144, 18, 6),
+    "eurobert-210m": lambda: eurobert_shape(12, 768, 3072, 12, 12),
+    "eurobert-610m": lambda: eurobert_shape(26, 1152, 4096, 18, 6),
+    "eurobert-2.1b": lambda: eurobert_shape(32, 2304, 6144, 18, 6),
 }
 
 
@@ -98,7 +100,7 @@ def _keys_for(config: EncoderConfig) -> KeyTable:
     )
 
 
-_DEFAULT = replace(sized(12, 768, 3072, 12, 12), position=Rotary(8192, (_THETA,)))
+_DEFAULT = replace(eurobert_shape(12, 768, 3072, 12, 12), position=Rotary(8192, (_THETA,)))
 EUROBERT = Family(
     model_type="eurobert",
     keys=_keys_for(_DEFAULT),

@@ -239,10 +239,10 @@ def check_size(config: EncoderConfig, location: str) -> None:
 
 def _at(config: EncoderConfig, path: str) -> Any:
     """Return the field at a dotted path; None where the configuration has no such field."""
-    part: Any = config
+    value: Any = config
     for name in path.split("."):
-        part = getattr(part, name, None)
-    return part
+        value = getattr(value, name, None)
+    return value
 
 
 def _changes(config: EncoderConfig, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,13 +15,7 @@ from typing import Any
 
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import Activation, EncoderConfig, PostNorm, PreNorm
-from bothways.model.families.family import (
-    ACTIVATIONS,
-    Architecture,
-    ConfigRules,
-    Family,
-    read_number,
-)
+from bothways.model.families import family
 from bothways.model.families.weight_names import KeyTable, Rename, Rule, Tie, Transpose
 from bothways.model.positions import Learned
 
@@ -50,9 +44,9 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
-    rate, inner = read_number(raw, "embd_pdrop", 0.1, location), 4 * config.width
+    rate, inner = family.read_number(raw, "embd_pdrop", 0.1, location), 4 * config.width
     if raw.get("n_inner") is not None:
-        inner = read_number(raw, "n_inner", inner, location)
+        inner = family.read_number(raw, "n_inner", inner, location)
     return replace(
         config,
         intermediate_size=inner,
@@ -99,7 +93,7 @@ _FIRST_ACTIVATIONS: dict[str, Activation] = {
 }
 """In GPT's code, gelu is the approximation."""
 _END = 50_256
-_SECOND_ACTIVATIONS: dict[str, Activation] = {"gelu_new": "gelu_tanh", **ACTIVATIONS}
+_SECOND_ACTIVATIONS: dict[str, Activation] = {"gelu_new": "gelu_tanh", **family.ACTIVATIONS}
 _MASKS = ("transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias")
 _SCALED = {
     "scale_attn_weights": True,
@@ -114,18 +108,18 @@ _SUMMARY = frozenset(
 )
 
 
-def _classes(stem: str) -> tuple[Architecture, ...]:
+def _classes(stem: str) -> tuple[family.Architecture, ...]:
     return (
-        Architecture(stem + "LMHeadModel", frozenset({"causal"})),
-        Architecture(stem + "Model", frozenset(), bare=True),
+        family.Architecture(stem + "LMHeadModel", frozenset({"causal"})),
+        family.Architecture(stem + "Model", frozenset(), bare=True),
     )
 
 
-GPT = Family(
+GPT = family.Family(
     model_type="openai-gpt",
     keys=KeyTable("transformer.", _FIRST, ("transformer.position_ids", *_MASKS)),
     architectures=_classes("OpenAIGPT"),
-    config_rules=ConfigRules(
+    config_rules=family.ConfigRules(
         base(),
         numbers=_NUMBERS,
         positions="n_positions",
@@ -139,11 +133,11 @@ GPT = Family(
     ),
     dropouts={},
 )
-GPT2 = Family(
+GPT2 = family.Family(
     model_type="gpt2",
     keys=KeyTable("transformer.", _SECOND, _MASKS),
     architectures=_classes("GPT2"),
-    config_rules=ConfigRules(
+    config_rules=family.ConfigRules(
         second(12, 768),
         numbers=_NUMBERS,
         positions="n_positions",

@@ -22,7 +22,7 @@ _THETA = 160_000.0
 ENGLISH, MULTILINGUAL = 30_528, 250_048
 
 
-def sized(
+def gte_shape(
     shape: EncoderConfig, segments: int, theta: float, scaling: float, pad: int = 0
 ) -> EncoderConfig:
     """Return a published size; `scaling` is that of its longest input."""
@@ -40,9 +40,9 @@ def sized(
 
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
-    "gte-base-en-v1.5": lambda: sized(bert.base(ENGLISH), 0, 500_000.0, 2.0),
-    "gte-large-en-v1.5": lambda: sized(bert.large(ENGLISH), 2, 160_000.0, 2.0),
-    "gte-multilingual-base": lambda: sized(bert.base(MULTILINGUAL), 1, 20_000.0, 8.0, 1),
+    "gte-base-en-v1.5": lambda: gte_shape(bert.base(ENGLISH), 0, 500_000.0, 2.0),
+    "gte-large-en-v1.5": lambda: gte_shape(bert.large(ENGLISH), 2, 160_000.0, 2.0),
+    "gte-multilingual-base": lambda: gte_shape(bert.base(MULTILINGUAL), 1, 20_000.0, 8.0, 1),
 }
 
 
@@ -78,7 +78,7 @@ GTE = Family(
     keys=KeyTable("gte.", _rules("gte")),
     architectures=rotary.pooled_classes("Gte"),
     config_rules=ConfigRules(
-        sized(bert.base(MULTILINGUAL), 1, _THETA, 1.0, 1),
+        gte_shape(bert.base(MULTILINGUAL), 1, _THETA, 1.0, 1),
         numbers=UNSEGMENTED,
         fixed=FIXED
         | {"position_embedding_type": "rope", "layer_norm_type": "layer_norm"}

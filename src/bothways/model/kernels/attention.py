@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from bothways.core.batch import Layout
 from bothways.model.kernels import abi
 from bothways.model.kernels.dropout import NO_DROPOUT, draw_dropout
-from bothways.model.kernels.library import FORMATS, call
+from bothways.model.kernels.library import FORMATS, call_kernel
 
 
 def packed_attention(
@@ -53,7 +53,7 @@ def packed_attention(
     qkv = qkv.contiguous()
     out = qkv.new_empty(len(qkv), *qkv.shape[2:])
     batch = _batch_of(qkv, layout, NO_DROPOUT)
-    call("bothways_attention", ctypes.byref(batch), out.data_ptr(), None)
+    call_kernel("bothways_attention", ctypes.byref(batch), out.data_ptr(), None)
     return out
 
 
@@ -67,7 +67,7 @@ class _PackedAttention(torch.autograd.Function):
         # second pass over the row.
         lse = qkv.new_empty(out.shape[:2], dtype=torch.float32)
         batch = _batch_of(qkv, layout, drop)
-        call("bothways_attention", ctypes.byref(batch), out.data_ptr(), lse.data_ptr())
+        call_kernel("bothways_attention", ctypes.byref(batch), out.data_ptr(), lse.data_ptr())
         # `drop` holds the seed: the backward pass hashes the same dropout from it.
         ctx.layout, ctx.drop = layout, drop
         ctx.save_for_backward(qkv, out, lse)
@@ -82,7 +82,7 @@ class _PackedAttention(torch.autograd.Function):
         # `out` gives D = Σ_f grad_out · out, the correction of the softmax's gradient.
         addresses = (x.data_ptr() for x in (out, grad_out, lse, grad_qkv))
         batch = _batch_of(qkv, ctx.layout, ctx.drop)
-        call("bothways_attention_backward", ctypes.byref(batch), *addresses)
+        call_kernel("bothways_attention_backward", ctypes.byref(batch), *addresses)
         return grad_qkv, None, None
 
 

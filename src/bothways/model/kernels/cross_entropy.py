@@ -24,7 +24,7 @@ from bothways.core.batch import IGNORED
 from bothways.core.loss import Loss
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.kernels import abi
-from bothways.model.kernels.library import FORMATS, LabelError, call, runs_on
+from bothways.model.kernels.library import FORMATS, LabelError, call_kernel, runs_on
 
 
 def cross_entropy(
@@ -59,7 +59,7 @@ class _CompiledLoss(torch.autograd.Function):
         hits = labels.new_empty(len(labels), dtype=torch.uint8)
         addresses = (x.data_ptr() for x in (normalizers, losses, hits))
         try:
-            call("bothways_cross_entropy", ctypes.byref(_struct(logits, labels)), *addresses)
+            call_kernel("bothways_cross_entropy", ctypes.byref(_struct(logits, labels)), *addresses)
         except LabelError:
             # The kernel has compared the labels anyway; only the message needs them here.
             counted = labels[labels != IGNORED]
@@ -81,7 +81,9 @@ class _CompiledLoss(torch.autograd.Function):
         # the factor through its address.
         grad_logits, grad_total = torch.empty_like(logits), grad_total.contiguous()
         addresses = (x.data_ptr() for x in (normalizers, grad_total, grad_logits))
-        call("bothways_cross_entropy_backward", ctypes.byref(_struct(logits, labels)), *addresses)
+        call_kernel(
+            "bothways_cross_entropy_backward", ctypes.byref(_struct(logits, labels)), *addresses
+        )
         return grad_logits, None
 
 

@@ -40,7 +40,7 @@ from torch.autograd.function import once_differentiable
 
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.kernels import abi
-from bothways.model.kernels.library import FORMATS, call, runs_on
+from bothways.model.kernels.library import FORMATS, call_kernel, runs_on
 
 STEPS = 2**16
 
@@ -235,7 +235,7 @@ class _AddNorm(torch.autograd.Function):
         # Mean and 1/√(variance + ε) of each row: the backward pass reads them instead of summing
         # over the row again.
         moments = x.new_empty(len(x), 2)
-        call(
+        call_kernel(
             "bothways_add_norm",
             ctypes.byref(_norm_struct(weight, bias, epsilon)),
             ctypes.byref(drop),
@@ -263,7 +263,7 @@ class _AddNorm(torch.autograd.Function):
         grad_x, grad_y = torch.empty_like(sums), torch.empty_like(sums, dtype=ctx.dtype)
         grad_weight = torch.empty_like(weight)
         grad_bias = None if bias is None else torch.empty_like(bias)
-        call(
+        call_kernel(
             "bothways_add_norm_backward",
             ctypes.byref(_norm_struct(weight, bias, ctx.epsilon)),
             ctypes.byref(ctx.drop),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bothways.core.batch import Layout
 from bothways.model.kernels import abi
 from bothways.model.kernels.attention import attention_batch, packed_attention
-from bothways.model.kernels.library import FORMATS, call
+from bothways.model.kernels.library import FORMATS, call_kernel
 from bothways.model.kernels.linear import (
     CompiledLinear,
     CompiledPart,
@@ -74,7 +74,9 @@ class CompiledBlockTail(CompiledPart):
         residual, heads = filled(residual, self.least_rows), filled(heads, self.least_rows)
         result, rows = torch.empty_like(residual), len(residual)
         inputs = (residual.data_ptr(), heads.data_ptr(), FORMATS[heads.dtype])
-        call("bothways_block_tail", ctypes.byref(self.struct), *inputs, rows, result.data_ptr())
+        call_kernel(
+            "bothways_block_tail", ctypes.byref(self.struct), *inputs, rows, result.data_ptr()
+        )
         return result[:count]
 
 
@@ -124,7 +126,9 @@ class CompiledLayers(CompiledPart):
             return self(filled(x, self.least_rows), layout, depth)[: len(x)]
         x = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         batch = attention_batch(layout, len(x), self.heads, self.head_size, self.dtype)
-        call("bothways_encoder_layers", self.layers, depth, ctypes.byref(batch), x.data_ptr())
+        call_kernel(
+            "bothways_encoder_layers", self.layers, depth, ctypes.byref(batch), x.data_ptr()
+        )
         return x
 
     def last(

@@ -160,7 +160,7 @@ class LabelError(IndexError):
     """A label is not the number of a class."""
 
 
-def call(name: str, *arguments: object) -> None:
+def call_kernel(name: str, *arguments: object) -> None:
     """Call a kernel with as many threads as PyTorch uses.
 
     Raises:

@@ -32,7 +32,13 @@ from torch.nn import functional as F
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.kernels import abi
-from bothways.model.kernels.library import FORMATS, Feature, call, is_tracing, kernel_features
+from bothways.model.kernels.library import (
+    FORMATS,
+    Feature,
+    call_kernel,
+    is_tracing,
+    kernel_features,
+)
 
 # 32 outputs are two vectors of 16 fp32 sums, or two AMX tiles of 16 columns.
 PANEL, LINE = 32, 64
@@ -139,7 +145,7 @@ class CompiledLinear(CompiledPart):
             (x.data_ptr(), FORMATS[x.dtype]),
             (out.data_ptr(), FORMATS[self.dtype]),
         )
-        call("bothways_linear", ctypes.byref(self.struct), *source, rows, *target)
+        call_kernel("bothways_linear", ctypes.byref(self.struct), *source, rows, *target)
         return out[:count]
 
 

@@ -232,12 +232,12 @@ def _encode(
         raise DataError("has no ending to choose from", where=example.where, fix=fix)
     template, pairs, ending_masks, kept_tokens = tokenizer.template, [], [], 0
     for ending in endings:
-        first, second = truncated(len(context), len(ending), length - template.pair)
-        pairs.append(assemble(context[:first], ending[:second], template))
+        context_size, second = truncated(len(context), len(ending), length - template.pair)
+        pairs.append(assemble(context[:context_size], ending[:second], template))
         # The tokens from the ending on are global in Longformer.
-        begin = len(template.first) + first + len(template.between)
+        begin = len(template.first) + context_size + len(template.between)
         ending_masks.append(np.arange(len(pairs[-1])) >= begin)
-        kept_tokens += first + second
+        kept_tokens += context_size + second
     target = example.label if example.label in range(len(endings)) else IGNORED
     targets = ChoiceTargets(
         np.array([len(endings)], dtype=np.int64), np.array([target], dtype=np.int64)
@@ -259,17 +259,19 @@ def _targets(batch: Batch) -> tuple[Tensor, Tensor]:
     return torch.as_tensor(targets.counts), torch.as_tensor(targets.labels)
 
 
-def _endings(row: base.Row, columns: Many[str], where: str) -> list[str]:
+def _endings(row: base.Row, columns: Many[str], location: str) -> list[str]:
     if len(columns) > 1:
-        return [text_of(row, column, where) for column in columns]
-    value = cell_of(row, columns[0], where)
+        return [text_of(row, column, location) for column in columns]
+    value = cell_of(row, columns[0], location)
     if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
         message = f"column {columns[0]!r} holds {type(value).__name__}, not a list of texts"
-        raise DataError(message, where=where, fix="Write a list, or name a column for each ending.")
+        raise DataError(
+            message, where=location, fix="Write a list, or name a column for each ending."
+        )
     return list(value)
 
 
-def _place(value: Any, column: str, where: str) -> int | None:
+def _place(value: Any, column: str, location: str) -> int | None:
     """Return a whole number; None for an absent one."""
     text = "" if value is None else str(value).strip().removesuffix(".0")
     if text.lower() in {"", "nan"}:
@@ -277,5 +279,5 @@ def _place(value: Any, column: str, where: str) -> int | None:
     if not text.removeprefix("-").isdecimal():
         message = f"column {column!r} holds {value!r}, which is not the place of an ending"
         fix = "Write the place of the right ending, counted from 0."
-        raise DataError(message, where=where, fix=fix)
+        raise DataError(message, where=location, fix=fix)
     return int(text)

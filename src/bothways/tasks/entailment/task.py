@@ -52,8 +52,8 @@ class EntailmentClassifier(LabelModel[TextExample, ClassPrediction]):
         entailed = [n for n, name in enumerate(names) if name.startswith("entail")]
         against = [n for n, name in enumerate(names) if "contra" in name or name.startswith("not")]
         self._outputs = [*against[:1], *entailed[:1]]
-        for name, found in (("entailment", entailed), ("contradiction", against)):
-            if not found and (name == "entailment" or task.by_itself):
+        for name, label_id in (("entailment", entailed), ("contradiction", against)):
+            if not label_id and (name == "entailment" or task.by_itself):
                 message = f"the model has no output for {name}: its labels are {', '.join(labels)}"
                 fix = "Choose a model for natural language inference, such as one trained on MNLI."
                 raise ConfigError(message, where="labels", fix=fix)

@@ -24,22 +24,10 @@ from bothways.core.errors import ConfigError, DataError, Finding, argument, plac
 from bothways.core.loss import Loss
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
-from bothways.tasks import base, text_checks
+from bothways.tasks import base, text_checks, text_task
 from bothways.tasks.columns import cell_of, is_absent, label_of, unlabelled_marks
 from bothways.tasks.metrics import macro_thresholds, micro_thresholds, multilabel_metrics
 from bothways.tasks.predictions import MultilabelPrediction
-from bothways.tasks.text_task import (
-    LABEL,
-    TEXT,
-    LabelModel,
-    LongTextTask,
-    TextColumns,
-    Texts,
-    averaged,
-    in_order,
-    texts_of_row,
-    window_weight,
-)
 from bothways.text.tokenizer import Tokenizer
 
 EVEN = 0.5
@@ -53,7 +41,7 @@ _VALUES = {"true", "false", "none", "null", "nan"}
 
 
 @dataclass(frozen=True)
-class MultilabelExample(Texts):
+class MultilabelExample(text_task.Texts):
     """One or two texts and their labels, possibly none; `labels` is None where they are unknown."""
 
     labels: tuple[str, ...] | None = None
@@ -63,7 +51,7 @@ class MultilabelExample(Texts):
 Results = base.Results[MultilabelExample, MultilabelPrediction]
 
 
-class MultilabelClassifier(LabelModel[MultilabelExample, MultilabelPrediction]):
+class MultilabelClassifier(text_task.LabelModel[MultilabelExample, MultilabelPrediction]):
     """A multilabel task with a model that has the head "labels"; see `TaskModel`."""
 
     task: MultilabelTask
@@ -72,7 +60,11 @@ class MultilabelClassifier(LabelModel[MultilabelExample, MultilabelPrediction]):
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of labelled texts times that of labels."""
         labelled = ~_labels(batch).isnan()
-        return {"label": float((labelled * window_weight(batch)[:, None]).sum(dtype=torch.float64))}
+        return {
+            "label": float(
+                (labelled * text_task.window_weight(batch)[:, None]).sum(dtype=torch.float64)
+            )
+        }
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the cross-entropy of all decisions.
@@ -80,14 +72,14 @@ class MultilabelClassifier(LabelModel[MultilabelExample, MultilabelPrediction]):
         Hits are not counted: nearly all labels are absent, so the share of right decisions is high
         for any model.
         """
-        weight = window_weight(batch)[:, None]
+        weight = text_task.window_weight(batch)[:, None]
         loss = binary_cross_entropy(scores, _labels(batch), weight)
         return {"label": replace(loss, hits=None)}
 
     def decode(
         self, example: MultilabelExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> MultilabelPrediction:
-        logits = averaged(outputs).astype(np.float64)
+        logits = text_task.averaged(outputs).astype(np.float64)
         probabilities = 0.5 * (1 + np.tanh(logits / 2))  # the sigmoid, without overflow
         assigned = zip(self.labels, probabilities >= self.task.limits(self.labels), strict=True)
         return MultilabelPrediction(
@@ -97,7 +89,7 @@ class MultilabelClassifier(LabelModel[MultilabelExample, MultilabelPrediction]):
 
 
 @dataclass(frozen=True)
-class MultilabelTask(LongTextTask[MultilabelPrediction]):
+class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
     """Any number of labels for a text or a pair of texts.
 
     The label column holds lists, or texts such as "red, green". Several columns, whose names are
@@ -114,7 +106,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
     metric = "f1_micro"
     metrics = base.directions("f1_micro", "f1_macro", "exact", lowest="loss")
     problem = "multi_label_classification"
-    column_table = (TEXT, replace(LABEL, several=True))
+    column_table = (text_task.TEXT, replace(text_task.LABEL, several=True))
 
     separator: str = ","
     thresholds: tuple[float, ...] = ()
@@ -129,8 +121,8 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
             message = f"must be in [0, 1], not {list(self.thresholds)}"
             raise ConfigError(message, where="thresholds")
 
-    def parse(self, row: base.Row, columns: TextColumns, where: str) -> MultilabelExample:
-        text, text_b = texts_of_row(row, columns, where)
+    def parse(self, row: base.Row, columns: text_task.TextColumns, where: str) -> MultilabelExample:
+        text, text_b = text_task.texts_of_row(row, columns, where)
         labels, column = None, columns.label
         if column is not None and column not in row and "," in column:
             labels = labels_of_columns(row, columns.labels, where)
@@ -143,7 +135,7 @@ class MultilabelTask(LongTextTask[MultilabelPrediction]):
         return replace(example, labels=labels)
 
     def labels(self, examples: Iterable[MultilabelExample]) -> tuple[str, ...]:
-        return in_order(label for example in examples for label in example.labels or ())
+        return text_task.in_order(label for example in examples for label in example.labels or ())
 
     def stratum(self, example: MultilabelExample) -> Hashable:
         return example.labels
@@ -307,7 +299,7 @@ def _labels(batch: Batch) -> Tensor:
     return torch.as_tensor(batch.target("label", MultilabelTargets).labels)
 
 
-def labels_of_columns(row: base.Row, columns: Many[str], where: str) -> tuple[str, ...] | None:
+def labels_of_columns(row: base.Row, columns: Many[str], location: str) -> tuple[str, ...] | None:
     """Return the labels in a row with a column of 0 and 1 for each label.
 
     They are unknown (None) if a column is empty or -1, as in the test data of Jigsaw.
@@ -315,13 +307,13 @@ def labels_of_columns(row: base.Row, columns: Many[str], where: str) -> tuple[st
     Raises:
         DataError: a column is missing, or its value is neither.
     """
-    flags = {column: _flag(cell_of(row, column, where), column, where) for column in columns}
+    flags = {column: _flag(cell_of(row, column, location), column, location) for column in columns}
     if None in flags.values():
         return None
     return tuple(column for column in columns if flags[column])
 
 
-def _flag(value: Any, column: str, where: str) -> bool | None:
+def _flag(value: Any, column: str, location: str) -> bool | None:
     if is_absent(value):
         return None
     text = str(value).strip().lower()
@@ -330,11 +322,11 @@ def _flag(value: Any, column: str, where: str) -> bool | None:
     if flag not in flags:
         message = f"column {column!r} holds {value!r:.80}, not 0 or 1"
         fix = "Write 1 in each column whose label the text has, else 0."
-        raise DataError(message, where=where, fix=fix)
+        raise DataError(message, where=location, fix=fix)
     return flags[flag]
 
 
-def parse_labels(value: Any, separator: str, column: str, where: str) -> tuple[str, ...] | None:
+def parse_labels(value: Any, separator: str, column: str, location: str) -> tuple[str, ...] | None:
     """Return the labels in a cell: a list, also as JSON, or a text with separators.
 
     An empty list or text means that the example has no label; null and NaN that it is unknown.
@@ -345,7 +337,7 @@ def parse_labels(value: Any, separator: str, column: str, where: str) -> tuple[s
     if is_absent(value):
         return None
     if isinstance(value, str):
-        value = _labels_in(value, separator, column, where)
+        value = _labels_in(value, separator, column, location)
     if isinstance(value, list | tuple):
         flags = all(isinstance(x, bool | int | float) and x in (0, 1) for x in value)
         if flags and len(value) > len({*value}):  # they would be read as the labels 0 and 1
@@ -353,14 +345,14 @@ def parse_labels(value: Any, separator: str, column: str, where: str) -> tuple[s
             fix = (
                 f"Give the labels of the text, or a column for each: {argument(label='NAME,NAME')}."
             )
-            raise DataError(message, where=where, fix=fix)
-        names = (label_of(item, column, where) for item in value)
-        return in_order(name for name in names if name is not None)
-    label = label_of(value, column, where)
+            raise DataError(message, where=location, fix=fix)
+        names = (label_of(item, column, location) for item in value)
+        return text_task.in_order(name for name in names if name is not None)
+    label = label_of(value, column, location)
     return None if label is None else (label,)
 
 
-def _labels_in(text: str, separator: str, column: str, where: str) -> list[Any]:
+def _labels_in(text: str, separator: str, column: str, location: str) -> list[Any]:
     """Return the labels in a text: a JSON list, or labels with separators.
 
     A list as Python or NumPy prints it, such as pandas writes to .csv files, is refused: cut at
@@ -371,7 +363,7 @@ def _labels_in(text: str, separator: str, column: str, where: str) -> list[Any]:
     if re.fullmatch(r"\{.*[,:'\"].*\}|\(.*,.*\)", text.strip()):
         message = f"column {column!r} holds {text[:60]!r}, a printed set, dict or tuple"
         fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
-        raise DataError(message, where=where, fix=fix)
+        raise DataError(message, where=location, fix=fix)
     if not (text.strip().startswith("[") and text.strip().endswith("]")):
         return text.split(separator)
     try:
@@ -382,7 +374,7 @@ def _labels_in(text: str, separator: str, column: str, where: str) -> list[Any]:
             return list(names)
         message = f"column {column!r} holds {text[:60]!r}, a printed list that is not JSON"
         fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
-        raise DataError(message, where=where, fix=fix) from None
+        raise DataError(message, where=location, fix=fix) from None
     return list(labels)
 
 

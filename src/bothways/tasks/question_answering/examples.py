@@ -113,12 +113,12 @@ def read_squad(source: str, labelled: bool, unused: list[str]) -> Iterator[Quest
     fix = "For one object a line use the suffix .jsonl."
     tree = read_json_text(str(path), fix, unique=True)
     columns = QuestionColumns(answers="answers" if labelled else None)
-    for where, context, rows in _paragraphs(tree, str(path), unused):
+    for location, context, rows in _paragraphs(tree, str(path), unused):
         for number, values in enumerate(rows):
             count += 1
-            row = {"id": str(count), **context, **_object(values, f"{where}.qas[{number}]")}
+            row = {"id": str(count), **context, **_object(values, f"{location}.qas[{number}]")}
             unused += [name for name in row if name not in (*_FIELDS, *unused)]
-            yield question_of(row, columns, f"{where}:{row['id']}")
+            yield question_of(row, columns, f"{location}:{row['id']}")
     if count == 0:
         raise DataError("has no question", where=path, fix="Give a file with at least one.")
 
@@ -139,17 +139,17 @@ def _paragraphs(
             yield inner, context, _list(fields, "qas", inner)
 
 
-def _object(values: Any, where: str) -> Mapping[str, Any]:
+def _object(values: Any, location: str) -> Mapping[str, Any]:
     if not isinstance(values, dict):
         message = f"is a JSON {type(values).__name__}, not an object"
-        raise DataError(message, where=where, fix=_FORM)
+        raise DataError(message, where=location, fix=_FORM)
     return values
 
 
-def _list(values: Mapping[str, Any], key: str, where: str) -> list[Any]:
+def _list(values: Mapping[str, Any], key: str, location: str) -> list[Any]:
     if not isinstance(values.get(key), list):
         message = f"has no list {key!r}; it has {', '.join(values) or 'nothing'}"
-        raise DataError(message, where=where, fix=_FORM)
+        raise DataError(message, where=location, fix=_FORM)
     return list(values[key])
 
 
@@ -164,20 +164,20 @@ def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
     return Question(str(row.get(columns.id, "1")), question, context, answers, impossible, where)
 
 
-def _annotation(row: Row, column: str | None, where: str) -> tuple[Answers, bool | None]:
+def _annotation(row: Row, column: str | None, location: str) -> tuple[Answers, bool | None]:
     """Return the answers, and whether there are none: by a flag or by an empty list."""
     if column is None:
         return (), None
-    answers, flag = _answers(row.get(column), where), row.get(_IMPOSSIBLE)
+    answers, flag = _answers(row.get(column), location), row.get(_IMPOSSIBLE)
     if flag is not None and not isinstance(flag, bool):
         message = f"{_IMPOSSIBLE!r} holds {flag!r}"
-        raise DataError(message, where=where, fix="It must be true or false.")
+        raise DataError(message, where=location, fix="It must be true or false.")
     if flag or (flag is None and answers == ()):
         return (), True
     return answers or (), None if answers is None else False
 
 
-def _answers(value: Any, where: str) -> Answers | None:
+def _answers(value: Any, location: str) -> Answers | None:
     """Return answers in any of their forms; None if they are unknown. Blank answers are dropped."""
     match value:
         case None | "":
@@ -190,16 +190,16 @@ def _answers(value: Any, where: str) -> Answers | None:
             entries = (item if isinstance(item, dict) else {"text": item} for item in value)
             pairs = [(x.get("text"), x.get("answer_start", ANYWHERE)) for x in entries]
         case _:
-            raise _unknown_form(value, where)
+            raise _unknown_form(value, location)
     if not all(isinstance(text, str) and isinstance(start, int) for text, start in pairs):
-        raise _unknown_form(value, where)
+        raise _unknown_form(value, location)
     return tuple((text, start) for text, start in pairs if text.strip())
 
 
-def _unknown_form(value: Any, where: str) -> DataError:
+def _unknown_form(value: Any, location: str) -> DataError:
     fix = (
         'Write {"text": ["…"], "answer_start": [0]}, a list of {"text": "…", "answer_start": 0}, '
         "or one text."
     )
     message = f"answers of an unknown form: {json.dumps(value, default=str)[:80]}"
-    return DataError(message, where=where, fix=fix)
+    return DataError(message, where=location, fix=fix)

@@ -63,7 +63,7 @@ def grade_answer(text: str, question: Question) -> Grade:
     else:
         words = normalised(text)
         rights = [*filter(None, (normalised(correct) for correct, _ in question.answers))] or [""]
-        grades = [Grade(float(words == right), _f1_of_words(words, right)) for right in rights]
+        grades = [Grade(float(words == answer), _f1_of_words(words, answer)) for answer in rights]
     return Grade(max(grade.exact for grade in grades), max(grade.f1 for grade in grades))
 
 
@@ -130,11 +130,13 @@ class AnswerScores:
             text: the prediction; "" for no answer.
             best: the best answer; `text` is that or "".
         """
-        given, none = grade_answer(best, question), grade_answer("", question)
-        exact, f1 = (given.exact, given.f1) if text else (none.exact, none.f1)
+        best_grade, none = grade_answer(best, question), grade_answer("", question)
+        exact, f1 = (best_grade.exact, best_grade.f1) if text else (none.exact, none.f1)
         impossible = float(question.impossible is True)
         self._numbers.extend(
-            ScoredAnswers(exact, f1, given.exact, given.f1, none.f1, difference, impossible)
+            ScoredAnswers(
+                exact, f1, best_grade.exact, best_grade.f1, none.f1, difference, impossible
+            )
         )
 
     @property

@@ -28,7 +28,7 @@ from bothways.core.terminal import quantity
 from bothways.data.tables import TableRow
 from bothways.hub.sentence_transformers import CrossEncoderConfig, program_files
 from bothways.objectives.losses import binary_cross_entropy
-from bothways.tasks import base, text_checks
+from bothways.tasks import base, text_checks, text_task
 from bothways.tasks.columns import (
     Column,
     asked_columns,
@@ -39,16 +39,6 @@ from bothways.tasks.columns import (
 )
 from bothways.tasks.metrics import RANKING, Rankings, ndcg, negative_log, sigmoid
 from bothways.tasks.predictions import RankPrediction
-from bothways.tasks.text_task import (
-    EncodedTexts,
-    NumberModel,
-    PromptedTask,
-    TextColumns,
-    TextExample,
-    encode_texts,
-    targets_of,
-    window_weight,
-)
 from bothways.text.tokenizer import Tokenizer
 
 QUERIES = ("query", "question", "anchor", "claim", "sentence1", "text_a", "text1")
@@ -74,7 +64,7 @@ class RankExample:
 
 
 @dataclass(frozen=True)
-class RankColumns(TextColumns):
+class RankColumns(text_task.TextColumns):
     """The columns of queries; see `Columns`.
 
     Attributes:
@@ -98,21 +88,24 @@ TABLE = (
 )  # fmt: skip
 
 
-class Ranker(NumberModel[RankExample, RankPrediction]):
+class Ranker(text_task.NumberModel[RankExample, RankPrediction]):
     """A reranking task with a model whose head "labels" has one output; see `TaskModel`."""
 
     task: RerankingTask
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the binary cross-entropy of the scores."""
-        columns = (column[:, None] for column in (scores, targets_of(batch), window_weight(batch)))
+        columns = (
+            column[:, None]
+            for column in (scores, text_task.targets_of(batch), text_task.window_weight(batch))
+        )
         return {"label": binary_cross_entropy(*columns)}
 
     def decode(
         self, example: RankExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> RankPrediction:
         """Return the score of each document, that of its best window."""
-        assert isinstance(encoded, EncodedTexts)
+        assert isinstance(encoded, text_task.EncodedTexts)
         logits = [float(np.max(chunks)) for chunks in encoded.by_text(outputs)]
         scores = logits
         if self.task.activation == "sigmoid":
@@ -121,7 +114,7 @@ class Ranker(NumberModel[RankExample, RankPrediction]):
 
 
 @dataclass(frozen=True)
-class RerankingTask(PromptedTask[RankPrediction]):
+class RerankingTask(text_task.PromptedTask[RankPrediction]):
     """A score for each document of a query. A prompt is put before the query.
 
     Attributes:
@@ -150,7 +143,7 @@ class RerankingTask(PromptedTask[RankPrediction]):
         unused = unused_columns(table.names, asked_columns(selected))
         return base.Reading(self.with_columns(selected), examples, table.share, unused=unused)
 
-    def parse(self, row: base.Row, columns: TextColumns, where: str) -> RankExample:
+    def parse(self, row: base.Row, columns: text_task.TextColumns, where: str) -> RankExample:
         """Return the example in a row.
 
         Raises:
@@ -208,16 +201,16 @@ class RerankingTask(PromptedTask[RankPrediction]):
 
     def encode(
         self, examples: Many[RankExample], tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> list[EncodedTexts]:
+    ) -> list[text_task.EncodedTexts]:
         """Return a pair for each document, in one sequence or several windows."""
         prompt, pairs, targets = self.default_prompt, [], []
         for example in examples:
             values = example.labels or [np.nan] * len(example.documents)
             query = prompt + example.query
-            pairs += [TextExample(query, text) for text in example.documents]
+            pairs += [text_task.TextExample(query, text) for text in example.documents]
             targets += [LabelTargets(np.array([label], dtype=np.float32)) for label in values]
-        encoded = iter(encode_texts(pairs, targets, tokenizer, self.fit(length)))
-        return [EncodedTexts.of([next(encoded) for _ in e.documents]) for e in examples]
+        encoded = iter(text_task.encode_texts(pairs, targets, tokenizer, self.fit(length)))
+        return [text_task.EncodedTexts.of([next(encoded) for _ in e.documents]) for e in examples]
 
     def score(
         self, results: base.Results[RankExample, RankPrediction], labels: Many[str]
@@ -265,31 +258,31 @@ def cross_encoder(config: CrossEncoderConfig) -> RerankingTask:
     )
 
 
-def _texts(row: base.Row, column: str, where: str) -> tuple[str, ...]:
-    value = cell_of(row, column, where)
-    many = list(value) if isinstance(value, list | tuple) else [value]
-    wrong_item = next((item for item in many if not isinstance(item, str)), None)
-    if not all(isinstance(item, str) for item in many):
+def _texts(row: base.Row, column: str, location: str) -> tuple[str, ...]:
+    value = cell_of(row, column, location)
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    wrong_item = next((item for item in items if not isinstance(item, str)), None)
+    if not all(isinstance(item, str) for item in items):
         kind = "a null" if wrong_item is None else f"a value of type {type(wrong_item).__name__}"
         message = f"column {column!r} holds {kind}, where a document or a list of documents must be"
-        raise DataError(message, where=where, fix="Write texts.")
-    return tuple(many)
+        raise DataError(message, where=location, fix="Write texts.")
+    return tuple(items)
 
 
-def _labels(row: base.Row, column: str, documents: int, where: str) -> tuple[float, ...] | None:
+def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[float, ...] | None:
     """Return the labels in a row; None if one is absent."""
-    value = cell_of(row, column, where)
-    many = list(value) if isinstance(value, list | tuple) else [value]
-    if all(is_absent(item) or item == "" for item in many):
+    value = cell_of(row, column, location)
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    if all(is_absent(item) or item == "" for item in items):
         return None
-    if len(many) != documents:
-        counts = f"{quantity(len(many), 'label(s)')} for {quantity(documents, 'document(s)')}"
+    if len(items) != documents:
+        counts = f"{quantity(len(items), 'label(s)')} for {quantity(documents, 'document(s)')}"
         message = f"column {column!r} holds {counts}"
-        raise DataError(message, where=where, fix="Give each document one label.")
-    return tuple(_label(item, column, where) for item in many)
+        raise DataError(message, where=location, fix="Give each document one label.")
+    return tuple(_label(item, column, location) for item in items)
 
 
-def _label(value: Any, column: str, where: str) -> float:
+def _label(value: Any, column: str, location: str) -> float:
     words = {"true": 1.0, "false": 0.0}
     try:
         number = words.get(str(value).strip().lower(), math.nan)
@@ -299,7 +292,7 @@ def _label(value: Any, column: str, where: str) -> float:
     if not 0 <= number < math.inf:
         message = f"column {column!r} holds {value!r:.80}, which is not a relevance"
         fix = "Write a number from 0: 0 for not relevant, 1 for relevant, or a grade such as 3."
-        raise DataError(message, where=where, fix=fix)
+        raise DataError(message, where=location, fix=fix)
     return number
 
 
@@ -342,13 +335,13 @@ def _join(group: Many[RankExample]) -> RankExample:
 
 def _check_queries(examples: Many[RankExample]) -> list[Finding]:
     """Report queries that come again later: their documents are ranked by themselves."""
-    seen, again = set[str](), list[str]()
+    seen, repeated = set[str](), list[str]()
     for example in examples:
         if example.query in seen:
-            again.append(example.where)
+            repeated.append(example.where)
         seen.add(example.query)
     fault = "example(s) has|have the query of an earlier one, and is|are ranked by themselves"
-    return text_checks.report_rows("rows", again, fault, "Sort the rows by query.", "warning")
+    return text_checks.report_rows("rows", repeated, fault, "Sort the rows by query.", "warning")
 
 
 def _check_balance(train: Many[RankExample], dev: Many[RankExample]) -> list[Finding]:

@@ -67,7 +67,7 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
     positions = [e.where for e in examples if all(map(_POSITION.fullmatch, e.words))]
     counts = [e.where for e in several if e.words in (_numbers(0, e.words), _numbers(1, e.words))]
     white = [_at(e, n) for e in examples for n, word in enumerate(e.words) if not word.strip()]
-    usual = {  # what a few sentences may be, but not most of them
+    limits = {  # what a few sentences may be, but not most of them
         "sentence(s) has|have a single word": (
             lone, 10 < len(examples) < 1.1 * len(lone), "Join the words of each.",
         ),
@@ -79,8 +79,10 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
         ),
     }  # fmt: skip
     findings = list[Finding]()
-    for fault, (where, most, fix) in usual.items():
-        findings += text_checks.report_rows("rows", where if most else [], fault, fix, "warning")
+    for fault, (locations, max_count, fix) in limits.items():
+        findings += text_checks.report_rows(
+            "rows", locations if max_count else [], fault, fix, "warning"
+        )
     empty = {"sentence(s) has|have no word": lambda e: not e.words}
     bare = {"sentence(s) has|have words without a tag": lambda e: e.tags is None or not all(e.tags)}
     findings += text_checks.check_rows(examples, empty, "Remove them.")

@@ -106,7 +106,7 @@ class ColumnLayout:
 
 def find_layout(
     lines: Iterable[str],
-    where: str,
+    location: str,
     text: str | None = None,
     label: str | None = None,
     *,
@@ -115,7 +115,7 @@ def find_layout(
     """Return the layout of a file from its first lines.
 
     Args:
-        where: the file, for messages.
+        location: the file, for messages.
         text, label: the columns of words and tags that are asked for: a number or a name.
         labelled: whether tags are read.
 
@@ -148,11 +148,11 @@ def find_layout(
             names = _CONLL_2009
     usual_width = None if names in (_CONLL_2009, _CONLL_2012) else width
     known = (*names, *attributes)
-    word, tag, key, fixed = _index(text, "text", names, where), None, None, False
+    word, tag, key, fixed = _index(text, "text", names, location), None, None, False
     if labelled and label in attributes:
         tag, key = attributes[label], label
     elif labelled:
-        tag = _index(label, "label", names, where)
+        tag = _index(label, "label", names, location)
         if tag is None:
             fixed = usual_width is not None
             if word is None and width == 2 and [*entities] == [0] and entities[0]:
@@ -193,7 +193,7 @@ def _guess_tag(
     return speech[0] if speech else width - 1
 
 
-def _index(column: str | None, role: str, names: Many[str], where: str) -> int | None:
+def _index(column: str | None, role: str, names: Many[str], location: str) -> int | None:
     """Return the number of a column that is asked for; None if none is."""
     if column is None or column.isdecimal():
         return None if column is None else int(column)
@@ -204,7 +204,7 @@ def _index(column: str | None, role: str, names: Many[str], where: str) -> int |
     else:
         message = f"its columns have numbers, and {role} = {column!r} is a name"
     fix = f"Name columns by their number, from 0: {argument(text='0', label='3')}."
-    raise DataError(message, where=where, fix=fix)
+    raise DataError(message, where=location, fix=fix)
 
 
 def _header(lines: list[str]) -> tuple[str, ...]:
@@ -235,8 +235,8 @@ def _sample(lines: list[str]) -> tuple[list[list[list[str]]], int, tuple[str, ..
     # The most frequent number of fields: a few lines may be broken or comments
     widths = Counter(len(fields) for group in groups for fields in group)
     width = widths.most_common(1)[0][0] if widths else 1
-    named = next((match[1] for line in lines if (match := _GLOBAL_COLUMNS.match(line))), "")
-    names = tuple(named.lower().split())
+    header = next((match[1] for line in lines if (match := _GLOBAL_COLUMNS.match(line))), "")
+    names = tuple(header.lower().split())
     if not names and any(line.startswith("#begin document") for line in lines):
         names, width = _CONLL_2012, len(_CONLL_2012)
         groups = [[fields[:width] for fields in group] for group in groups]
@@ -259,16 +259,16 @@ def _counts(sentences: list[list[str]]) -> bool:
     # 1 2 3 1 2 counts in each sentence, 1 2 3 4 5 in all of them; 1 1 2 does not count
     start, preceding, largest = -1, -1, 0
     for column in sentences:
-        first = True
+        is_first = True
         for value in itertools.filterfalse(_NO_WORD.fullmatch, column):
             if not (value.isdecimal() and value.isascii()):
                 return False
             number = int(value)
             start = number if start < 0 else start
-            restarts = number == start < 2 and (first or len(sentences) == 1)
+            restarts = number == start < 2 and (is_first or len(sentences) == 1)
             if number != preceding + 1 and not restarts:
                 return False
-            preceding, largest, first = number, max(largest, number), False
+            preceding, largest, is_first = number, max(largest, number), False
     return largest > 1
 
 
@@ -385,8 +385,8 @@ def read_columns(
         if counter is not None and _NO_WORD.fullmatch(counter):
             continue
         selected = _chosen(fields, layout, f"{where}:{number}")
-        again = counter is not None and counter.isdecimal() and int(counter) <= count
-        if rows and (again or _field(fields, layout.sentence) not in (None, group)):
+        restarts = counter is not None and counter.isdecimal() and int(counter) <= count
+        if rows and (restarts or _field(fields, layout.sentence) not in (None, group)):
             yield _sentence(rows, document, where, layout)
             rows = []
         count = int(counter) if counter is not None and counter.isdecimal() else -1
@@ -424,14 +424,14 @@ def _fields(line: str) -> list[str]:
     return [field for field in line.split(" ") if field] or [""]
 
 
-def _chosen(fields: list[str], layout: ColumnLayout, where: str) -> tuple[str, str | None]:
+def _chosen(fields: list[str], layout: ColumnLayout, location: str) -> tuple[str, str | None]:
     """Return the word and the field of its tag."""
     word, tag, count = layout.word, layout.tag, len(fields)
     description = f"has {quantity(count, 'column(s)')} ({' | '.join(fields)[:60]})"
     if layout.fixed and count != layout.width and count > 1:
         numbers = argument(text="0", label="1")
         fix = f"Give all lines the same columns, or name two by number: {numbers}."
-        raise DataError(f"{description}, and most lines {layout.width}", where=where, fix=fix)
+        raise DataError(f"{description}, and most lines {layout.width}", where=location, fix=fix)
     if word >= count or word == tag or (tag is not None and tag >= count):
         message = f"{description}; the word is to be column {word}"
         if tag is not None:
@@ -440,18 +440,20 @@ def _chosen(fields: list[str], layout: ColumnLayout, where: str) -> tuple[str, s
             "Each line is a word and its tag, separated by a tab or blanks; name other columns by "
             f"number: {argument(text='1', label='3')}."
         )
-        raise DataError(message, where=where, fix=fix)
+        raise DataError(message, where=location, fix=fix)
     return fields[word], None if tag is None else fields[tag]
 
 
-def _sentence(rows: list[_Row], document: int, where: str, layout: ColumnLayout) -> ColumnSentence:
+def _sentence(
+    rows: list[_Row], document: int, location: str, layout: ColumnLayout
+) -> ColumnSentence:
     words, tags = tuple(word for _, word, _ in rows), None
     if layout.tag is not None:
         fields = [field or "" for _, _, field in rows]
         if layout.key is not None:
             fields = [_attributes(field).get(layout.key, OUTSIDE) for field in fields]
         elif layout.brackets:
-            fields = _without_brackets(rows, where)
+            fields = _without_brackets(rows, location)
         tags = tuple(fields)
     return ColumnSentence(words, tags, rows[0][0], document)
 

@@ -158,10 +158,10 @@ def _open_columns(
 ) -> Reading[Any]:
     """Open columns of words, and find those that are asked for, or usual if the file has them."""
     fix = "Check the name; readable are columns of words and tags, .jsonl, .parquet."
-    where, lines, share, _ = open_lines(source, fix)
+    location, lines, share, _ = open_lines(source, fix)
     head = list(itertools.islice(lines, conll.SAMPLE))
     find = functools.partial(
-        conll.find_layout, [line for _, line in head], where, labelled=labelled
+        conll.find_layout, [line for _, line in head], location, labelled=labelled
     )
     text, label = requested.text, requested.label if labelled else None
     layout = find(text, label)
@@ -172,20 +172,20 @@ def _open_columns(
     columns = table_rows.TagColumns(*(a or b for a, b in zip((text, label), usual, strict=True)))
     if (columns.text, columns.label) != (text, label):
         layout = find(columns.text, columns.label)
-    sentences = conll.read_columns(itertools.chain(head, lines), where, layout)
+    sentences = conll.read_columns(itertools.chain(head, lines), location, layout)
     if not labelled:
-        sentences = _checked(sentences, where)
+        sentences = _checked(sentences, location)
     examples = (
-        (item.document, TagExample(item.words, item.tags, f"{where}:{item.line}"))
+        (item.document, TagExample(item.words, item.tags, f"{location}:{item.line}"))
         for item in sentences
     )
-    notes = [f"{where}: {layout.note}"] if layout.note else []
+    notes = [f"{location}: {layout.note}"] if layout.note else []
     opened = task.with_columns(columns) if labelled else task
     return Reading(opened, examples, share, notes=notes, unused=layout.unused)
 
 
 def _checked(
-    sentences: Iterator[conll.ColumnSentence], where: str
+    sentences: Iterator[conll.ColumnSentence], location: str
 ) -> Iterator[conll.ColumnSentence]:
     """Yield the sentences; DataError if most words of the first one have blanks, as texts do."""
     first = next(sentences)
@@ -196,7 +196,7 @@ def _checked(
             "Texts are read from a .txt, one a line, or from a column with a name, such as "
             f'"text": {argument(text="NAME")}.'
         )
-        raise DataError(message + repr(blank[0][:40]), where=f"{where}:{first.line}", fix=fix)
+        raise DataError(message + repr(blank[0][:40]), where=f"{location}:{first.line}", fix=fix)
     yield first
     yield from sentences
 
@@ -259,9 +259,9 @@ def _are_tags(value: Any) -> bool:
     return isinstance(value, str | int)
 
 
-def _tags(row: Row, column: str, where: str) -> Sentence:
-    values = cell_of(row, column, where)
+def _tags(row: Row, column: str, location: str) -> Sentence:
+    values = cell_of(row, column, location)
     if not isinstance(values, list) or not all(isinstance(value, str | int) for value in values):
         message = f"column {column!r} holds {table_rows.kind_of(values)}, not a list of tags"
-        raise DataError(message, where=where, fix="Give each word a tag, such as O.")
+        raise DataError(message, where=location, fix="Give each word a tag, such as O.")
     return tuple(str(value).strip() for value in values)

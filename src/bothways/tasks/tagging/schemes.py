@@ -95,8 +95,8 @@ def chunks(tags: Iterable[str]) -> list[Chunk]:
     return result
 
 
-def _continues(before: TagPart, part: TagPart) -> bool:
-    return part.prefix in "IE" and before.prefix in "BI" and part.type == before.type
+def _continues(preceding: TagPart, current: TagPart) -> bool:
+    return current.prefix in "IE" and preceding.prefix in "BI" and current.type == preceding.type
 
 
 def respell(tags: Many[str], scheme: Spelling) -> tuple[str, ...]:
@@ -219,10 +219,10 @@ class EntityCounts:
 
     def add(self, truth: Iterable[Chunk], predicted: Iterable[Chunk]) -> None:
         """Count one sentence."""
-        true, given = set(truth), set(predicted)
+        true, predictions = set(truth), set(predicted)
         self.expected.update(chunk.type for chunk in true)
-        self.predicted.update(chunk.type for chunk in given)
-        self.right.update(chunk.type for chunk in true & given)
+        self.predicted.update(chunk.type for chunk in predictions)
+        self.right.update(chunk.type for chunk in true & predictions)
 
     def scores(self, suffix: str = "") -> dict[str, float]:
         """Return F1, precision and recall over all types; 0 where a quotient is undefined."""

@@ -44,7 +44,7 @@ class CharacterSpan:
         return f"{self.start}–{self.end} ({self.type})"
 
 
-def read_spans(values: Any, column: str, where: str) -> list[CharacterSpan]:
+def read_spans(values: Any, column: str, location: str) -> list[CharacterSpan]:
     """Return the spans in a value of a table, in their order in the text.
 
     Raises:
@@ -54,12 +54,12 @@ def read_spans(values: Any, column: str, where: str) -> list[CharacterSpan]:
         message = (
             f"column {column!r} holds {json.dumps(values, default=str)[:60]}, not a list of spans"
         )
-        raise DataError(message, where=where, fix=f"{FORM} Without an entity: [].")
-    spans = [_read_span(value, column, where) for value in values]
+        raise DataError(message, where=location, fix=f"{FORM} Without an entity: [].")
+    spans = [_read_span(value, column, location) for value in values]
     return sorted(spans, key=lambda span: (span.start, span.end))
 
 
-def _read_span(value: Any, column: str, where: str) -> CharacterSpan:
+def _read_span(value: Any, column: str, location: str) -> CharacterSpan:
     match value:
         case [_, _, _]:
             start, end, kind, text = *value, None
@@ -74,11 +74,11 @@ def _read_span(value: Any, column: str, where: str) -> CharacterSpan:
     first, last = _offset(start), _offset(end)
     if first is None or last is None or not isinstance(kind, str) or not kind.strip():
         display = json.dumps(value, ensure_ascii=False, default=str)[:80]
-        raise DataError(f"column {column!r} holds {display}, not a span", where=where, fix=FORM)
+        raise DataError(f"column {column!r} holds {display}, not a span", where=location, fix=FORM)
     if isinstance(value, Mapping) and value.get("entity") == kind and kind[1:2] == "-":
         message = f"column {column!r} holds {kind!r}, the tag of a token, not of an entity"
         fix = 'Join the tokens of each entity: pipeline(…, aggregation_strategy="simple").'
-        raise DataError(message, where=where, fix=fix)
+        raise DataError(message, where=location, fix=fix)
     return CharacterSpan(first, last, kind.strip(), text if isinstance(text, str) else None)
 
 
@@ -93,7 +93,7 @@ def tags_from_spans(
     text: str,
     words: Many[tuple[int, int]],
     spans: Many[CharacterSpan],
-    where: str,
+    location: str,
     splitter: Splitter,
 ) -> tuple[str, ...]:
     """Return the IOB2 tags of words, given the spans of a text in order.
@@ -111,28 +111,28 @@ def tags_from_spans(
     ends = {end: number for number, (_, end) in enumerate(words, 1)}
     preceding = None
     for span in spans:
-        first, last = _borders(text, span, where)
+        first, last = _borders(text, span, location)
         if preceding is not None and span.start < preceding.end:
             message = f"the spans {preceding} and {span} overlap"
             fix = "Keep one of them: each word has one tag."
-            raise DataError(message, where=where, fix=fix)
+            raise DataError(message, where=location, fix=fix)
         if first not in starts or last not in ends:
-            raise _cut(text, words, spans, span, where, splitter)
+            raise _cut(text, words, spans, span, location, splitter)
         begin, end, preceding = starts[first], ends[last], span
         # "Anna Berg sings", 0–9 PER → B-PER I-PER O
         tags[begin:end] = [f"B-{span.type}", *[f"I-{span.type}"] * (end - begin - 1)]
     return tuple(tags)
 
 
-def _borders(text: str, span: CharacterSpan, where: str) -> tuple[int, int]:
+def _borders(text: str, span: CharacterSpan, location: str) -> tuple[int, int]:
     """Return the first character of a span and the one after its last, without white space."""
     inside = text[span.start : span.end] if 0 <= span.start <= span.end else ""
     if not 0 <= span.start <= span.end <= len(text):
         message = f"the span {span} is not in the text of {len(text):,} characters"
-        raise DataError(message, where=where, fix=_OFFSETS)
+        raise DataError(message, where=location, fix=_OFFSETS)
     if not inside.strip():
         message = f"the span {span} is empty" if not inside else f"the span {span} is white space"
-        raise DataError(message, where=where, fix=f"Remove it, or correct it. {_OFFSETS}")
+        raise DataError(message, where=location, fix=f"Remove it, or correct it. {_OFFSETS}")
     if span.text is not None and span.text.split() != inside.split():
         message = (
             f"the span {span} is {inside[:40]!r} in the text, and {span.text[:40]!r} in the data"
@@ -140,7 +140,7 @@ def _borders(text: str, span: CharacterSpan, where: str) -> tuple[int, int]:
         units = text.encode("utf-16-le", "surrogatepass")[2 * span.start : 2 * span.end]
         if units.decode("utf-16-le", "replace").split() == span.text.split():
             message += ", by offsets in UTF-16"
-        raise DataError(message, where=where, fix=_OFFSETS)
+        raise DataError(message, where=location, fix=_OFFSETS)
     return (
         span.start + len(inside) - len(inside.lstrip()),
         span.end - len(inside) + len(inside.rstrip()),
@@ -152,7 +152,7 @@ def _cut(
     words: Many[tuple[int, int]],
     spans: Many[CharacterSpan],
     span: CharacterSpan,
-    where: str,
+    location: str,
     splitter: Splitter,
 ) -> DataError:
     """Return the error for a span that cuts a word, with the nearest borders of words."""
@@ -165,18 +165,18 @@ def _cut(
     fix = "Correct the span"
     letters = any(unicodedata.category(character) == "Lo" for character in text)
     for other in ("punctuation", *(("characters",) if letters else ())):
-        if other != splitter and _fits(text, spans, where, other):
+        if other != splitter and _fits(text, spans, location, other):
             fix += f", or split all texts in another way: task.splitter={other}"
             break
-    return DataError(message, where=where, fix=f"{fix}.")
+    return DataError(message, where=location, fix=f"{fix}.")
 
 
-def _fits(text: str, spans: Many[CharacterSpan], where: str, splitter: Splitter) -> bool:
+def _fits(text: str, spans: Many[CharacterSpan], location: str, splitter: Splitter) -> bool:
     """Return True if all spans begin and end where words of another splitter do."""
     words = split_words(text, splitter)
     starts, ends = {start for start, _ in words}, {end for _, end in words}
     try:
-        borders = [_borders(text, span, where) for span in spans]
+        borders = [_borders(text, span, location) for span in spans]
     except DataError:  # another span is at fault, too; it is reported next
         return False
     return all(first in starts and last in ends for first, last in borders)

@@ -87,12 +87,12 @@ def choose_tag_columns(
     text = next((name for name in (requested.text, defaults.text) if name in names), None)
     if text is None:
         text = _guess_text(row, where, labelled=labelled is not False)
-    known = _usual_labels(row, text)
+    tag_names = _usual_labels(row, text)
     if labelled is None:
-        labelled = defaults.label in names or bool(known)
+        labelled = defaults.label in names or bool(tag_names)
     if labelled:
         label = next((name for name in (requested.label, defaults.label) if name in names), None)
-        label = label or guess_column(_LABEL, known or TAGS, names, where)
+        label = label or guess_column(_LABEL, tag_names or TAGS, names, where)
     document, sentence = (
         primary or (other if other in names else None)
         for primary, other in (
@@ -102,7 +102,7 @@ def choose_tag_columns(
     return TagColumns(text, label, document, sentence)
 
 
-def _guess_text(row: Row, where: str, *, labelled: bool) -> str:
+def _guess_text(row: Row, location: str, *, labelled: bool) -> str:
     """Return the column of words; that of a text, if there are no words or no tags for them."""
     words = [  # lists of objects, such as the tokens of Prodigy, are no words
         name
@@ -114,7 +114,7 @@ def _guess_text(row: Row, where: str, *, labelled: bool) -> str:
     if labelled and texts and not usual_columns(TAGS, tuple(row)):
         words = []
     # Words win over the text that they come from.
-    return guess_column(_TEXT, words[:1] or TEXTS, tuple(row), where)
+    return guess_column(_TEXT, words[:1] or TEXTS, tuple(row), location)
 
 
 def _usual_labels(row: Row, text: str) -> list[str]:
@@ -180,7 +180,7 @@ def _plain_row(row: TableRow) -> TableRow:
             return row
 
 
-def _from_label_studio(data: Mapping[str, Any], done: list[Any], where: str) -> dict[str, Any]:
+def _from_label_studio(data: Mapping[str, Any], done: list[Any], location: str) -> dict[str, Any]:
     """Return the row of a text with its entities."""
     texts = [name for name, value in data.items() if isinstance(value, str)]
     name = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
@@ -188,7 +188,7 @@ def _from_label_studio(data: Mapping[str, Any], done: list[Any], where: str) -> 
         message = (
             f"has {quantity(len(texts), 'text(s)')} in its data ({', '.join(texts) or 'none'})"
         )
-        raise DataError(message, where=where, fix='Call the text "text".')
+        raise DataError(message, where=location, fix='Call the text "text".')
     complete = [a for a in done if isinstance(a, Mapping) and not a.get("was_cancelled")]
     results = [
         [item["value"] for item in a.get("result", ()) if "labels" in item.get("value", {})]
@@ -196,7 +196,7 @@ def _from_label_studio(data: Mapping[str, Any], done: list[Any], where: str) -> 
     ]
     if any(result != results[0] for result in results):
         message = f"has {len(results)} annotations that differ"
-        raise DataError(message, where=where, fix="Export one annotation of each text.")
+        raise DataError(message, where=location, fix="Export one annotation of each text.")
     return {**data, "text": data[name], "entities": results[0] if results else _NOBODY}
 
 
@@ -300,7 +300,7 @@ def kind_of(value: Any) -> str:
     return "a text" if isinstance(value, str) else type(value).__name__
 
 
-def not_words(column: str, value: Any, where: str, *, labelled: bool) -> DataError:
+def not_words(column: str, value: Any, location: str, *, labelled: bool) -> DataError:
     """Return the error for a value that is neither a list of words nor a text."""
     message = f"column {column!r} holds {kind_of(value)}, not a list of words"
     fix = 'Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
@@ -309,4 +309,4 @@ def not_words(column: str, value: Any, where: str, *, labelled: bool) -> DataErr
             f" {FORM} For a word in each row name the sentences: task.columns.sentence=NAME. For "
             f"labels of texts: {argument(task='classify')}."
         )
-    return DataError(message, where=where, fix=fix)
+    return DataError(message, where=location, fix=fix)

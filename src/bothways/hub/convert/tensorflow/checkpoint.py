@@ -181,12 +181,12 @@ def read_tensorflow(source: str | Path, part: ModelPart | None = None) -> Tensor
     index = _find_index(local_path(source))
     bundle = open_bundle(index)
     dialect = _dialect(bundle.shapes, part, index)
-    places = {
-        variable: place
+    targets = {
+        variable: target
         for variable in bundle.shapes
-        if (place := placed(dialect.paths, dialect.family.keys, variable)) is not None
+        if (target := placed(dialect.paths, dialect.family.keys, variable)) is not None
     }
-    by_name = dict(places.values())
+    by_name = dict(targets.values())
     weights = Weights(
         bundle.file,
         {name: at.part_shape(bundle.shapes[at.names[0]]) for name, at in by_name.items()},
@@ -194,7 +194,7 @@ def read_tensorflow(source: str | Path, part: ModelPart | None = None) -> Tensor
     )
     settings = _settings(dialect, weights)
     model, report = build_model(settings, weights, heads_of(settings, weights.shapes))
-    left = {name: _why(name, bundle.shapes) for name in bundle.shapes if name not in places}
+    left = {name: _why(name, bundle.shapes) for name in bundle.shapes if name not in targets}
     return TensorFlowCheckpoint(
         model, replace(report, unused={**report.unused, **left}), _tokenizer(index.parent), index
     )
@@ -275,7 +275,7 @@ def _settings(dialect: Dialect, weights: Weights) -> HFConfig:
 def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
     """Return the settings that follow from the tensors, by transformers' names."""
     embeddings = f"{dialect.family.keys.prefix}embeddings"
-    places = {
+    targets = {
         "vocab_size": (f"{embeddings}.word_embeddings.weight", 0),
         "max_position_embeddings": (f"{embeddings}.position_embeddings.weight", 0),
         "type_vocab_size": (f"{embeddings}.token_type_embeddings.weight", 0),
@@ -283,9 +283,9 @@ def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
         "intermediate_size": (dialect.up.format(0), 0),
     }
     if dialect is not _BERT:
-        places["embedding_size"] = (f"{embeddings}.word_embeddings.weight", 1)
+        targets["embedding_size"] = (f"{embeddings}.word_embeddings.weight", 1)
     sizes = {}
-    for setting, (name, axis) in places.items():
+    for setting, (name, axis) in targets.items():
         shape: weight_names.Shape = weights.shapes.get(name, ())
         if axis >= len(shape) or 0 in shape:  # an empty one could claim any length
             actual = f": it is {list(shape)}" if name in weights.shapes else ""
