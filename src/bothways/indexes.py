@@ -345,7 +345,7 @@ def mine(  # noqa: PLR0913 – one option per question
         )
 
     def mine_from(examples: Sequence[VectorExample], first: int) -> Iterator[mining.Mined]:
-        """Return what is found for the rows from a number on."""
+        """Return the candidates of the rows from a number on."""
         return mining.mine_window(examples, first, opened, embed(0), embed(1), answers, settings)
 
     decisive = {

@@ -148,7 +148,7 @@ def read_static(folder: Path) -> tuple[StaticEncoder, StaticTokenizer]:
     if tokenizer.size > len(table):
         message = f"has {len(table):,} vectors for {tokenizer.size:,} tokens"
         raise FolderError(message, where=weights.file, fix=AGAIN)
-    # Rows without a token are dropped: the tokenizer's first unused id is that of the zeros.
+    # Rows without a token are dropped: the tokenizer's first unused id has the zeros.
     return StaticEncoder(table[: tokenizer.size], length), tokenizer
 
 

@@ -1,6 +1,6 @@
 """An exported model in another runtime, with the interface of a prepared model.
 
-Tasks read its outputs as those of their heads, so predictions and metrics need no other code.
+Tasks read its outputs as their heads' outputs, so predictions and metrics need no other code.
 Batches are padded, as the graph asks for.
 """
 

@@ -317,7 +317,7 @@ class Task(Generic[E, P]):
         """Return the metrics of the majority baseline for these examples.
 
         Returns:
-            Metrics named as in `directions`. "loss" is that of the best constant output, in the
+            Metrics named as in `directions`. "loss" is the loss of the best constant output, in the
             units of the task's loss. Unknown ones are absent.
         """
         return {}

@@ -4,7 +4,7 @@ A temperature T divides the logits of classes (Guo et al. 2017, section 4.2), an
 Labels that each apply or not have a scale and an offset each, σ(a z + b) (Platt 1999). Both are
 linear in the logits, so they become part of the head's last layer: W/T and b/T, or a W and a b + c.
 
-A conformal set holds the labels whose probability is at least that of the k-th most probable right
+A conformal set holds the labels at least as probable as the k-th most probable right
 label on n examples that the model has not seen, k = ⌈(n + 1)(1 − α)⌉. On exchangeable new examples
 it holds the right one with a probability from 1 − α to 1 − α + 1/(n + 1) (Sadinle et al. 2019).
 """

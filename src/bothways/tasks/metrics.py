@@ -4,7 +4,7 @@ Correlations and thresholds are exceptions: they need all scores at once.
 
 nDCG@10, MRR@10 and MAP of rankings are as trec_eval defines them. The gain of a document is its
 label (linear, not 2^label − 1), the discount of the place r is 1 / log2(r + 1), and a document is
-relevant if its label is above 0. The best possible ranking is that of the documents which were
+relevant if its label is above 0. The best possible ranking is of the documents which were
 scored. A query without a relevant document counts 0.
 
 Documents with equal scores have no order: each metric is its mean over all orders of them (McSherry

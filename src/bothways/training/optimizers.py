@@ -16,7 +16,7 @@ are BERT's Adam, and AdamW takes the parameters that Muon leaves: all but the ma
 A `ParameterRule` lowers the rate of a parameter or pulls it toward its start. The pull is decoupled
 as the decay is: before each update w ← w − rate · pull · (w − w₀), which Adam does not rescale.
 
-A table with a sparse gradient, an embedding of which the data names a part, is updated by rows: a
+A table with a sparse gradient, an embedding of which a step reads some rows, is updated by rows: a
 row that has had no gradient yet has moments of 0, so that Adam leaves it alone, but for the decay.
 The result is the dense update's, which is used where there is no compiled kernel. An update
 that depends on whole matrices reads the gradient as dense.

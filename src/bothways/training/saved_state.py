@@ -289,7 +289,7 @@ def _differences(
     """Describe tensors that are missing, unknown or of another shape; empty if all fit.
 
     Args:
-        required: the names of each tensor, of which one must be there.
+        required: the names of each tensor; one of them must be there.
         stored: shapes by name.
     """
     missing = [names[0] for names in required if not any(name in stored for name in names)]

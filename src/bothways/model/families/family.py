@@ -322,7 +322,7 @@ class Family:
         keys: its weight names.
         architectures: its classes, one for each set of heads; that of pre-training is the first.
         classless: sets of heads that no class has and that are published without naming one; the
-            name is that of the class which opens the encoder in them.
+            name is the class that opens the encoder in them.
         config_rules: its settings.
         vocabulary: the model of its tokenizers ("Unigram"), where only that distinguishes it from
             another family.

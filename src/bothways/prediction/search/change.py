@@ -1,7 +1,7 @@
 """Changes of an index: documents that are added, replaced or deleted, at once or not at all.
 
 A change writes a segment of the new documents. Segments before it that are not much larger are
-joined with it, without those of their documents that were deleted; vectors are copied.
+joined with it, without their deleted documents; vectors are copied.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _Change:
         ids, offsets, joined = list[bytes](), [0], list[int]()
 
         def write_texts(path: Path) -> None:
-            """Write new documents, and after them those of the segments that are joined."""
+            """Write new documents, and after them the documents of the joined segments."""
             nonlocal joined
             with path.open("wb") as file:
                 for name, text in self._named(documents):

@@ -130,7 +130,7 @@ def mine_window(
     answers: Answers,
     mining: Mining,
 ) -> Iterator[Mined]:
-    """Yield what is found for rows of pairs.
+    """Yield the candidates for rows of pairs.
 
     Args:
         first: the number of the first row, by which random candidates are drawn.

@@ -37,7 +37,7 @@ class RetrievalData:
 
     Attributes:
         folder: that it was read from.
-        documents, queries: texts by id; queries without a grade are left out.
+        documents, queries: texts by id; queries without a grade are dropped.
         grades: by query and document.
     """
 
@@ -123,7 +123,7 @@ def score_run(run: Run, grades: Grades, cutoffs: Many[int] = (10, 100)) -> dict[
     """Return the mean over the queries of nDCG, MRR, recall and MAP among the first documents.
 
     As trec_eval: scores are compared in fp32, and of equal ones the highest id is first; the gain
-    is the grade. As BEIR: a document with the id of the query is left out. A query that is not in
+    is the grade. As BEIR: a document with the id of the query is dropped. A query that is not in
     the run counts 0.
 
     Args:
