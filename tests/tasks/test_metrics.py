@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -92,6 +92,7 @@ def test_thresholds_are_the_best_that_there_are(rows, share, seed, coarse):
 
 
 @given(st.integers(1, 7), st.integers(0, 999), st.booleans())
+@example(4, 1, True)  # a label that no example has
 def test_thresholds_have_the_best_f1_of_all_decisions(rows, seed, coarse):
     draw = np.random.default_rng(seed)
     truth = (draw.random((rows, 2)) < 0.4).astype(np.int64)

@@ -178,9 +178,11 @@ def micro_thresholds(
     itself and F is updated until it no longer grows (Dinkelbach 1967). A label without a useful
     ranking is assigned to no example, where its own F1 would assign it to all.
     """
-    columns = [_cuts(*pair) for pair in zip(truth.T, probabilities.T, strict=True)]
-    best, total = -1.0, int(truth.sum())
-    f1, selected = 0.0, [0] * len(columns)
+    known = truth.any(0)
+    columns = [_cuts(*pair) for pair in zip(truth.T[known], probabilities.T[known], strict=True)]
+    # A label that no example has keeps 0.5, and what is assigned at that counts as wrong.
+    total = int(truth.sum()) + int((probabilities[:, ~known] >= 0.5).sum())
+    best, f1, selected = -1.0, 0.0, [0] * len(columns)
     while f1 > best:
         best = f1
         selected = [cuts.best(2 * cuts.right - f1 * cuts.assigned) for cuts in columns]
@@ -188,10 +190,9 @@ def micro_thresholds(
         correct = sum(float(cuts.right[at]) for cuts, at in pairs)
         assigned = sum(float(cuts.assigned[at]) for cuts, at in pairs)
         f1 = 2 * correct / max(1.0, assigned + total)
-    return tuple(
-        float(cuts.thresholds[at]) if positives else 0.5
-        for cuts, at, positives in zip(columns, selected, truth.sum(0).tolist(), strict=True)
-    )
+    thresholds = np.full(len(known), 0.5)
+    thresholds[known] = [cuts.thresholds[at] for cuts, at in zip(columns, selected, strict=True)]
+    return tuple(thresholds.tolist())
 
 
 def correlation(
