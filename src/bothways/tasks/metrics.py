@@ -190,7 +190,7 @@ def micro_thresholds(
         correct = sum(float(cuts.right[at]) for cuts, at in pairs)
         assigned = sum(float(cuts.assigned[at]) for cuts, at in pairs)
         f1 = 2 * correct / max(1.0, assigned + total)
-    thresholds = np.full(len(known), 0.5)
+    thresholds = np.full(truth.shape[1], 0.5)
     thresholds[known] = [cuts.thresholds[at] for cuts, at in zip(columns, selected, strict=True)]
     return tuple(thresholds.tolist())
 
