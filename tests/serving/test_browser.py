@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from bothways import build_index
 from bothways.hub.model_folder import load_model
 from bothways.model.heads import LabelHead, TagHead
 from bothways.model.model import Model
@@ -49,6 +50,7 @@ HOSTILE = (
     "a" * 500,
 )
 TEXT = "a good film was bad"
+DOCUMENTS = ("a good film", "old men sleep", "the play ends in rain")
 FIELDS: dict[str, dict[str, str]] = {
     "classify": {"text": TEXT},
     "label": {"text": TEXT},
@@ -60,6 +62,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "likelihood": {"text": TEXT},
     "embed": {"items": "a film\na play\nold men"},
     "rerank": {"text": "a film", "items": "was bad\na good film\nin rain"},
+    "search:films": {"text": "in rain"},
 }
 
 
@@ -81,10 +84,12 @@ def hostile(folder: Path, kind: str) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def application(folder) -> App:
+def application(folder, tmp_path_factory) -> App:
     predictors = {name: predictor(folder, name) for name in NAMES}
     predictors |= {f"hostile-{kind}": hostile(folder, kind) for kind in ("classify", "tag")}
-    return application_of(predictors, playground=True)
+    index = tmp_path_factory.mktemp("place") / "films"
+    build_index([*DOCUMENTS, HOSTILE[0]], index, folder, bm25=True)
+    return application_of(predictors, playground=True, indexes={"films": index})
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +170,7 @@ def test_classify(show, application):
         ("likelihood", ".tint", 5),
         ("embed", ".cell", 9),
         ("rerank", ".ranking li", 3),
+        ("search:films", ".ranking li", 4),
     ],
 )
 def test_each_task_has_its_picture(show, model, place, count):

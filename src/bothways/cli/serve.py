@@ -21,6 +21,7 @@ def serve(  # noqa: PLR0913 – one option per question
     host: str = "127.0.0.1",
     port: int = 8080,
     task: str | None = None,
+    index: tuple[str, ...] = (),
     length: MaxLength = None,
     precision: Precision = "fp32",
     device: Device = "auto",
@@ -53,6 +54,9 @@ def serve(  # noqa: PLR0913 – one option per question
         The port; 0 takes any that is free, and prints it.
     task
         The task of all models without one, such as fill or embed; default: each model's own.
+    index
+        FOLDER or NAME=FOLDER of an index that /search answers from, repeatable; the model that made
+        it has to be served. Without models it is.
     limit
         NAME=VALUE, repeatable: body_bytes, texts, text_characters, request_characters,
         request_tokens, queue_tokens, batch_tokens, connections, head_seconds, body_seconds,
@@ -83,9 +87,10 @@ def serve(  # noqa: PLR0913 – one option per question
     require_at_least(1, threads=1 if threads is None else threads)
     require_server("bothways serve")
     from bothways.serving.errors import DEFAULT_LIMITS, Limits
-    from bothways.serving.run import LOOPBACK, Deployment, named_models
+    from bothways.serving.run import LOOPBACK, Deployment, named_indexes, named_models
 
-    folders = named_models(models, task)
+    indexes = named_indexes(index)
+    folders = named_models(models, task, indexes.values())
     limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
     keys = _keys(api_key_file)
     local = host in ("127.0.0.1", "localhost", "::1")
@@ -94,7 +99,7 @@ def serve(  # noqa: PLR0913 – one option per question
         folders, length, device, precision, limits, keys,
         hosts=tuple(name.lower() for name in allow_host) or (LOOPBACK if local else None),
         requests=log == "requests", delay=drain_delay,
-        playground=local if play is None else play,
+        playground=local if play is None else play, indexes=indexes,
     )  # fmt: skip
     _listen(deployment, host, port, threads)
 
@@ -138,6 +143,7 @@ def play(
     *models: str,
     port: int = 0,
     task: str | None = None,
+    index: tuple[str, ...] = (),
     length: MaxLength = None,
     precision: Precision = "fp32",
     device: Device = "auto",
@@ -157,6 +163,8 @@ def play(
         The port; 0 takes any that is free.
     task
         The task of all models, such as fill or embed; default: each model's own.
+    index
+        FOLDER or NAME=FOLDER of an index to search, as for bothways serve; repeatable.
     no_browser
         Only print the address.
     """
@@ -165,18 +173,20 @@ def play(
     import webbrowser
 
     require_server("bothways play")
-    from bothways.serving.run import LOOPBACK, Deployment, bind, named_models, url_of
+    from bothways.serving.run import LOOPBACK, Deployment, bind, named_indexes, named_models, url_of
     from bothways.serving.run import serve as run
 
     check_address("127.0.0.1", port, open_to_all=False)
+    indexes = named_indexes(index)
     deployment = Deployment(
-        named_models(models, task),
+        named_models(models, task, indexes.values()),
         length,
         device,
         precision,
         hosts=LOOPBACK,
         requests=False,
         playground=True,
+        indexes=indexes,
     )
     with bind("127.0.0.1", port) as bound:
         application = deployment.app()

@@ -330,7 +330,7 @@ class Predictor:
                 matrix = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
         matrix = matrix[:, :truncate_dim]
         if normalize_embeddings:
-            matrix = _unit(matrix)
+            matrix = unit(matrix)
         if convert_to_tensor:
             return torch.from_numpy(matrix[0] if single else matrix)
         return matrix[0] if single else matrix if convert_to_numpy else list(matrix)
@@ -393,7 +393,7 @@ class Predictor:
             case "manhattan":
                 result = -np.abs(a[:, None] - b[None]).sum(axis=2)
             case _:
-                result = _unit(a) @ _unit(b).T
+                result = unit(a) @ unit(b).T
         return result
 
     @property
@@ -496,7 +496,7 @@ def _reopened(
     return Predictor(reopen(), precision, batch_invariant=invariant, reopen=reopen)
 
 
-def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return vectors with length 1; those of zeros stay."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     result: NDArray[np.float32] = vectors / lengths.clip(min=1e-12)
@@ -675,6 +675,19 @@ def _bind(
     report_findings(check_model(loaded.model.config, tokenizer, max_length))
     task_model: TaskModel[Any, Any] = task.bind(loaded.model, tokenizer, loaded.labels, max_length)
     return task_model.eval()
+
+
+def rebound(
+    task_model: TaskModel[Any, Any], settings: Tree, length: int | None = None
+) -> TaskModel[Any, Any]:
+    """Return the model with other settings of its task, or another length; they share weights."""
+    settings = rename(settings, _ALIASES)
+    length = settings.pop("length", length) or task_model.length
+    task = configs.load(type(task_model.task), base=task_model.task, overrides=settings)
+    bound: TaskModel[Any, Any] = task.bind(
+        task_model.model, task_model.tokenizer, task_model.labels, length
+    )
+    return bound.eval()
 
 
 def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:

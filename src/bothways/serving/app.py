@@ -18,16 +18,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from bothways.core.errors import ConfigError, FolderError, optional
 from bothways.prediction.predictor import Predictor
 from bothways.serving import openai, play, tei
-from bothways.serving.batcher import Batcher, Ticket, internal, late, settle
-from bothways.serving.errors import DEFAULT_LIMITS, FAILURES, Limits, RequestError
+from bothways.serving.batcher import SMOOTHING, Batcher, Ticket, internal, late, settle
+from bothways.serving.errors import DEFAULT_LIMITS, FAILURES, Limits, RequestError, retry_after
 from bothways.serving.metrics import Metrics
 from bothways.serving.models import Models, ServedModel, example_ranges
 from bothways.serving.routes import EXPLAIN, ROUTES, TOKENIZE, document
+from bothways.serving.search import SEARCH, ServedIndex, open_indexes
 from bothways.serving.shapes import Answer, Query
 
 with optional("serve", "serving"):
@@ -76,14 +79,15 @@ class App:
         keys: Many[str] = (),
         hosts: Many[str] | None = None,
         playground: bool = False,
+        indexes: Mapping[str, ServedIndex] = MappingProxyType({}),
     ) -> None:
         if not models:
             raise ConfigError("there is no model to serve", where="predictors")
         self.limits, self.hosts = limits, hosts
         self._files = play.pages() if playground else {}
         explaining = {"/explain": EXPLAIN} if playground else {}
-        self._posts = {**ROUTES, "/tokenize": TOKENIZE, **explaining}
-        self.models = Models(models)
+        self._posts = {**ROUTES, "/tokenize": TOKENIZE, "/search": SEARCH, **explaining}
+        self.models = Models(models, indexes, limits)
         self.draining, self._warm = False, False
         # Clients send keys beyond ASCII in two encodings.
         latin = [key.encode("latin-1") for key in keys if max(map(ord, key), default=0) < 256]
@@ -94,6 +98,8 @@ class App:
             self.metrics.loaded(model.name, model.created)
         self.batcher = Batcher(limits, self.metrics)
         self._tokenizers = ThreadPoolExecutor(1, thread_name_prefix="bothways-tokenizer")
+        self._searchers = ThreadPoolExecutor(1, thread_name_prefix="bothways-search")
+        self._searches, self._search_seconds = 0, 0.0
         self._started: asyncio.Task[None] | None = None
 
     def is_ready(self) -> bool:
@@ -151,6 +157,7 @@ class App:
         if self._started is not None:
             await asyncio.get_running_loop().run_in_executor(None, self.batcher.stop)
         self._tokenizers.shutdown(wait=False)
+        self._searchers.shutdown(wait=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a connection of an ASGI server."""
@@ -281,6 +288,39 @@ class App:
         query, examples = reading
         return await self._answer(query, examples, request, deadline, headers, receive, exchange)
 
+    async def _search(self, search: Callable[[], Any], deadline: float, exchange: Exchange) -> Any:
+        """Search in the thread of indexes; refuse a search that would wait beyond its deadline."""
+        wait = self._searches * self._search_seconds
+        if wait > deadline - time.monotonic():
+            message = f"{self._searches:,} searches wait, for some {wait:.1f} s"
+            raise RequestError("overloaded", message, headers=retry_after(wait))
+        began = queued = time.perf_counter()
+
+        def timed() -> Any:
+            nonlocal began
+            began = time.perf_counter()
+            return search()
+
+        self._searches += 1
+        try:
+            result = await self._in_thread(self._searchers, deadline, timed)
+        finally:
+            self._searches -= 1
+        ended = time.perf_counter()
+        self._search_seconds += SMOOTHING * (ended - began - self._search_seconds)
+        exchange.phases += [("queue", queued, began), ("search", began, ended)]
+        return result
+
+    @staticmethod
+    async def _in_thread(
+        threads: ThreadPoolExecutor, deadline: float, function: Callable[..., T], *arguments: Any
+    ) -> T:
+        result = asyncio.get_running_loop().run_in_executor(threads, function, *arguments)
+        try:
+            return await asyncio.wait_for(result, deadline - time.monotonic())
+        except asyncio.TimeoutError:
+            raise late() from None
+
     def _work(self, large: bool, deadline: float) -> Work:
         """Return a function that calls others: for a large request in a thread.
 
@@ -289,17 +329,11 @@ class App:
         """
 
         async def call(function: Callable[..., T], *arguments: Any) -> T:
-            seconds = deadline - time.monotonic()
-            if seconds <= 0:
+            if deadline <= time.monotonic():
                 raise late()
             if not large:
                 return function(*arguments)
-            loop = asyncio.get_running_loop()
-            result = loop.run_in_executor(self._tokenizers, function, *arguments)
-            try:
-                return await asyncio.wait_for(result, seconds)
-            except asyncio.TimeoutError:
-                raise late() from None
+            return await self._in_thread(self._tokenizers, deadline, function, *arguments)
 
         return call
 
@@ -310,7 +344,9 @@ class App:
         query = self._posts[path].query(self.models, body, self.limits)
         if not isinstance(query, Query):
             return query
-        return query, query.model.examples(query.inputs, self.limits)
+        # A search by words alone needs no model.
+        empty = query.searches and not query.inputs
+        return query, [] if empty else query.model.examples(query.inputs, self.limits)
 
     def _split(self, path: str) -> tuple[str | None, str]:
         """Return the model that a path names, if any, and the route without it."""
@@ -392,7 +428,25 @@ class App:
 
     # ---- computing ----
 
-    async def _answer(
+    async def _answer(self, query: Query, examples: list[Any], work: Work, *request: Any) -> Any:
+        """Compute, and write the answer; `request` as for `_compute`."""
+        deadline, *_, exchange = request
+        exchange.model, answer = query.model.name, Answer(query.model, (), (), ())
+        if examples:
+            answer = await self._compute(query, examples, work, *request)
+        _describe(exchange)
+        if not query.searches:
+            return await work(lambda: orjson.dumps(query.write(answer), option=NUMBERS))
+        result = await self._search(partial(query.write, answer), deadline, exchange)
+        _describe(exchange)
+        if not isinstance(result, Query):
+            return orjson.dumps(result)
+        # The documents that were found, for a cross-encoder.
+        work = self._work(True, deadline)
+        examples = await work(result.model.examples, result.inputs, self.limits)
+        return await self._answer(result, examples, work, *request)
+
+    async def _compute(
         self,
         query: Query,
         examples: list[Any],
@@ -401,9 +455,8 @@ class App:
         headers: Mapping[str, str],
         receive: Receive,
         exchange: Exchange,
-    ) -> Any:
+    ) -> Answer:
         model, loop = query.model, asyncio.get_running_loop()
-        exchange.model = model.name
         began, encoded = time.perf_counter(), []
         # In chunks: after each the limits and the deadline are looked at, and others have a turn.
         for start, stop in example_ranges(model, examples):
@@ -427,19 +480,14 @@ class App:
         self.batcher.submit(ticket)
         predictions = await self._wait(ticket, receive)
         answer = Answer(model, examples, encoded, predictions)
-        exchange.texts, exchange.tokens, exchange.cut = len(examples), answer.tokens, answer.cut
+        exchange.texts += len(examples)
+        exchange.tokens += answer.tokens
+        exchange.cut += answer.cut
         exchange.phases.append(("queue", ticket.queued, ticket.started))
         exchange.phases.append(("compute", ticket.started, ticket.computed))
         waited = ticket.started - ticket.queued
         self.metrics.answered(model.name, len(examples), answer.tokens, answer.cut, waited)
-        exchange.headers["x-compute-tokens"] = str(answer.tokens)
-        exchange.headers["x-truncated"] = str(answer.cut)
-        exchange.headers["server-timing"] = (
-            f"tok;dur={exchange.milliseconds('tokenize'):.2f}, "
-            f"queue;dur={exchange.milliseconds('queue'):.2f}, "
-            f"model;dur={exchange.milliseconds('compute'):.2f}"
-        )
-        return await work(lambda: orjson.dumps(query.write(answer), option=NUMBERS))
+        return answer
 
     def _seconds(self, headers: Mapping[str, str]) -> float:
         """Return the seconds for a request: the limit, or less if the client asks for it."""
@@ -471,6 +519,19 @@ class App:
                 self.batcher.cancel(ticket)
 
 
+def _describe(exchange: Exchange) -> None:
+    """Write the headers of what was computed."""
+    exchange.headers["x-compute-tokens"] = str(exchange.tokens)
+    exchange.headers["x-truncated"] = str(exchange.cut)
+    names = {"tok": "tokenize", "queue": "queue", "model": "compute", "search": "search"}
+    searched = any(phase == "search" for phase, *_ in exchange.phases)
+    exchange.headers["server-timing"] = ", ".join(
+        f"{name};dur={exchange.milliseconds(phase):.2f}"
+        for name, phase in names.items()
+        if name != "search" or searched
+    )
+
+
 def app(
     predictors: Predictor | Mapping[str, Predictor],
     *,
@@ -478,6 +539,7 @@ def app(
     keys: Many[str] = (),
     hosts: Many[str] | None = None,
     playground: bool = False,
+    indexes: Mapping[str, str | Path] = MappingProxyType({}),
 ) -> App:
     """Return an ASGI app that answers requests by predictors.
 
@@ -492,9 +554,12 @@ def app(
             for all.
         playground: whether there is a page to try the models, `/play`, and `/explain`. The page
             itself needs no key, and asks for one.
+        indexes: folders of indexes by name, which `/search` answers from by the vectors of a
+            predictor that is served.
 
     Raises:
         ConfigError: there is no predictor.
+        FolderError: an index is damaged, or no predictor is for it.
         ResourceError: a package of the extra `serve` is not installed.
 
     Examples:
@@ -505,4 +570,5 @@ def app(
     by_name = {"default": predictors} if isinstance(predictors, Predictor) else predictors
     created = int(time.time())
     models = {name: ServedModel(name, predictor, created) for name, predictor in by_name.items()}
-    return App(models, limits, keys, hosts, playground)
+    opened = open_indexes(indexes, models.values())
+    return App(models, limits, keys, hosts, playground, opened)

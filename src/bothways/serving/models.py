@@ -6,12 +6,16 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import BothwaysError
 from bothways.prediction.predictor import Predictor, read_input
-from bothways.serving.errors import Limits, RequestError, nothing_given
+from bothways.serving.errors import DEFAULT_LIMITS, Limits, RequestError, nothing_given
 from bothways.tasks.base import EncodedExample, Task, TaskModel, did_you_mean
+
+if TYPE_CHECKING:
+    from bothways.serving.search import ServedIndex
 
 OVER_THE_VOCABULARY = ("fill", "likelihood", "prefer")
 """Tasks whose products with the vocabulary are not batch-invariant."""
@@ -184,10 +188,17 @@ class Models:
 
     Args:
         models: by name, at least one.
+        indexes: by name.
+        limits: of the server.
     """
 
-    def __init__(self, models: Mapping[str, ServedModel]) -> None:
-        self.by_name = dict(models)
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        indexes: Mapping[str, ServedIndex] = MappingProxyType({}),
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.by_name, self.indexes, self.limits = dict(models), indexes, limits
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self.by_name.values())

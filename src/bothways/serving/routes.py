@@ -6,6 +6,7 @@ Each route also exists as `/models/NAME/…` for one model.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Literal, Union
 
 from typing_extensions import TypedDict
@@ -15,6 +16,7 @@ from bothways.serving import explain, hugging_face, openai, tei
 from bothways.serving.errors import STATUS, TRY_AGAIN, Limits
 from bothways.serving.models import Models, ServedModel
 from bothways.serving.requests import TEXT, RequestBody, Schema, build_schema
+from bothways.serving.search import SEARCH
 from bothways.serving.shapes import LabelScore, Route, own
 from bothways.tasks.catalogue import ALL_TASKS
 
@@ -139,8 +141,13 @@ def document(
     schemas: dict[str, Schema] = {"Error": _error_schema()}
     paths = {path: {"get": _get(path, answer, models, schemas)} for path, answer in GETS.items()}
     routes = {**ROUTES, "/tokenize": TOKENIZE, **({"/explain": EXPLAIN} if playground else {})}
+    if models.indexes:
+        example = {**SEARCH.example, "index": next(iter(models.indexes))}
+        routes["/search"] = replace(SEARCH, example=example)
     for path, route in routes.items():
         fitting = [model for model in models if not route.kinds or model.kind in route.kinds]
+        if path == "/search":  # where the name of an index is enough
+            fitting = [next(iter(models.indexes.values())).model]
         if fitting:
             paths.setdefault(path, {})["post"] = _post(
                 path, route, fitting, limits, schemas, several=len(models.by_name) > 1

@@ -16,9 +16,9 @@ import socket
 import sys
 import time
 from asyncio import TimerHandle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -30,9 +30,11 @@ from bothways.core.terminal import ErrorStream
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import open_task
 from bothways.prediction.prepared_model import PredictPrecision
+from bothways.prediction.search.index import Index
 from bothways.serving.app import App, requests_log
 from bothways.serving.errors import DEFAULT_LIMITS, Limits, RequestError
 from bothways.serving.models import ServedModel
+from bothways.serving.search import open_indexes
 from bothways.tasks.catalogue import is_task, task_kind
 
 
@@ -69,6 +71,7 @@ class Deployment:
         requests: whether each request is a line of the log.
         delay: seconds between a signal to stop and the end of accepting connections.
         playground: as `serving.app`.
+        indexes: folders of indexes, by the names that requests use.
     """
 
     models: Mapping[str, NamedModel]
@@ -81,6 +84,7 @@ class Deployment:
     requests: bool = True
     delay: float = 0.0
     playground: bool = False
+    indexes: Mapping[str, str] = field(default_factory=dict)
 
     def app(self) -> App:
         """Return the app with all models opened; errors as `open_task`."""
@@ -96,19 +100,24 @@ class Deployment:
             )
             digest = digest_of_model(folder, whole=True)
             models[name] = ServedModel(name, predictor, int(time.time()), digest)
-        return App(models, self.limits, self.keys, self.hosts, self.playground)
+        indexes = open_indexes(self.indexes, models.values(), self.length)
+        return App(models, self.limits, self.keys, self.hosts, self.playground, indexes)
 
 
-def named_models(models: Many[str], task: str | None = None) -> dict[str, NamedModel]:
+def named_models(
+    models: Many[str], task: str | None = None, indexes: Iterable[str] = ()
+) -> dict[str, NamedModel]:
     """Return the models that words such as FOLDER, NAME=FOLDER and NAME=FOLDER:TASK name.
 
     Args:
         task: of models for which no task is named.
+        indexes: folders of indexes; without words their models are served.
 
     Raises:
         ConfigError: there is none; a name occurs twice, or has other characters than letters,
             digits, ".", "_" and "-"; a task is unknown.
     """
+    models = models or [*dict.fromkeys(f"{Index(folder).record.model}:embed" for folder in indexes)]
     if not models:
         fix = "Name one: bothways serve FOLDER, or NAME=FOLDER."
         raise ConfigError("there is no model to serve", where="models", fix=fix)
@@ -124,14 +133,35 @@ def named_models(models: Many[str], task: str | None = None) -> dict[str, NamedM
         if not name:
             path = Path(folder)
             name = path.resolve().name if path.exists() else path.name
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
-            message = f'{name!r} is not a name of letters, digits, ".", "_" and "-"'
-            raise ConfigError(message, where="models", fix="Give one: NAME=FOLDER.")
-        if name in models_by_name:
-            message = f"two models are called {name!r}"
-            raise ConfigError(message, where="models", fix="Give each a name: NAME=FOLDER.")
+        _check_name(name, models_by_name, "models")
         models_by_name[name] = NamedModel(folder, task_kind(word_task) if word_task else task)
     return models_by_name
+
+
+def named_indexes(words: Many[str]) -> dict[str, str]:
+    """Return the folders of indexes that words such as FOLDER and NAME=FOLDER name.
+
+    Raises:
+        ConfigError: a name occurs twice, or has other characters than those of models.
+    """
+    folders = dict[str, str]()
+    for word in words:
+        name, equals, folder = word.partition("=")
+        if not equals or Path(word).exists():
+            name, folder = Path(word).resolve().name, word
+        _check_name(name, folders, "index")
+        folders[name] = folder
+    return folders
+
+
+def _check_name(name: str, known: Container[str], where: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", name):
+        message = f'{name!r} is not a name of letters, digits, ".", "_" and "-"'
+        raise ConfigError(message, where=where, fix="Give one: NAME=FOLDER.")
+    if name in known:
+        kind = "models" if where == "models" else "indexes"
+        message = f"two {kind} are called {name!r}"
+        raise ConfigError(message, where=where, fix="Give each a name: NAME=FOLDER.")
 
 
 with optional("serve", "serving"):

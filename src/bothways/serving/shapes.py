@@ -82,6 +82,8 @@ class Query:
         write: returns what the client receives, to be written as JSON.
         truncate: whether texts may be longer than the model reads, which are then cut.
         jobs: from examples and their encoded forms, what is computed in place of predictions.
+        searches: whether `write` searches an index: it is called in a thread, and may return
+            another query, whose answer is that of the request.
     """
 
     model: ServedModel
@@ -89,6 +91,7 @@ class Query:
     write: Callable[[Answer], Any]
     truncate: bool = True
     jobs: Callable[[Many[Any], Many[EncodedExample]], Many[ModelJob]] | None = None
+    searches: bool = False
 
 
 def query_each(
@@ -155,11 +158,16 @@ def prompted(model: ServedModel, texts: Many[str], name: str | None) -> list[Pro
     return [PromptedText(text, prompt=prompt) for text in texts]
 
 
-def check_components(count: int | None, model: ServedModel) -> None:
-    """Refuse more components than a vector of the model has."""
+def vector_width(model: ServedModel) -> int:
+    """Return the number of components of a model's vectors."""
     task = model.task_model.task
     assert isinstance(task, SentenceEmbeddingTask)
-    if count is not None and count > (width := task.width(model.task_model.model)):
+    return task.width(model.task_model.model)
+
+
+def check_components(count: int | None, model: ServedModel) -> None:
+    """Refuse more components than a vector of the model has."""
+    if count is not None and count > (width := vector_width(model)):
         message = f"dimensions must be at most {width}, the width of {model.name!r}, not {count}"
         raise RequestError("invalid", message, param="dimensions")
 

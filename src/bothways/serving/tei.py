@@ -240,6 +240,17 @@ class ModelInfo(TypedDict):
     long_texts: str
 
 
+class IndexInfo(TypedDict):
+    """An index of the server; `version` counts its changes."""
+
+    name: str
+    model: str
+    documents: int
+    version: int
+    stored: str
+    bm25: bool
+
+
 class ServerInfo(TypedDict):
     """The server: TEI's names for the first model, then all models and limits."""
 
@@ -254,6 +265,7 @@ class ServerInfo(TypedDict):
     version: str
     limits: dict[str, float]
     models: list[ModelInfo]
+    indexes: list[IndexInfo]
 
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}
@@ -276,6 +288,17 @@ def info(models: Models, limits: Limits) -> ServerInfo:
         "version": __version__,
         "limits": vars(limits),
         "models": [_described(model) for model in models],
+        "indexes": [
+            {
+                "name": name,
+                "model": served.model.name,
+                "documents": len(served.index),
+                "version": served.index.record.changes,
+                "stored": served.index.record.stored,
+                "bm25": served.index.record.bm25 is not None,
+            }
+            for name, served in models.indexes.items()
+        ],
     }
 
 

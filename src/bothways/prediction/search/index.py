@@ -120,6 +120,7 @@ class Index:
         self.record = record = self._read_record() if record is None else record
         if record.width < 1 or not math.isfinite(record.scale):
             raise self._damaged(f"{RECORD} has width {record.width} and scale {record.scale}")
+        self._graphs = dict[int, Any]()
         numbers = [segment.number for segment in record.segments]
         vectors = [self._array(f"vectors-{number}", record.width) for number in numbers]
         self.vectors = StoredVectors(vectors, record.width, record.scale)
@@ -236,14 +237,16 @@ class Index:
             nearest.rows = np.concatenate([nearest.rows, found])
         return nearest.result()
 
-    @functools.cache  # noqa: B019 – an index is held as long as its graphs
     def _graph(self, number: int) -> Any:
+        if number in self._graphs:
+            return self._graphs[number]
         with optional("search", "a graph of vectors"):
             from usearch.index import Index as Graph
         try:
-            return Graph.restore(self.folder / f"graph-{number}.usearch", view=True)
+            graph = Graph.restore(self.folder / f"graph-{number}.usearch", view=True)
         except (OSError, RuntimeError, ValueError) as error:
             raise self._damaged(f"graph-{number}.usearch: {error}") from error
+        return self._graphs.setdefault(number, graph)
 
     @functools.cached_property
     def words(self) -> BM25:
@@ -335,6 +338,10 @@ class Index:
 
 def rerank(reranker: Predictor, query: str, hits: Many[Hit]) -> list[Hit]:
     """Return hits by the scores of a cross-encoder, best first."""
-    logits = reranker((query, [hit.text for hit in hits])).logits
-    scored = [dataclasses.replace(hit, score=float(x)) for hit, x in zip(hits, logits, strict=True)]
+    return ordered(hits, reranker((query, [hit.text for hit in hits])).logits)
+
+
+def ordered(hits: Many[Hit], scores: Iterable[float]) -> list[Hit]:
+    """Return hits with other scores, best first."""
+    scored = [dataclasses.replace(hit, score=float(x)) for hit, x in zip(hits, scores, strict=True)]
     return sorted(scored, key=lambda hit: (hit.score, hit.id), reverse=True)

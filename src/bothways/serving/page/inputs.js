@@ -1,6 +1,6 @@
 // What each task asks for, and the request that it becomes.
 
-import { make, fill, fresh, short } from "./dom.js";
+import { make, fill, fresh, segments, select, short } from "./dom.js";
 import { EXAMPLES } from "./examples.js";
 import { change, state } from "./state.js";
 import { language, t } from "./words.js";
@@ -17,11 +17,30 @@ function fieldsOf(model) {
     case "embed": return [items(t("lines"), 8)];
     case "rerank": return [text(t("query"), 1), items(t("documents"), 7)];
     case "prefer": return [text(t("first"), 3), second(t("second"), 3)];
+    case "search": return [text(t("query"), 2)];
     case "fill": return [text(t("maskText", { mask: model.mask }), 4)];
     case "classify": case "multilabel": case "regress":
       return takesSecond(model) ? [text(t("first"), 4), second(t("second"), 3)] : [text(t("text"))];
     default: return [text(t("text"))];
   }
+}
+
+const MODES = ["vectors", "hybrid", "bm25"];
+
+/** Return how an index is searched: what is chosen, as far as it and the server have it. */
+const searchOf = (model) => ({
+  mode: model.bm25 && MODES.includes(state.mode) ? state.mode : "vectors",
+  ranker: model.rankers.includes(state.rerank) ? state.rerank : "",
+});
+
+/** Return the controls of a search. */
+function searchControls(model, rebuild) {
+  const { mode, ranker } = searchOf(model), set = (values) => { change(values); rebuild(); };
+  const rankers = [["", t("none")], ...model.rankers.map((name) => [name, name])];
+  return make("div", { class: "controls" },
+    model.bm25 ? segments(t("mode"), MODES.map((name) => [name, t(name)]), mode, (name) => set({ mode: name })) : null,
+    model.rankers.length ? select(t("reranker"), rankers, ranker, (name) => set({ rerank: name || undefined })) : null,
+    make("p", { class: "note" }, t("indexNote", { n: model.documents, stored: model.stored })));
 }
 
 const PAIRED = ["classify", "multilabel", "regress"];
@@ -65,6 +84,10 @@ export function requestFor(model) {
     case "rerank":
       if (!written) return { missing: t("empty") };
       return lines.length > 1 ? { path: "rerank", body: { model: name, query: a, documents: lines } } : { missing: t("needTwo") };
+    case "search": {
+      const { mode, ranker } = searchOf(model);
+      return written ? { path: "search", body: { index: model.index, query: a, mode, ...(ranker ? { rerank: ranker } : {}) } } : { missing: t("emptyQuery") };
+    }
     default:
       return written ? { path: model.task, body: { model: name, inputs: a } } : { missing: t("empty") };
   }
@@ -103,6 +126,7 @@ export function inputCard(model, changed, rebuild) {
     make("p", { class: "purpose" }, t(model.task)),
     fields,
     model.task === "fill" ? make("div", { class: "field" }, make("p", { class: "note", id: "mask-note" }, t("maskHint")), words) : null,
+    model.task === "search" ? searchControls(model, rebuild) : null,
     PAIRED.includes(model.task) && !model.pairs ? secondButton(rebuild) : null,
     exampleRow(model, rebuild));
   if (model.task === "fill") write({});

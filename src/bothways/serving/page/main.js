@@ -28,12 +28,20 @@ async function begin() {
   paint();
   fill(page, make("p", { class: "opening", role: "status" }, t("waiting")));
   try {
-    models = (await ask("info")).answer.models;
+    const { models: served, indexes } = (await ask("info")).answer;
+    models = [...served, ...indexes.map((index) => searched(index, served))];
     build();
   } catch (error) {
     if (error.status === 401) askForKey(needsKey);
     else fill(page, frame(make("main", { class: "card narrow" }, errorBox(error, begin))));
   }
+}
+
+/** An index, in the list of models: the model that embeds queries, for a task of its own. */
+function searched(index, served) {
+  const rankers = served.filter((model) => model.task === "rerank").map((model) => model.name);
+  const model = served.find((one) => one.name === index.model);
+  return { ...model, ...index, name: `search:${index.name}`, index: index.name, served: model.name, task: "search", rankers };
 }
 
 function paint() {
@@ -62,7 +70,7 @@ function frame(...content) {
 
 function modelPicker() {
   const chosen = modelOf().name;
-  return select(t("model"), models.map((model) => [model.name, `${model.name} · ${model.task}`]), chosen, (name) => {
+  return select(t("model"), models.map((model) => [model.name, `${model.index ?? model.name} · ${model.task}`]), chosen, (name) => {
     change({ model: name, label: undefined, word: undefined, layer: undefined });
     build();
   });

@@ -1,7 +1,7 @@
 // The answer of each task as a picture, with its numbers.
 
 import { bars, cosines, heatMap, legend, marked, percent, scale, spans, table, tinted } from "./charts.js";
-import { Characters, make, plain } from "./dom.js";
+import { Characters, make, plain, short } from "./dom.js";
 import { linesOf } from "./inputs.js";
 import { state } from "./state.js";
 import { t } from "./words.js";
@@ -21,7 +21,9 @@ export function resultView(model, answer, sent, extra, put) {
     case "likelihood": return likelihood(answer, sent.inputs, extra);
     case "prefer": return preference(answer, sent.inputs[0]);
     case "embed": return [heatMap(cosines(answer), sent.inputs)];
-    case "rerank": return ranking(answer, sent.documents);
+    case "rerank": return ranking(answer.results.map(({ index, relevance_score: score }) =>
+      ({ text: sent.documents[index], share: score, note: `${t("relevance")} ${percent(score)} · ${t("moved", { n: index + 1 })}` })));
+    case "search": return found(answer.results[0].hits, sent.rerank);
     default: return [make("p", { class: "note" }, t("noTask", { task: model.task }))];
   }
 }
@@ -122,15 +124,24 @@ function preference(answer, texts) {
   ];
 }
 
-function ranking(answer, documents) {
-  const rows = answer.results;
-  return [make("ol", { class: "ranking" }, rows.map(({ index, relevance_score: score }, place) =>
+function ranking(rows) {
+  return [make("ol", { class: "ranking" }, rows.map(({ text, share, note }, place) =>
     make("li", {},
       make("span", { class: "rank" }, String(place + 1)),
       make("div", { class: "ranked" },
-        make("p", { dir: "auto" }, documents[index]),
-        make("span", { class: "bar-track", "aria-hidden": "true" }, make("span", { class: "bar-fill", css: { "--share": String(score) } })),
-        make("small", { class: "note" }, `${t("relevance")} ${percent(score)} · ${t("moved", { n: index + 1 })}`)))))];
+        make("p", { dir: "auto" }, text),
+        make("span", { class: "bar-track", "aria-hidden": "true" }, make("span", { class: "bar-fill", css: { "--share": String(share) } })),
+        make("small", { class: "note", dir: "auto" }, note)))))];
+}
+
+const LONGEST_HIT = 1000;
+
+/** The documents of an index. Bars are σ of the logits of a cross-encoder, else shares of the best score. */
+function found(hits, ranker) {
+  if (!hits.length) return [make("p", { class: "note" }, t("noHits"))];
+  const most = Math.max(...hits.map((hit) => hit.score), 1e-9);
+  return ranking(hits.map(({ id, score, text }) =>
+    ({ text: short(text, LONGEST_HIT), share: ranker ? 1 / (1 + Math.exp(-score)) : Math.min(1, Math.max(0, score / most)), note: `${id} · ${t("score")} ${plain(score, 4)}` })));
 }
 
 /** Return the words of a text that could be explained by their tags, as [number, name]. */

@@ -11,7 +11,7 @@ const MOST = 600, MOST_TEXTS = 20;
 export async function tokenView(model, signal) {
   const texts = textsOf(model).slice(0, MOST_TEXTS);
   if (!texts.length) return [make("p", { class: "note" }, t("empty"))];
-  const { answer } = await ask("tokenize", { model: model.name, inputs: texts }, signal);
+  const { answer } = await ask("tokenize", { model: model.served ?? model.name, inputs: texts }, signal);
   const kept = keptOf(model, answer);
   return [make("p", { class: "note" }, t("tokensNote")), ...answer.map((tokens, n) => oneText(model, tokens, kept[n], n, texts.length))];
 }

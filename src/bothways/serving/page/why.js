@@ -15,7 +15,7 @@ const NOTES = { leave_one_out: "leaveOutNote", attention: "attentionNote" };
 /** Return the methods that can explain a task. */
 export function methodsOf(model) {
   const without = ["classify", "multilabel", "regress", "tag", "embed"].includes(model.task);
-  const attention = !["choice", "rerank"].includes(model.task);
+  const attention = !["choice", "rerank", "search"].includes(model.task);
   return [without && "leave_one_out", attention && "attention"].filter(Boolean);
 }
 

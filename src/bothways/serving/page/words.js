@@ -10,7 +10,7 @@ const EN = {
   needTwo: "Write at least two lines.", needAll: "Fill in all fields.", maskHint: "Click a word to hide it, click again to bring it back.", maskNone: "No word is hidden yet.",
   classify: "One label for a text.", multilabel: "Any number of labels for a text.", regress: "A score for a text or a pair.", choice: "The ending that follows best.",
   tag: "A label for each word.", answer: "The passage that answers a question.", fill: "The words that fit a gap.", likelihood: "How expected each word is.",
-  prefer: "The more likely of two texts.", embed: "How similar texts are in meaning.", rerank: "Documents in the order of relevance.",
+  prefer: "The more likely of two texts.", embed: "How similar texts are in meaning.", search: "Documents of an index that answer a query.", rerank: "Documents in the order of relevance.",
   label: "Label", probability: "Probability", score: "Score", assigned: "assigned", notAssigned: "not assigned", numbers: "Numbers", labels: "Labels",
   noEntities: "No entity found.", entities: "Entities", type: "Type", word: "Word", words: "Words", tag_: "Tag", noAnswer: "No answer in this context.", otherAnswers: "Other candidates",
   confidence: "Confidence", filling: "Filling", gap: "Gap {n}", useIt: "Put it into the text", perplexity: "Pseudo-perplexity", surprisal: "Surprisal", bits: "bits",
@@ -29,6 +29,7 @@ const EN = {
   curl: "curl", python: "Python", json: "Answer (JSON)", copy: "Copy", copied: "Copied", request: "Request",
   unreachable: "The server does not answer. Is it still running?", keyNeeded: "This server asks for a key.", key: "API key", keyNote: "It stays in the memory of this page, and is gone when you close it.", open: "Open", wrongKey: "The key was not accepted.",
   time: "{ms} ms in all, {model} ms in the model", truncated: "The text is longer than the model reads: its end was ignored.", retry: "Try again", top: "The most probable", more: "{n} more", least: "least", most: "most",
+  mode: "Search by", vectors: "Meaning", bm25: "Words", hybrid: "Both", reranker: "Ranked by", indexNote: "{n} documents, vectors in {stored}.", noHits: "No document was found.", emptyQuery: "Write a query.",
   noTask: "This page has no view for the task {task}; the code tab shows how to use it.", weight: "Weight", looksAt: "Looks most at", positive: "darker: closer", share: "Share",
 };
 
@@ -42,7 +43,7 @@ const ZH = {
   needTwo: "请至少写两行。", needAll: "请填写所有输入框。", maskHint: "点击一个词把它遮住，再点一次恢复。", maskNone: "还没有遮住任何词。",
   classify: "给文本一个标签。", multilabel: "给文本任意多个标签。", regress: "给文本或文本对打分。", choice: "选出最合适的结尾。",
   tag: "给每个词一个标签。", answer: "在上下文中找出答案。", fill: "填出合适的词。", likelihood: "每个词有多在意料之中。",
-  prefer: "两段文本中更可能的一段。", embed: "文本的含义有多接近。", rerank: "按相关性给文档排序。",
+  prefer: "两段文本中更可能的一段。", embed: "文本的含义有多接近。", search: "索引中能回答查询的文档。", rerank: "按相关性给文档排序。",
   label: "标签", probability: "概率", score: "分数", assigned: "已赋予", notAssigned: "未赋予", numbers: "数值", labels: "标签",
   noEntities: "没有找到实体。", entities: "实体", type: "类型", word: "词", words: "词", tag_: "标签", noAnswer: "上下文中没有答案。", otherAnswers: "其他候选",
   confidence: "置信度", filling: "填充", gap: "第 {n} 处", useIt: "填入文本", perplexity: "伪困惑度", surprisal: "惊异度", bits: "比特",
@@ -61,6 +62,7 @@ const ZH = {
   curl: "curl", python: "Python", json: "回答（JSON）", copy: "复制", copied: "已复制", request: "请求",
   unreachable: "服务器没有响应。它还在运行吗？", keyNeeded: "此服务器需要密钥。", key: "API 密钥", keyNote: "密钥只保存在本页内存中，关闭页面即消失。", open: "打开", wrongKey: "密钥未被接受。",
   time: "共 {ms} 毫秒，其中模型 {model} 毫秒", truncated: "文本超过模型可读的长度：末尾未读入。", retry: "重试", top: "最可能", more: "另有 {n} 个", least: "最低", most: "最高",
+  mode: "搜索依据", vectors: "含义", bm25: "词", hybrid: "两者", reranker: "重排模型", indexNote: "{n} 篇文档，向量为 {stored}。", noHits: "没有找到文档。", emptyQuery: "请输入查询。",
   noTask: "本页没有任务 {task} 的视图；“代码”一栏说明如何使用。", weight: "权重", looksAt: "最关注", positive: "越深越接近", share: "份额",
 };
 

@@ -1,0 +1,247 @@
+"""The route `/search`: the documents of an index that answer queries.
+
+    query → vector, by the queue of the model → hits, in a thread → pairs, by the queue → order
+
+An index belongs to the served model that made it, with the settings that it was made with. Each
+search looks whether the index on disk has changed, and then opens it again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from bothways.core.errors import BothwaysError, ConfigError, FolderError, call
+from bothways.prediction.predictor import rebound, unit
+from bothways.prediction.search.index import DEPTH, RECORD, Hit, Index, Mode, ordered
+from bothways.serving import requests
+from bothways.serving.errors import RequestError
+from bothways.serving.models import Models, ServedModel
+from bothways.serving.shapes import Answer, Query, Route, as_list, vector_width
+from bothways.tasks.sentence_embedding.task import PromptedText
+
+_log = logging.getLogger("bothways.serving")
+
+
+@dataclass
+class ServedIndex:
+    """An index under a name; searched by one thread at a time.
+
+    Attributes:
+        name: what requests call it.
+        folder: of the index.
+        model: that embeds queries, with the settings of the index.
+        index: as it was when it was last looked at.
+        stamp: of index.json, which each change replaces; None to open the index again.
+    """
+
+    name: str
+    folder: Path
+    model: ServedModel
+    index: Index
+    stamp: object = None
+
+    def search(self, *arguments: Any, **options: Any) -> tuple[int, list[list[Hit]]]:
+        """Return the number of changes of the index and hits as `Index.search`.
+
+        Raises:
+            RequestError: the index on disk is damaged, gone, or was made by another model.
+        """
+        for last in (False, True):
+            try:
+                if (stamp := _stamp(self.folder)) != self.stamp:
+                    index = Index(self.folder)
+                    if _identity(index) != _identity(self.index):
+                        message = "was built again by another model, or with other settings"
+                        fix = "Start the server again."
+                        raise FolderError(message, where=self.folder, fix=fix)
+                    self.index, self.stamp = index, stamp
+                return self.index.record.changes, self.index.search(*arguments, **options)
+            except BothwaysError as error:
+                self.stamp = None  # files may be gone that a change has replaced meanwhile
+                if last:
+                    _log.exception("the index %s cannot be searched", self.name)
+                    message = f"the index {self.name!r} cannot be read; the server's log says why"
+                    raise RequestError("not_ready", message) from error
+        raise AssertionError
+
+
+def _stamp(folder: Path) -> object:
+    try:
+        status = (folder / RECORD).stat()
+    except OSError as error:
+        raise FolderError(f"cannot be read: {error.strerror}", where=folder / RECORD) from error
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _identity(index: Index) -> object:
+    record = index.record
+    return record.digest, record.prompts, dict(record.settings), record.length, record.normalised
+
+
+def open_indexes(
+    folders: Mapping[str, str | Path], models: Iterable[ServedModel], length: int | None = None
+) -> dict[str, ServedIndex]:
+    """Open indexes by name, each with the served model that made it.
+
+    Args:
+        length: for which the models were opened; None for their own.
+
+    Raises:
+        FolderError: an index is damaged, or its model is not served.
+        ConfigError: the model reads another length than that of the index.
+    """
+    indexes = {}
+    for name, place in folders.items():
+        folder = Path(place)
+        record = (index := Index(folder)).record
+        # A predictor that was opened in Python has no digest: it is trusted.
+        fitting = [
+            replace(served, variant=rebound(served.task_model, record.settings, record.length))
+            for served in models
+            if served.kind == "embed" and served.digest in ("", record.digest)
+        ]
+        fitting = [model for model in fitting if vector_width(model) == record.width]
+        if not fitting:
+            message = f"was made by {record.model}, which is not among the models that are served"
+            fix = f"Serve it, too: {call('serve', record.model, index=str(folder))}."
+            raise FolderError(message, where=folder, fix=fix)
+        if length not in (None, record.length):
+            message = f"the index {name!r} was made with another length than {length}"
+            raise ConfigError(message, where="length", fix="Leave the length out.")
+        indexes[name] = ServedIndex(name, folder, fitting[0], index)
+    return indexes
+
+
+class SearchRequest(requests.TruncatedRequest):
+    """Queries, as `bothways search` reads them."""
+
+    query: requests.Texts
+    index: Annotated[requests.Text, Field(description="with a single index it may be absent")] | (
+        None
+    ) = None
+    top: requests.Count = 10
+    mode: Mode = "vectors"
+    exact: requests.Flag = False
+    rerank: Annotated[requests.Text, Field(description="a served model of the task rerank")] | (
+        None
+    ) = None
+    depth: requests.Count = DEPTH
+
+
+class FoundDocument(TypedDict):
+    """A document that was found."""
+
+    id: str
+    score: float
+    text: str
+
+
+class FoundDocuments(TypedDict):
+    """The best documents for a query."""
+
+    query: str
+    hits: list[FoundDocument]
+
+
+class SearchAnswer(TypedDict):
+    """The documents for each query, and the number of changes of the index that was searched."""
+
+    index: str
+    version: int
+    results: list[FoundDocuments]
+
+
+def search(models: Models, request: SearchRequest) -> Query:
+    """Read a request of `/search`; its answer has the lines of `bothways search`."""
+    served, queries, limits = _choose(models, request), as_list(request.query), models.limits
+    reranker = models.choose(request.rerank, ("rerank",)) if request.rerank is not None else None
+    if request.mode != "vectors" and served.index.record.bm25 is None:
+        message = f"mode must be vectors: the index {served.name!r} was built without BM25"
+        raise RequestError("invalid", message, param="mode")
+    if not all(query.strip() for query in queries) or not queries:
+        raise RequestError("empty", "a query is an empty text", param="query")
+    deep = request.mode == "hybrid" or reranker is not None
+    count = max(request.top, request.depth) if deep else request.top
+    limits.check("texts", "queries times documents", count * len(queries))
+    limits.check("text_characters", "characters of a query", max(map(len, queries)))
+    options = {"exact": request.exact, "depth": request.depth}
+
+    def write(answer: Answer) -> SearchAnswer | Query:
+        """Search the index; called in the thread of indexes."""
+        vectors = answer.vectors if answer.predictions else None
+        if vectors is not None and served.index.record.normalised:
+            vectors = unit(vectors)
+        k = count if reranker is not None else request.top
+        version, hits = served.search(queries, vectors, k, request.mode, **options)
+        if reranker is None or not any(hits):
+            return shown(version, hits)
+        most = min(limits.text_characters, limits.request_characters // (count * len(queries)))
+        pairs = [
+            (query, hit.text[: max(0, most - len(query))])
+            for query, found in zip(queries, hits, strict=True)
+            for hit in found
+        ]
+
+        def write_reranked(answer: Answer) -> SearchAnswer:
+            logits = iter([prediction.logits[0] for prediction in answer.predictions])
+            scores = [[*itertools.islice(logits, len(found))] for found in hits]
+            return shown(
+                version, [ordered(*p)[: request.top] for p in zip(hits, scores, strict=True)]
+            )
+
+        return Query(reranker, pairs, write_reranked)
+
+    def shown(version: int, hits: list[list[Hit]]) -> SearchAnswer:
+        results: list[Any] = [
+            {"query": query, "hits": [vars(hit) for hit in found]}
+            for query, found in zip(queries, hits, strict=True)
+        ]
+        return {"index": served.name, "version": version, "results": results}
+
+    prompt = served.index.record.prompts[0]
+    inputs = [PromptedText(query, prompt=prompt) for query in queries]
+    return Query(
+        served.model, () if request.mode == "bm25" else inputs, write, request.truncate,
+        searches=True,
+    )  # fmt: skip
+
+
+def _choose(models: Models, request: SearchRequest) -> ServedIndex:
+    """Return the index of a request: by its name, by its model, or the only one."""
+    if request.model is not None and len(models.by_name) > 1:
+        models.named(request.model)
+    fitting = [
+        served
+        for served in models.indexes.values()
+        if request.index in (None, served.name)
+        and (len(models.by_name) == 1 or request.model in (None, served.model.name))
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    names = ", ".join(models.indexes)
+    if not names:
+        message = "there is no index: start the server with --index FOLDER"
+    elif fitting:
+        message = f"there are several indexes: set index to one of {names}"
+    else:
+        message = f"there is no such index of this model; there are {names}"
+    raise RequestError("invalid" if names else "wrong_task", message, param="index")
+
+
+SEARCH = Route(
+    SearchRequest,
+    search,
+    SearchAnswer,
+    "Documents of an index that answer queries",
+    ("embed",),
+    {"query": "who sleeps?"},
+)
+"""The route `/search` of servers that have an index."""

@@ -1,0 +1,241 @@
+"""`/search`: the hits of `bothways.search`, limits, indexes that change on disk, and indexes of other models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import bothways
+from bothways.core.errors import ConfigError, FolderError
+from bothways.prediction.predictor import Predictor
+from bothways.prediction.search.index import Index
+from bothways.serving.app import App, app
+from bothways.serving.errors import Limits
+from bothways.serving.routes import document
+from bothways.serving.run import Deployment, named_indexes, named_models
+from running_server import running
+from toy_masked import make_masked
+from toy_predictors import TEXTS, predictor
+
+QUERIES = ["the cat", "a dog runs"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    place = tmp_path_factory.mktemp("masked")
+    make_masked(place)
+    return str(place / "model")
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
+    """An index with settings of its own and prompts."""
+    pytest.importorskip("bm25s")
+    folder = tmp_path_factory.mktemp("indexes") / "films"
+    bothways.build_index(
+        TEXTS[:30], folder, model, bm25=True, pooling_mode="cls", prompts={"query": "the "}
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranker(folder: Path) -> Predictor:
+    return predictor(folder, "rerank", batch_invariant=True)
+
+
+@pytest.fixture(scope="module")
+def application(model: str, films: Path, ranker: Predictor, tmp_path_factory: Any) -> App:
+    other = tmp_path_factory.mktemp("other") / "plain"
+    bothways.build_index(TEXTS[30:], other, model, stored="int8")
+    models = {"vectors": bothways.load(model, "embed", batch_invariant=True), "rank": ranker}
+    return app(
+        models, limits=Limits(texts=300), playground=True, indexes={"films": films, "plain": other}
+    )
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+
+
+def search(client: httpx.Client, **body: Any) -> Any:
+    response = client.post("/search", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize("mode", ["vectors", "bm25", "hybrid"])
+@pytest.mark.parametrize("rerank", [None, "rank"])
+def test_hits_are_those_of_the_library(
+    client: httpx.Client, films: Path, ranker: Predictor, mode: Any, rerank: str | None
+) -> None:
+    asked = {"top": 4, "mode": mode, "depth": 7}
+    answer = search(client, query=QUERIES, index="films", rerank=rerank, **asked)
+    expected = bothways.search(films, QUERIES, rerank=rerank and ranker, **asked)
+    assert (answer["index"], answer["version"]) == ("films", 1)
+    for query, result, hits in zip(QUERIES, answer["results"], expected, strict=True):
+        assert result["query"] == query
+        assert [hit["id"] for hit in result["hits"]] == [hit.id for hit in hits]
+        scores = [hit.score for hit in hits]
+        assert [hit["score"] for hit in result["hits"]] == pytest.approx(scores, abs=1e-6)
+        assert [hit["text"] for hit in result["hits"]] == [hit.text for hit in hits]
+
+
+def test_an_index_is_chosen_and_described(client: httpx.Client) -> None:
+    assert len(search(client, query="a", index="plain")["results"][0]["hits"]) == 10
+    described = {one["name"]: one for one in client.get("/info").json()["indexes"]}
+    assert described["films"] == {
+        "name": "films", "model": "vectors", "documents": 30, "version": 1, "stored": "fp32", "bm25": True,
+    }  # fmt: skip
+    response = client.post("/models/vectors/search", json={"query": "the cat", "index": "films"})
+    assert response.json() == search(client, query="the cat", index="films")
+    assert "search;dur=" in response.headers["server-timing"]
+    by_words = client.post("/search", json={"query": "a", "index": "films", "mode": "bm25"})
+    assert by_words.headers["x-compute-tokens"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("body", "refused"),
+    [
+        ({"query": "a"}, (422, "invalid", "index")),
+        ({"query": "a", "index": "books"}, (422, "invalid", "index")),
+        ({"query": "a", "index": "films", "model": "rank"}, (422, "invalid", "index")),
+        ({"query": "a", "index": "films", "model": "x"}, (404, "model_not_found", "model")),
+        ({"query": "a", "index": "plain", "mode": "hybrid"}, (422, "invalid", "mode")),
+        ({"query": "a", "index": "films", "mode": "fuzzy"}, (422, "invalid", "mode")),
+        ({"query": "a", "index": "films", "rerank": "vectors"}, (422, "wrong_task", "model")),
+        ({"query": "a", "index": "films", "rerank": "x"}, (404, "model_not_found", "model")),
+        ({"query": " ", "index": "films"}, (422, "empty", "query")),
+        ({"query": [], "index": "films"}, (422, "empty", "query")),
+        ({"query": "a", "index": "films", "top": 0}, (422, "invalid", "top")),
+        ({"query": "a", "index": "films", "top": 301}, (413, "too_many_texts", "texts")),
+        ({"query": ["a"] * 4, "index": "films", "mode": "hybrid"}, (413, "too_many_texts", "texts")),
+        ({"query": "a" * 200_001, "index": "films"}, (413, "text_too_long", "text_characters")),
+        ({"query": "a " * 99, "index": "films", "truncate": False}, (413, "text_too_long", "inputs")),
+        ({"query": "a", "indx": "films"}, (422, "invalid", "indx")),
+    ],
+)  # fmt: skip
+def test_refusals(client: httpx.Client, body: Any, refused: Any) -> None:
+    response = client.post("/search", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == refused
+
+
+def test_a_server_without_an_index(model: str, application: App) -> None:
+    alone = app(application.models.named("vectors").predictor)
+    assert "/search" not in document(alone.models, alone.limits, guarded=False)["paths"]
+    with running(alone) as url:
+        response = httpx.post(f"{url}/search", json={"query": "a"})
+        assert (response.status_code, response.json()["error"]["code"]) == (422, "wrong_task")
+        assert "--index FOLDER" in response.text
+
+
+def test_a_changed_index_is_opened_again(tmp_path: Path, model: str) -> None:
+    folder, embedder = tmp_path / "index", bothways.load(model, "embed", batch_invariant=True)
+    bothways.build_index(["the cat"], folder, model)
+    with (
+        running(app(embedder, indexes={"one": folder})) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        found = search(client, query="the cat")
+        assert found["version"] == 1
+        bothways.build_index([{"id": "new", "text": "a dog"}], folder, delete=["1"])
+        found = search(client, query="the cat")
+        assert found["version"] == 2
+        assert [hit["id"] for hit in found["results"][0]["hits"]] == ["new"]
+        assert client.get("/info").json()["indexes"][0]["version"] == 2
+        # An index of other settings, a damaged one, and one that is gone; then again a good one.
+        good = tmp_path / "good"
+        shutil.copytree(folder, good)
+        shutil.rmtree(folder)
+        bothways.build_index(["the cat"], folder, model, pooling="cls")
+        for damage in ("", "{", None):
+            if damage is None:
+                (folder / "index.json").unlink()
+            elif damage:
+                (folder / "index.json").write_text(damage)
+            response = client.post("/search", json={"query": "the cat"})
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "not_ready")
+            assert "retry-after" in response.headers
+            assert str(tmp_path) not in response.text
+        shutil.rmtree(folder)
+        shutil.copytree(good, folder)
+        assert search(client, query="the cat")["results"] == found["results"]
+
+
+def test_searches_while_the_index_changes(tmp_path: Path, model: str) -> None:
+    folder = tmp_path / "index"
+    bothways.build_index(["the cat"], folder, model)
+    application = app(bothways.load(model, "embed"), indexes={"one": folder})
+    with running(application) as url, httpx.Client(base_url=url, timeout=60) as client:
+        with ThreadPoolExecutor(4) as pool:
+            searches = [pool.submit(search, client, query="the cat", top=20) for _ in range(60)]
+            for n in range(6):
+                bothways.build_index([f"a dog {n}"], folder)
+        found = [task.result() for task in searches]
+    for answer in found:
+        assert len(answer["results"][0]["hits"]) == answer["version"]
+
+
+def test_searches_that_would_wait_too_long_are_refused(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "index"
+    bothways.build_index(["the cat"], folder, model)
+    application = app(bothways.load(model, "embed"), indexes={"one": folder})
+    whole, released = Index.search, threading.Event()
+
+    def held(*arguments: Any, **options: Any) -> Any:
+        assert released.wait(60)
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(Index, "search", held)
+    with running(application) as url, httpx.Client(base_url=url, timeout=60) as client:
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(search, client, query="a")
+            while not application._searches:
+                time.sleep(0.01)
+            application._search_seconds = 50.0
+            refused = httpx.post(
+                f"{url}/search", json={"query": "a"}, headers={"x-request-timeout": "40"}
+            )
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+            assert refused.headers["retry-after"] == "50"
+            released.set()
+            assert first.result()["version"] == 1
+        application._search_seconds = 0.0
+        assert search(client, query="a")["version"] == 1
+
+
+def test_an_index_needs_the_model_that_made_it(
+    tmp_path: Path, model: str, films: Path, folder: Path
+) -> None:
+    make_masked(tmp_path, seed=4)
+    indexes = named_indexes([str(films)])
+    assert indexes == {"films": str(films)}
+    served = named_models((), None, indexes.values())
+    assert [tuple(one) for one in served.values()] == [(model, "embed")]
+    with pytest.raises(FolderError, match="which is not among the models that are served"):
+        Deployment(named_models([f"{tmp_path}/model:embed"]), indexes=indexes).app()
+    with pytest.raises(FolderError, match="which is not among the models that are served"):
+        app(predictor(folder, "embed"), indexes={"films": films})
+    with pytest.raises(ConfigError, match="made with another length than 9"):
+        Deployment(served, length=9, indexes=indexes).app()
+    with pytest.raises(FolderError, match="is not an index"):
+        Deployment(served, indexes={"none": str(tmp_path)}).app()
+    for words in (["a b=x"], ["a=x", "a=y"]):
+        with pytest.raises(ConfigError, match=r"is not a name|two indexes are called"):
+            named_indexes(words)
+    application = Deployment(served, indexes=indexes).app()
+    settings = application.models.indexes["films"].model.task_model.task
+    assert json.dumps(settings.pooling) == '"cls"'
