@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
     from bothways.prediction.session_model import Runtime
+    from bothways.tasks.sentence_embedding.quantized import VectorType
 
 
 def load(
@@ -105,6 +106,8 @@ def predict(  # noqa: PLR0913 – one option per question
     precision: PredictPrecision = "fp32",
     device: str = "auto",
     runtime: Runtime = "torch",
+    output_dtype: VectorType = "float32",
+    calibration: str | Path | None = None,
     progress: Progress | bool = True,
     **settings: Any,
 ) -> BulkResult | Iterator[dict[str, Any]]:
@@ -136,6 +139,9 @@ def predict(  # noqa: PLR0913 – one option per question
         precision: precision of matrix products: fp32, bf16, int8 or auto.
         device: auto (a GPU, if there is one), cpu, cuda or cuda:N.
         runtime: what computes the model: torch, or onnxruntime or openvino for an exported folder.
+        output_dtype: type of vectors: float32; int8 or uint8, a byte a component; binary or
+            ubinary, a bit.
+        calibration: an .npy file with vectors of this model, whose ranges int8 and uint8 take.
         progress: True shows progress on standard error, False nothing; an object with `stage`,
             `advance` and `message` receives it.
         settings: settings of the task, such as `top=10` for fill, `pooling="max"` for embed, or
@@ -180,6 +186,8 @@ def predict(  # noqa: PLR0913 – one option per question
         form=format,
         rows=rows,
         rejects=rejects,
+        vectors=output_dtype,
+        ranges=None if calibration is None else _read_ranges(Path(calibration)),
     )
     if out is None:
         parts = {
@@ -206,6 +214,21 @@ def predict(  # noqa: PLR0913 – one option per question
         raise ConfigError(message, where="window", fix=fix)
     with shown_progress(progress) as reporter:
         return predict_files(request, out, 1 if processes is None else processes, threads, reporter)
+
+
+def _read_ranges(file: Path) -> tuple[tuple[float, ...], ...]:
+    """Return the lowest and the highest values of the components of vectors in a file."""
+    import numpy as np
+
+    from bothways.core.errors import DataError
+    from bothways.tasks.sentence_embedding.quantized import ranges_of
+
+    try:
+        vectors = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"cannot be read as vectors: {error}", where=file) from error
+    low, high = ranges_of(vectors).tolist()
+    return tuple(low), tuple(high)
 
 
 def evaluate(  # noqa: PLR0913 – one option per question

@@ -158,6 +158,8 @@ def embed(  # noqa: PLR0913 – one option per question
     text: str | None = None,
     prompt_name: str | None = None,
     prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    output_dtype: Literal["float32", "int8", "uint8", "binary", "ubinary"] = "float32",
+    calibration: Path | None = None,
     length: int | None = None,
     precision: options.Precision = "fp32",
     device: options.Device = "auto",
@@ -202,7 +204,8 @@ def embed(  # noqa: PLR0913 – one option per question
         raise ConfigError(message, where="prompt", fix="Leave one of them out.")
     prompts = {"prompt": "none" if prompt_name is not None else prompt, "prompt_name": prompt_name}
     settings: dict[str, Any] = {
-        "task": "embed", "text": text, "length": length, "precision": precision, "device": device,
+        "task": "embed", "text": text, "output_dtype": output_dtype, "calibration": calibration,
+        "length": length, "precision": precision, "device": device,
         **options.settings_for(bothways.predict, words, **prompts),
     }  # fmt: skip
     _predict_parts(model, files, out, parts, settings)

@@ -16,7 +16,13 @@ from jaxtyping import Float, Float32, Shaped
 from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
-from bothways.core.config.values import Tree, parse_overrides, rename, require_at_least
+from bothways.core.config.values import (
+    Tree,
+    parse_overrides,
+    rename,
+    require_at_least,
+    require_choice,
+)
 from bothways.core.errors import (
     ConfigError,
     DataError,
@@ -43,6 +49,7 @@ from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RerankingTask, cross_encoder
+from bothways.tasks.sentence_embedding.quantized import VectorType, quantize, ranges_of
 from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
 from bothways.tasks.text_task import TextExample
 from bothways.training.encoding_checks import check_model
@@ -285,6 +292,8 @@ class Predictor:
         batch_size: int | None = None,
         normalize_embeddings: bool = False,
         truncate_dim: int | None = None,
+        precision: VectorType = "float32",
+        ranges: Any = None,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         show_progress_bar: bool = False,
@@ -298,12 +307,16 @@ class Predictor:
             batch_size: maximum number of texts that are computed together; None for the best one.
             normalize_embeddings: return vectors of length 1.
             truncate_dim: number of the first components to return.
+            precision: float32; int8 or uint8, a byte a component; binary or ubinary, a bit.
+            ranges: the lowest and the highest value of each component `(2, width)`, for int8 and
+                uint8; None for those of the texts themselves, two or more.
             convert_to_numpy: return an array; False returns a list of arrays.
             convert_to_tensor: return a tensor instead.
             show_progress_bar: show progress on standard error.
 
         Raises:
-            ConfigError: the predictor was opened for another task, or has no such prompt.
+            ConfigError: the predictor was opened for another task, or has no such prompt; one text
+                has no ranges.
             DataError: an input has two texts.
         """
         if not isinstance(self.task_model, Embedder):
@@ -311,12 +324,13 @@ class Predictor:
             message = f"encode is for the task 'embed', and this predictor has {name!r}"
             raise ConfigError(message, where="task", fix='Open the model with task="embed".')
         require_at_least(1, truncate_dim=truncate_dim)
+        require_choice(VectorType, "precision", precision)
         lead = self.task_model.task.prompt_text(prompt_name, prompt)
         single = isinstance(texts, str | Mapping)
         rows = [texts] if single else given_rows(texts, "texts")
         with shown_progress(show_progress_bar) as progress:
             progress.stage("encoding", len(rows) if isinstance(rows, Sized) else None)
-            matrix = self._look_up(rows, lead, progress) if isinstance(rows, list) else None
+            matrix: Any = self._look_up(rows, lead, progress) if isinstance(rows, list) else None
             if matrix is None:
                 numbered = (
                     (read_input(self.task_model, x, at), at) for at, x in enumerate(rows, 1)
@@ -331,6 +345,9 @@ class Predictor:
         matrix = matrix[:, :truncate_dim]
         if normalize_embeddings:
             matrix = unit(matrix)
+        if precision in ("int8", "uint8") and ranges is None and len(matrix) != 1:
+            ranges = ranges_of(matrix) if len(matrix) else np.zeros((2, matrix.shape[1]))
+        matrix = quantize(matrix, precision, ranges)
         if convert_to_tensor:
             return torch.from_numpy(matrix[0] if single else matrix)
         return matrix[0] if single else matrix if convert_to_numpy else list(matrix)

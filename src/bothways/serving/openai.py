@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
-from bothways.serving import requests
+from bothways.serving import requests, shapes
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
 from bothways.serving.shapes import Answer, Query, check_components, cut_components, prompted
@@ -54,6 +54,8 @@ class EmbeddingsRequest(requests.TruncatedRequest):
     ]
     dimensions: requests.Count | None = None
     encoding_format: Literal["float", "base64"] = "float"
+    output_dtype: shapes.Dtype = "float"
+    ranges: shapes.Ranges | None = None
     prompt_name: requests.Prompt | None = None
     user: requests.Meaningless = None
 
@@ -63,7 +65,7 @@ class EmbeddingObject(TypedDict):
 
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str
+    embedding: list[float] | list[int] | str
 
 
 class Usage(TypedDict):
@@ -91,6 +93,7 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> Query:
     model = models.choose(request.model, ("embed",))
     count, encoding = request.dimensions, request.encoding_format
     check_components(count, model)
+    shapes.check_quantized(request.output_dtype, request.ranges, count, model)
     texts = [item if isinstance(item, str) else text_of_ids(item, model) for item in request.input]
     if not all(texts):
         raise RequestError("empty", "an input is an empty text", param="input")
@@ -99,10 +102,8 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> Query:
     def write(answer: Answer) -> Embeddings:
         vectors = cut_components(answer, count, normalise=True)
         data: list[Any] = [
-            base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
-            if encoding == "base64"
-            else vector
-            for vector in vectors
+            base64.b64encode(vector.tobytes()).decode("ascii") if encoding == "base64" else vector
+            for vector in shapes.quantized(vectors, request.output_dtype, request.ranges)
         ]
         return {
             "object": "list",

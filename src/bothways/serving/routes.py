@@ -42,7 +42,7 @@ ROUTES: dict[str, Route] = {
     "/embed": Route(
         tei.EmbedRequest,
         tei.tei_embed,
-        list[list[float]],
+        list[list[float]] | list[list[int]],
         "TEI: a vector for each text",
         ("embed",),
         {"inputs": TEXTS},

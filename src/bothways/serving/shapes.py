@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Float32
-from pydantic import WithJsonSchema
+from numpy.typing import NDArray
+from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from bothways.core.errors import ConfigError
@@ -31,6 +32,7 @@ from bothways.tasks.predictions import (
     ScorePrediction,
 )
 from bothways.tasks.schemas import json_schema, prediction_type
+from bothways.tasks.sentence_embedding.quantized import quantize
 from bothways.tasks.sentence_embedding.task import PromptedText, SentenceEmbeddingTask
 
 PREDICTIONS: dict[str, requests.Schema] = {
@@ -184,6 +186,40 @@ def cut_components(answer: Answer, count: int | None, *, normalise: bool) -> Vec
     norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     result: Vectors = (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
     return result
+
+
+Dtype = Annotated[
+    Literal["float", "int8", "uint8", "binary", "ubinary"],
+    Field(description="as `precision` of sentence-transformers"),
+]
+Ranges = Annotated[
+    list[list[float]],
+    Field(description="for int8, uint8: the lowest and the highest value of each component"),
+]
+
+
+def check_quantized(
+    dtype: str, ranges: list[list[float]] | None, count: int | None, model: ServedModel
+) -> None:
+    """Refuse codes of a byte without ranges: a request has too few vectors to take them from."""
+    if (dtype in ("int8", "uint8")) != (ranges is not None):
+        message = f"output_dtype {dtype} takes no ranges"
+        if ranges is None:
+            message = (
+                f"output_dtype {dtype} needs ranges, the lowest and the highest value of each "
+                "component among many vectors; binary and ubinary need none"
+            )
+        raise RequestError("invalid", message, param="ranges")
+    width = count or vector_width(model)
+    if ranges is not None and [*map(len, ranges)] != [width, width]:
+        message = f"ranges must be two lists of {width} numbers"
+        raise RequestError("invalid", message, param="ranges")
+
+
+def quantized(vectors: Vectors, dtype: str, ranges: Any) -> NDArray[np.generic]:
+    """Return vectors in the type that a request asks for."""
+    kind: Any = "float32" if dtype == "float" else dtype
+    return quantize(vectors, kind, ranges)
 
 
 def cosines(vector: Float32[np.ndarray, " width"], vectors: Vectors) -> list[float]:

@@ -49,6 +49,8 @@ class EmbedRequest(requests.TruncatedRequest):
     inputs: requests.Texts
     normalize: requests.Flag | None = None
     dimensions: requests.Count | None = None
+    output_dtype: shapes.Dtype = "float"
+    ranges: shapes.Ranges | None = None
     prompt_name: requests.Prompt | None = None
     parameters: EmbedParameters = EmbedParameters()
     options: requests.Options = requests.Options()
@@ -58,11 +60,13 @@ def tei_embed(models: Models, request: EmbedRequest, *, normalise: bool = True) 
     """Read a request of `/embed`; `normalise` is the default of `normalize`."""
     model, parameters = models.choose(request.model, ("embed",)), request.parameters
     shapes.check_components(request.dimensions, model)
+    shapes.check_quantized(request.output_dtype, request.ranges, request.dimensions, model)
     for choice in (parameters.normalize, request.normalize):
         normalise = normalise if choice is None else choice
 
     def write(answer: shapes.Answer) -> Any:
-        return list(shapes.cut_components(answer, request.dimensions, normalise=normalise))
+        vectors = shapes.cut_components(answer, request.dimensions, normalise=normalise)
+        return list(shapes.quantized(vectors, request.output_dtype, request.ranges))
 
     prompt = request.prompt_name or parameters.prompt_name
     texts = shapes.prompted(model, shapes.as_list(request.inputs), prompt)

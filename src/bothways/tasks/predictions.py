@@ -330,7 +330,7 @@ class PreferencePrediction(Prediction):
 class VectorPrediction(Prediction):
     """The vectors of one text or two `(texts, width)`."""
 
-    vectors: NDArray[np.float32]
+    vectors: NDArray[Any]
 
     @property
     def cosine(self) -> float | None:
@@ -342,6 +342,9 @@ class VectorPrediction(Prediction):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, with enough digits to restore the vector."""
+        if self.vectors.dtype.kind != "f":  # codes, whose cosine says nothing
+            codes = self.vectors.tolist()
+            return {"vector": codes[0]} if len(codes) == 1 else {"vectors": codes}
         rows = [[float(str(value)) for value in vector] for vector in self.vectors]
         if self.cosine is None:
             return {"vector": rows[0]}

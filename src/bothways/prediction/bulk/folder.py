@@ -310,9 +310,9 @@ def _join_tables(parts: list[Path], file: Path) -> None:
 
 def _join_arrays(parts: list[Path], file: Path) -> None:
     """Write the arrays of all parts as one, `(rows, width)`, with one of them in memory."""
-    shapes = [np.load(part, mmap_mode="r").shape for part in parts] or [(0, 0)]
-    shape = (sum(rows for rows, _ in shapes), shapes[0][1])
-    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    arrays = [np.load(part, mmap_mode="r") for part in parts] or [np.empty((0, 0), "<f4")]
+    shape = (sum(map(len, arrays)), arrays[0].shape[1])
+    header = {"descr": arrays[0].dtype.str, "fortran_order": False, "shape": shape}
     with file.open("wb") as stream:
         np.lib.format.write_array_header_1_0(stream, header)
         for part in parts:

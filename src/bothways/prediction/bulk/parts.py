@@ -13,9 +13,12 @@ import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
 
 from bothways.core.config.values import nest, require_at_least
 from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, optional
@@ -29,6 +32,7 @@ from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.session_model import Runtime
 from bothways.tasks.base import Reading, Task
 from bothways.tasks.columns import require_columns
+from bothways.tasks.sentence_embedding.quantized import VectorType, quantize
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns
@@ -54,6 +58,7 @@ class BulkRequest:
         form: of a part; None: .npy for vectors without columns to keep, Parquet if all files are,
             else JSON lines. "spans": JSON lines of texts with entities as character spans.
         rows: of a part; the last part of a file has fewer.
+        vectors, ranges: the type of vectors, and the ranges of int8 and uint8; see `quantize`.
         rejects: whether rows that cannot be read or predicted are written to a file of their own;
             without it, the first one ends the work.
     """
@@ -73,6 +78,8 @@ class BulkRequest:
     form: PartFormat | None = None
     rows: int = ROWS
     rejects: bool = False
+    vectors: VectorType = "float32"
+    ranges: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         require_at_least(1, rows=self.rows, top=self.top)
@@ -99,6 +106,16 @@ class BulkRequest:
             settings=nest(self.settings),
         )
 
+    def finish(self, predictions: Many[Any]) -> list[Any]:
+        """Return predictions with vectors of the type that is asked for."""
+        if self.vectors == "float32":
+            return [*predictions]
+        ranges = None if self.ranges is None else np.array(self.ranges, np.float32)
+        return [
+            dataclasses.replace(one, vectors=quantize(one.vectors, self.vectors, ranges))
+            for one in predictions
+        ]
+
     def read_task(self) -> Task[Any, Any]:
         """Return the task alone, for a process that computes nothing."""
         if self.runtime != "torch":
@@ -119,6 +136,7 @@ class BulkRequest:
         """
         vectors = isinstance(task, SentenceEmbeddingTask)
         check_format(self.form, task)
+        self.check_vectors(task)
         if self.form == "npy" and not vectors:
             message = f"npy holds vectors, and the task is {task.name!r}"
             raise ConfigError(message, where="format", fix="Choose jsonl or parquet.")
@@ -129,6 +147,19 @@ class BulkRequest:
         if all(name.endswith(".parquet") for name in self.files) or (vectors and self.keep):
             form = "parquet"
         return dataclasses.replace(self, form=self.form or form)
+
+    def check_vectors(self, task: Task[Any, Any]) -> None:
+        """Raise ConfigError for a type of vectors without ranges, or of a task without vectors."""
+        where, fix = "output_dtype", "Leave it out."
+        if self.vectors != "float32" and not isinstance(task, SentenceEmbeddingTask):
+            message = f"is for vectors, and the task is {task.name!r}"
+            raise ConfigError(message, where=where, fix=fix)
+        if (self.vectors in ("int8", "uint8")) != (self.ranges is not None):
+            message = f"{self.vectors} takes no calibration"
+            if self.ranges is None:
+                message = f"{self.vectors} needs the range of each component"
+                fix = f"Name vectors of some texts: {argument(calibration='vectors.npy')}."
+            raise ConfigError(message, where=where, fix=fix)
 
     def record(self) -> dict[str, Any]:
         """Return the settings that decide the output, as plain values."""

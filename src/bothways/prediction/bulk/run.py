@@ -176,6 +176,7 @@ def predict_rows(
     opened = request.open()
     task = opened.task_model.task
     check_format(request.form, task)
+    request.check_vectors(task)
     if rows is None:
         [name] = request.files
         reading = opened.read(name, request.columns(task), labelled=False)
@@ -185,7 +186,8 @@ def predict_rows(
         reading = opened.read(rows, labelled=False)
     config = PredictConfig(window=window or PredictConfig.window)
     counts, answered = counting(reading, progress, "predicting"), 0
-    for kept, prediction in predict_kept(opened, reading, request.keep, config, counts):
+    for kept, computed in predict_kept(opened, reading, request.keep, config, counts):
+        (prediction,) = request.finish([computed])
         values = prediction_values(prediction, request.top, request.form or "jsonl")
         answered += values.get("label") is not None
         yield kept_values(kept, values)

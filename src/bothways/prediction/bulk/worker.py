@@ -72,7 +72,7 @@ def part_content(
             stream = io.BytesIO()
             np.save(
                 stream,
-                np.stack([prediction.vectors[0] for prediction in predictions]).astype("<f4"),
+                np.stack([prediction.vectors[0] for prediction in predictions]),
             )
             return stream.getvalue()
         case "jsonl" | "spans":
@@ -273,7 +273,7 @@ class PartWorker:
                 task_model, examples, encoded,
                 on_share=lambda share, a=offset, b=size_share: on_share(a + share * b),
             )  # fmt: skip
-            predictions += [prediction for _, prediction in pairs]
+            predictions += self.request.finish([prediction for _, prediction in pairs])
             columns_by_row += [row.kept for row in readable]
             done += len(window)
         content = None

@@ -1,0 +1,160 @@
+"""Vectors of a byte or a bit a component: those of sentence-transformers, in files and by the server."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from pyarrow import parquet
+from sentence_transformers.util.quantization import quantize_embeddings
+
+import bothways
+from bothways.cli.main import app
+from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.prediction.predictor import Predictor
+from bothways.serving import app as application_of
+from bothways.tasks.sentence_embedding.quantized import quantize, ranges_of
+from running_server import running
+from toy_folder import make_folder
+from toy_predictors import TEXTS, predictor
+
+TYPES: list[Any] = ["int8", "uint8", "binary", "ubinary"]
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Predictor:
+    return predictor(
+        make_folder(tmp_path_factory.mktemp("place") / "bert"), "embed", batch_invariant=True
+    )
+
+
+def theirs(vectors: Any, kind: Any, **options: Any) -> np.ndarray:
+    return np.asarray(quantize_embeddings(np.asarray(vectors), kind, **options))
+
+
+def same(ours: Any, expected: np.ndarray) -> None:
+    assert ours.dtype == expected.dtype
+    assert np.array_equal(ours, expected)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_codes_are_those_of_sentence_transformers(kind: Any, embedder: Predictor) -> None:
+    draw = np.random.default_rng(1)
+    for rows, width in ((200, 384), (3, 7), (2, 1)):
+        vectors = draw.standard_normal((rows, width)).astype(np.float32)
+        vectors[:, 0] = 0.25  # a constant component
+        others = (2 * draw.standard_normal((50, width))).astype(np.float32)
+        ranges = ranges_of(others)
+        same(quantize(vectors, kind, ranges), theirs(vectors, kind, ranges=ranges))
+        same(quantize(vectors, kind, ranges), theirs(vectors, kind, calibration_embeddings=others))
+        same(quantize(vectors[0], kind, ranges), theirs(vectors[:1], kind, ranges=ranges)[0])
+    same(embedder.encode(TEXTS, precision=kind), theirs(embedder.encode(TEXTS), kind))
+    ranges = ranges_of(embedder.encode(TEXTS))
+    one = embedder.encode(TEXTS[0], precision=kind, ranges=ranges, truncate_dim=None)
+    same(one, embedder.encode(TEXTS, precision=kind)[0])
+    assert embedder.encode([], precision=kind).dtype == one.dtype
+
+
+def test_mistakes_of_ranges(embedder: Predictor) -> None:
+    for options in (
+        {"precision": "int8"}, {"precision": "int8", "ranges": np.zeros((2, 3))},
+        {"precision": "uint8", "ranges": np.full((2, 16), np.nan)},
+    ):  # fmt: skip
+        with pytest.raises(ConfigError):
+            embedder.encode("a film", **options)
+    for vectors in (np.zeros(3), np.zeros((1, 3)), np.zeros((4, 3), np.int8)):
+        with pytest.raises(ConfigError, match="must be two vectors or more in floating point"):
+            ranges_of(vectors)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    make_folder(folder / "bert")
+    (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_files_have_the_type(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(place)
+    line = ["embed", "bert", "texts.txt", "--rows", "20", "--out"]
+    app([*line, "plain.npy"], result_action="return_value")
+    expected = theirs(np.load("plain.npy"), kind)
+    words = ["--output-dtype", kind]
+    words += ["--calibration", "plain.npy"] if kind in ("int8", "uint8") else []
+    for out in ("npy", "jsonl", "parquet"):
+        app([*line, f"{kind}.{out}", *words], result_action="return_value")
+    same(np.load(f"{kind}.npy"), expected)
+    rows = [json.loads(row)["vector"] for row in Path(f"{kind}.jsonl").read_text().splitlines()]
+    assert rows == expected.tolist()
+    table = parquet.read_table(f"{kind}.parquet")
+    assert str(table.schema.field("vector").type.value_type) == expected.dtype.name
+    assert table["vector"].to_pylist() == expected.tolist()
+
+
+def test_mistakes_of_files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    np.save("codes.npy", np.zeros((4, 16), np.int8))
+    np.save("narrow.npy", np.eye(3, dtype=np.float32))
+    for error, options in (
+        (ConfigError, {"output_dtype": "int8"}),
+        (ConfigError, {"output_dtype": "binary", "calibration": "narrow.npy"}),
+        (ConfigError, {"output_dtype": "int8", "calibration": "codes.npy"}),
+        (DataError, {"output_dtype": "int8", "calibration": "texts.txt"}),
+        (ConfigError, {"output_dtype": "int8", "calibration": "narrow.npy"}),
+        (ConfigError, {"output_dtype": "binary", "task": "fill"}),
+    ):
+        given: dict[str, Any] = {"task": "embed", "progress": False, **options}
+        with pytest.raises(error) as raised:
+            bothways.predict("bert", "texts.txt", "mistake.jsonl", **given)
+        assert isinstance(raised.value, BothwaysError)
+        assert not Path("mistake.jsonl").exists()
+
+
+@pytest.fixture(scope="module")
+def client(embedder: Predictor) -> Iterator[httpx.Client]:
+    with running(application_of(embedder)) as url, httpx.Client(base_url=url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_server_has_the_types(client: httpx.Client, embedder: Predictor, kind: Any) -> None:
+    unit = embedder.encode(TEXTS, normalize_embeddings=True)
+    ranges = ranges_of(unit) if kind in ("int8", "uint8") else None
+    expected = quantize(unit, kind, ranges)
+    asked = {"output_dtype": kind, **({} if ranges is None else {"ranges": ranges.tolist()})}
+    body = client.post("/v1/embeddings", json={"input": TEXTS, **asked}).json()
+    answers = [one["embedding"] for one in body["data"]]
+    coded = client.post(
+        "/v1/embeddings", json={"input": TEXTS, "encoding_format": "base64", **asked}
+    ).json()
+    raw = [
+        np.frombuffer(base64.b64decode(one["embedding"]), expected.dtype) for one in coded["data"]
+    ]
+    assert np.array_equal(np.stack(raw), answers)
+    assert client.post("/embed", json={"inputs": TEXTS, **asked}).json() == answers
+    # The float64 norm of the server and the fp32 norm of `encode` may differ by a rounding.
+    assert np.mean(np.array(answers) == expected) > 0.99
+    assert all(isinstance(code, int) for code in answers[0])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"output_dtype": "int8"}, {"output_dtype": "ubinary", "ranges": [[0.0], [1.0]]},
+        {"output_dtype": "int8", "ranges": [[0.0], [1.0]]}, {"ranges": [[0.0] * 16] * 2},
+        {"output_dtype": "uint8", "ranges": [[0.0] * 3, [0.0]]},
+    ],
+)  # fmt: skip
+def test_ranges_that_the_server_refuses(client: httpx.Client, fields: Any) -> None:
+    for path, name in (("/v1/embeddings", "input"), ("/embed", "inputs")):
+        response = client.post(path, json={name: "a film", **fields})
+        assert response.status_code == 422, response.text
+        assert response.json()["error"]["param"] == "ranges"
