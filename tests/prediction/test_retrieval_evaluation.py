@@ -117,3 +117,45 @@ def test_a_task_of_mteb(tmp_path, model):
 
     expected = spearmanr(cosines.round(6), rows["score"]).statistic
     assert scores["cosine_spearman"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_retrieval_task_of_mteb(tmp_path: Path, model: str) -> None:
+    """Its nDCG is that of `bothways.evaluate`, with the prompts of queries and documents."""
+    mteb: Any = pytest.importorskip("mteb")
+    from datasets import Dataset
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+    from bothways.mteb import MtebEncoder
+
+    folder = write_folder(tmp_path / "local", 3)
+    for file in (folder / "queries.jsonl", folder / "qrels" / "test.tsv"):
+        # A query is not found as a document, as mteb has it.
+        file.write_text(file.read_text().replace('"d2"', '"q2"').replace("d2\td", "q2\td"))
+    data = read_beir(folder)
+    prompts = {"query": "the ", "passage": "rain "}
+
+    class Local(AbsTaskRetrieval):  # type: ignore[misc]
+        metadata = mteb.TaskMetadata(
+            name="LocalRetrieval", description="local", dataset={"path": "none", "revision": "1"},
+            type="Retrieval", category="t2t", eval_splits=["test"], eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10",
+        )  # fmt: skip
+
+        def load_data(self, **_: Any) -> None:
+            rows = [
+                {"id": name, "title": "", "text": text} for name, text in data.documents.items()
+            ]
+            queries = [{"id": name, "text": text} for name, text in data.queries.items()]
+            split = {
+                "corpus": Dataset.from_list(rows), "queries": Dataset.from_list(queries),
+                "relevant_docs": data.grades, "top_ranked": None,
+            }  # fmt: skip
+            self.dataset, self.data_loaded = {"default": {"test": split}}, True
+
+    result = mteb.evaluate(MtebEncoder(model, prompts=prompts), Local(), cache=None)
+    (scores,) = result.task_results[0].scores["test"]
+    done = bothways.evaluate(model, folder, progress=False, prompts=prompts).retrieval
+    assert done is not None
+    (rankings,) = done.values()
+    ours = next(iter(rankings.values()))
+    assert scores["ndcg_at_10"] == pytest.approx(ours["ndcg@10"], abs=1e-5)
