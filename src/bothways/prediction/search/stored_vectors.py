@@ -33,7 +33,12 @@ class StoredVectors:
     Args:
         segments: `(rows, width)` arrays as `encode` returns them, memory-mapped.
         scale: the value of the code 1 of int8.
+
+    Attributes:
+        longest: the length of the longest vector, once `top_k` has seen all.
     """
+
+    longest: float | None = None
 
     def __init__(self, segments: Many[NDArray[np.generic]], width: int, scale: float) -> None:
         self.segments, self.scale = list(segments), scale

@@ -154,19 +154,25 @@ def top_k(
         ([[0.5], [1.0]], [[0], [1]])
     """
     check_widths(queries.shape[1], vectors.shape[1])
-    results = list[Found]()
+    results, known = list[Found](), getattr(vectors, "longest", None)
+    longest = 0.0 if known is None else known
     queries = np.ascontiguousarray(queries, np.float32)
     for group in np.split(queries, range(QUERIES, len(queries), QUERIES)):
         nearest = Nearest(k, dot_products(group, vectors), np.zeros(len(group)), names)
         for start, stop in block_bounds(len(vectors), len(group)):
             block = np.asarray(vectors[start:stop], np.float32)
             with np.errstate(over="ignore", invalid="ignore"):  # `add` refuses the result
-                nearest.slack = np.maximum(nearest.slack, rounding(group, block))
+                if known is None:
+                    squares = np.einsum("ij,ij->i", block, block)
+                    longest = max(longest, float(np.sqrt(squares.max(initial=0.0))))
+                nearest.slack = rounding(group, longest)
                 scores = group @ block.T
             if deleted is not None:
                 scores[:, deleted[start:stop]] = -np.inf
             nearest.add(start, scores)
         results.append(nearest.result())
+    if hasattr(vectors, "longest"):  # lengths take as long as products: they are read once
+        vectors.longest = longest
     scores, rows = (np.concatenate(values) for values in zip(*results, strict=True))
     return scores, rows
 
@@ -202,15 +208,13 @@ def dot_products(queries: Float[np.ndarray, "queries width"], vectors: Vectors) 
 
 
 def rounding(
-    queries: Float[np.ndarray, "queries width"], block: Float[np.ndarray, "block width"]
+    queries: Float[np.ndarray, "queries width"], longest: float
 ) -> Float[np.ndarray, " queries"]:
-    """Return the largest rounding error of a product in fp32, by query.
+    """Return the largest rounding error of a product in fp32 with a vector, by query.
 
     |fl(q·d) − q·d| ≤ n·u·|q||d| with u = 2^−24 (Higham 2002, section 3.1), twice for the sums that
     a kernel may split.
     """
-    largest = np.sqrt(np.einsum("ij,ij->i", block, block).max(initial=0.0))
-    result: Float[np.ndarray, " queries"] = (
-        2 * block.shape[1] * 2.0**-24 * np.linalg.norm(queries, axis=1) * largest
-    )
+    lengths = np.linalg.norm(queries.astype(np.float64), axis=1)
+    result: Float[np.ndarray, " queries"] = 2 * queries.shape[1] * 2.0**-24 * lengths * longest
     return result
