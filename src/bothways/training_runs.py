@@ -265,7 +265,7 @@ def finetune(  # noqa: PLR0913 – one option per question
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".
         seed: seed of new heads and of the order of the data; `None` for 0.
-        recipe: "modern", "paper" or "electra".
+        recipe: "modern", "paper", "electra", or for some 8 texts a class "few-shot".
         metrics: functions by name that take the predictions and the examples of the dev data, and
             return a number or a dict of numbers; `metric="name"` chooses the best weights by one.
             Higher is better, unless it is given as `bothways.Metric(function, better="lowest")`.

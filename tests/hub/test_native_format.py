@@ -23,6 +23,7 @@ from bothways.model.config import (
     Dropouts,
     EncoderConfig,
     FromPooler,
+    FromVector,
     Gated,
     Own,
     Plain,
@@ -78,7 +79,7 @@ def draw_transformer(rng: random.Random) -> EncoderConfig:
         dropout=Dropouts(rng.random() * 0.9, rng.random() * 0.9),
         pad=rng.choice((None, rng.randrange(VOCAB))),
         sharing=rng.choice((None, Sharing(rng.randint(1, depth), rng.randint(1, 2)))),
-        readout=Readout(labels=rng.choice((FromPooler(), own())), tokens=rng.choice((None, own()))),
+        readout=Readout(labels=rng.choice((FromPooler(), FromVector(), own())), tokens=rng.choice((None, own()))),
     )  # fmt: skip
 
 

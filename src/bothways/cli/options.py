@@ -74,7 +74,8 @@ FineRecipe = Annotated[
     FinetuneRecipe,
     Parameter(
         help="modern is AdamW; paper is Adam without bias correction, as in BERT's own code; "
-        "electra has lower rates for lower layers, as in ELECTRA's code."
+        "electra has lower rates for lower layers, as in ELECTRA's code; few-shot is for some 8 "
+        "texts a class: pairs of a class, then a logistic regression on the vectors."
     ),
 ]
 ConfigFile = Annotated[

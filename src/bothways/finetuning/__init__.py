@@ -2,4 +2,4 @@
 
 from typing import Literal
 
-FinetuneRecipe = Literal["modern", "paper", "electra"]
+FinetuneRecipe = Literal["modern", "paper", "electra", "few-shot"]

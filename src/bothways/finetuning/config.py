@@ -65,6 +65,32 @@ def automatic_adam() -> Training:
 
 
 @dataclass(frozen=True)
+class FewShot:
+    """The settings of few-shot training.
+
+    Attributes:
+        pairs: the pairs that each text begins, each with a random other text of its class. None:
+            20, or fewer for 2,000 pairs in all, but at least one.
+        temperature: of the loss by which the texts of a step are told apart by their classes.
+        inverse_regularisation: C of the logistic regression; more fits the texts more closely.
+    """
+
+    pairs: int | None = None
+    temperature: float = 0.07
+    inverse_regularisation: float = 30.0
+
+    def __post_init__(self) -> None:
+        require_at_least(1, "few_shot", pairs=self.pairs)
+        for name in ("temperature", "inverse_regularisation"):
+            if not (value := getattr(self, name)) > 0:
+                raise ConfigError(f"must be above 0, not {value:g}", where=f"few_shot.{name}")
+
+    def per_text(self, texts: int) -> int:
+        """Return the pairs that each of some texts begins."""
+        return self.pairs or min(20, max(1, 2000 // texts))
+
+
+@dataclass(frozen=True)
 class FinetuneConfig:
     """The settings of a fine-tuning run.
 
@@ -95,6 +121,8 @@ class FinetuneConfig:
         order_seed: random seed for the order of the data and dropout. None: `seed`.
         split: rules for splitting dev data from the training data, if `dev` is a share of it.
         teacher: a fine-tuned model whose outputs are learned in addition to the labels.
+        few_shot: train on pairs of texts of a class, and fit the head to the vectors; None for
+            training on the labels.
 
     Examples:
         >>> config = bothways.FinetuneConfig(model="my-bert", train="train.tsv", dev="dev.tsv")
@@ -120,6 +148,7 @@ class FinetuneConfig:
     order_seed: int | None = None
     split: Split = Split()
     teacher: Teacher | None = None
+    few_shot: FewShot | None = None
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < MIN_LENGTH:
@@ -138,6 +167,7 @@ class FinetuneConfig:
         named_metrics(self.metrics)
         require_seed(seed=self.seed, order_seed=self.order_seed)
         self._check_sources()
+        self._check_few_shot()
         fix = "Leave out one of the two."
         for name in ("reinitialise", "pull") if self.lora is not None else ():
             if getattr(self.stability, name):
@@ -158,6 +188,24 @@ class FinetuneConfig:
         if self.metrics:
             fix = "Give dev, or leave metrics out."
             raise ConfigError("are of dev data, and there is none", where="metrics", fix=fix)
+
+    def _check_few_shot(self) -> None:
+        """Raise ConfigError for settings that few-shot training cannot use."""
+        if self.few_shot is None:
+            return
+        if not isinstance(self.task, ClassificationTask):
+            message = f"is for one class a text, and the task is {self.task.name}"
+            fix = f"Set {argument(task='classify')}, or {argument(recipe='modern')}."
+            raise ConfigError(message, where="few_shot", fix=fix)
+        unused = {
+            "teacher": self.teacher is not None,
+            "dropout": self.dropout is not None,
+            "lora.adapter_only": self.lora is not None and self.lora.adapter_only,
+            "task.smoothing": self.task.smoothing > 0,
+        }
+        for name in filter(unused.__getitem__, unused):
+            message = "has no effect in few-shot training, whose head is a logistic regression"
+            raise ConfigError(message, where=name, fix="Leave it out.")
 
     @property
     def dev_part(self) -> DevPart | None:
@@ -247,6 +295,12 @@ def electra_finetuning(task: Trainable) -> FinetuneConfig:
     )
 
 
+def few_shot_finetuning(task: Trainable) -> FinetuneConfig:
+    """Return few-shot training: one epoch of pairs, in the batches of SetFit."""
+    training = dataclasses.replace(finetune_adam(), until=Epochs(1.0), optimizer=AdamW(lr=5e-5))
+    return FinetuneConfig(training, batch=ExampleBudget(16), task=task, few_shot=FewShot())
+
+
 PAPER: dict[str, tuple[float, float, int]] = {"choice": (3.0, 2e-5, 16)}
 """Epochs, learning rate and batch size of tasks where the paper's differ from 3, 5e-5 and 32."""
 
@@ -254,6 +308,7 @@ RECIPES: dict[str, Callable[[Trainable], FinetuneConfig]] = {
     "modern": modern_finetuning,
     "paper": paper_finetuning,
     "electra": electra_finetuning,
+    "few-shot": few_shot_finetuning,
 }
 
 

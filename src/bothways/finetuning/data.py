@@ -170,10 +170,10 @@ def label(
 
 
 def train_loader(
-    data: LabelledData, settings: FinetuneConfig, seed: int, share: Share = ALL
+    sequences: Many[Sequence], settings: FinetuneConfig, seed: int, share: Share = ALL
 ) -> Loader[ListPlan]:
-    """Return the steps over the training data, shuffled in each epoch."""
-    source = ListSource(data.sequences, seed)
+    """Return the steps over training sequences, shuffled in each epoch."""
+    source = ListSource(sequences, seed)
     return Loader(source, unchanged, settings.batch, settings.microbatch_tokens, seed, share)
 
 

@@ -20,6 +20,7 @@ from bothways.finetuning.automatic import UNKNOWN, choose_automatic, tokens_read
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import DataSource, LabelledData, Rows
 from bothways.finetuning.distillation import with_teacher_scores
+from bothways.finetuning.few_shot import check_few_shot, with_vector_head
 from bothways.finetuning.guide import guide_of, with_guide_vectors
 from bothways.finetuning.lora import add_changes
 from bothways.finetuning.scaled_head import scale_outputs
@@ -136,6 +137,7 @@ def prepare_run(
         tokens, had = (UNKNOWN, {*start.heads}) if isinstance(start, Model) else (0.0, set[str]())
         fresh = tuple({"pooler"} & {*model.heads} - had)
         unpooled = {*fresh} if isinstance(start, Model) else set[str]()
+        location = None
     else:
         inputs = labelled.read_examples(settings, train, dev, progress)
         task, examples, name = inputs.task, inputs.examples, settings.model
@@ -160,26 +162,25 @@ def prepare_run(
             encoded = data.task.encode(rows.examples, tokenizer, data.labels, data.length)
             data = dataclasses.replace(data, unlabelled=tuple(encoded))
         settings = dataclasses.replace(settings, length=data.length)
-        fresh = loaded.report.fresh_heads
+        fresh, location = loaded.report.fresh_heads, loaded.folder
         unpooled = {*fresh, *loaded.untrained} - {*settings.fresh}
         findings = [*inputs.findings, *check_model(model.config, tokenizer, data.length)]
         findings += data.findings
         names = {**settings.sources, "unlabelled": str(source)}
+    if settings.few_shot is not None:
+        model, fresh, unpooled = with_vector_head(model, location), ("labels",), set()
     settings, choices = choose_automatic(
         settings, model.config, data, tokens, static=isinstance(model.encoder, StaticEncoder)
     )
-    notes = scale_outputs(model, data.task.output_scale(data.train_examples))
+    notes = check_few_shot(data.sequences, settings.few_shot)
+    notes += scale_outputs(model, data.task.output_scale(data.train_examples))
     apply_stability(model, settings.stability, settings.seed, fresh)
     add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
     notes += fresh_pooler(unpooled, name)
     if start is None:
         machine = check_machine(_memory_demand(settings, model, data), folder, device)
         notes = report_findings([*findings, *machine, *choices, *notes])
-        if settings.teacher is not None:
-            precision = settings.training.precision
-            data = with_teacher_scores(data, settings.teacher, device, precision, progress)
-        if (guide := guide_of(data.task)) is not None:
-            data = with_guide_vectors(data, guide, device, settings.training.precision, progress)
+        data = _with_targets(data, settings, device, progress)
     task_model = _task_model(model, data, settings, device)
     if start is None:
         sources = {
@@ -187,6 +188,18 @@ def prepare_run(
             for name, side in examples.items()
         }
     return PreparedRun(settings, task_model, data, fresh, tuple(notes), sources, base)
+
+
+def _with_targets(
+    data: LabelledData, settings: FinetuneConfig, device: torch.device, progress: Progress
+) -> LabelledData:
+    """Return the data with what a teacher and a guide compute of it, where the run has them."""
+    precision = settings.training.precision
+    if settings.teacher is not None:
+        data = with_teacher_scores(data, settings.teacher, device, precision, progress)
+    if (guide := guide_of(data.task)) is not None:
+        data = with_guide_vectors(data, guide, device, precision, progress)
+    return data
 
 
 def _check_start(

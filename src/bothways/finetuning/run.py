@@ -22,9 +22,11 @@ from bothways.core.config.values import flatten
 from bothways.core.errors import installed
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, own_torch_state
-from bothways.core.training_module import VectorModule
+from bothways.core.sequence import Sequence
+from bothways.core.training_module import TrainingModule, VectorModule
 from bothways.data.loader import Share, ahead
 from bothways.finetuning import failed_runs as failures
+from bothways.finetuning import few_shot
 from bothways.finetuning.automatic import learning_by_rows, training_of
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import (
@@ -113,11 +115,9 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
             changeable = configs.changeable_settings(settings)
             store = FolderStore(folder, identity, changeable, configs.to_toml(settings))
         training, seed = training_of(settings, data), settings.ordered_by
-        steps = train_loader(data, settings, seed, Share(plan.rank, plan.world))
-        evaluate = functools.partial(score, task_model, data, settings) if data.dev else None
-        module = (
-            task_model if settings.teacher is None else TaughtModule(task_model, settings.teacher)
-        )
+        module, sequences = _trained(task_model, data, settings)
+        evaluate = functools.partial(_score_fitted, task_model, data, settings)
+        steps = train_loader(sequences, settings, seed, Share(plan.rank, plan.world))
         scores = list[tuple[float, Metrics]]()
 
         def note_scores(event: loop.Event) -> None:
@@ -138,7 +138,7 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
                 training,
                 plan,
                 store,
-                evaluation=evaluate,
+                evaluation=evaluate if data.dev else None,
                 peak=peak,
                 rules=parameter_rules(settings.stability, task_model.model, run.fresh),
                 progress=progress,
@@ -152,11 +152,14 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
             progress.stage("reading the best weights")
             store.load_best(module, training.keep.best)
         done = dataclasses.replace(done, changes=merge_changes(task_model.model))
+        few_shot.fit_head(task_model, data.sequences, settings)
         if not finished or not parallel.is_main(plan):
             return done
         if state.early:
-            reason = "no evaluation improved within training.early_stopping"
-            progress.message(f"note: ended at epoch {state.epochs:.4g}: {reason}")
+            progress.message(
+                f"note: ended at epoch {state.epochs:.4g}: no evaluation improved within "
+                "training.early_stopping"
+            )
         task_model.eval()
         _save(done, run, folder, progress)  # whatever may happen while it is scored
         metrics, baseline, failure = _conclude(task_model, data, settings, progress)
@@ -165,6 +168,28 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         if folder is not None and settings.dev is not None:
             _write_report(run, folder, progress)
         return done
+
+
+def _trained(
+    task_model: TaskModel[Any, Any], data: LabelledData, settings: FinetuneConfig
+) -> tuple[TrainingModule, list[Sequence]]:
+    """Return the module that is trained, and the sequences that it reads."""
+    if (few := settings.few_shot) is not None:
+        pairs = few_shot.sample_pairs(data.sequences, few, settings.ordered_by)
+        return few_shot.pair_module(task_model, few), pairs
+    taught = settings.teacher and TaughtModule(task_model, settings.teacher)
+    return taught or task_model, data.sequences
+
+
+def _score_fitted(
+    task_model: TaskModel[Any, Any],
+    data: LabelledData,
+    settings: FinetuneConfig,
+    progress: Progress,
+) -> Metrics:
+    """Return the metrics of the dev data; the head of few-shot training is fitted before."""
+    few_shot.fit_head(task_model, data.sequences, settings)
+    return score(task_model, data, settings, progress)
 
 
 def _measure_peak(

@@ -187,6 +187,18 @@ class Own:
 
 
 @dataclass(frozen=True)
+class FromVector:
+    """The head reads the sentence vector, scaled to length 1, without a layer between.
+
+    Attributes:
+        reads: the first token, the last one in a causal encoder, or the mean of all tokens.
+    """
+
+    reads: Literal["first", "mean"] = "mean"
+    kind: Literal["vector"] = "vector"
+
+
+@dataclass(frozen=True)
 class Deep:
     """The head has a feed-forward layer like the encoder's, with residual path and LayerNorm.
 
@@ -214,7 +226,7 @@ class Readout:
             one of the head's own ("untied").
     """
 
-    labels: FromPooler | Own = FromPooler()
+    labels: FromPooler | Own | FromVector = FromPooler()
     choice: FromPooler | Own = FromPooler()
     tokens: Own | None = None
     span: Deep | None = None

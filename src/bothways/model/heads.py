@@ -20,11 +20,14 @@ from bothways.core.batch import Layout
 from bothways.core.config.values import require_at_least, require_probability
 from bothways.core.errors import ConfigError
 from bothways.model.block import activate
-from bothways.model.config import EncoderConfig, FromPooler, Own
+from bothways.model.config import EncoderConfig, FromPooler, FromVector, Own
 from bothways.model.init import initialise, layer_norm
 from bothways.model.kernels.dropout import Dropout
 from bothways.model.kernels.linear import on_round_rows
 from bothways.model.positions import Disentangled
+
+Source = FromPooler | Own | FromVector
+"""What a head reads of a sequence."""
 
 
 class MaskedOutput(nn.Module):
@@ -102,6 +105,22 @@ class LinearOutput(nn.Module):
         return on_round_rows(self.dense, self.dropout(x))
 
 
+class VectorOutput(LinearOutput):
+    """A dense layer on the sentence vector, such as a logistic regression (`FromVector`)."""
+
+    def __init__(self, config: EncoderConfig, source: FromVector, outputs: int) -> None:
+        super().__init__(config, outputs)
+        self.reads, self.causal = source.reads, config.is_causal
+
+    def pool(
+        self, x: Float[Tensor, "tokens width"], layout: Layout
+    ) -> Float[Tensor, "sequences width"]:
+        """Return the vector that the head reads of each sequence, of length 1 and in fp32."""
+        first = self.reads == "first"
+        x = x[pooled_tokens(layout, self.causal)] if first else _means(x.float(), layout)
+        return nn.functional.normalize(x.float(), dim=-1)
+
+
 class OwnOutput(nn.Module):
     """A dense layer with activation, maybe LayerNorm, then one to the outputs.
 
@@ -141,9 +160,7 @@ class OwnOutput(nn.Module):
                 return x[pooled_tokens(layout, self.causal)]
             case "mean" | "late":
                 x = on_round_rows(self._hidden, x) if self.reads == "late" else x
-                sums = x.new_zeros(layout.sequences, x.shape[1])
-                sums = sums.index_add(0, layout.sequence_ids, x)
-                return sums / layout.cu_seqlens.diff()[:, None].to(x.dtype)
+                return _means(x, layout)
             case _:
                 assert_never(self.reads)
 
@@ -221,6 +238,12 @@ def pooled_tokens(layout: Layout, causal: bool) -> Int[Tensor, " sequences"]:
     return layout.last_tokens if causal else layout.first_tokens
 
 
+def _means(x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, "sequences width"]:
+    """Return the mean over the tokens of each sequence, special ones included."""
+    sums = x.new_zeros(layout.sequences, x.shape[1]).index_add(0, layout.sequence_ids, x)
+    return sums / layout.cu_seqlens.diff()[:, None].to(x.dtype)
+
+
 def _own_output(config: EncoderConfig, width: int) -> nn.Linear | None:
     """Return the head's own output matrix; None if it shares the token embedding."""
     return nn.Linear(width, config.vocab, bias=False) if config.readout.output == "own" else None
@@ -249,14 +272,16 @@ class HeadValue:
         """Return a new module; ConfigError if the encoder has nothing that the head could read."""
         raise NotImplementedError
 
-    def _source(self, config: EncoderConfig) -> FromPooler | Own | None:
+    def _source(self, config: EncoderConfig) -> Source | None:
         """Return the source of its input in a sequence; None for every token."""
         return None
 
     def reads_one_token(self, config: EncoderConfig) -> bool:
         """Return True if it reads one token of each sequence, the pooler's, and no other."""
         source = self._source(config)
-        return source.reads == "first" if isinstance(source, Own) else source is not None
+        if isinstance(source, Own | FromVector):
+            return source.reads == "first"
+        return source is not None
 
     def reads_pooler(self, config: EncoderConfig) -> bool:
         """Return True if it reads the pooled vector."""
@@ -283,7 +308,7 @@ class _PooledValue(HeadValue):
 
     of_sequences: ClassVar[bool] = True
 
-    def _source(self, config: EncoderConfig) -> FromPooler | Own | None:
+    def _source(self, config: EncoderConfig) -> Source | None:
         return FromPooler()
 
 
@@ -334,7 +359,7 @@ class LabelHead(_PooledValue):
     def outputs(self) -> int:
         return self.count
 
-    def _source(self, config: EncoderConfig) -> FromPooler | Own | None:
+    def _source(self, config: EncoderConfig) -> Source | None:
         return config.readout.labels
 
     def build(self, config: EncoderConfig) -> nn.Module:
@@ -398,7 +423,7 @@ class ChoiceHead(_PooledValue):
     def __post_init__(self) -> None:
         _check_outputs(self.kind, 1, self.dropout)
 
-    def _source(self, config: EncoderConfig) -> FromPooler | Own | None:
+    def _source(self, config: EncoderConfig) -> Source | None:
         return config.readout.choice
 
     def build(self, config: EncoderConfig) -> nn.Module:
@@ -470,11 +495,13 @@ def with_pooler(config: EncoderConfig, heads: Iterable[Head]) -> tuple[Head, ...
 
 
 def _output(
-    config: EncoderConfig, source: FromPooler | Own | None, outputs: int, dropout: float | None
+    config: EncoderConfig, source: Source | None, outputs: int, dropout: float | None
 ) -> nn.Module:
     rate = config.head_dropout if dropout is None else dropout
     if isinstance(source, Own):
         return OwnOutput(config, source, outputs, rate)
+    if isinstance(source, FromVector):
+        return VectorOutput(config, source, outputs)
     return LinearOutput(config, outputs, rate)
 
 

@@ -477,6 +477,8 @@ class Model(nn.Module):
                 result = head(hidden.last, hidden.table)
             case head_modules.Pooler() | head_modules.ReplacedOutput():
                 result = head(hidden.last, layout)
+            case head_modules.VectorOutput():
+                result = head(head.pool(hidden.last, layout))
             case head_modules.OwnOutput() if self._is_of_sequences(kind):
                 result = head(head.pool(hidden.last, layout))
             case head_modules.LinearOutput() if self._is_of_sequences(kind):

@@ -15,7 +15,16 @@ from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model
 from bothways.hub.sentence_transformers import Pooling, Projection, SentenceEncoderConfig
 from bothways.model.attention.patterns import Blocks, Causal, Full, Window
-from bothways.model.config import Bias, EncoderConfig, Gated, Own, PreNorm, Readout, Sharing
+from bothways.model.config import (
+    Bias,
+    EncoderConfig,
+    FromVector,
+    Gated,
+    Own,
+    PreNorm,
+    Readout,
+    Sharing,
+)
 from bothways.model.families.catalogue import FAMILIES
 from bothways.model.families.family import Architecture, Family
 from bothways.model.heads import HEADS, Head
@@ -111,6 +120,8 @@ SHAPES: dict[str, tuple[dict[str, Any], HeadKind]] = {
         {"readout": Readout(labels=Own("gelu_tanh", norm=True, reads="mean"))},
         "labels",
     ),
+    "vector": ({"readout": Readout(labels=FromVector())}, "labels"),
+    "first vector": ({"readout": Readout(labels=FromVector("first"))}, "labels"),
     "untied": ({"readout": Readout(output="own")}, "masked"),
     "deberta": ({"position": DEBERTA}, "masked"),
     "deberta, decoder": ({"position": replace(DEBERTA, absolute="decoder")}, "masked"),

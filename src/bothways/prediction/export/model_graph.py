@@ -205,6 +205,8 @@ class _HeadGraph:
             if head.reads == "late":
                 return self._mean(self._hidden(head, x))
             return self._mean(x) if head.reads == "mean" else self._representative(x)
+        if isinstance(head, head_modules.VectorOutput):
+            return self._unit(self._mean(x) if head.reads == "mean" else self._representative(x))
         pooler = self.model.heads["pooler"]
         assert isinstance(pooler, head_modules.Pooler)
         return self.graph.op("Tanh", self.graph.dense(self._representative(x), pooler.dense))
@@ -231,6 +233,11 @@ class _HeadGraph:
         total = graph.op("ReduceSum", graph.op("Mul", x, keep), graph.wholes(1), keepdims=0)
         count = graph.op("Max", graph.op("Cast", self._lengths(), to=1), graph.number(1.0))
         return graph.op("Div", total, count)
+
+    def _unit(self, x: str) -> str:
+        """Return vectors scaled to length 1."""
+        norm = self.graph.op("ReduceL2", x, axes=(-1,), keepdims=1)
+        return self.graph.op("Div", x, self.graph.op("Max", norm, self.graph.number(1e-12)))
 
     def _width(self, config: SentenceEncoderConfig) -> int:
         """Return the number of components of a text's vector."""
@@ -281,8 +288,7 @@ class _HeadGraph:
                 x = graph.dense(x, layer)
                 x = x if activation is None else graph.activate(activation, x)
         if config.normalised:
-            norm = graph.op("ReduceL2", x, axes=(-1,), keepdims=1)
-            x = graph.op("Div", x, graph.op("Max", norm, graph.number(1e-12)))
+            x = self._unit(x)
         if config.components is not None:
             x = graph.slice(x, graph.wholes(0), graph.wholes(config.components), 1)
         return x

@@ -368,7 +368,7 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         positives = [
             [text] for text, role in zip(texts, roles, strict=True) if role == losses.POSITIVE
         ]
-        return tuple(_together([texts[0], *positive, *others]) for positive in positives or [[]])
+        return tuple(together([texts[0], *positive, *others]) for positive in positives or [[]])
 
     def score(
         self, results: base.Results[TextExample, VectorPrediction], labels: Many[str]
@@ -444,7 +444,7 @@ def vector_examples(examples: Many[TextExample]) -> list[VectorExample]:
     ]
 
 
-def _together(texts: Many[Sequence]) -> Sequence:
+def together(texts: Many[Sequence]) -> Sequence:
     """Return one sequence of texts that do not attend to each other, with their targets."""
     starts = [0, *itertools.accumulate(len(text) for text in texts)][:-1]
     masks = [mask for text in texts if (mask := text.global_attention_mask) is not None]

@@ -1,0 +1,137 @@
+"""Few-shot training: the pairs of classes, the logistic head and its folder, runs and mistakes."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+
+import bothways
+from bothways.cli.main import app
+from bothways.core.batch import LabelTargets
+from bothways.core.errors import BothwaysError, ConfigError
+from bothways.core.sequence import Sequence
+from bothways.finetuning.config import FewShot
+from bothways.finetuning.few_shot import MOST_PAIRS, check_few_shot, sample_pairs
+from bothways.tasks.sentence_embedding.losses import TextTargets
+from toy_folder import make_examples, make_folder, write_tsv
+
+FAST: dict[str, Any] = {"recipe": "few-shot", "device": "cpu", "lr": 3e-3, "length": 16}
+SMALL = {"progress": False, "few_shot": {"pairs": 4}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("place") / "bert")
+
+
+def rows(count: int, seed: int) -> list[dict[str, str]]:
+    return [{"text": e.text, "label": str(e.label)} for e in make_examples(count, seed)]
+
+
+def labelled(*labels: int) -> list[Sequence]:
+    """One sequence per label, whose id is its number."""
+    zeros = np.zeros(1, dtype=np.int8)
+    return [
+        Sequence(np.array([n]), zeros, {"label": LabelTargets(np.array([label]))})
+        for n, label in enumerate(labels)
+    ]
+
+
+def test_pairs_are_of_a_class_and_grow_with_the_texts():
+    labels = [0] * 6 + [1] * 3 + [2]
+    pairs = sample_pairs(labelled(*labels), FewShot(pairs=50), seed=3)
+    assert Counter(int(pair.ids[0]) for pair in pairs) == dict.fromkeys(range(10), 50)
+    assert all(labels[a] == labels[b] and (a != b or a == 9) for a, b in (p.ids for p in pairs))
+    partners = Counter(int(pair.ids[1]) for pair in pairs if pair.ids[0] == 0)
+    assert partners.keys() == {1, 2, 3, 4, 5}
+    assert max(partners.values()) < 25
+    keys = pairs[0].target("texts", TextTargets).keys
+    assert pairs[0].parts == (1, 1)
+    assert list(keys) == [labels[pairs[0].ids[0]]] * 2
+    again = sample_pairs(labelled(*labels), FewShot(pairs=50), seed=3)
+    assert all((a.ids == b.ids).all() for a, b in zip(pairs, again, strict=True))
+
+
+def test_many_texts_and_lonely_classes_are_warned_of(monkeypatch):
+    monkeypatch.setattr("bothways.finetuning.few_shot.MOST_PAIRS", 25)
+    sequences = labelled(*[0] * 6, *[1] * 3, 2)
+    lonely, many = check_few_shot(sequences, FewShot(pairs=4))
+    assert "1 text is alone in a class" in lonely.what
+    assert "25 pairs" in many.what
+    assert len(sample_pairs(sequences, FewShot(pairs=4), 0)) == 25
+    assert check_few_shot(labelled(0, 0, 1, 1), FewShot(pairs=4)) == []
+    assert MOST_PAIRS > 25
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_head_is_the_solvers_on_the_sentence_vectors(model, classes):
+    data = rows(24, 0) + [{"text": "two old men", "label": "none"}] * 2 * (classes - 2)
+    done = bothways.finetune(model, data, **FAST, **SMALL)
+    (vectors,) = (
+        np.stack([answer.vectors[0] for answer in predictor([row["text"] for row in data])])
+        for predictor in [bothways.Predictor(_embedder(done))]
+    )
+    # The solver ends at a gradient of 1e-4: other roundings of the vectors move it by 1e-3.
+    vectors = vectors.astype(np.float64)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    solver = LogisticRegression(C=FewShot().inverse_regularisation, max_iter=1000)
+    solver.fit(vectors, [row["label"] for row in data])
+    actual = done.predictor().predict_proba([row["text"] for row in data])
+    np.testing.assert_allclose(actual, solver.predict_proba(vectors), atol=2e-3)
+
+
+def _embedder(done: Any) -> Any:
+    from bothways.finetuning.few_shot import pair_module
+
+    return pair_module(done.task_model, FewShot())
+
+
+def test_a_command_writes_a_folder_that_predicts_the_same(model, tmp_path, capsys):
+    train, dev = (str(write_tsv(tmp_path / f"{n}.tsv", make_examples(32, n))) for n in (0, 1))
+    out = tmp_path / "run"
+    words = ["finetune", str(model), train, "--dev", dev, "--out", str(out), "--recipe", "few-shot"]
+    with pytest.raises(SystemExit) as ended:
+        app([*words, "--lr", "3e-3", "few_shot.pairs=40"], exit_on_error=False)
+    assert ended.value.code == 0
+    assert "our own format" in capsys.readouterr().err
+    loaded = bothways.load(out / "model")
+    assert loaded.score([e.text for e in make_examples(32, 1)], labels_of(32, 1)) > 0.8
+    assert "does not open the folder" in (out / "model" / "README.md").read_text()
+
+
+def labels_of(count: int, seed: int) -> list[str]:
+    return [str(e.label) for e in make_examples(count, seed)]
+
+
+def test_a_stopped_run_ends_as_an_unbroken_one(model, tmp_path):
+    data, results = {"train": rows(24, 0), "dev": rows(16, 1)}, []
+
+    def stop(event: Any) -> None:
+        if event.kind == "step" and event.progress.steps == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    for folder, on_event in (("unbroken", print), ("stopped", stop)):
+        settings = {**FAST, **SMALL, "out": tmp_path / folder}
+        done = bothways.finetune(model, **data, **settings, on_event=on_event)
+        if not done.finished:
+            done = bothways.finetune(model, **data, **settings, resume=True)
+        results.append(done.task_model.state_dict())
+    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
+
+
+def test_what_few_shot_training_cannot_do_is_refused(model):
+    with pytest.raises(ConfigError, match="one class a text, and the task is regress"):
+        bothways.finetune(model, rows(8, 0), task="regress", **FAST, **SMALL)
+    with pytest.raises(ConfigError, match="no effect in few-shot training") as error:
+        bothways.finetune(model, rows(8, 0), dropout=0.2, **FAST, **SMALL)
+    assert error.value.where == "dropout"
+    with pytest.raises(BothwaysError, match="at least two classes"):
+        bothways.finetune(model, [{"text": "good", "label": "a"}] * 4, **FAST, **SMALL)
+    with pytest.raises(ConfigError, match="above 0"):
+        FewShot(inverse_regularisation=0.0)
