@@ -97,13 +97,13 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world, tmp_path):
         built = build_optimizer(optimizer, task.named_parameters())
         rate = rate_factor(method.training.schedule, until)
         loop = Loop(RunTensors(task, built, Single()), rate, on_step, precision="fp32")
-        loop.train(train_loader(data, method, 3, ALL).steps(Cursor()), until, RunState())
+        loop.train(train_loader(data.sequences, method, 3, ALL).steps(Cursor()), until, RunState())
     decayed = [parameter for parameter in theirs.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in theirs.parameters() if parameter.ndim < 2]
     adam = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}], lr=0.0
     )
-    steps, sizes = train_loader(data, method, 3, ALL).steps(Cursor()), list[int]()
+    steps, sizes = train_loader(data.sequences, method, 3, ALL).steps(Cursor()), list[int]()
     for number, (expected, step) in enumerate(zip(seen, steps, strict=False)):
         rows = [
             (ids, segments, label)
@@ -280,6 +280,7 @@ def test_the_recipes_are_those_of_the_paper():
         assert (made.batch.n, made.training.optimizer) == (batch, BertAdam(lr=rate))
         assert (made.training.until, made.length) == (Epochs(3.0), made.task.length)
     until = {name: recipe(ClassificationTask()).training.until for name, recipe in RECIPES.items()}
+    assert until.pop("few-shot") == Epochs(1.0)
     assert until == {"modern": "auto", "paper": Epochs(3.0), "electra": Epochs(3.0)}
     electra = {
         task: RECIPES["electra"](trainable_task(task)) for task in ("classify", "regress", "qa")
