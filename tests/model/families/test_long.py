@@ -167,14 +167,14 @@ def test_dropout_acts_where_theirs_does(name, settings, tmp_path):
     )
 
 
-LONGFORMER = {"vocab_size": 50_265, "max_position_embeddings": 4098, "type_vocab_size": 1}
+RELEASED = {"vocab_size": 50_265, "max_position_embeddings": 4098, "type_vocab_size": 1}
 
 
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("longformer-base-4096", LONGFORMER),
-        ("longformer-large-4096", LONGFORMER),
+        ("longformer-base-4096", RELEASED),
+        ("longformer-large-4096", RELEASED),
         ("bigbird-roberta-base", {}),
         ("bigbird-roberta-large", {}),
     ],
