@@ -2,7 +2,7 @@
 
     texts ──▶ pairs of a class ──▶ contrastive training ──▶ vectors ──▶ logistic regression
 
-Each text begins as many pairs, so their number grows with that of the texts and not with its
+Each text begins as many pairs, so their number grows with the texts and not with their
 square, and of unequal classes each has pairs in proportion to its texts.
 
 Source: Tunstall et al. 2022 (SetFit), which draws from all pairs of a class and of two classes.

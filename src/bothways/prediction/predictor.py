@@ -309,7 +309,7 @@ class Predictor:
             truncate_dim: number of the first components to return.
             precision: float32; int8 or uint8, a byte a component; binary or ubinary, a bit.
             ranges: the lowest and the highest value of each component `(2, width)`, for int8 and
-                uint8; None for those of the texts themselves, two or more.
+                uint8; None for the ranges of the texts themselves, two or more.
             convert_to_numpy: return an array; False returns a list of arrays.
             convert_to_tensor: return a tensor instead.
             show_progress_bar: show progress on standard error.

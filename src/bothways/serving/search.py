@@ -96,7 +96,7 @@ def open_indexes(
 
     Raises:
         FolderError: an index is damaged, or its model is not served.
-        ConfigError: the model reads another length than that of the index.
+        ConfigError: the model reads another length than the index.
     """
     indexes = {}
     for name, place in folders.items():

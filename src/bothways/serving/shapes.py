@@ -85,7 +85,7 @@ class Query:
         truncate: whether texts may be longer than the model reads, which are then cut.
         jobs: from examples and their encoded forms, what is computed in place of predictions.
         searches: whether `write` searches an index: it is called in a thread, and may return
-            another query, whose answer is that of the request.
+            another query, whose answer the request gets.
     """
 
     model: ServedModel
