@@ -352,6 +352,23 @@ def test_no_line_of_a_sentence_looks_like_an_item_of_a_list(page):
     ] == []
 
 
+def test_each_chinese_paragraph_is_one_line():
+    """A break in a line is shown as a space, which Chinese sentences do not have."""
+    pages = [
+        page
+        for page in (ROOT / "docs").rglob("*.md")
+        if docs_site.chinese(str(page.relative_to(ROOT / "docs")))
+    ]
+    broken = [
+        f"{page.relative_to(ROOT)}:{token.map[0] + 1}"
+        for page in pages
+        for token in docs_site.COMMON_MARK.parse(page.read_text("utf8"))
+        if token.type == "inline" and token.map and token.map[1] - token.map[0] > 1
+    ]
+    assert broken == []
+    assert len(pages) > 60
+
+
 def test_links_of_the_site():
     def linked(link: str, page: str) -> str:
         return docs_site.linked(f"[text]({link})", page).removeprefix("[text](").removesuffix(")")
