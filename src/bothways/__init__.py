@@ -16,22 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 from bothways._version import __version__
 
-_HOME = {
-    "BothwaysError": "core.errors", "Corpus": "data.corpus", "Encoder": "model.model",
-    "EncoderConfig": "model.config", "FinetuneConfig": "finetuning.config",
-    "Metric": "finetuning.metrics", "Model": "model.model", "ModelOutput": "model.model",
-    "Predictor": "prediction.predictor", "PretrainConfig": "pretraining.config",
-    "PretrainedModel": "hub.model_folder", "Tokenizer": "text.tokenizer",
-    "adapt": "training_runs", "build_corpus": "texts", "build_index": "indexes",
-    "calibrate": "model_folders", "distil": "training_runs",
-    "Index": "prediction.search.index", "mine": "indexes", "search": "indexes",
-    "evaluate": "model_folders", "export_model": "model_folders", "finetune": "training_runs",
-    "load": "model_folders", "load_model": "model_folders",
-    "predict": "model_folders", "preset": "model.families.catalogue", "pretrain": "training_runs",
-    "push_to_hub": "hub.publish", "save_model": "hub.model_folder",
-    "train_tokenizer": "texts", "tune_allocator": "core.runtime.process",
+_HOME = {  # in the order of the reference
+    "load": "model_folders", "finetune": "training_runs", "predict": "model_folders",
+    "evaluate": "model_folders", "calibrate": "model_folders", "Predictor": "prediction.predictor",
+    "search": "indexes", "build_index": "indexes", "mine": "indexes",
+    "Index": "prediction.search.index",
+    "train_tokenizer": "texts", "Tokenizer": "text.tokenizer",
+    "build_corpus": "texts", "Corpus": "data.corpus",
+    "pretrain": "training_runs", "adapt": "training_runs", "distil": "training_runs",
+    "load_model": "model_folders", "save_model": "hub.model_folder",
+    "export_model": "model_folders", "push_to_hub": "hub.publish",
+    "PretrainedModel": "hub.model_folder", "Model": "model.model", "ModelOutput": "model.model",
+    "Encoder": "model.model", "EncoderConfig": "model.config", "preset": "model.families.catalogue",
+    "FinetuneConfig": "finetuning.config", "PretrainConfig": "pretraining.config",
+    "Metric": "finetuning.metrics", "tune_allocator": "core.runtime.process",
+    "BothwaysError": "core.errors",
 }  # fmt: skip
-__all__ = ["__version__", *_HOME]  # noqa: PLE0604
+__all__ = [*_HOME, "__version__"]  # noqa: PLE0604
 
 if TYPE_CHECKING:
     from bothways.core.errors import BothwaysError as BothwaysError
