@@ -2,26 +2,30 @@
 
 The pages are written for a code host. Three things are done for the site:
 
-- Files outside of `docs/` become pages (README, CONTRIBUTING, CHANGELOG, examples), folders that
-  are linked get an index, and links are rewritten to these. A page with the public names, one for
-  the command line and one for each sub-package are generated from docstrings.
+- Files outside of `docs/` become pages (CONTRIBUTING, CHANGELOG, examples), folders that
+  are linked get an index, and links are rewritten to these; links to the README lead to the
+  landing page. A page with the public names, one for the command line and one for each
+  sub-package are generated from docstrings.
 - Lists are indented by four columns, as Python-Markdown reads them; the result is compared with
   CommonMark's.
 - Formulas become MathML and figures a part of their page; each chapter of `docs/learn/` is also a
   notebook.
-- A Chinese page has Chinese navigation and names, and a page links to its translation.
+- A Chinese page has Chinese navigation and names, and a page links to its translation. The first
+  use of a term of the glossary on a page links to it.
 """
 
 from __future__ import annotations
 
 import ast
 import base64
+import copy
 import itertools
 import json
 import logging
 import posixpath
 import re
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,22 +43,23 @@ LOG = logging.getLogger("mkdocs.hooks.bothways")
 COMMON_MARK = MarkdownIt("commonmark").enable("table")
 
 OUTSIDE = {
-    "README.md": "index.md",
-    "README.zh.md": "zh/index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples/index.md",
 }
 """The page of each file of the repository that is outside of `docs/`."""
 FOLDERS = {
+    "README.md": "index.md",
+    "README.zh.md": "zh/index.md",
     "docs/guide": "guide/index.md",
     "docs/guide/zh": "guide/zh/index.md",
     "docs/decisions": "decisions/README.md",
     "examples": "examples/index.md",
 }
-"""The page of each folder that is linked."""
-SHARED = ("Reference", "Project")
-"""The parts of the navigation that pages of both languages have."""
+"""The page that a link to a folder, or to the README, leads to."""
+SHARED = {"Reference": "参考", "Project": "项目"}
+"""The parts of the navigation that pages of both languages have, with their Chinese titles."""
+GLOSSARIES = ("glossary.md", "glossary.zh.md")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^()\s#:]+)((?:#[^()\s]*)?\))")
 FAVICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">'
@@ -107,8 +112,8 @@ def translation(source: str) -> str:
             return source.replace("zh/", "", 1)
         if source.startswith(folder):
             return source.replace(folder, f"{folder}zh/", 1)
-    if Path(source).name in {"glossary.md", "glossary.zh.md"}:
-        return "glossary.md" if chinese(source) else "glossary.zh.md"
+    if source in GLOSSARIES:
+        return GLOSSARIES[not chinese(source)]
     return "index.md" if chinese(source) else "zh/index.md"
 
 
@@ -201,7 +206,7 @@ def public_names() -> list[str]:
     tree = ast.parse((SOURCE / "__init__.py").read_text("utf8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_HOME":
-            return ["__version__", *ast.literal_eval(node.value)]
+            return [*ast.literal_eval(node.value), "__version__"]
     raise AssertionError("no _HOME in bothways/__init__.py")
 
 
@@ -330,11 +335,52 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return indented(text)
 
 
-def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> None:
-    """Warn of lists, tables or code that are rendered otherwise than by CommonMark."""
+def glossary(source: str) -> dict[str, tuple[str, str]]:
+    """Return the anchor and meaning of each term of a glossary that is no everyday word."""
+    own = chinese(source)
+    distinctive = re.compile(r"[\u4e00-\u9fff]{4}" if own else r"\w[ -]\w|\w{10}")
+    terms = {}
+    for row in re.findall(
+        r"^\| (\*\*.*) \|$", (ROOT / "docs" / source).read_text("utf8"), re.MULTILINE
+    ):
+        cells = row.split(" | ")
+        term = re.split(r"[（；]", cells[1])[0] if own else cells[0].strip("*")
+        if distinctive.search(term) and "**" not in term:  # else it has another meaning elsewhere
+            meaning = re.sub(r"\]\([^)]*\)|[`*\[]", "", cells[-1])
+            terms[term.lower()] = (slug(cells[0].split("**")[1]), escape(meaning))
+    return terms
+
+
+def slug(term: str) -> str:
+    """Return the anchor of a term in the glossary."""
+    return re.sub(r"\W", "-", term.lower())
+
+
+def explained(page: str, terms: dict[str, tuple[str, str]], glossary_url: str) -> str:
+    """Return a page in HTML whose first use of each term is a link that shows the meaning."""
+    remaining, inside, parts = dict(terms), 0, []
+    names = "|".join(re.escape(term) for term in sorted(terms, key=len, reverse=True))
+    bound = r"\b" if names.isascii() else ""
+    pattern = re.compile(rf"{bound}({names})s?{bound}", re.IGNORECASE)
+
+    def link(match: re.Match[str]) -> str:
+        if match[1].lower() not in remaining:
+            return match[0]
+        anchor, meaning = remaining.pop(match[1].lower())
+        return f'<a class="term" href="{glossary_url}#{anchor}" title="{meaning}">{match[0]}</a>'
+
+    for part in re.split(r"(<[^>]*>)", page):
+        if element := re.match(r"<(/?)(?:a|code|pre|h\d|svg|math)\b", part):
+            inside += -1 if element[1] else 1
+        parts.append(part if inside or part.startswith("<") else pattern.sub(link, part))
+    return "".join(parts)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str | None:
+    """Link terms to the glossary, and warn of elements rendered otherwise than by CommonMark."""
     text = page.meta.pop("common_mark")
     if "\n::: " in f"\n{text}":
-        return
+        return None
     wanted = COMMON_MARK.render(text)
     for tag, name in (("li", "items of lists"), ("table", "tables"), ("pre", "blocks of code")):
         counts = [len(re.findall(rf"<{tag}[ >]", source)) for source in (html, wanted)]
@@ -343,6 +389,14 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
             LOG.warning(
                 "%s: %d %s, and %d in CommonMark", page.file.src_uri, counts[0], name, counts[1]
             )
+    source = page.file.src_uri
+    if source in GLOSSARIES:
+        return re.sub(r"<td>(?=<strong>([^<]*))", lambda term: f'<td id="{slug(term[1])}">', html)
+    if source.startswith(("guide/", "learn/")):
+        name = GLOSSARIES[chinese(source)]
+        url = files.src_uris[name].url_relative_to(page.file)
+        return explained(html, glossary(name), url)
+    return html
 
 
 def origin(source: str) -> str:
@@ -442,11 +496,14 @@ def on_page_context(
         {"name": "English", "link": links[False], "lang": "en"},
         {"name": "中文", "link": links[True], "lang": "zh"},
     ]
-    kept = [
-        item
-        for item in nav.items
-        if item.title in SHARED or chinese(next(_pages(item)).file.src_uri) == own
-    ]
+    kept = []
+    for item in nav.items:
+        if item.title in SHARED:
+            shared = copy.copy(item)
+            shared.title = SHARED[item.title] if own else item.title
+            kept.append(shared)
+        elif chinese(next(_pages(item)).file.src_uri) == own:
+            kept.append(item)
     part = Part(kept, nav.pages)
     part.homepage = files["zh/index.md" if own else "index.md"]
     context["nav"] = part

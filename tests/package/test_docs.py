@@ -28,7 +28,10 @@ PAGES = sorted(
 )
 CHINESE = sorted((GUIDE / "zh").rglob("*.md"))
 LEARN = ROOT / "docs" / "learn"
-PAIRS = [(ROOT / "README.md", ROOT / "README.zh.md")] + [
+PAIRS = [
+    (ROOT / "README.md", ROOT / "README.zh.md"),
+    (ROOT / "docs" / "index.md", ROOT / "docs" / "zh" / "index.md"),
+] + [
     (folder / page.relative_to(folder / "zh"), page)
     for folder in (GUIDE, LEARN)
     for page in sorted((folder / "zh").rglob("*.md"))
@@ -287,7 +290,7 @@ def test_every_page_of_the_guide_is_in_the_navigation_of_the_site():
     assert wanted - set(named) == set(), "add a line to nav in mkdocs.yml, in both languages"
     assert set(named) - wanted == {
         *docs_site.OUTSIDE.values(), *docs_site.FOLDERS.values(), "reference/index.md", "reference/commands.md"
-    }  # fmt: skip
+    } - wanted  # fmt: skip
     for group in ("guide/", "guide/families/", "learn/"):
         english, chinese = ([page for page in named if Path(page).parent == Path(each)]
                             for each in (group, re.sub("^(guide|learn)/", r"\1/zh/", group)))  # fmt: skip
@@ -369,12 +372,29 @@ def test_each_chinese_paragraph_is_one_line():
     assert len(pages) > 60
 
 
+def test_pages_of_the_site_link_terms_to_the_glossary():
+    terms = docs_site.glossary("glossary.md")
+    page = (
+        "<h2>Early stopping</h2><p>Cross-encoders: <code>early stopping</code>, early stopping.</p>"
+    )
+    meaning = terms["early stopping"][1]
+    linked = docs_site.explained(page, terms, "g.html")
+    assert (
+        f'</code>, <a class="term" href="g.html#early-stopping" title="{meaning}">early' in linked
+    )
+    assert ">Cross-encoders</a>" in linked
+    assert docs_site.explained(page * 2, terms, "g.html") == linked + page
+    chinese = docs_site.glossary("glossary.zh.md")
+    assert 'g.html#cross-encoder"' in docs_site.explained("训练交叉编码器。", chinese, "g.html")
+
+
 def test_links_of_the_site():
     def linked(link: str, page: str) -> str:
         return docs_site.linked(f"[text]({link})", page).removeprefix("[text](").removesuffix(")")
 
     assert linked("../../CONTRIBUTING.md#rules", "guide/serve.md") == "../contributing.md#rules"
-    assert linked("docs/guide/zh", "zh/index.md") == "../guide/zh/index.md"
+    assert linked("../README.zh.md", "glossary.zh.md") == "zh/index.md"
+    assert linked("../guide/zh", "zh/index.md") == "../guide/zh/index.md"
     assert (
         linked("../../examples/03_own_objective.py", "guide/pretrain.md")
         == "../examples/03_own_objective.md"

@@ -21,7 +21,12 @@ from terminal import Run, run_command
 from toy_bulk import make_rows, write_rows
 from toy_folder import make_examples, make_folder, write_tsv
 
-PAGES = [ROOT / "README.md", *sorted(GUIDE.glob("*.md")), *sorted(GUIDE.glob("families/*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "docs" / "index.md",
+    *sorted(GUIDE.glob("*.md")),
+    *sorted(GUIDE.glob("families/*.md")),
+]
 LINES = list(dict.fromkeys(" ".join(line.split()) for page in PAGES for line in commands(page)))
 ELSEWHERE = {
     r"s3://|https://": "tests/data/test_urls.py has a local store",
