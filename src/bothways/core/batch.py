@@ -386,7 +386,8 @@ class ChoiceTargets(Targets):
 class Batch:
     """Packed model input: ids `(tokens)`, segments `(tokens)`, layout, targets by objective.
 
-    `global_attention_mask` is True for global tokens `(tokens)`; None if there are none.
+    `global_attention_mask` is True for global tokens `(tokens)`, `causal` for those of sequences
+    that are read from left to right; None if there are none.
     """
 
     ids: Int[Tensor, " tokens"]
@@ -394,6 +395,7 @@ class Batch:
     layout: Layout
     targets: Mapping[str, Targets] = dataclasses.field(default_factory=dict)
     global_attention_mask: Bool[Tensor, " tokens"] | None = None
+    causal: Bool[Tensor, " tokens"] | None = None
 
     def target(self, name: str, cls: type[TargetsT]) -> TargetsT:
         """Return the targets called `name`, which must be of type `cls`; its arrays are tensors.
@@ -422,10 +424,10 @@ class Batch:
 
     def _apply(self, move: Move) -> Batch:
         targets = {name: target.apply(move) for name, target in self.targets.items()}
-        mask = self.global_attention_mask
-        mask = None if mask is None else move(mask)
+        masks = (self.global_attention_mask, self.causal)
+        moved = (None if mask is None else move(mask) for mask in masks)
         layout = self.layout.apply(move)
-        return Batch(move(self.ids), move(self.segments), layout, targets, mask)
+        return Batch(move(self.ids), move(self.segments), layout, targets, *moved)
 
 
 def pack(sequences: Many[Sequence], cut: RectanglePolicy = LOOSE) -> Batch:
@@ -446,6 +448,7 @@ def pack(sequences: Many[Sequence], cut: RectanglePolicy = LOOSE) -> Batch:
         layout,
         targets,
         _global_attention_mask(sequences),
+        _causal(sequences),
     )
 
 
@@ -459,3 +462,10 @@ def _global_attention_mask(sequences: Many[Sequence]) -> Tensor | None:
         for s in sequences
     ]
     return torch.from_numpy(np.concatenate(masks))
+
+
+def _causal(sequences: Many[Sequence]) -> Tensor | None:
+    if not any(s.causal for s in sequences):
+        return None
+    flags = [s.causal for s in sequences]
+    return torch.from_numpy(np.repeat(flags, [len(s) for s in sequences]))

@@ -28,6 +28,8 @@ class Sequence:
         global_attention_mask: True for global tokens `(n)`; None if there are none.
         word_starts: True where a word begins `(n)`, any value at special tokens; None where the
             vocabulary alone says so.
+        causal: whether each token attends to itself and to those before it alone, in an encoder
+            that is bidirectional otherwise.
     """
 
     ids: Ids
@@ -36,6 +38,7 @@ class Sequence:
     parts: tuple[int, ...] = ()
     global_attention_mask: NDArray[np.bool_] | None = None
     word_starts: NDArray[np.bool_] | None = None
+    causal: bool = False
 
     def __len__(self) -> int:
         return len(self.ids)

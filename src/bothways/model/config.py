@@ -345,6 +345,22 @@ class EncoderConfig:
         """True if every layer is causal, so that only the last token has seen all others."""
         return all(isinstance(pattern, Causal) for pattern in self.patterns)
 
+    def require_causal(self, where: str) -> None:
+        """Raise ConfigError if this encoder cannot read single sequences from left to right.
+
+        Blocks, global tokens and an n-gram convolution see later tokens, too.
+        """
+        position = self.position
+        reasons = {
+            "a convolution of n-grams": isinstance(position, Disentangled) and position.convolution,
+            "global tokens": self.has_global_attention,
+            "blocks": any(isinstance(pattern, Blocks) for pattern in self.patterns),
+        }
+        if found := [name for name, present in reasons.items() if present]:
+            message = f"an encoder with {' and '.join(found)} cannot read from left to right"
+            fix = "Choose a shape with full attention, such as bert-mini."
+            raise ConfigError(message, where=where, fix=fix)
+
     @property
     def norm_after_projection(self) -> bool:
         """True if the LayerNorm of narrow embeddings follows their projection to the width."""

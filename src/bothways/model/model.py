@@ -161,7 +161,7 @@ class Encoder(nn.Module):
 
     def _views(self, batch: Batch) -> list[AttentionView]:
         return attention_views(
-            self.config, batch.layout, batch.global_attention_mask, self.training
+            self.config, batch.layout, batch.global_attention_mask, self.training, batch.causal
         )
 
     def _relative(self, view: AttentionView) -> Float[Tensor, "rows features"] | None:
@@ -251,8 +251,15 @@ def attention_views(
     layout: Layout,
     global_attention_mask: Bool[Tensor, " tokens"] | None = None,
     training: bool = False,
+    causal: Bool[Tensor, " tokens"] | None = None,
 ) -> list[AttentionView]:
-    """Return each layer's view; equal layers share one. Random blocks are drawn in training."""
+    """Return each layer's view; equal layers share one. Random blocks are drawn in training.
+
+    Raises:
+        ConfigError: `causal` is given, and a token would have seen later ones all the same.
+    """
+    if causal is not None:
+        config.require_causal("batch")
     position, size = config.position, config.width // config.heads
     distances = distances_of(position, layout) if config.has_relative_scores else None
     tables: dict[float, RotaryTables] = {}
@@ -269,7 +276,7 @@ def attention_views(
         if key not in views:
             rotary = None if base is None else tables[base]
             views[key] = AttentionView(
-                layout, pattern, rotary, distances, global_attention_mask, random
+                layout, pattern, rotary, distances, global_attention_mask, random, causal
             )
         result.append(views[key])
     return result

@@ -198,6 +198,7 @@ class PreparedEncoder(Encoder):
         if (
             self.layers is None
             or keep_layers
+            or batch.causal is not None
             or layout.tokens > self.max_tokens
             or choose(self._attention(layout.max_seqlen)) != Compiled()
         ):

@@ -49,6 +49,7 @@ class AttentionCall:
         global_qkv: whether these have queries, keys and values of their own.
         relative: whether scores of relative positions are added.
         rectangle: whether the call is for one rectangle of a batch, not for all of it.
+        causal: whether some sequences are read from left to right, whatever the pattern.
     """
 
     device: torch.device
@@ -62,6 +63,7 @@ class AttentionCall:
     global_qkv: bool = False
     relative: bool = False
     rectangle: bool = False
+    causal: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,20 +120,21 @@ def choose(call: AttentionCall) -> Kernel:
     | 12 | any | any | any | any | any | any | Padded |
 
     Rows 1 to 8 are for whole batches without `relative`: a rectangle and a call with `relative`
-    begin at row 9. Row 1 needs a batch without global tokens. Row 2 needs heads of 16, 32, …
-    features. Rows 3 to 8 need a call without `global_qkv`, row 8 one without global tokens.
+    begin at row 9. A call with `causal` needs a mask: rows 1 to 7, 10 and 11 do not fit it. Row 1
+    needs a batch without global tokens. Row 2 needs heads of 16, 32, … features. Rows 3 to 8 need a
+    call without `global_qkv`, row 8 one without global tokens.
     """
     if call.relative:
         return Padded(padded_kernel(replace(call, learning=True)))
     # A rectangle has left the packed form: kernels for whole batches are out of the question.
-    if not call.rectangle:
+    if not call.rectangle and not call.causal:
         if _is_packed(call):
             return Packed()
         if _is_flexible(call):
             return Flexible()
         if _is_compiled(call):
             return Compiled()
-    if _is_sparse(call):
+    if not call.causal and _is_sparse(call):
         return Blocked()
     kernel = padded_kernel(call)
     dense = not (call.rectangle or call.global_tokens or call.global_qkv)
@@ -219,6 +222,7 @@ def attend(
     call = AttentionCall(
         qkv.device, qkv.dtype, qkv.shape[-1], view.layout.max_seqlen, view.pattern, rate,
         qkv.requires_grad, view.has_global_tokens, global_qkv is not None,
+        causal=view.causal is not None,
     )  # fmt: skip
     match choose(call):
         # The whole batch at once …

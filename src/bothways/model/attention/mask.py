@@ -94,6 +94,8 @@ class AttentionPart:
         device: the batch's.
         global_tokens: the global tokens in the rectangle; None without them.
         random: the key of random blocks; None in evaluation and for other patterns.
+        causal: True for sequences in which no token attends to those after it; None if there are
+            none in the batch.
     """
 
     rectangle: Rectangle
@@ -101,6 +103,7 @@ class AttentionPart:
     device: torch.device
     global_tokens: block_sparse.GlobalTokens | None = None
     random: RandomBlocks | None = None
+    causal: Bool[Tensor, " rows"] | None = None
     _indices: dict[int, HeadIndex] = field(default_factory=dict, init=False, compare=False)
 
     def head_index(self, heads: int) -> HeadIndex:
@@ -115,7 +118,9 @@ class AttentionPart:
 
         Rows and queries have length 1 where all are the same.
         """
-        return attention_mask(self.pattern, self.rectangle, self.device, self.global_tokens)
+        return attention_mask(
+            self.pattern, self.rectangle, self.device, self.global_tokens, self.causal
+        )
 
     @functools.cached_property
     def block_mask(self) -> block_sparse.BlockSparseMask:
@@ -146,6 +151,7 @@ class AttentionView:
         distances: the distances of disentangled positions; None without them.
         global_attention_mask: True for the global tokens of a window; None without them.
         random: the key of random blocks, as in `AttentionPart`.
+        causal: True for the tokens of sequences that are read from left to right; None without.
     """
 
     layout: Layout
@@ -154,6 +160,7 @@ class AttentionView:
     distances: Distances | None = None
     global_attention_mask: Bool[Tensor, " tokens"] | None = None
     random: RandomBlocks | None = None
+    causal: Bool[Tensor, " tokens"] | None = None
 
     @functools.cached_property
     def has_global_tokens(self) -> bool:
@@ -171,9 +178,12 @@ class AttentionView:
         if isinstance(pattern, Blocks):
             rectangles = layout.even(pattern.dense)
         return tuple(
-            AttentionPart(rectangle, pattern, device, self._global_tokens(rectangle), self.random)
+            AttentionPart(
+                rectangle, pattern, device, self._global_tokens(rectangle), self.random,
+                None if self.causal is None else rectangle.pad(self.causal)[:, 0],
+            )
             for rectangle in rectangles
-        )
+        )  # fmt: skip
 
     @functools.cached_property
     def flexible(self) -> FlexWindow:
@@ -199,6 +209,7 @@ def attention_mask(
     rectangle: Rectangle,
     device: torch.device,
     global_tokens: block_sparse.GlobalTokens | None = None,
+    causal: Bool[Tensor, " rows"] | None = None,
 ) -> Bool[Tensor, "rows 1 queries longest"] | None:
     """Return the keys that the queries of a rectangle attend to; None if all.
 
@@ -212,6 +223,10 @@ def attention_mask(
         None if rectangle.keep is None else rectangle.keep[:, None, None, :]
     )  # (rows, 1, 1, longest)
     position = torch.arange(rectangle.longest, device=device)
+    if causal is not None:
+        # In these rows no query attends to a later key: (rows, 1, queries, keys).
+        before = (position[:, None] >= position) | ~causal[:, None, None, None]
+        keys = before if keys is None else keys & before
     match pattern:
         case Full() | Blocks():  # longer sequences with blocks have a `block_mask`
             return keys
@@ -229,7 +244,7 @@ def attention_mask(
         # All queries of a row attend to its global tokens: (rows, 1, 1, longest).
         near = near | selected.scatter(1, global_tokens.slots, global_tokens.exists)[:, None, None]
     if rectangle.keep is None or keys is None:
-        return near
+        return near if keys is None else near & keys
     # A padding query attends to everything: the softmax of an empty row is NaN and would spoil the
     # gradients of real keys.
     return (near & keys) | ~rectangle.keep[:, None, :, None]
