@@ -218,6 +218,8 @@ class Readout:
         span: what the span head has instead; None for the same as `tokens`.
         masked: the activation of the masked LM head; None for the encoder's, "direct" for a head
             that has nothing but its output.
+        shifted: whether the masked LM head predicts a token from the vector of the token before
+            it (masked next-token prediction), not from the token's own.
         pair_dropout: the rate on the vector that the pair head reads.
         span_dropout: the rate on the vectors that the span head reads.
         replaced: what the replaced-token head reads of a token: its vector, or the normed sum of
@@ -231,6 +233,7 @@ class Readout:
     tokens: Own | None = None
     span: Deep | None = None
     masked: Activation | Literal["direct"] | None = None
+    shifted: bool = False
     pair_dropout: float = 0.0
     span_dropout: float = 0.0
     replaced: Literal["token", "with_first"] = "token"

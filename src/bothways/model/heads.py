@@ -300,7 +300,11 @@ class MaskedHead(HeadValue):
         if config.readout.masked == "direct" and config.embedding is not None:
             message = "a direct head reads the encoder's width, and the embeddings have another"
             raise ConfigError(message, where="encoder.readout.masked", fix="Use an activation.")
-        return MaskedOutput(config)
+        head = MaskedOutput(config)
+        if config.readout.shifted and head.position is not None:
+            message = "an enhanced mask decoder predicts a token in its own place"
+            raise ConfigError(message, where="encoder.readout.shifted", fix="Leave it out.")
+        return head
 
 
 class _PooledValue(HeadValue):

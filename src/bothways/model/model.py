@@ -369,6 +369,16 @@ class Model(nn.Module):
         self.encoder = Encoder(config) if encoder is None else encoder
         self.heads = nn.ModuleDict({head.kind: head.build(config) for head in self.specification})
 
+    def masked_sources(self, batch: Batch, index: Int[Tensor, " asked"]) -> Int[Tensor, " asked"]:
+        """Return the tokens from whose vectors the masked LM head predicts these tokens.
+
+        These are the tokens themselves, or with `readout.shifted` those before them. The first
+        token of a sequence has none before it.
+        """
+        if not self.config.readout.shifted:
+            return index
+        return index - (batch.layout.positions[index] > 0).long()
+
     def before_masked(
         self, batch: Batch, hidden: Hidden, only: Int[Tensor, " asked"] | None = None
     ) -> Float[Tensor, "tokens width"]:
@@ -479,7 +489,11 @@ class Model(nn.Module):
         result: Tensor
         match head:
             case head_modules.MaskedOutput():
-                result = head(self.before_masked(batch, hidden), hidden.table)
+                x = self.before_masked(batch, hidden)
+                if self.config.readout.shifted:
+                    everything = torch.arange(layout.tokens, device=x.device)
+                    x = x[self.masked_sources(batch, everything)]
+                result = head(x, hidden.table)
             case head_modules.NextTokenOutput():
                 result = head(hidden.last, hidden.table)
             case head_modules.Pooler() | head_modules.ReplacedOutput():

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -143,6 +143,13 @@ class Pass:
     hidden: Hidden
     projections: Float[Tensor, "tokens 3 heads d"] | None
 
+    def before_masked(
+        self, batch: Batch, index: Int[Tensor, " asked"]
+    ) -> Float[Tensor, "asked width"]:
+        """Return the vectors from which the masked LM head predicts these tokens."""
+        sources = self.model.masked_sources(batch, index)
+        return self.model.before_masked(batch, self.hidden, sources)[sources]
+
 
 class StudentLoss:
     """Base class of the losses: frozen dataclasses with the fields `weight` and `kind`.
@@ -211,9 +218,9 @@ class SoftTargets(StudentLoss):
         else:
             index = torch.arange(len(batch.ids), device=batch.ids.device)
         head, vocab = student.model.heads["masked"], student.model.config.vocab
-        x = student.model.before_masked(batch, student.hidden, index)[index]
+        x = student.before_masked(batch, index)
         with torch.no_grad():
-            y = teacher.model.before_masked(batch, teacher.hidden, index)[index]
+            y = teacher.before_masked(batch, index)
         weight = _token_weights(batch)[index]
 
         def compute(rows: Tensor, chunk: slice) -> Tensor:
@@ -474,7 +481,8 @@ class DistillationModule(TrainingModule):
         vectors = self.objective.vectors
         only: Tensor | None = batch.ids.new_zeros(0)
         if "masked" in vectors:
-            only = torch.as_tensor(batch.target("masked", TokenTargets).index)
+            index = torch.as_tensor(batch.target("masked", TokenTargets).index)
+            only = model.masked_sources(batch, index)
         if "all" in vectors:
             only = None
         with recorded_projections(model.encoder, () if layer is None else (layer,)) as recorded:

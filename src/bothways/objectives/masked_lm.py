@@ -154,7 +154,7 @@ class MaskedLMModule(TrainingModule):
         z_loss: the coefficient of the loss "z"; 0 for none.
     """
 
-    predicts = ("masked",)
+    predicts: tuple[str, ...] = ("masked",)
 
     def __init__(self, model: Model, z_loss: float = 0.0) -> None:
         super().__init__()
@@ -178,8 +178,11 @@ class MaskedLMModule(TrainingModule):
         """Return the losses "masked", "z" and "pair"."""
         heads = self.model.heads
         index = torch.as_tensor(batch.target("masked", TokenTargets).index)
-        # [CLS] is never masked: no token is asked for twice.
-        only = torch.cat([batch.layout.first_tokens, index]) if "pair" in heads else index
+        only = self.model.masked_sources(batch, index)
+        if "pair" in heads:
+            only = torch.cat([batch.layout.first_tokens, only])
+            # [CLS] is never masked, but the token after it may be predicted from its vector.
+            only = torch.unique(only) if self.model.config.readout.shifted else only
         hidden = self.model.encoder(batch, only=only)
         losses = self.masked_losses(batch, hidden)
         if "pair" in heads:
@@ -201,9 +204,9 @@ def masked_prediction(
 ) -> tuple[Loss, Float[Tensor, "masked vocab"]]:
     """Return the loss of the masked tokens and their logits, given the encoder's vectors."""
     masked = batch.target("masked", TokenTargets)
-    index = torch.as_tensor(masked.index)
-    x = model.before_masked(batch, hidden, index)
-    logits = model.heads["masked"](x[index], hidden.table)
+    sources = model.masked_sources(batch, torch.as_tensor(masked.index))
+    x = model.before_masked(batch, hidden, sources)
+    logits = model.heads["masked"](x[sources], hidden.table)
     return cross_entropy(logits, torch.as_tensor(masked.ids)), logits
 
 

@@ -352,9 +352,10 @@ class ReplacedTokensModule(TrainingModule):
         masked = batch.target("masked", TokenTargets)
         replacements = batch.target("replaced", Replacements)
         index, originals = torch.as_tensor(masked.index), torch.as_tensor(masked.ids)
-        hidden = self.generator.encoder(batch, only=index)
-        x = self.generator.before_masked(batch, hidden, index)
-        logits = self.generator.heads["masked"](x[index], hidden.table)
+        sources = self.generator.masked_sources(batch, index)
+        hidden = self.generator.encoder(batch, only=sources)
+        x = self.generator.before_masked(batch, hidden, sources)
+        logits = self.generator.heads["masked"](x[sources], hidden.table)
         drawn = sample_tokens(logits, torch.as_tensor(replacements.draws), self.temperature)
         changed = dataclasses.replace(batch, ids=batch.ids.index_copy(0, index, drawn))
         with parametrize.cached():  # a disentangled table is computed once

@@ -162,7 +162,8 @@ class SpanBoundaryModule(MaskedLMModule):
         masked = batch.target("masked", TokenTargets)
         spans = batch.target("boundary", BoundaryTargets)
         index, left, right = map(torch.as_tensor, (masked.index, spans.left, spans.right))
-        hidden = self.model.encoder(batch, only=torch.unique(torch.cat([index, left, right])))
+        sources = self.model.masked_sources(batch, index)
+        hidden = self.model.encoder(batch, only=torch.unique(torch.cat([sources, left, right])))
         losses = self.masked_losses(batch, hidden)
         logits = self.boundary(
             hidden.last[left], hidden.last[right], torch.as_tensor(spans.offset), hidden.table

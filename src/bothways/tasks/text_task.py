@@ -522,8 +522,9 @@ class MaskedTask(TextTask[P]):
 
 
 def vocabulary_logits(model: Model, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
-    """Yield the masked head's logits at these positions, `ROWS` at a time `(part, vocab)`."""
-    hidden = model.encoder(batch, only=rows)
-    x = model.before_masked(batch, hidden, rows)
-    for chunk in torch.split(rows, ROWS):
+    """Yield the masked head's logits for these tokens, `ROWS` at a time `(part, vocab)`."""
+    sources = model.masked_sources(batch, rows)
+    hidden = model.encoder(batch, only=sources)
+    x = model.before_masked(batch, hidden, sources)
+    for chunk in torch.split(sources, ROWS):
         yield model.heads["masked"](x[chunk], hidden.table).float()

@@ -80,6 +80,12 @@ ALTERING = frozenset(
     """.split()  # noqa: SIM905
 )
 """Settings that change a model's outputs unless they are off: null, false, 0 or empty."""
+SHIFTED = "masked_next_token"
+"""The setting of a model whose masked LM head predicts the token after the vector it reads.
+
+transformers has no such class: it keeps the setting and computes the head's outputs in their own
+places, so that the logits at a position are for the next one.
+"""
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,9 @@ class ConfigRules:
         try:
             config = replace(defaults, **_changes(defaults, values), pad=pad)
             check_size(config, "encoder")
-            return self.read_more(config, raw, location)
+            config = self.read_more(config, raw, location)
+            shifted = read_flag(raw, SHIFTED, False, location)
+            return replace(config, readout=replace(config.readout, shifted=shifted))
         except ConfigError as error:
             raise FolderError(
                 f"{error.where}: {error.what}", where=location, fix=error.fix
@@ -198,6 +206,7 @@ class ConfigRules:
             "tie_word_embeddings": config.readout.output == "embedding",
             **self.constant,
             **self.write_more(config),
+            **({SHIFTED: True} if config.readout.shifted else {}),
         }
         try:
             return settings if self.read(settings, "").canonical == config.canonical else None

@@ -145,6 +145,10 @@ class _HeadGraph:
                 graph.rename(self._rows(head, self._pooled(head, x)), "logits")
                 return {"logits": (ROWS, count)}
             case "masked":
+                if self.model.config.readout.shifted:
+                    message = "its masked LM head predicts a token from the vector before it"
+                    fix = "Programs that read graphs do not expect it: export the encoder alone."
+                    raise FolderError(message, fix=fix)
                 if isinstance(head, head_modules.MaskedOutput) and head.position is not None:
                     x = self.encoder.decode(self.layers[-2], head.position.weight)
                 graph.rename(self._rows(head, x), "logits")
