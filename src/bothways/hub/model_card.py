@@ -148,6 +148,8 @@ def limits_of_pretrained(
     unread = encoder.max_positions - max_length
     untrained = f"; its last {unread} positions are untrained" if unread > 0 else ""
     predicts = _PREDICTS[type(token_head(encoder))]
+    if encoder.readout.shifted:
+        predicts = "at each token the one after it, in masked texts and from left to right"
     return (
         UNSEEN,
         f"It predicts {predicts}; for anything else, fine-tune it.",

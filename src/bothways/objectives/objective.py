@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,6 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, token_head
 from bothways.model.model import Model
 from bothways.training.meter import EvaluationScores
-
-S = TypeVar("S", bound=Segments)
 
 PREDICTING = frozenset({"masked", "causal"})
 """The kinds of heads that predict tokens from the whole vocabulary."""
@@ -77,6 +75,11 @@ class Objective:
     def check(self, corpus: Corpus) -> list[Finding]:
         """Return the findings of the preflight about the corpus and its tokenizer."""
         return self.segments.check(corpus)
+
+    @property
+    def evaluated(self) -> Objective:
+        """The objective whose losses on held-out text are reported: this one."""
+        return self
 
     def metrics(self, scores: EvaluationScores, predicts: tuple[str, ...]) -> dict[str, float]:
         """Return further metrics of an evaluation, from its means by the name of the loss."""

@@ -112,7 +112,8 @@ def _load_start(
         return model
     # Every encoder has a field `dropout`, of a type of its own.
     dropout: Any = encoder.dropout
-    if dataclasses.replace(model.config, dropout=dropout) != encoder:
+    readout = dataclasses.replace(model.config.readout, shifted=encoder.readout.shifted)
+    if dataclasses.replace(model.config, dropout=dropout, readout=readout) != encoder:
         message = f"is not that of {source}: only its dropout may differ"
         if role == "model":
             fix = "Leave the other settings out, or choose layers: start_layers=1,3,5"
@@ -222,7 +223,7 @@ def held_out_loader(
     """Return the steps of the longest phase in one order, masked as `evaluation_masking` says."""
     phase = max(settings.phases, key=lambda phase: phase.length)
     fixed = dataclasses.replace(settings, data_copies=1)
-    objective = with_masking(settings.objective, settings.evaluation_masking)
+    objective = with_masking(settings.objective.evaluated, settings.evaluation_masking)
     batch = TokenBudget(min(settings.evaluation_tokens, 8 * settings.microbatch_tokens))
     source = _source(fixed, corpus, documents, phase)
     return _loader(settings, objective, source, corpus, batch, plan)

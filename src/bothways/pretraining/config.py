@@ -24,6 +24,7 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import token_head
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.distillation import Distillation
+from bothways.objectives.gpt_bert import GPTBERT
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, with_masking
 from bothways.objectives.objective import Objective, segments_for
 from bothways.objectives.replaced_tokens import ReplacedTokens
@@ -177,6 +178,7 @@ AnyObjective = (
     | ReplacedTokens
     | Distillation
     | CausalLM
+    | GPTBERT
 )
 
 _USUAL: dict[str, Objective] = {

@@ -23,6 +23,7 @@ from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.families.catalogue import family_for
 from bothways.model.heads import token_head
 from bothways.objectives import replaced_tokens
+from bothways.objectives.gpt_bert import GPTBERT
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
 from bothways.objectives.objective import Objective
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
@@ -261,6 +262,8 @@ def scored_objective(source: str) -> Objective:
     if kind in kinds:
         if kind != "masked":
             return default_objective(loaded.model.config)
+        if loaded.model.config.readout.shifted:
+            return GPTBERT().evaluated
         if not {"pooler", "pair"} <= kinds:
             return MaskedLM()
         return MaskedLMSentenceOrder() if _knows_order(loaded) else MaskedLMNextSentence()

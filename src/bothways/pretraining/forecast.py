@@ -32,6 +32,7 @@ from bothways.model.embedding import Embedding
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.objectives import distillation
+from bothways.objectives.gpt_bert import GPTBERT
 from bothways.objectives.objective import PREDICTING, Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.span_boundary import OFFSET_WIDTH, MaskedLMSpanBoundary
@@ -59,6 +60,8 @@ ROUNDS = 100
 def predicted_share(objective: Objective) -> float:
     """Return the fraction of tokens for which logits over the vocabulary are computed."""
     rate = None if objective.masking is None else objective.masking.rate
+    if isinstance(objective, GPTBERT):
+        return objective.causal + (1 - objective.causal) * objective.masking.rate
     if not isinstance(objective, distillation.Distillation):
         return 1.0 if rate is None else rate
     soft = objective.loss(distillation.SoftTargets)
@@ -93,11 +96,17 @@ def shared_parameters(objective: Objective, encoder: EncoderConfig) -> int:
     return sum(weight.numel() for module in modules for weight in module.parameters())
 
 
-def _loss_floats(objective: Objective, encoder: EncoderConfig) -> step_cost.LossFloats:
+def _loss_floats(settings: PretrainConfig) -> step_cost.LossFloats:
     """Return the numbers that the losses hold: predictions over the vocabulary and their gradient,
     and of a teacher's pass what they read.
     """
+    objective, encoder = settings.objective, settings.encoder
     specs = objective.models(encoder)
+    if isinstance(objective, GPTBERT):  # a microbatch may have more causal sequences than others
+        length = max(phase.length for phase in settings.phases)
+        share, sequences = objective.causal, max(1, settings.microbatch_tokens // length)
+        most = min(1.0, share + 3 * math.sqrt(share * (1 - share) / sequences))
+        objective = dataclasses.replace(objective, causal=most)
     predictions = 2 * predicted_share(objective) * encoder.vocab
     if not isinstance(objective, distillation.Distillation):
         kinds = [{head.kind for head in spec.heads} for spec in specs.values()]
@@ -129,7 +138,7 @@ def memory_demand(settings: PretrainConfig) -> step_cost.MemoryDemand:
     return step_cost.MemoryDemand(
         tuple(spec for role, spec in specs.items() if role not in frozen),
         max(phase.length for phase in settings.phases), settings.microbatch_tokens,
-        settings.training, shared_parameters(objective, encoder), _loss_floats(objective, encoder),
+        settings.training, shared_parameters(objective, encoder), _loss_floats(settings),
         tuple(spec for role, spec in specs.items() if role in frozen),
     )  # fmt: skip
 

@@ -270,7 +270,7 @@ def _save(done: PretrainResult, settings: PretrainConfig, corpora: Corpora, fold
         done.metrics,
         data,
         limits_of_pretrained(
-            settings.encoder,
+            done.model.config,
             (phase.length for phase in settings.phases),
             done.progress.tokens,
             corpora.tokens,
