@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from bothways.hub.model_folder import save_model
-from bothways.model.config import EncoderConfig
+from bothways.model.config import EncoderConfig, Readout
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
@@ -17,15 +17,19 @@ from toy_task import VOCABULARY, make_text, make_tokenizer
 
 
 def make_masked(
-    folder: Path, positions: int = 24, seed: int = 3, spare: int = 0
+    folder: Path, positions: int = 24, seed: int = 3, spare: int = 0, shifted: bool = False
 ) -> tuple[Model, Tokenizer, Any]:
-    """Ours, its tokenizer, and transformers' in float64; the embedding has so many rows more than there are tokens."""
+    """Ours, its tokenizer, and transformers' in float64; the embedding has so many rows more than there are tokens.
+
+    With `shifted` it predicts the token after a vector, as GPT-BERT.
+    """
     import transformers
 
     torch.manual_seed(seed)
     config = EncoderConfig(
-        len(VOCABULARY) + spare, 16, 2, 2, 32, position=Learned(positions), initial_range=0.4
-    )
+        len(VOCABULARY) + spare, 16, 2, 2, 32, position=Learned(positions), initial_range=0.4,
+        readout=Readout(shifted=shifted),
+    )  # fmt: skip
     model, tokenizer = Model(config, (MaskedHead(),)), make_tokenizer(folder / "tokenizer")
     with torch.no_grad():
         for parameter in model.parameters():

@@ -763,7 +763,7 @@ def _default_task(loaded: LoadedModel, kind: str | None) -> AnyTask:
     """Return the task of this kind with its defaults, or the first one for the folder's heads."""
     if kind is not None:
         default = configs.read(FolderRecord, {"task": {"kind": kind}}).task or ClassificationTask()
-        return default.fitted({*loaded.model.heads})
+        return default.fitted(loaded.model)
     # A single output without a problem type is a score, as in transformers.
     problem = loaded.problem or ("regression" if len(loaded.labels) == 1 else None)
     for cls in TASKS.values():

@@ -17,7 +17,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
@@ -328,8 +328,8 @@ class Task(Generic[E, P]):
         """Bind the task to a model that has its heads."""
         return self.model_class(self, model, tokenizer, labels, length)
 
-    def fitted(self: T, heads: Collection[str]) -> T:
-        """Return the task with the settings that fit a model with heads of these kinds."""
+    def fitted(self: T, model: Model) -> T:
+        """Return the task with the settings that fit a model."""
         return self
 
     def program_files(self, length: int) -> Mapping[str, Any]:

@@ -303,8 +303,9 @@ def open_pairs(
     """
     settings = settings if isinstance(settings, Mapping) else tuple(settings)
     task_model = open_task_model(folder, "prefer", length=length, device=device, settings=settings)
-    if task_model.task == MinimalPairTask() and not settings:
-        task_model.task = MinimalPairTask(variant="word_l2r")
+    task = task_model.task
+    if isinstance(task, MinimalPairTask) and task.variant == "original" and not settings:
+        task_model.task = dataclasses.replace(task, variant="word_l2r")
     return task_model
 
 

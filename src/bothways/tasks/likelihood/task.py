@@ -5,6 +5,9 @@ text's pseudo-log-likelihood (PLL). Masking one piece of a word while its other 
 makes long words look likely, so the variant "word_l2r" (Kauf & Ivanova 2023) also masks the pieces
 of the word to the right of the predicted one.
 
+A model that was trained both ways (`objectives.gpt_bert`) also has log p(token | tokens before it),
+"causal", and the mean of both, "both": half of the sum by which Charpentier and Samuel 2024 rank.
+
 A text of n tokens is n sequences that share one array of ids: masks are written on the device. The
 head is computed at the predicted token only. A text longer than the model's input is read in
 pieces, one after the other and each by itself, so that no token is dropped. The pseudo-perplexity
@@ -21,7 +24,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator
+import statistics
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,10 +36,11 @@ from numpy.typing import NDArray
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, TokenTargets, next_tokens
-from bothways.core.errors import DataError, argument
+from bothways.core.errors import ConfigError, DataError, argument
 from bothways.core.loss import perplexity
 from bothways.core.sequence import Sequence
 from bothways.model.heads import Head, MaskedHead, NextTokenHead
+from bothways.model.model import Model
 from bothways.tasks import base
 from bothways.tasks.predictions import LikelihoodPrediction, PreferencePrediction
 from bothways.tasks.text_task import (
@@ -49,24 +54,32 @@ from bothways.tasks.text_task import (
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
 
+Variant = Literal["original", "word_l2r", "causal", "both"]
+
 
 class MaskedScorer(base.TaskModel[TextExample, base.P]):
     """A task on likelihoods with a model that has the head "masked"; see `TaskModel`."""
 
     def outputs(self, batch: Batch) -> list[base.Output]:
-        """Return the log probability of each sequence's first masked token `(1)`, in nats."""
+        """Return log probabilities in nats for each sequence: of its first masked token `(1)`, or
+        in one that is read from left to right of all predicted tokens `(tokens)`.
+        """
         targets = batch.target("masked", TokenTargets)
         index, truth = torch.as_tensor(targets.index), torch.as_tensor(targets.ids)
         owners = batch.layout.sequence_ids[index]
         counts = torch.bincount(owners, minlength=batch.layout.sequences)
         # Of the masked tokens of a sequence, the first is the one that is predicted
-        first = counts.cumsum(0) - counts
-        ids = batch.ids.index_fill(0, index, self.tokenizer.specials.mask)
-        masked = Batch(ids, batch.segments, batch.layout)
-        logits = vocabulary_logits(self.model, masked, index[first])
-        pairs = zip(logits, torch.split(truth[first], ROWS), strict=True)
-        logs = [chunk.log_softmax(-1).gather(1, ids[:, None]) for chunk, ids in pairs]
-        return list(torch.cat(logs).cpu().numpy())
+        scored = torch.zeros_like(index, dtype=torch.bool)
+        scored, hidden = scored.index_fill(0, counts.cumsum(0) - counts, True), index
+        if batch.causal is not None:
+            causal = batch.causal[index]
+            scored, hidden = scored | causal, index[~causal]
+        ids = batch.ids.index_fill(0, hidden, self.tokenizer.specials.mask)
+        logits = vocabulary_logits(self.model, dataclasses.replace(batch, ids=ids), index[scored])
+        pairs = zip(logits, torch.split(truth[scored], ROWS), strict=True)
+        logs = [chunk.log_softmax(-1).gather(1, ids[:, None])[:, 0] for chunk, ids in pairs]
+        sizes = torch.bincount(owners[scored], minlength=batch.layout.sequences).cumsum(0)
+        return np.split(torch.cat(logs).cpu().numpy(), sizes[:-1].cpu().numpy())
 
 
 class LikelihoodScorer(MaskedScorer[LikelihoodPrediction]):
@@ -76,9 +89,15 @@ class LikelihoodScorer(MaskedScorer[LikelihoodPrediction]):
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> LikelihoodPrediction:
         """Return the tokens of the text, each with its log probability."""
-        ids = [item.target("masked", TokenTargets).ids[0] for item in encoded.sequences]
-        tokens = tuple(self.tokenizer.token(int(id)) for id in ids)
-        return LikelihoodPrediction(tokens, tuple(float(output[0]) for output in outputs))
+        parts: dict[bool, list[Any]] = {True: [], False: []}
+        for item, logs in zip(encoded.sequences, outputs, strict=True):
+            ids = item.target("masked", TokenTargets).ids[: len(logs)]
+            parts[item.causal] += zip(ids.tolist(), logs.tolist(), strict=True)
+        # A token that is predicted both ways has the mean.
+        scored = [part for part in parts.values() if part] or [[]]
+        tokens = tuple(self.tokenizer.token(id) for id, _ in scored[0])
+        means = (statistics.fmean(log for _, log in both) for both in zip(*scored, strict=True))
+        return LikelihoodPrediction(tokens, tuple(means))
 
 
 @dataclass(frozen=True)
@@ -86,7 +105,9 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     """The pseudo-log-likelihood of texts.
 
     Attributes:
-        variant: what is masked with a token: nothing else, or the rest of its word too.
+        variant: what is masked with a token: nothing else, or the rest of its word too. For models
+            that were trained both ways: "causal", nothing, but only the tokens before it are read;
+            "both", the mean of "original" and "causal".
     """
 
     aliases = "perplexity pll"
@@ -95,8 +116,15 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     metrics = base.directions(lowest="pseudo_perplexity")
     window = 256
 
-    variant: Literal["original", "word_l2r"] = "original"
+    variant: Variant = "original"
     kind: Literal["likelihood"] = "likelihood"
+
+    def bind(
+        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> base.TaskModel[TextExample, LikelihoodPrediction]:
+        """Bind the task to a model; ConfigError if it does not read in the variant's direction."""
+        _require_direction(self.variant, model)
+        return super().bind(model, tokenizer, labels, length)
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
@@ -123,10 +151,14 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
         first, room = len(tokenizer.template.before), length - tokenizer.template.single
         for start in range(0, len(text.ids), room):
             chunk = slice(start, start + room)
-            bare = assemble(text.ids[chunk], None, tokenizer.template)
-            for index in self._masked(text.words[chunk], first):
+            bare, words = assemble(text.ids[chunk], None, tokenizer.template), text.words[chunk]
+            places = [] if self.variant == "causal" else self._masked(words, first)
+            ways = [(index, False) for index in places]
+            if self.variant in ("causal", "both"):
+                ways.append((np.arange(first, first + len(words)), True))
+            for index, causal in ways:
                 targets = {"masked": TokenTargets(index, bare.ids[index].astype(np.int64))}
-                sequences.append(Sequence(bare.ids, bare.segments, targets))
+                sequences.append(Sequence(bare.ids, bare.segments, targets, causal=causal))
         return base.EncodedExample(tuple(sequences), len(text.ids), 0)
 
     def _masked(self, words: NDArray[np.int32], first: int) -> list[NDArray[np.int64]]:
@@ -138,7 +170,7 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
         """
         starts = np.arange(first, len(words) + first)
         match self.variant:
-            case "original":
+            case "original" | "causal" | "both":
                 stops = starts + 1
             case "word_l2r":
                 # In "un ##happi ##ness", "##happi" is predicted with "##ness" masked, too
@@ -193,8 +225,10 @@ class PairScorer(MaskedScorer[PreferencePrediction]):
     ) -> PreferencePrediction:
         """Return the log-likelihoods of both texts."""
         assert isinstance(encoded, EncodedTexts)
-        first, second = encoded.by_text([float(output[0]) for output in outputs])
-        return PreferencePrediction(math.fsum(first), math.fsum(second))
+        assert isinstance(self.task, MinimalPairTask)
+        share = 0.5 if self.task.variant == "both" else 1.0
+        first, second = encoded.by_text([math.fsum(output.tolist()) for output in outputs])
+        return PreferencePrediction(share * math.fsum(first), share * math.fsum(second))
 
 
 @dataclass(frozen=True)
@@ -202,8 +236,9 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     """The choice between two texts by their log-likelihood.
 
     Attributes:
-        variant: "original" and "word_l2r" are for masked models (`LikelihoodTask`), "causal" is for
-            models that read left to right. Without a setting it is the one for the model's head.
+        variant: "original" and "word_l2r" are for masked models, "both" for models that were
+            trained both ways (`LikelihoodTask`), "causal" for these and for models that read left
+            to right. Without a setting it is the one for the model's head.
     """
 
     aliases = "blimp minimal-pairs"
@@ -212,16 +247,27 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     window = 128
     model_class = PairScorer
 
-    variant: Literal["original", "word_l2r", "causal"] = "original"
+    variant: Variant = "original"
     kind: Literal["prefer"] = "prefer"
 
-    def fitted(self, heads: Collection[str]) -> MinimalPairTask:
-        """Return the task with the variant for the head that predicts tokens."""
-        return dataclasses.replace(self, variant="causal") if "causal" in heads else self
+    def fitted(self, model: Model) -> MinimalPairTask:
+        """Return the task for the head that predicts tokens."""
+        if "causal" in model.heads:
+            return dataclasses.replace(self, variant="causal")
+        trained = "masked" in model.heads and model.config.readout.shifted
+        return TwoWayPairTask(variant=self.variant) if trained else self
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return the head that predicts tokens."""
         return (NextTokenHead() if self.variant == "causal" else MaskedHead(),)
+
+    def bind(
+        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> base.TaskModel[TextExample, PreferencePrediction]:
+        """Bind the task to a model; ConfigError if it does not read in the variant's direction."""
+        if "causal" not in model.heads:
+            _require_direction(self.variant, model)
+        return super().bind(model, tokenizer, labels, length)
 
     def check_columns(self, columns: TextColumns, where: str) -> None:
         """Raise a DataError for single texts."""
@@ -236,7 +282,7 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
         """Return the sequences of both texts; errors as `LikelihoodTask.encode`."""
         located = ((text, e.where) for e in examples for text in (e.text, e.text_b or ""))
         texts = [TextExample(text, where=where) for text, where in located]
-        if self.variant == "causal":
+        if NextTokenHead() in self.heads(labels, None):
             encoded = self._encode_texts(texts, tokenizer, length)
         else:
             scored = LikelihoodTask(variant=self.variant)
@@ -272,3 +318,19 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
     ) -> float:
         """Return 1 if the first text is more likely than the second, else 0."""
         return float(prediction.first > prediction.second)
+
+
+class TwoWayPairTask(MinimalPairTask):
+    """The same for a model that was trained both ways, whose one head serves all variants."""
+
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return the masked head."""
+        return (MaskedHead(),)
+
+
+def _require_direction(variant: Variant, model: Model) -> None:
+    """Raise ConfigError unless a model with a masked head has learned what a variant computes."""
+    if variant in ("causal", "both") and not model.config.readout.shifted:
+        message = f"{variant!r} reads from left to right, which this model has not learned"
+        fix = "Choose original or word_l2r, or a model that was trained with objective=gpt_bert."
+        raise ConfigError(message, where="variant", fix=fix)

@@ -1,0 +1,126 @@
+"""Likelihoods of a model that was trained both ways, by transformers in float64: masked, causal and both."""
+
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+
+from bothways.core.errors import ConfigError, FolderError
+from bothways.prediction.predictor import open_task
+from bothways.tasks.likelihood.task import LikelihoodTask, MinimalPairTask
+from commands import run_line
+from toy_masked import log_probabilities, make_masked, make_masked_text
+from toy_task import VOCABULARY
+
+MASK, ROOM = VOCABULARY.index("[MASK]"), 10
+VARIANTS = ("original", "word_l2r", "causal", "both")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple:
+    """The folder, its tokenizer, transformers' masked and its causal model."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("both")
+    _, tokenizer, masked = make_masked(folder, positions=ROOM + 2, shifted=True)
+    causal = transformers.AutoModelForCausalLM.from_pretrained(
+        folder / "model", is_decoder=True, dtype=masked.dtype
+    ).eval()
+    return folder / "model", tokenizer, masked, causal
+
+
+def by_hand(made: tuple, text: str, variant: str) -> list[float]:
+    """Log probabilities of tokens: the output before a token predicts it."""
+    _, tokenizer, masked, causal = made
+    words = [tokenizer.encode([word])[0].tolist() for word in text.split()]
+    ids, ends = [], []
+    for word in words:
+        ids += word
+        ends += [len(ids)] * len(word)
+    logs = []
+    for start in range(0, len(ids), ROOM):
+        chunk = ids[start : start + ROOM]
+        left = log_probabilities(causal, [2, *chunk, 3])
+        for place, id in enumerate(chunk):
+            end = (
+                min(ends[start + place] - start, len(chunk)) if variant == "word_l2r" else place + 1
+            )
+            hidden = [*chunk[:place], *[MASK] * (end - place), *chunk[end:]]
+            ways = [log_probabilities(masked, [2, *hidden, 3])[place][id], left[place][id]]
+            logs.append({"causal": ways[1], "both": np.mean(ways)}.get(variant, ways[0]))
+    return logs
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tokens_have_the_likelihoods_of_transformers(made, variant):
+    draw = random.Random(5)
+    texts = [make_masked_text(draw, 12, 0) for _ in range(6)]
+    task = open_task(made[0], "likelihood", device="cpu", settings=[f"variant={variant}"])
+    found = task(texts)
+    assert max(len(prediction.tokens) for prediction in found) > ROOM, "one text is read in pieces"
+    for text, prediction in zip(texts, found, strict=True):
+        expected = by_hand(made, text, variant)
+        np.testing.assert_allclose(prediction.log_likelihoods, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_pairs_are_scored_by_the_sums(made, variant):
+    draw = random.Random(6)
+    pairs = [(make_masked_text(draw, 5, 0), make_masked_text(draw, 5, 0)) for _ in range(8)]
+    task = open_task(made[0], "prefer", device="cpu", settings=[f"variant={variant}"])
+    for (first, second), found in zip(pairs, task(pairs), strict=True):
+        expected = [sum(by_hand(made, text, variant)) for text in (first, second)]
+        np.testing.assert_allclose([found.first, found.second], expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_suite_is_scored_in_each_variant(made, tmp_path, capsys):
+    draw, suite = random.Random(7), tmp_path / "suite"
+    suite.mkdir()
+    rows = [
+        {
+            "sentence_good": make_masked_text(draw, 5, 0),
+            "sentence_bad": make_masked_text(draw, 5, 0),
+        }
+        for _ in range(20)
+    ]
+    (suite / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {}
+    for variant in ("", *VARIANTS):
+        settings = [f"variant={variant}"] if variant else []
+        run_line("evaluate", made[0], *settings, "--blimp", suite, "--json")
+        values = json.loads(capsys.readouterr().out)
+        found[variant] = values["variant"], values["accuracy"]
+    assert found[""] == found["word_l2r"]
+    for variant in VARIANTS:
+        right = [
+            sum(by_hand(made, row["sentence_good"], variant))
+            > sum(by_hand(made, row["sentence_bad"], variant))
+            for row in rows
+        ]
+        assert found[variant] == (variant, np.mean(right))
+
+
+def test_masks_are_filled_from_the_token_before(made):
+    folder, tokenizer, masked, _ = made
+    (found,) = open_task(folder, "fill", device="cpu")(["ape [MASK] bee"])
+    ids = [2, *tokenizer.encode(["ape"])[0], MASK, *tokenizer.encode(["bee"])[0], 3]
+    expected = np.exp(log_probabilities(masked, ids)[ids.index(MASK) - 1])
+    best = found.masks[0][0]
+    assert best.probability == pytest.approx(expected[VOCABULARY.index(best.token)], rel=1e-4)
+
+
+def test_models_that_have_not_learned_it_are_refused(tmp_path):
+    make_masked(tmp_path)
+    for task, variant in itertools.product(("likelihood", "prefer"), ("causal", "both")):
+        with pytest.raises(
+            (ConfigError, FolderError), match=r"left to right|needs the head 'causal'"
+        ):
+            open_task(tmp_path / "model", task, device="cpu", settings=[f"variant={variant}"])
+    assert MinimalPairTask().variant == LikelihoodTask().variant == "original"
+
+
+def test_the_head_is_not_exported(made, tmp_path):
+    with pytest.raises(FolderError, match="predicts a token from the vector before it"):
+        run_line("export", made[0], "--task", "fill", "--out", tmp_path / "graph")
