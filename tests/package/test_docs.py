@@ -16,6 +16,7 @@ import yaml
 
 import bothways
 from bothways.cli.main import app
+from bothways.cli.mistakes import rename_options
 from bothways.core.config.reader import load
 from bothways.pretraining.config import AnyObjective
 from bothways.serving.errors import DEFAULT_LIMITS, Limits
@@ -158,7 +159,8 @@ def test_no_python_example_writes_into_a_folder_of_the_command_lines(page):
 @functools.cache
 def mistake_in(command: str) -> str:
     try:
-        app.parse_args(shlex.split(command)[1:], exit_on_error=False, print_error=False)
+        words = rename_options(app, shlex.split(command)[1:])
+        app.parse_args(words, exit_on_error=False, print_error=False)
     except Exception as error:  # of whatever kind: it is said with its line
         return f"{command}: {error}"
     return ""

