@@ -24,6 +24,7 @@ _HOME = {  # in the order of the reference
     "train_tokenizer": "texts", "Tokenizer": "text.tokenizer",
     "build_corpus": "texts", "Corpus": "data.corpus",
     "pretrain": "training_runs", "adapt": "training_runs", "distil": "training_runs",
+    "show": "training_runs",
     "load_model": "model_folders", "save_model": "hub.model_folder",
     "export_model": "model_folders", "push_to_hub": "hub.publish",
     "PretrainedModel": "hub.model_folder", "Model": "model.model", "ModelOutput": "model.model",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from bothways.training_runs import distil as distil
     from bothways.training_runs import finetune as finetune
     from bothways.training_runs import pretrain as pretrain
+    from bothways.training_runs import show as show
 
 
 def __getattr__(name: str) -> Any:

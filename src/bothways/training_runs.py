@@ -1,4 +1,4 @@
-"""Train a model: pre-training, adaptation, fine-tuning, distillation."""
+"""Train a model: pre-training, adaptation, fine-tuning, distillation, and what a run reads."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from bothways.pretraining.adapt import Adaptation
     from bothways.pretraining.config import PretrainConfig
     from bothways.pretraining.run import PretrainResult
+    from bothways.pretraining.training_inputs import TrainingInputs
     from bothways.tasks.catalogue import Trainable
     from bothways.training.run import Event
 
@@ -97,35 +98,20 @@ def pretrain(  # noqa: PLR0913 – one option per question
         >>> result.folder.name, result.progress.steps
         ('model', 2)
     """
-    from bothways.core.runtime import devices
     from bothways.data.corpus import Corpus
-    from bothways.data.mixture import Smoothed
     from bothways.pretraining import run
     from bothways.pretraining.build import encoder_of
-    from bothways.pretraining.config import load_pretraining
-    from bothways.pretraining.recipes import chosen_settings
 
     text = open_text(corpus)
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
     source = None if start is None else str(start)
-    encoder = encoder_of(model, source, tokenizer)
     folder, overrides = _run_folder(out, settings), dict(settings)
-    if isinstance(objective, str):  # first: settings of the objective change it
-        overrides = {"objective": objective.replace("-", "_"), **settings}
     if until is not None:
         overrides["until"] = until
-
-    def changed(base: PretrainConfig) -> PretrainConfig:
-        """Return the settings of a recipe with those of this call."""
-        if not isinstance(text, Corpus):
-            base = dataclasses.replace(base, mixture=Smoothed())
-        if objective is not None and not isinstance(objective, str):
-            base = dataclasses.replace(base, objective=objective)
-        return load_pretraining(base, overrides, _path(config))
-
-    config_values, notes = chosen_settings(
-        recipe, encoder, source, changed, devices.gpu_memory(device)
-    )
+    config_values, notes = pretrain_settings(
+        encoder_of(model, source, tokenizer), objective, overrides, source,
+        recipe, config, device, mixed=not isinstance(text, Corpus),
+    )  # fmt: skip
     with shown_progress(progress) as reporter:
         for note in notes:
             reporter.message(note)
@@ -138,6 +124,156 @@ def pretrain(  # noqa: PLR0913 – one option per question
             progress=reporter,
             on_event=on_event,
         )
+
+
+def pretrain_settings(
+    encoder: EncoderConfig,
+    objective: str | Objective | None,
+    settings: Mapping[str, Any],
+    start: str | None = None,
+    recipe: PretrainRecipe | None = None,
+    config: str | Path | None = None,
+    device: str = "auto",
+    *,
+    mixed: bool = False,
+) -> tuple[PretrainConfig, list[str]]:
+    """Return the settings of a pre-training run, and notes on what was chosen.
+
+    Arguments and errors are those of `pretrain`; `mixed` is True for several corpora.
+    """
+    from bothways.core.runtime import devices
+    from bothways.data.mixture import Smoothed
+    from bothways.pretraining.config import load_pretraining
+    from bothways.pretraining.recipes import chosen_settings
+
+    overrides = dict(settings)
+    if isinstance(objective, str):  # first: settings of the objective change it
+        overrides = {"objective": objective.replace("-", "_"), **settings}
+
+    def changed(base: PretrainConfig) -> PretrainConfig:
+        """Return the settings of a recipe with those of this call."""
+        if mixed:
+            base = dataclasses.replace(base, mixture=Smoothed())
+        if objective is not None and not isinstance(objective, str):
+            base = dataclasses.replace(base, objective=objective)
+        return load_pretraining(base, overrides, _path(config))
+
+    return chosen_settings(recipe, encoder, start, changed, devices.gpu_memory(device))
+
+
+def show(  # noqa: PLR0913 – one option per question
+    source: Corpora,
+    text: str | None = None,
+    text_b: str | None = None,
+    *,
+    objective: str | Objective | None = None,
+    model: str | EncoderConfig | None = None,
+    start: str | Path | None = None,
+    count: int | None = None,
+    step: int = 1,
+    layer: int | None = None,
+    recipe: PretrainRecipe | None = None,
+    config: str | Path | None = None,
+    progress: Progress | bool = True,
+    **settings: Any,
+) -> TrainingInputs:
+    """Show what a model reads: sequences that a pre-training run is trained on, or a text.
+
+    Args:
+        source: a corpus, its folder, or several as for `pretrain`; with a text also a tokenizer
+            or a model: a folder, the folder of a run, or a Hub id.
+        text: a text instead of the sequences of a corpus; without an objective or settings it is
+            shown as in use, without masks.
+        text_b: the second text of a pair.
+        objective: a name such as "masked-lm", or an objective, as for `pretrain`.
+        model: the shape of the run's model, as for `pretrain`; for a text the default is `source`,
+            if that is a model.
+        start: a model that the run starts from, as for `pretrain`.
+        count: number of sequences, or for a text of draws of its masks; default: 3, for a text 1.
+        step: number of the update whose sequences are shown, from 1; for a text the first draw.
+        layer: number of a layer, from 1, whose attention and vectors are computed for a text; the
+            source is then a model.
+        recipe: settings to start from, as for `pretrain`.
+        config: a TOML file with settings; the call's have priority.
+        progress: True shows progress on standard error, False nothing; an object with `stage`,
+            `advance` and `message` receives it.
+        settings: settings of the run by dotted path, such as
+            `**{"objective.masking.rate": 0.3}`.
+
+    Returns:
+        The sequences, token by token (`sequences`); `print` and `str` give them as text, `save`
+        writes an HTML page.
+
+    Raises:
+        BothwaysError: the source, a text or a setting is not suitable.
+
+    Examples:
+        >>> shown = bothways.show("corpus", count=1, seed=1)
+        >>> len(shown.sequences), shown.sequences[0].tokens[0].token
+        (1, '[CLS]')
+        >>> shown = bothways.show("my-bert", "a good film", objective="masked-lm")
+        >>> [token.original for token in shown.sequences[0].tokens]
+        ['[CLS]', 'a', 'good', 'film', '[SEP]']
+    """
+    from bothways.core.config.values import require_at_least
+    from bothways.core.files import local_path
+    from bothways.data.corpus import Corpus
+    from bothways.data.manifest import holds_corpus
+    from bothways.data.mixture import Corpora as Mixed
+    from bothways.hub.resolve import is_model_folder, resolve_run
+    from bothways.model_folders import load_model
+    from bothways.pretraining import training_inputs
+    from bothways.pretraining.build import encoder_of
+    from bothways.text.tokenizer import Tokenizer
+
+    require_at_least(1, step=step, count=1 if count is None else count)
+    of_corpus = not isinstance(source, str | Path) or holds_corpus(source)
+    of_model = not of_corpus and (
+        not local_path(str(source)).exists() or is_model_folder(Path(resolve_run(str(source))))
+    )
+    if text is None and of_model:
+        fix = f"Give a text, or a corpus: {call('show', str(source), 'TEXT')}"
+        raise ConfigError("is missing: only a corpus has sequences", where="text", fix=fix)
+    if layer is not None and not (of_model and text is not None):
+        fix = f"Give both: {call('show', 'MODEL', 'TEXT', layer=layer)}"
+        raise ConfigError("is of a model that reads a text", where="layer", fix=fix)
+    corpora, loaded = None, None
+    if of_model:
+        loaded = load_model(str(source))
+        tokenizer = loaded.tokenizer
+    elif of_corpus or text is None:
+        corpora = open_text(source)
+        tokenizer = Mixed.of(corpora, None).tokenizer
+    else:
+        tokenizer = Tokenizer.load(str(source))
+    run_settings, notes = None, list[str]()
+    if text is None or objective is not None or recipe or config or settings:
+        first = None if start is None else str(start)
+        if loaded is not None and model is None and first is None:
+            encoder = loaded.config
+        else:
+            encoder = encoder_of(model, first, tokenizer)
+        mixed = corpora is not None and not isinstance(corpora, Corpus)
+        run_settings, notes = pretrain_settings(
+            encoder, objective, settings, first, recipe, config, mixed=mixed
+        )
+    with shown_progress(progress) as reporter:
+        for note in notes:
+            reporter.message(note)
+        if text is not None:
+            texts = (text,) if text_b is None else (text, text_b)
+            return training_inputs.show_text(
+                texts,
+                tokenizer,
+                loaded,
+                corpora,
+                run_settings,
+                range(step, step + (count or 1)),
+                layer,
+            )
+        assert run_settings is not None
+        assert corpora is not None
+        return training_inputs.show_corpus(run_settings, corpora, step, count or 3, reporter)
 
 
 def adapt(  # noqa: PLR0913 – one option per question

@@ -69,6 +69,7 @@ _COMMANDS = {
     "predict": ("predict", "embed", "evaluate", "calibrate"),
     "search": ("index", "search", "mine"),
     "serve": ("serve", "play"),
+    "show": ("show",),
     "training": ("pretrain", "adapt", "finetune", "distil", "sweep"),
 }
 _GROUPS = (

@@ -236,24 +236,34 @@ class Loader(Generic[P]):
             if step.cursor.epoch > number:
                 return
 
+    def sequences(self, cursor: Cursor) -> Iterator[tuple[Sequence, Sequence]]:
+        """Yield the sequences from `cursor` on, in the order of the data and without end: each as
+        the source builds it, and with the targets of the objective.
+        """
+        for plan, following in self.source.read(cursor):
+            yield self._sequences(plan, cursor)
+            cursor = following
+
     def _step(self, group: list[tuple[P, Cursor]], next_cursor: Cursor) -> LoadedStep:
         lengths = [plan.length for plan, _ in group]
         mine = deal(lengths, self.share.world, self.microbatch_tokens)[self.share.rank]
         filler = min(range(len(group)), key=lengths.__getitem__)
         microbatches = tuple(
-            pack([self._sequence(*group[index]) for index in indices])
+            pack([self._sequences(*group[index])[1] for index in indices])
             if indices
-            else pack([_without_targets(self._sequence(*group[filler]))])
+            else pack([_without_targets(self._sequences(*group[filler])[1])])
             for indices in mine
         )
         return LoadedStep(
             microbatches, next_cursor, sum(lengths), len(group), self.source.epochs(next_cursor)
         )
 
-    def _sequence(self, plan: P, position: Cursor) -> Sequence:
+    def _sequences(self, plan: P, position: Cursor) -> tuple[Sequence, Sequence]:
+        """Return a sequence without and with its targets."""
         epoch, index = self.source.key(position)
+        original = self.source.build(plan)
         draws = rng(self.seed, "prepare", epoch=epoch, index=index)
-        return self.prepare(self.source.build(plan), draws)
+        return original, self.prepare(original, draws)
 
 
 def _without_targets(sequence: Sequence) -> Sequence:

@@ -91,10 +91,12 @@ class Segments:
         length: the longest sequence in tokens, specials included.
         specials: special tokens of a sequence from one document.
         fate: what becomes of a sentence that is longer than a sequence.
+        classes: the meaning of each label of a pair; none without pairs.
     """
 
     length: int
     kind: str
+    classes: ClassVar[tuple[str, ...]] = ()
     specials: ClassVar[int] = 2
     fate: ClassVar[str] = "will be cut"
 
@@ -264,6 +266,7 @@ class NextSentence(PairSegments):
         short: the share of documents that are read with a random shorter target length.
     """
 
+    classes: ClassVar[tuple[str, ...]] = ("is next", "random")
     one_sentence: ClassVar[str] = "next-sentence pairs of those are all random"
     length: int = 128
     short: float = 0.1
@@ -314,6 +317,7 @@ class SentenceOrder(PairSegments):
             Google's code does, which lets the topic give the answer away.
     """
 
+    classes: ClassVar[tuple[str, ...]] = ("in order", "swapped")
     one_sentence: ClassVar[str] = "sentence order pairs need two (see objective.segments.single)"
     length: int = 128
     short: float = 0.1

@@ -282,23 +282,25 @@ def preflight(
     message = "there is no {0}/ in {1} or next to it: the {0} starts with random weights"
     start_notes = [message.format(role, settings.start) for role in missing]
     findings += [Finding("heads", "note", note, "start") for note in start_notes]
-    fix = "Train a tokenizer on this text, and build the corpus with it."
-    for name, corpus_part in corpora.parts.items():
+    findings += check_data(settings, corpora)
+    findings += _check_mixture(settings, corpora)
+    return report_findings(dict.fromkeys(findings))
+
+
+def check_data(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
+    """Return the findings about each corpus under the objective and the phases of a run."""
+    findings, fix = [], "Train a tokenizer on this text, and build the corpus with it."
+    for name, corpus in corpora.parts.items():
         corpus_findings = [
-            unknown_tokens(corpus_part.unknown_share, fix),
-            *(
-                item
-                for phase in settings.phases
-                for item in _check_phase(settings, phase, corpus_part)
-            ),
+            unknown_tokens(corpus.unknown_share, fix),
+            *(item for phase in settings.phases for item in _check_phase(settings, phase, corpus)),
         ]
         prefix = f"{name}: " if name else ""
         findings += [
             dataclasses.replace(finding, what=f"{prefix}{finding.what}")
             for finding in corpus_findings
         ]
-    findings += _check_mixture(settings, corpora)
-    return report_findings(dict.fromkeys(findings))
+    return findings
 
 
 FEWEST_DRAWN = 3

@@ -63,6 +63,8 @@ def draw(chart: sections.Chart) -> str:
             case sections.Scatter():
                 figure = Figure(figsize=_CURVES)
                 _draw_scatter(figure.subplots(), chart)
+            case sections.HeatMaps():
+                figure = _draw_maps(chart)
             case _:
                 assert_never(chart)
         return _to_svg(figure)
@@ -169,6 +171,44 @@ def _draw_scatter(axes: Axes, chart: sections.Scatter) -> None:
         axes.plot([left, end], [bottom, top], **_DASHED)
     axes.set_xlabel(chart.x_label)
     axes.set_title(chart.y_label, loc="left", fontsize=9.5, color=FAINT)
+
+
+_BLUE = (0.34, 0.52, 0.93)
+"""The colour of cells, which can be seen on a light and on a dark page: a picture has no variables
+of the page."""
+
+
+def _draw_maps(chart: sections.HeatMaps) -> Figure:
+    """Draw a map for each title; a single one has the labels, several have their positions."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    single, count = len(chart.maps) == 1, len(chart.labels)
+    columns = 1 if single else min(4, len(chart.maps))
+    rows = -(-len(chart.maps) // columns)
+    inches = min(7.0, 1.6 + 0.17 * count) if single else 1.7
+    figure = Figure(figsize=(inches * columns, (inches + 0.25 * (not single)) * rows))
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (title, values) in zip(grid, chart.maps.items(), strict=False):
+        cells = np.empty((count, count, 4))
+        cells[..., :3], cells[..., 3] = _BLUE, values
+        axes.imshow(cells, interpolation="none")
+        axes.grid(visible=False)
+        if single and count <= _NAMED:
+            axes.set_xticks(range(count), chart.labels, rotation=90)
+            axes.set_yticks(range(count), chart.labels)
+        else:
+            axes.xaxis.get_major_locator().set_params(integer=True, nbins=4)
+            axes.yaxis.get_major_locator().set_params(integer=True, nbins=4)
+        if not single:
+            axes.set_title(title, fontsize=9.5, color=FAINT)
+    for axes in grid[len(chart.maps) :]:
+        axes.set_axis_off()
+    return figure
+
+
+_NAMED = 40
+"""Maximum number of rows of a map with their labels."""
 
 
 def _short(value: float) -> str:

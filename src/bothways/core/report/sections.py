@@ -195,6 +195,103 @@ class ExampleSection:
 
 
 @dataclass(frozen=True)
+class InputToken:
+    """A token of a model's input, and what an objective did to it.
+
+    Attributes:
+        token: what the model reads.
+        id: its id in the vocabulary.
+        position: from 0.
+        segment: 0 for A, 1 for B.
+        original: the token of the text.
+        change: "masked", "random" for another token in its place, or "kept" for a token that is
+            predicted though the model sees it; "" for all others.
+        targets: the tokens that are predicted here, by the name of their loss.
+    """
+
+    token: str
+    id: int
+    position: int
+    segment: int
+    original: str
+    change: str = ""
+    targets: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TokenSpan:
+    """Masked tokens `[start, stop)` that are also predicted from the tokens at two borders."""
+
+    start: int
+    stop: int
+    left: int
+    right: int
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """An input of a model, token by token.
+
+    Attributes:
+        title: where it is from.
+        tokens: in the order of their positions.
+        labels: the class of the whole sequence by the name of its loss, such as {"pair": "random"}.
+        spans: masked spans that have borders.
+    """
+
+    title: str
+    tokens: Sequence[InputToken]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    spans: Sequence[TokenSpan] = ()
+
+    @property
+    def summary(self) -> str:
+        """The length, how many tokens are changed in which way, the labels and the spans."""
+        changes = [token.change for token in self.tokens if token.change]
+        kinds = [kind for kind in ("masked", "random", "kept") if kind in changes]
+        counts = [f"{changes.count(kind)} {kind}" for kind in kinds]
+        parts = [f"{len(self.tokens)} tokens", ", ".join(counts)]
+        for name, row in self.predictions.items():
+            parts.append(f"{name}: {sum(map(bool, row))} predictions")
+        parts += [f"{name}: {label}" for name, label in self.labels.items()]
+        if self.spans:
+            texts = (f"{span.start}–{span.stop - 1}" for span in self.spans)
+            parts.append(f"spans predicted from both borders: {', '.join(texts)}")
+        return " · ".join(filter(None, parts))
+
+    @property
+    def predictions(self) -> dict[str, list[str]]:
+        """The targets of each token, "" for none, of losses that predict other tokens than the
+        originals, such as the next ones.
+        """
+        others = [
+            name
+            for token in self.tokens
+            for name, target in token.targets.items()
+            if target != token.original
+        ]
+        return {
+            name: [token.targets.get(name, "") for token in self.tokens]
+            for name in dict.fromkeys(others)
+        }
+
+
+@dataclass(frozen=True)
+class HeatMaps:
+    """Square maps of equal size, such as the attention of each head, with a row for each token.
+
+    Attributes:
+        labels: of the rows and columns.
+        maps: values in [0, 1] by title, `(n, n)`; darker is more.
+    """
+
+    title: str
+    labels: Sequence[str]
+    maps: Mapping[str, Any]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Prose:
     """Paragraphs of plain text."""
 
@@ -218,10 +315,12 @@ Section = (
     | Scatter
     | TableSection
     | ExampleSection
+    | TokenSequence
+    | HeatMaps
     | Prose
     | Details
 )
-Chart = Curves | ComparisonChart | ConfusionMatrix | Scatter
+Chart = Curves | ComparisonChart | ConfusionMatrix | Scatter | HeatMaps
 """The sections with a picture."""
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import assert_never
 
 from bothways.core.report import sections
+from bothways.core.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -48,7 +49,9 @@ def render_report(section: sections.Section) -> RenderableType:
             return Group(Text(title, style="bold"), *(_example(example) for example in examples))
         case sections.Prose(title, paragraphs):
             return Group(Text(title, style="bold"), *(Text(paragraph) for paragraph in paragraphs))
-        case sections.Details(title):
+        case sections.TokenSequence():
+            return token_text(section)
+        case sections.Details(title) | sections.HeatMaps(title):
             return Text(title, style="bold")
         case _:
             table = as_table(section)
@@ -157,6 +160,88 @@ def _example(example: sections.ReportExample) -> RenderableType:
         answers.append(f" {sections.percentage(guess.probability)}", style="dim")
     answers.append(f"  (correct: {example.truth})", style="dim")
     return Padding(Text("\n").join([text, answers]), (1, 0, 0, 2))
+
+
+_STYLES = {"masked": "bold yellow", "random": "bold magenta", "kept": "bold cyan"}
+"""Colours of changed tokens; the arrow shows them where there are no colours."""
+
+
+def token_text(sequence: sections.TokenSequence) -> RenderableType:
+    """Return a sequence as running text, a paragraph for each segment.
+
+    A token that is predicted is followed by an arrow and the original:
+
+        [CLS] the [MASK]→dog barks loud→at the→the cat [SEP]
+    """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    paragraphs = Table.grid(padding=(0, 1))
+    groups = itertools.groupby(sequence.tokens, key=lambda token: token.segment)
+    for segment, tokens in groups:
+        text = Text()
+        for token in tokens:
+            text.append(" " if text else "").append(
+                token_mark(token), style=_STYLES.get(token.change, "")
+            )
+        paragraphs.add_row(Text(chr(ord("A") + segment), style="dim"), text)
+    heading = Text.assemble((printable(sequence.title), "bold"), " · ", printable(sequence.summary))
+    return Group(heading, paragraphs)
+
+
+def token_mark(token: sections.InputToken) -> str:
+    """Return a token, with its original where it is predicted: "[MASK]→dog"."""
+    text = f"{token.token}→{token.original}" if token.change else token.token
+    return printable(text)
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """A sequence as the rows of Devlin et al. 2018, figure 2, cut into lines that fit.
+
+        token     [CLS] my dog is cute [SEP]
+        segment   A     A  A   A  A    A
+        position  0     1  2   3  4    5
+
+    Changed tokens have a row with the originals, other predictions a row of their own.
+    """
+
+    sequence: sections.TokenSequence
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        """Yield the heading and the lines."""
+        from rich.cells import set_cell_size
+        from rich.text import Text
+
+        tokens = self.sequence.tokens
+        rows = {"token": [token.token for token in tokens]}
+        if any(token.change for token in tokens):
+            rows["original"] = [token.original if token.change else "" for token in tokens]
+        rows |= self.sequence.predictions
+        rows["segment"] = [chr(ord("A") + token.segment) for token in tokens]
+        rows["position"] = [str(token.position) for token in tokens]
+        rows = {name: list(map(printable, row)) for name, row in rows.items()}
+        widths = [max(_widths(*column)) + 1 for column in zip(*rows.values(), strict=True)]
+        label = max(_widths(*rows)) + 2
+        yield Text.assemble((printable(self.sequence.title), "bold"), " · ", self.sequence.summary)
+        start = 0
+        while start < len(tokens):
+            stop = start + 1
+            while stop < len(tokens) and label + sum(widths[start : stop + 1]) <= options.max_width:
+                stop += 1
+            for name, row in rows.items():
+                line = Text(set_cell_size(name, label), style="dim")
+                for index in range(start, stop):
+                    style = _STYLES.get(tokens[index].change, "") if name != "position" else ""
+                    line.append(set_cell_size(row[index], widths[index]), style=style or "not dim")
+                line.rstrip()
+                yield line
+            if stop < len(tokens):
+                yield Text()
+            start = stop
 
 
 def text_table(
