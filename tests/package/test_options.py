@@ -1,15 +1,19 @@
 """The command line offers every task, by any of its names."""
 
 import re
+import shlex
 
 import pytest
 
 import bothways
 from bothways.cli.main import app, import_for_help
+from bothways.cli.mistakes import rename_options
 from bothways.cli.predict import predict
 from bothways.core.errors import ConfigError
 from bothways.tasks.catalogue import ALL_TASKS, TASKS, trainable_task
 from commands import run_line
+
+HELP = ["--help", "-h", "--version", "--install-completion"]
 
 
 def test_the_help_names_every_task(capsys):
@@ -54,3 +58,24 @@ def test_the_list_of_commands_has_a_line_about_each(group, capsys):
     assert names
     for name in names:
         assert re.search(rf"^│ {name} +[A-Z][\w-]+[ :]", shown, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("group", ["", "tokenizer", "corpus", "reproduce"])
+def test_each_command_has_an_example_that_is_understood(group):
+    import_for_help([])
+    commands = app[group] if group else app
+    for name in {*commands} - {"tokenizer", "corpus", "reproduce", *HELP}:
+        line = re.fullmatch(r"Example: `(bothways .+)`", commands[name].help_epilogue)[1]
+        assert line.startswith(" ".join(["bothways", *group.split(), name, ""]))
+        words = rename_options(app, shlex.split(line)[1:])
+        app.parse_args(words, exit_on_error=False, print_error=False)
+
+
+def test_the_help_shows_each_argument_by_one_name(capsys):
+    run_line("finetune", "--help")
+    shown = capsys.readouterr().out
+    assert re.search(r"\* +MODEL +A model", shown)
+    assert "--model" not in shown
+    assert "--no-" not in shown
+    run_line("tokenizer", "train", "--help")
+    assert "--no-lowercase" in capsys.readouterr().out, "without it, there is no way to say no"

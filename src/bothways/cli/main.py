@@ -15,14 +15,19 @@ import stat
 import sys
 import threading
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
 import bothways
 from bothways.cli import mistakes
 from bothways.core.errors import AGAIN, BothwaysError, LostRankError, interface, render
 from bothways.core.runtime.process import limit_threads, tune_allocator
 from bothways.core.terminal import ErrorStream, printable, shortened
+
+if TYPE_CHECKING:
+    from cyclopts.help import HelpPanel
+    from rich.console import Console, ConsoleOptions
 
 _OUT_OF_MEMORY = (
     "out of GPU memory\n  In training, halve microbatch_tokens, then set training.recompute=true, "
@@ -38,58 +43,138 @@ _NARROWEST = 20
 """Smaller values of COLUMNS are ignored."""
 
 
+def _show_panel(console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+    """Print a panel of a command's help, with one name for each argument."""
+    from cyclopts.help import DefaultFormatter
+
+    panel.entries = [
+        entry.copy(
+            positive_names=() if entry.positional_label else entry.positive_names,
+            negative_names=() if entry.type is bool else entry.negative_names,
+        )
+        for entry in panel.entries
+    ]
+    DefaultFormatter()(console, options, panel)
+
+
+_PARAMETERS = Group("Arguments and options", help_formatter=_show_panel)
 app = App(
     name="bothways",
     version=bothways.__version__,
     help="From raw text to a deployed bidirectional encoder: BERT and its family, end to end.",
     suppress_keyboard_interrupt=False,  # `main` reports it
+    group_arguments=_PARAMETERS,
+    group_parameters=_PARAMETERS,
     default_parameter=Parameter(
         negative_iterable="",  # no --empty-NAME
-        show_default=lambda value: None if value in (None, ()) else str(value),
+        show_default=lambda value: None if value in (None, (), False) else str(value),
     ),
 )
+_GROUPS = {
+    name: Group(name, sort_key=position)
+    for position, name in enumerate(
+        ("Learn", "Data", "Pre-train", "Fine-tune", "Use", "Deploy", "Help")
+    )
+}
 tokenizer = App(
-    name="tokenizer", help="Train a vocabulary, encode with it, report how well it fits a text."
+    name="tokenizer",
+    help="Train a vocabulary, encode with it, report how well it fits a text.",
+    group=_GROUPS["Data"],
+    sort_key=0,
 )
-corpus = App(name="corpus", help="Build a memory-mapped corpus from text, and inspect it.")
+corpus = App(
+    name="corpus",
+    help="Build a memory-mapped corpus from text, and inspect it.",
+    group=_GROUPS["Data"],
+)
 reproduce = App(
-    name="reproduce", help="Run published experiments and compare with the published results."
+    name="reproduce",
+    help="Run published experiments and compare with the published results.",
+    group=_GROUPS["Learn"],
 )
+# The commands by group, with their module in bothways.cli and an example; the docstring of the
+# function is the help.
+_COMMANDS = {
+    "Learn": {
+        "quickstart": ("lab", "--minutes 5"),
+        "show": ("show", 'bert-base-uncased "my dog is cute" "he likes playing"'),
+        "describe": ("inspection", "bert-base --length 512"),
+    },
+    "Pre-train": {
+        "plan": ("plan", "bert-base --tokens 3e9 --hardware h100"),
+        "pretrain": ("training", 'corpus --model bert-mini --out run --until "2 hours"'),
+        "adapt": ("training", 'bert-base-uncased "contracts/*.txt" --out adapted'),
+        "inspect-step": ("inspection", "run 1200 corpus"),
+        "bench": ("lab", "base --rounds 3"),
+    },
+    "Fine-tune": {
+        "finetune": ("training", "bert-base-uncased train.csv --dev 20% --out films"),
+        "sweep": ("training", "bert-base-uncased train.tsv --dev dev.tsv --grid lr=2e-5,5e-5"),
+        "distil": ("training", "films train.tsv --student bert-mini --out small"),
+        "features": ("lab", "bert-base-cased train.conll --dev dev.conll"),
+        "evaluate": ("predict", "films test.tsv --report films.html"),
+        "calibrate": ("predict", "films dev.tsv --out calibrated"),
+        "compare": ("inspection", "runs/a runs/b test.tsv"),
+    },
+    "Use": {
+        "predict": ("predict", "films new.csv --keep id --out labels.csv"),
+        "embed": ("predict", "all-MiniLM-L6-v2 texts.txt --out vectors.npy"),
+        "index": ("search", "all-MiniLM-L6-v2 texts.txt --out notes"),
+        "search": ("search", 'notes "how do I change my address?"'),
+        "mine": ("search", "pairs.tsv --index notes --out triplets.jsonl"),
+    },
+    "Deploy": {
+        "play": ("serve", "films"),
+        "serve": ("serve", "films --port 8080"),
+        "export": ("export", "films --out films-onnx"),
+        "convert": ("convert", "uncased_L-12_H-768_A-12 --out bert-base-uncased"),
+    },
+}
+_TOKENIZER = {
+    "train": ("tokenizer", "articles --size 30000 --out tokenizer"),
+    "encode": ("tokenizer", "text.txt --tokenizer bert-base-uncased"),
+    "report": ("tokenizer", "text.txt --tokenizer bert-base-uncased"),
+}
+_CORPUS = {
+    "build": ("corpus", "articles --tokenizer bert-base-uncased --out corpus"),
+    "inspect": ("corpus", "corpus"),
+}
+_REPRODUCE = {
+    "glue": ("lab", "--model bert-base-uncased --data glue"),
+    "squad": ("lab", "--model bert-base-uncased --data squad"),
+    "swag": ("lab", "--model bert-base-uncased --data swag"),
+    "ner": ("lab", "--model bert-base-cased --data conll"),
+    "pretraining": ("lab", "bert-5 --text articles --data glue --dry-run"),
+}
+_APPS = (
+    (app, _COMMANDS),
+    (tokenizer, {"": _TOKENIZER}),
+    (corpus, {"": _CORPUS}),
+    (reproduce, {"": _REPRODUCE}),
+)
+for _app, _groups in _APPS:
+    _words = "bothways" if _app is app else f"bothways {_app.name[0]}"
+    for _group, _commands in _groups.items():
+        for _order, (_name, (_module, _example)) in enumerate(_commands.items()):
+            _app.command(
+                f"bothways.cli.{_module}:{_name.replace('-', '_')}",
+                name=_name,
+                group=_GROUPS.get(_group),
+                sort_key=_order,
+                help_epilogue=f"Example: `{_words} {_name} {_example}`",
+            )
 app.command(tokenizer)
 app.command(corpus)
 app.command(reproduce)
-
-# The commands by their module in bothways.cli; the docstring of the function is the help.
-_COMMANDS = {
-    "convert": ("convert",),
-    "export": ("export",),
-    "inspection": ("describe", "compare", "inspect-step"),
-    "lab": ("quickstart", "features", "bench"),
-    "plan": ("plan",),
-    "predict": ("predict", "embed", "evaluate", "calibrate"),
-    "search": ("index", "search", "mine"),
-    "serve": ("serve", "play"),
-    "show": ("show",),
-    "training": ("pretrain", "adapt", "finetune", "distil", "sweep"),
-}
-_GROUPS = (
-    (app, _COMMANDS),
-    (tokenizer, {"tokenizer": ("train", "encode", "report")}),
-    (corpus, {"corpus": ("build", "inspect")}),
-    (reproduce, {"lab": ("glue", "squad", "swag", "ner", "pretraining")}),
-)
-for _group, _modules in _GROUPS:
-    for _module, _names in _modules.items():
-        for _name in _names:
-            _group.command(f"bothways.cli.{_module}:{_name.replace('-', '_')}", name=_name)
-app.register_install_completion_command()
+app.register_install_completion_command(group=_GROUPS["Help"])
+app["--help"].group = app["--version"].group = _GROUPS["Help"]
 
 
 def import_for_help(words: list[str]) -> None:
     """Import all commands if these words ask for help, which lists the first line of each."""
     if {"--help", "-h"} & {*words} or words in ([], ["tokenizer"], ["corpus"], ["reproduce"]):
-        for group, modules in _GROUPS:
-            for name in itertools.chain(*modules.values()):
+        for group, commands in _APPS:
+            for name in itertools.chain(*commands.values()):
                 _ = group[name]
 
 

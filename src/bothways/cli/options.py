@@ -58,24 +58,19 @@ GroupColumn = Annotated[
 Precision = Annotated[
     Literal["auto", "fp32", "bf16", "int8"],
     Parameter(
-        help="Precision of matrix products: fp32 gives equal results on every machine, auto uses "
-        "bf16 where the hardware supports it. int8 is faster and less exact on a CPU: `bothways "
-        "evaluate --precision int8` compares it with fp32 in accuracy and speed."
+        help="Precision of matrix products: fp32 is equal on every machine; auto is bf16 where the "
+        "hardware has it; int8 is faster on a CPU and less exact (see `bothways evaluate`)."
     ),
 ]
 RuntimeChoice = Annotated[
     Literal["torch", "onnxruntime", "openvino"],
-    Parameter(
-        help="What computes the model: this library, or onnxruntime or OpenVINO for a folder that "
-        "`bothways export` wrote."
-    ),
+    Parameter(help="torch, or the runtime of a folder that `bothways export` wrote."),
 ]
 FineRecipe = Annotated[
     FinetuneRecipe,
     Parameter(
-        help="modern is AdamW; paper is Adam without bias correction, as in BERT's own code; "
-        "electra has lower rates for lower layers, as in ELECTRA's code; few-shot is for some 8 "
-        "texts a class: pairs of a class, then a logistic regression on the vectors."
+        help="modern: AdamW; paper: Adam without bias correction, as in BERT's own code; electra: "
+        "lower rates for lower layers; few-shot: for some 8 texts a class."
     ),
 ]
 ConfigFile = Annotated[
@@ -89,8 +84,8 @@ MaxLength = Annotated[
 Abstain = Annotated[
     float | None,
     Parameter(
-        help="For classify: give no label where the most probable one is less probable, such as "
-        "0.9. `bothways evaluate` reports which share of the texts is answered, and how well."
+        help="For classify: give no label where the most probable one is less probable than "
+        "this, such as 0.9."
     ),
 ]
 Int8Limit = Annotated[
