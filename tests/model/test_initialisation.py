@@ -1,5 +1,6 @@
 """Weights start as Google's do: a normal cut off at two σ, biases 0, LayerNorms at 1 and 0; and dropout's draws."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -8,8 +9,12 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
+from transformers import ModernBertConfig, ModernBertForMaskedLM
 
 from bothways.model.config import Dropouts, EncoderConfig, PreNorm
+from bothways.model.families.catalogue import preset
+from bothways.model.families.modernbert import MODERNBERT
+from bothways.model.families.weight_names import to_file_names
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.kernels.dropout import Dropout, dropout, keep_mask
 from bothways.model.model import Model
@@ -43,9 +48,38 @@ def test_matrices_follow_the_cut_normal_and_the_rest_is_constant(settings):
         elif name.rpartition(".")[0] in norms:
             assert bool((parameter == 1).all()), name
         else:
-            assert float(parameter.abs().max()) <= 2 * SIGMA, name
-            values = parameter.flatten().double().numpy() / SIGMA
+            # What a pre-norm block adds to the residual path is smaller.
+            adds = settings and name.endswith(("attention.out.weight", "mlp.down.weight"))
+            sigma = SIGMA / np.sqrt(2 * 2) if adds else SIGMA
+            assert float(parameter.abs().max()) <= 2 * sigma, name
+            values = parameter.flatten().double().numpy() / sigma
             assert stats.kstest(values, stats.truncnorm(-2, 2).cdf).pvalue > 1e-4, name
+
+
+def test_modernbert_starts_as_in_transformers():
+    shape = dict(
+        vocab_size=300, hidden_size=64, num_hidden_layers=3, num_attention_heads=4,
+        intermediate_size=100, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(4)
+    reference = ModernBertForMaskedLM(ModernBertConfig(**shape))
+    config = dataclasses.replace(
+        preset("modernbert-base"),
+        vocab=300,
+        width=64,
+        depth=3,
+        heads=4,
+        intermediate_size=100,
+        pad=0,
+    )
+    model = Model(config, [MaskedHead()])
+    tensors = to_file_names(MODERNBERT.keys, model.state_dict())
+    for name, parameter in reference.named_parameters():
+        ours, theirs = (
+            tensor.flatten().double().numpy() for tensor in (tensors[name], parameter.detach())
+        )
+        assert np.abs(ours).max() == pytest.approx(np.abs(theirs).max(), rel=0.05), name
+        assert stats.ks_2samp(ours, theirs).pvalue > 1e-4, name
 
 
 def test_two_models_start_differently_and_a_seed_starts_equal_ones():

@@ -123,7 +123,7 @@ def apply_stability(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng(seed, "reinitialise").integers(2**63)))
         for _, module in [*blocks[depth - new :], *pooler] if new else []:
-            initialise(module, model.config.initial_range)
+            initialise(module, model.config)
     for name, parameter in model.named_parameters():
         if level(name, depth) < stability.frozen:
             parameter.requires_grad_(False)

@@ -54,7 +54,7 @@ class MaskedOutput(nn.Module):
         position = config.position
         decoder = isinstance(position, Disentangled) and position.absolute == "decoder"
         self.position = nn.Embedding(config.max_positions, config.width) if decoder else None
-        initialise(self, config.initial_range)
+        initialise(self, config, outputs=("dense",))
 
     def forward(
         self, x: Float[Tensor, "targets width"], embedding: Float[Tensor, "vocab embedded"]
@@ -79,7 +79,7 @@ class Pooler(nn.Module):
         super().__init__()
         self.causal = config.is_causal
         self.dense = nn.Linear(config.width, config.width)
-        initialise(self, config.initial_range)
+        initialise(self, config)
 
     def forward(
         self, x: Float[Tensor, "tokens width"], layout: Layout
@@ -98,7 +98,7 @@ class LinearOutput(nn.Module):
         super().__init__()
         self.dropout = Dropout(dropout)
         self.dense = nn.Linear(config.width, labels)
-        initialise(self, config.initial_range)
+        initialise(self, config)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
         """Return W dropout(x) + b."""
@@ -136,7 +136,7 @@ class OwnOutput(nn.Module):
         self.inner = nn.Linear(config.width, config.width, bias=config.bias.head)
         self.norm = layer_norm(config) if inner.norm else nn.Identity()
         self.dense = nn.Linear(config.width, outputs)
-        initialise(self, config.initial_range)
+        initialise(self, config, outputs=("inner",))
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
         """Return the outputs of pooled vectors (`pool`) or of tokens."""
@@ -179,7 +179,7 @@ class DeepOutput(nn.Module):
         self.down = nn.Linear(config.intermediate_size, config.width)
         self.norm = layer_norm(config)
         self.dense = nn.Linear(config.width, outputs)
-        initialise(self, config.initial_range)
+        initialise(self, config)
 
     def forward(self, x: Float[Tensor, "rows width"]) -> Float[Tensor, "rows labels"]:
         """Return W LayerNorm(x + feed-forward(x)) + b."""
@@ -203,7 +203,7 @@ class ReplacedOutput(nn.Module):
         self.norm = layer_norm(config) if config.readout.replaced == "with_first" else None
         self.inner = nn.Linear(config.width, config.width)
         self.dense = nn.Linear(config.width, 1)
-        initialise(self, config.initial_range)
+        initialise(self, config)
 
     def forward(self, x: Float[Tensor, "tokens width"], layout: Layout) -> Float[Tensor, " tokens"]:
         """Return a score for each token: above 0, it was replaced."""
@@ -220,7 +220,7 @@ class NextTokenOutput(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.output = _own_output(config, config.width)
-        initialise(self, config.initial_range)
+        initialise(self, config)
 
     def forward(
         self, x: Float[Tensor, "tokens width"], embedding: Float[Tensor, "vocab embedded"]

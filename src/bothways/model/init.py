@@ -1,11 +1,13 @@
-"""Norms, and Google's initialisation: a normal truncated at 2σ, biases 0, LayerNorms 1 and 0.
+"""Norms, and initialisation: a normal truncated at 2σ, biases 0, LayerNorms 1 and 0.
 
-Source: Devlin et al. 2018, appendix A.2; the reference code's `truncated_normal_initializer(0.02)`.
+Sources: Devlin et al. 2018, appendix A.2, and the reference code's
+`truncated_normal_initializer(0.02)`; for pre-norm encoders GPT-2's and ModernBERT's smaller outputs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bothways.model.config import EncoderConfig
+from bothways.model.config import EncoderConfig, PreNorm
 
 
 def layer_norm(config: EncoderConfig, width: int | None = None) -> nn.LayerNorm | nn.RMSNorm:
@@ -50,16 +52,28 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **arguments)
 
 
-def initialise(module: nn.Module, initial_range: float) -> None:
-    """Initialise Linear, Conv1d, Embedding and norm layers with torch's generator."""
-    for submodule in module.modules():
+def initialise(module: nn.Module, config: EncoderConfig, outputs: tuple[str, ...] = ()) -> None:
+    """Initialise Linear, Conv1d, Embedding and norm layers with torch's generator.
+
+    Blocks of pre-norm encoders add their outputs to one residual path: the matrices that write to
+    it have σ/√(2·depth) (Radford et al. 2019, section 2.3; Shoeybi et al. 2019, section 5.1).
+
+    Args:
+        outputs: names of further matrices with that σ, in ModernBERT's order alone.
+    """
+    scaled = config.initial_range / math.sqrt(2 * config.depth)
+    outputs = outputs if config.order == PreNorm(embedding=True) else ()
+    if isinstance(config.order, PreNorm):
+        outputs = (*outputs, "attention.out", "mlp.down")
+    for name, submodule in module.named_modules():
         match submodule:
             case nn.Linear() | nn.Conv1d():
-                truncated_normal(submodule.weight, initial_range)
+                sigma = scaled if name.endswith(outputs) else config.initial_range
+                truncated_normal(submodule.weight, sigma)
                 if submodule.bias is not None:
                     nn.init.zeros_(submodule.bias)
             case nn.Embedding():
-                truncated_normal(submodule.weight, initial_range)
+                truncated_normal(submodule.weight, config.initial_range)
             case nn.LayerNorm():
                 nn.init.ones_(submodule.weight)
                 if submodule.bias is not None:

@@ -79,7 +79,7 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(_blocks(config, config.sharing))
         final = isinstance(config.order, PreNorm)
         self.norm = layer_norm(config) if final else nn.Identity()
-        initialise(self, config.initial_range)
+        initialise(self, config)
 
     @property
     def gathered_apart(self) -> list[nn.Module]:

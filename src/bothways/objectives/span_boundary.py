@@ -120,7 +120,7 @@ class SpanBoundary(nn.Module):
         self.second = nn.Linear(config.width, config.embedding_width)
         self.second_norm = layer_norm(config, config.embedding_width)
         self.bias = nn.Parameter(torch.zeros(config.vocab))
-        initialise(self, config.initial_range)
+        initialise(self, config)
 
     def forward(
         self,

@@ -3,7 +3,7 @@
 Differences from BERT: rotary positions; local attention within 64 tokens in two of three layers,
 with a smaller base of the angles; GeGLU; no biases but in outputs; pre-norm with a LayerNorm after
 the embeddings; no segments and no pooler. Every head has a dense layer with GELU and LayerNorm of
-its own. Weights are initialised as Google's are: the authors initialise output matrices smaller.
+its own.
 """
 
 from __future__ import annotations
