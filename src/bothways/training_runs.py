@@ -67,14 +67,14 @@ def pretrain(  # noqa: PLR0913 – one option per question
             model.
         until: end of the run, such as "2 hours", "3 epochs" or "10000 steps".
         out: folder of the run with checkpoints and metrics; `None` trains in memory.
-        start: a model folder or Hub id whose pre-training to continue, instead of `model`; build
-            the corpus with its tokenizer. Name the heads that it lacks, to start them at random,
-            by the setting fresh, such as masked,pair.
+        start: a model folder or Hub id whose pre-training to continue; build the corpus with its
+            tokenizer. A larger `model` of the same family repeats its weights. Name the heads that
+            it lacks, to start them at random, by the setting fresh, such as masked,pair.
         recipe: settings to start from: modern is current practice; paper has those of Devlin et
             al. 2018; short is for minutes: many small updates, on short sequences at first;
-            electra is ELECTRA-small's, with a generator; roberta, albert, spanbert, deberta and
-            deberta_v3 are those of these papers, with large batches. Default: short for 30 minutes
-            or less, else modern.
+            electra is ELECTRA-small's, with a generator; roberta, albert, spanbert, deberta,
+            deberta_v3 and modernbert are those of these papers, with large batches. Default: short
+            for 30 minutes or less, else modern.
         config: a TOML file with settings; the call's have priority.
         resume: continue from the newest checkpoint in `out`.
         device: "auto" (a GPU, if there is one), "cpu", "cuda" or "cuda:N".

@@ -40,9 +40,12 @@ def test_weights_are_normalised_and_must_name_each_corpus():
         shares_of(ByWeight({"de": 1.0}), SIZES)
     with pytest.raises(DataError, match="en: has no text"):
         shares_of(weights, {"en": 0, "is": 1})
-    for wrong in (0.0, -1.0, float("inf")):
+    for wrong in (-1.0, float("inf")):
         with pytest.raises(ConfigError, match=r"mixture\.weights\.en"):
             ByWeight({"en": wrong})
+    assert shares_of(ByWeight({"is": 0, "en": 9}), SIZES) == {"en": 1, "is": 0}
+    with pytest.raises(ConfigError, match=r"mixture\.weights: are all 0"):
+        ByWeight({"en": 0.0})
     with pytest.raises(ConfigError, match="alpha: must be between 0"):
         Smoothed(1.5)
 

@@ -47,6 +47,7 @@ ELSEWHERE = {
     r"--replay": "tests/pretraining/test_adapt.py has texts that are read",
     r"mixture": "tests/pretraining/test_mixtures.py has corpora that are read",
     r"--prompt-name": "tests/prediction/test_embedding.py has a model with prompts",
+    r"--recipe modernbert --model": "tests/pretraining/test_modernbert_recipe.py runs the recipe",
     r"distilbert-base-uncased": "a student of the teacher's width",
 }
 """Lines that other tests run."""
@@ -70,7 +71,7 @@ SAME["bert"] += ["bert-base-chinese", "run/model", "MODEL", "runs/mine/model"]
 SMALL_RUN = "batch.kind=examples batch.n=2 evaluation_tokens=400"
 SHORTER = [
     (r"--until \"[^\"]+\"|training\.until=\"[^\"]+\"", ""),
-    (r"--size \d+", "--size 150"),
+    (r"--size \d+", "--size 300"),
     (r"--model (bert-mini|bert-base)\b", "--model bert-tiny"),
     (r"--out \S+", "--out OUT"),
     (r"^((?!.*--out)bothways (?:finetune|features) .*)$", r"\1 --out OUT"),

@@ -10,6 +10,7 @@ import torch
 
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
+from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus, build_corpus
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
@@ -109,6 +110,39 @@ def test_an_interrupted_mixture_resumes_to_equal_weights(corpora, tmp_path):
     other = dataclasses.replace(config, mixture=ByWeight({"large": 0.5, "small": 0.5}))
     with pytest.raises(BothwaysError, match=r"mixture\.weights\.large was 0\.9, is 0\.5"):
         pretrain(other, corpora, tmp_path / "cut", resume=True)
+
+
+def test_phases_read_mixtures_at_rates_of_their_own(corpora, tmp_path):
+    """The second phase reads the small corpus alone, at a third of the rate."""
+    only = ByWeight({"large": 0, "small": 1})
+    phases = (PretrainPhase(16, 0.5), PretrainPhase(16, 0.5, rate=1 / 3, mixture=only))
+    config = settings(corpora["large"], mixture=ByWeight({"large": 1, "small": 0}), phases=phases)
+    training = dataclasses.replace(config.training, schedule=Constant(), report=Steps(1))
+    config = dataclasses.replace(config, training=training)
+    records: list[dict[str, float]] = []
+    done = pretrain(
+        config, corpora, tmp_path / "run",
+        on_event=lambda event: records.append(event.values) if event.kind == "report" else None,
+    )  # fmt: skip
+    assert [record["learning_rate"] for record in records] == pytest.approx(
+        [5e-3] * 6 + [5e-3 / 3] * 6
+    )
+    first, second = done.progress.ends[0].parts, done.progress.cursor.parts
+    assert first[1] == Cursor()
+    assert second[0] == first[0].at_next_phase()
+    assert second[1] != Cursor()
+    text = Corpora.of(corpora, config.mixture)
+    notes = [str(note) for note in preflight(config, text, None, torch.device("cpu"))]
+    assert any(
+        "small: " in note and "0.00%, then 100.00% of the sequences" in note for note in notes
+    )
+    never = dataclasses.replace(config, phases=phases[:1] * 2)
+    with pytest.raises(BothwaysError, match=r"small: .* may never be read"):
+        preflight(never, text, None, torch.device("cpu"))
+    one = Corpora.of(corpora["large"], None)
+    alone = dataclasses.replace(config, mixture=None)
+    with pytest.raises(BothwaysError, match=r"phases\.1\.mixture: there is one corpus"):
+        preflight(alone, one, None, torch.device("cpu"))
 
 
 def test_mistakes_are_named(corpora, tmp_path, corpus):

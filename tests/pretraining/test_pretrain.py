@@ -237,7 +237,7 @@ def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(corpus, tmp_
     encoder = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64)
     save_model(tmp_path / "model", Model(encoder, (MaskedHead(), PairHead())), corpus.tokenizer)
     words = words_for(
-        corpus, tmp_path / "run", "--start", str(tmp_path / "model"), "encoder.depth=3"
+        corpus, tmp_path / "run", "--start", str(tmp_path / "model"), "encoder.activation=relu"
     )
     with pytest.raises(ConfigError, match="model: only its dropout may differ"):
         run_line(*words)

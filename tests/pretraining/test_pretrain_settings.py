@@ -1,5 +1,6 @@
 """The settings of a pre-training run, as users first write them."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -8,8 +9,12 @@ import bothways
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
 from bothways.core.errors import ConfigError
-from bothways.model.config import EncoderConfig
+from bothways.hub.model_folder import save_model
+from bothways.model.config import EncoderConfig, PreNorm
 from bothways.model.families.catalogue import preset
+from bothways.model.heads import MaskedHead
+from bothways.model.model import Model
+from bothways.model.positions import Learned
 from bothways.pretraining.config import PretrainConfig, load_pretraining
 from bothways.pretraining.recipes import modern
 from bothways.training.run import TRAINING_NAMES
@@ -61,12 +66,17 @@ def test_the_recipe_follows_the_budget_in_python_too(corpus, monkeypatch):
     assert [flatten(configs.to_dict(run))["training.optimizer.lr"] for run in seen] == [2e-3] * 3
 
 
-def test_a_shape_next_to_a_model_to_start_from_is_refused(corpus, tmp_path):
+def test_a_shape_that_is_no_larger_than_the_model_to_start_from_is_refused(corpus, tmp_path):
     """The shape of the model was taken, without a word about the other one."""
-    shape = EncoderConfig(vocab=5, width=32, depth=1, heads=2, intermediate_size=64)
-    for model in ("bert-mini", shape):
-        with pytest.raises(ConfigError, match=r"model: is given, and the run continues the model"):
-            bothways.pretrain(corpus, model, start=tmp_path, until="1 steps")
+    start = EncoderConfig(corpus.tokenizer.size, 64, 2, 2, 64, position=Learned(512))
+    save_model(tmp_path, Model(start, [MaskedHead()]), corpus.tokenizer)
+    for changes, names in (
+        ({"depth": 1}, "depth"), ({"width": 128}, "heads"), ({"heads": 4}, "heads"),
+        ({"order": PreNorm()}, "order"), ({"intermediate_size": 63}, "intermediate_size"),
+    ):  # fmt: skip
+        shape = dataclasses.replace(start, **changes)
+        with pytest.raises(ConfigError, match=rf"model: is no larger shape .*: {names}"):
+            bothways.pretrain(corpus, shape, start=tmp_path, until="1 steps")
     words = ["pretrain", str(corpus.folder), "--model", "bert-mini", "--start", str(tmp_path)]
-    with pytest.raises(ConfigError, match=r"model: is given, and the run continues the model"):
+    with pytest.raises(ConfigError, match=r"model: is no larger shape .*: heads"):
         run_line(*words, "--out", tmp_path / "run")

@@ -55,17 +55,19 @@ class Smoothed:
 
 @dataclass(frozen=True)
 class ByWeight:
-    """Shares in proportion to given weights, by the name of the corpus."""
+    """Shares in proportion to given weights, by the name of the corpus; 0 to skip it in a phase."""
 
     weights: Mapping[str, float | int]
     kind: Literal["by_weight"] = "by_weight"
 
     def __post_init__(self) -> None:
         for name, weight in self.weights.items():
-            if not 0 < weight < math.inf:
-                fix = "Leave the corpus out if nothing is to be read from it."
-                message = f"must be above 0 and finite, not {weight:g}"
-                raise ConfigError(message, where=f"mixture.weights.{name}", fix=fix)
+            if not 0 <= weight < math.inf:
+                message = f"must be at least 0 and finite, not {weight:g}"
+                raise ConfigError(message, where=f"mixture.weights.{name}")
+        if self.weights and not any(self.weights.values()):
+            fix = "Give the corpora that are to be read a weight above 0."
+            raise ConfigError("are all 0", where="mixture.weights", fix=fix)
 
 
 Mixture = Smoothed | ByWeight
@@ -131,8 +133,15 @@ class Corpora:
                 )
                 fix = "Build all of them with one: train it on text of all of them."
                 raise ConfigError(message, where="corpus", fix=fix)
-        sizes = {name: corpus.manifest.counts.tokens for name, corpus in corpora.items()}
-        return cls(dict(corpora), shares_of(mixture or Smoothed(), sizes))
+        return cls(dict(corpora), _shares_of_corpora(corpora, mixture or Smoothed()))
+
+    def shares_with(self, mixture: Mixture | None) -> Mapping[str, float]:
+        """Return the shares of the sequences in a phase with this mixture; None for `shares`.
+
+        Raises:
+            ConfigError: the weights do not fit the corpora.
+        """
+        return self.shares if mixture is None else _shares_of_corpora(self.parts, mixture)
 
     @property
     def first(self) -> Corpus:
@@ -175,6 +184,10 @@ class Corpora:
         if len(digests) == 1:
             return digests.popitem()[1]
         return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
+
+
+def _shares_of_corpora(corpora: Mapping[str, Corpus], mixture: Mixture) -> dict[str, float]:
+    return shares_of(mixture, {name: c.manifest.counts.tokens for name, c in corpora.items()})
 
 
 def corpus_names(folders: Many[str | Path]) -> list[str]:

@@ -1,7 +1,6 @@
 """Norms, and initialisation: a normal truncated at 2σ, biases 0, LayerNorms 1 and 0.
 
-Sources: Devlin et al. 2018, appendix A.2, and the reference code's
-`truncated_normal_initializer(0.02)`; for pre-norm encoders GPT-2's and ModernBERT's smaller outputs.
+Sources: Devlin et al. 2018, appendix A.2; `truncated_normal_initializer(0.02)` in Google's code.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from typing import Literal
 
 PretrainRecipe = Literal[
-    "modern", "paper", "short", "electra", "roberta", "albert", "spanbert", "deberta", "deberta_v3"
+    "modern", "paper", "short", "electra", "roberta", "albert", "spanbert", "deberta", "deberta_v3",
+    "modernbert",
 ]  # fmt: skip
 """The only list of these names, here for commands that load no torch: `recipes` looks its
 functions up by them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from bothways.objectives.masked_lm import with_masking
 from bothways.objectives.objective import ModelSpec, Objective
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.forecast import memory_demand, tokens_of_phases
-from bothways.pretraining.layers import with_layers
+from bothways.pretraining.layers import grow, growth_obstacles, with_layers
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.encoding_checks import check_model, unknown_tokens
 from bothways.training.parallel import Plan, Single
@@ -51,18 +51,21 @@ def encoder_of(
     """Return the encoder of a run: a shape that is fitted to the corpus, or that of `start`.
 
     Args:
-        model: a preset or a shape; None for "bert-mini", or for that of `start`.
+        model: a preset or a shape, larger than that of `start`; None for "bert-mini", or for that
+            of `start`.
 
     Raises:
-        ConfigError: both are given, or there is no such preset.
+        ConfigError: there is no such preset, or it is not a larger shape of `start`.
     """
-    if start is None:
-        shape = "bert-mini" if model is None else model
-        return fit_to_corpus(preset(shape) if isinstance(shape, str) else shape, tokenizer)
-    if model is not None:
-        message = "is given, and the run continues the model of start, which has its own shape"
-        raise ConfigError(message, where="model", fix="Leave out one of the two.")
-    return start_encoder(start)
+    if start is not None and model is None:
+        return start_encoder(start)
+    shape = "bert-mini" if model is None else model
+    encoder = fit_to_corpus(preset(shape) if isinstance(shape, str) else shape, tokenizer)
+    if start is not None and (names := growth_obstacles(start_encoder(start), encoder)):
+        message = f"is no larger shape of the model of start: {', '.join(names)}"
+        fix = "Leave it out to continue that model in its own shape."
+        raise ConfigError(message, where="model", fix=fix)
+    return encoder
 
 
 def start_encoder(source: str) -> EncoderConfig:
@@ -114,8 +117,11 @@ def _load_start(
     dropout: Any = encoder.dropout
     readout = dataclasses.replace(model.config.readout, shifted=encoder.readout.shifted)
     if dataclasses.replace(model.config, dropout=dropout, readout=readout) != encoder:
+        if role == "model" and not growth_obstacles(model.config, encoder):
+            return grow(model, encoder)
         message = f"is not that of {source}: only its dropout may differ"
         if role == "model":
+            message = f"{message}, or its size be larger"
             fix = "Leave the other settings out, or choose layers: start_layers=1,3,5"
             raise ConfigError(message, where="encoder", fix=fix)
         fix = f"Give it the shape of that folder, or rename the folder to start with a new {role}."
@@ -212,7 +218,8 @@ def loader_of(
     mixed: Source[Any] = sources[0]
     if len(sources) > 1:
         sizes = [corpus.manifest.counts.tokens for corpus in corpora.parts.values()]
-        mixed = MixedSource(sources, list(corpora.shares.values()), sizes, settings.seed)
+        shares = corpora.shares_with(settings.phases[phase].mixture)
+        mixed = MixedSource(sources, list(shares.values()), sizes, settings.seed)
     objective = settings.objective_of(settings.phases[phase])
     return _loader(settings, objective, mixed, corpora, settings.batch, plan)
 
@@ -310,18 +317,24 @@ FEWEST_DRAWN = 3
 def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
     """Return the forecast of a mixture: what the run will read of each corpus."""
     if len(corpora.parts) == 1:
+        for number, phase in enumerate(settings.phases):
+            if phase.mixture is not None:
+                message = "there is one corpus, and a mixture is of several"
+                location = f"phases.{number}.mixture"
+                return [Finding("balance", "error", message, location, "Leave it out.")]
         return []
-    phases = tokens_of_phases(settings, float(corpora.tokens))
+    tokens = tokens_of_phases(settings, float(corpora.tokens))
+    mixtures = [corpora.shares_with(phase.mixture) for phase in settings.phases]
     findings = []
     for name, corpus in corpora.parts.items():
-        share, size = corpora.shares[name], corpus.manifest.counts.tokens
-        message = f"{name}: {size:,} tokens, {share:.2%} of the sequences"
-        if phases is None:
-            findings.append(Finding("balance", "note", message, "mixture"))
-            continue
-        total, lengths = sum(phases), [phase.length for phase in settings.phases]
-        drawn = share * sum(map(operator.truediv, phases, lengths))
-        message += f", about {drawn:,.3g} in this run, {share * total / size:.2g} times the text"
+        shares, size = [mixture[name] for mixture in mixtures], corpus.manifest.counts.tokens
+        percentages = ", then ".join(dict.fromkeys(f"{share:.2%}" for share in shares))
+        message = f"{name}: {size:,} tokens, {percentages} of the sequences"
+        drawn = math.inf if any(shares) else 0.0
+        if tokens is not None:
+            read = [share * count for share, count in zip(shares, tokens, strict=True)]
+            drawn = sum(n / phase.length for n, phase in zip(read, settings.phases, strict=True))
+            message += f", about {drawn:,.3g} in this run, {sum(read) / size:.2g} times the text"
         if drawn >= FEWEST_DRAWN:
             findings.append(Finding("balance", "note", message, "mixture"))
             continue

@@ -7,6 +7,7 @@ change it; what came out is saved with the run.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from bothways.data.mixture import Mixture, Smoothed
 from bothways.data.segments import FullSentences, NextSentence, Segments, SentenceOrder
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import token_head
+from bothways.model.positions import Rotary
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.distillation import Distillation
 from bothways.objectives.gpt_bert import GPTBERT
@@ -47,12 +49,18 @@ class PretrainPhase:
         segments: what a sequence is made of; None for the objective's segments.
         masking: which tokens are predicted; None for the objective's masking. A rate that falls in
             the course of a run is a number of phases.
+        rate: multiple of the schedule's learning rate.
+        bases: of rotary positions, as `encoder.position.bases`; None for the encoder's.
+        mixture: how often each of several corpora is read; None for the run's mixture.
     """
 
     length: int
     share: float = 1.0
     segments: Annotated[Segments | None, Members(AnySegments | None)] = None
     masking: Masking | None = None
+    rate: float = 1.0
+    bases: tuple[float, ...] | None = None
+    mixture: Mixture | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,16 @@ class PretrainConfig:
         """Return the segments of a phase, with its length."""
         return segments_for(self.objective, phase.segments, phase.length)
 
+    def encoder_of(self, phase: PretrainPhase) -> EncoderConfig:
+        """Return the encoder with the rotary bases of a phase."""
+        if phase.bases is None:
+            return self.encoder
+        if not isinstance(self.encoder.position, Rotary):
+            message = f"are of rotary positions, and the encoder's are {self.encoder.position.kind}"
+            raise ConfigError(message, where="phases.bases", fix="Leave them out.")
+        position = dataclasses.replace(self.encoder.position, bases=phase.bases)
+        return dataclasses.replace(self.encoder, position=position)
+
     def objective_of(self, phase: PretrainPhase) -> Objective:
         """Return the objective with the masking of a phase."""
         return with_masking(self.objective, phase.masking)
@@ -135,6 +153,10 @@ class PretrainConfig:
         if abs(total - 1) > 1e-6:
             raise ConfigError(f"the shares add up to {total:g}, not to 1", where="phases")
         for number, phase in enumerate(self.phases):
+            self.encoder_of(phase)  # raises ConfigError if it has no rotary positions
+            if not 0 < phase.rate < math.inf:
+                message = f"must be above 0 and finite, not {phase.rate:g}"
+                raise ConfigError(message, where=f"phases.{number}.rate")
             if phase.masking is not None and self.objective.masking is None:
                 message = f"the objective {self.objective.kind!r} hides no tokens"
                 fix = "Leave it out, or choose another objective."

@@ -260,8 +260,8 @@ class Repeat:
             return False
 
         self._progress.stage("repeating the steps before", step)
-        training, cpu = self.settings.training, torch.device("cpu")
-        phases = phases_of(self.settings, self.corpora, self.documents, Single(), cpu)
+        training, module = self.settings.training, self._tensors.training_module
+        phases = phases_of(self.settings, self.corpora, self.documents, Single(), module)
         loop = Loop(
             self._tensors,
             lambda state: float(self.entries["rate"][state.steps]),

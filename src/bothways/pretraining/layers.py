@@ -1,13 +1,15 @@
-"""Models made of some layers of another one: the start of a student."""
+"""Models made from another one: of some of its layers, as a student's start, or a larger shape."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from bothways.core.errors import ConfigError
+from bothways.model.block import Attention
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
@@ -24,6 +26,71 @@ def spread_layers(count: int, depth: int) -> tuple[int, ...]:
     if count == 1:
         return (1,)
     return tuple(1 + int(n * (depth - 1) / (count - 1) + 0.5) for n in range(count))
+
+
+GROWING = ("depth", "width", "heads", "intermediate_size")
+"""Settings that may be larger than those of the model a run starts from."""
+
+
+def growth_obstacles(model: EncoderConfig, encoder: EncoderConfig) -> list[str]:
+    """Return the settings for which `encoder` is not a larger shape of `model`."""
+    names = [name for name in GROWING if getattr(encoder, name) < getattr(model, name)]
+    if model.width // model.heads != encoder.width // encoder.heads:
+        names.append("heads")
+    like = dataclasses.replace(
+        encoder, dropout=model.dropout, **{name: getattr(model, name) for name in GROWING}
+    )
+    names += layer_differences(model, like)
+    return names if model.sharing is None else [*names, "sharing"]
+
+
+def grow(model: Model, encoder: EncoderConfig) -> Model:
+    """Return a model of a larger shape that repeats the weights of a smaller one.
+
+    Each matrix of the smaller model is in the middle of the larger one and is repeated around it,
+    queries, keys, values and gates each by themselves and by whole heads; layers are repeated in
+    order. ModernBERT-large starts so from the base size (Warner et al. 2024, section 2.2.2; Rae et
+    al. 2021, appendix G.3.3 for the layers).
+
+    Raises:
+        ConfigError: the encoder is smaller or differs in more than size and dropout.
+    """
+    if names := growth_obstacles(model.config, encoder):
+        message = f"is no larger shape of the model that it starts from: {', '.join(names)}"
+        fix = "Only depth, width, heads of the same size and intermediate_size may be larger."
+        raise ConfigError(message, where="encoder", fix=fix)
+    larger, state = Model(encoder, model.specification), model.state_dict()
+    layers = spread_layers(encoder.depth, model.config.depth)
+    stacks, head_size = dict[str, int](), encoder.width // encoder.heads
+    for prefix, module in larger.named_modules():
+        for name, count in getattr(module, "hidden_matrices", {}).items():
+            stem = f"{prefix}.{name.removesuffix('weight')}"
+            stacks[f"{stem}weight"] = stacks[f"{stem}bias"] = count
+        if isinstance(module, Attention):
+            stacks[f"{prefix}.bias"] = 2  # of queries and values
+    weights = dict[str, Tensor]()
+    for name, tensor in larger.state_dict().items():
+        origin = name
+        if name.startswith(_BLOCK):
+            number, rest = name.removeprefix(_BLOCK).split(".", 1)
+            origin = f"{_BLOCK}{layers[int(number)] - 1}.{rest}"
+        source, count = state[origin], stacks.get(name, 1)
+        in_heads, output = ".attention." in name, ".attention.out." in name
+        rows = source.unflatten(0, (count, -1)) if source.ndim else source
+        for axis, size in enumerate(tensor.shape):
+            unit = head_size if in_heads and output == (axis == 1) else 1
+            rows = _repeated(rows, axis + 1, size // count if axis == 0 else size, unit)
+        weights[name] = rows.flatten(0, 1) if source.ndim else rows
+    larger.load_state_dict(weights)
+    larger.kept = model.kept
+    return larger
+
+
+def _repeated(tensor: Tensor, axis: int, size: int, unit: int) -> Tensor:
+    """Return a tensor whose axis is repeated to `size` around its middle, by whole units."""
+    length = tensor.shape[axis]
+    offset = (size - length) // 2 // unit * unit
+    return tensor.index_select(axis, (torch.arange(size) - offset) % length)
 
 
 def layer_differences(model: EncoderConfig, encoder: EncoderConfig) -> list[str]:

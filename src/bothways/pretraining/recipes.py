@@ -24,7 +24,7 @@ from bothways.data.segments import FullSentences
 from bothways.model.config import Activation, EncoderConfig, Readout, with_vocabulary
 from bothways.model.families.catalogue import PRESETS, family_for, preset
 from bothways.model.families.electra import READOUT
-from bothways.model.positions import Learned
+from bothways.model.positions import Learned, Rotary
 from bothways.objectives.distillation import Distillation, Relations
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
 from bothways.objectives.objective import Objective
@@ -36,14 +36,16 @@ from bothways.pretraining.build import fit_to_corpus, start_encoder
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
 from bothways.pretraining.forecast import memory_demand
 from bothways.pretraining.layers import layer_differences, spread_layers
-from bothways.training.optimizers import AdamW, BertAdam, Lamb
+from bothways.training.optimizers import AdamW, BertAdam, Lamb, StableAdamW
 from bothways.training.run import Training
 from bothways.training.schedules import (
+    WSD,
     Epochs,
     GoogleLinear,
     Hours,
     Linear,
     Steps,
+    Tokens,
 )
 
 SHORT_BUDGET = Hours(0.5)
@@ -101,6 +103,8 @@ class Recipe:
                 dataclasses.replace(phase, length=min(phase.length, encoder.max_positions))
                 for phase in phases
             )
+        if not isinstance(encoder.position, Rotary):
+            phases = tuple(dataclasses.replace(phase, bases=None) for phase in phases)
         if not isinstance(objective, MaskedObjective):  # such as causal: only its own segments
             phases = tuple(dataclasses.replace(phase, segments=None) for phase in phases)
         return PretrainConfig(
@@ -318,6 +322,34 @@ of half the depth, disentangled embeddings.
 
 The rate of 6e-4 belongs to 8,192 sequences of 512 tokens; the large size has 3e-4. The factor of
 the discriminator's loss is the paper's, 50; the default of the public code is 10.
+"""
+
+modernbert = Recipe(
+    training=Training(
+        Tokens(2_019_000_000_000),
+        StableAdamW(lr=8e-4, betas=(0.9, 0.98), eps=1e-6, decay=1e-5 / 8e-4),
+        WSD(warmup=3 / 2019, decay=50 / 2019, shape="sqrt"),
+        clip_norm=None,
+        **RARELY,
+    ),
+    batch=TokenRamp(768 * 1024, 4608 * 1024, over=50_000_000_000),
+    objective=MaskedLM(
+        masking=Masking(0.3, replacements=AnyToken()), segments=FullSentences(cross=False)
+    ),
+    phases=(
+        PretrainPhase(1024, 1719 / 2019, bases=(10_000.0,)),
+        PretrainPhase(8192, 250 / 2019, rate=3 / 8),
+        PretrainPhase(8192, 50 / 2019, rate=3 / 8),
+    ),
+)
+"""The settings of ModernBERT base (Warner et al. 2024, appendix A, table 3, and its code).
+
+1,719 billion tokens in sequences of 1,024 with one base of rotary positions, 250 of 8,192 with the
+base of global layers at 160,000 and a rate of 3e-4, and 50 in which the rate falls as 1 − √. The
+last phase reads a better mixture: `phases.2.mixture`, for several corpora. The decay of 1e-5 is of
+each update at the peak rate, whatever that rate is; here decay is multiplied by the rate. The large
+size has 5e-4. The authors also drop 10 % of the outputs of attention, which transformers' class
+cannot say.
 """
 
 RECIPES: dict[str, Recipe] = {name: globals()[name] for name in get_args(PretrainRecipe)}

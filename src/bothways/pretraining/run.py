@@ -22,7 +22,7 @@ from bothways.core.config.values import flatten
 from bothways.core.errors import installed
 from bothways.core.files import replace_text
 from bothways.core.progress import SILENT, Progress
-from bothways.core.runtime.devices import choose_device, own_torch_state
+from bothways.core.runtime.devices import choose_device, device_of, own_torch_state
 from bothways.core.source import TrainingStep
 from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule
@@ -33,7 +33,8 @@ from bothways.data.mixture import Corpora, Smoothed
 from bothways.hub.model_card import Card, data_of_corpus, limits_of_pretrained
 from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import digest_of_model
-from bothways.model.model import Model
+from bothways.model.model import Encoder, Model
+from bothways.model.positions import Rotary
 from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
@@ -156,7 +157,7 @@ def pretrain(
             store = FolderStore(folder, config | digests, changeable, configs.to_toml(settings))
         state = run.TrainingRun(
             training_module,
-            phases_of(settings, corpora, train_ids, plan, used_device),
+            phases_of(settings, corpora, train_ids, plan, training_module),
             settings.training,
             plan,
             store,
@@ -237,23 +238,30 @@ def phases_of(
     corpora: Corpora,
     documents: Mapping[str, DocumentIds],
     plan: parallel.Plan,
-    device: torch.device,
+    training_module: TrainingModule,
 ) -> list[run.TrainingPhase]:
     """Return the phases of the run, each with its data from a cursor on.
 
     Args:
         documents: the documents to train on, by corpus.
-        device: of the training module.
+        training_module: on its device; a phase that begins sets the rotary bases of its models.
     """
 
     def steps(state: RunState) -> Iterable[TrainingStep]:
         """Return the data of the current phase."""
+        position = settings.encoder_of(settings.phases[state.phase]).position
+        for module in training_module.modules():
+            if isinstance(module, Model | Encoder) and isinstance(module.config.position, Rotary):
+                module.config = dataclasses.replace(module.config, position=position)
         loader = build.loader_of(settings, corpora, documents, plan, state.phase, state.ends)
-        return ahead(loader.steps(state.cursor, state.tokens), device)
+        return ahead(loader.steps(state.cursor, state.tokens), device_of(training_module))
 
     ends = np.cumsum([phase.share for phase in settings.phases])
     ends[-1] = 1.0
-    return [run.TrainingPhase(settings.training.end.part(float(end)), steps) for end in ends]
+    return [
+        run.TrainingPhase(settings.training.end.part(float(end)), steps, phase.rate)
+        for phase, end in zip(settings.phases, ends, strict=True)
+    ]
 
 
 def _save(done: PretrainResult, settings: PretrainConfig, corpora: Corpora, folder: Path) -> None:

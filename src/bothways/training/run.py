@@ -152,10 +152,12 @@ class TrainingPhase:
         until: the end of the phase, counted from the start of the run.
         steps: the data from the cursor of a state on; the state also has the ends of the phases
             before.
+        rate: multiple of the schedule's learning rate.
     """
 
     until: schedules.Duration
     steps: Callable[[schedules.RunState], Iterable[TrainingStep]]
+    rate: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -348,7 +350,7 @@ class TrainingRun:
 
     def _rate(self, state: schedules.RunState) -> float:
         """Return the multiple of the peak rate of the next step, and record it."""
-        rate = self._schedule(state)
+        rate = self._schedule(state) * self.phases[state.phase].rate
         self._session.note_step(state, rate)
         return rate
 

@@ -8,6 +8,7 @@ its own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -56,9 +57,13 @@ def modernbert_large() -> EncoderConfig:
     return _sized(28, 1024, 2624)
 
 
+ETTIN = {"17m": (7, 256, 384), "32m": (10, 384, 576), "68m": (19, 512, 768), "1b": (28, 1792, 3840)}
+"""Further sizes of ModernBERT, as layers, width and features between (Weller et al. 2025)."""
+
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
     "modernbert-base": base,
     "modernbert-large": modernbert_large,
+    **{f"ettin-{name}": functools.partial(_sized, *size) for name, size in ETTIN.items()},
 }
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"

@@ -1,0 +1,192 @@
+"""ModernBERT's recipe: phases with rotary bases and rates of their own, and a start from a smaller model."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import bothways
+from bothways.core.errors import ConfigError
+from bothways.hub.model_folder import load_model
+from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import preset
+from bothways.model.heads import MaskedHead
+from bothways.model.model import Model
+from bothways.pretraining.config import PretrainPhase
+from bothways.pretraining.layers import grow
+from bothways.pretraining.recipes import modernbert
+from bothways.training.optimizers import StableAdamW
+from bothways.training.run import Event
+from bothways.training.schedules import RunState, Tokens, rate_factor
+
+BILLION = 10**9
+
+
+def small(**changes: object) -> EncoderConfig:
+    shape = preset("modernbert-base")
+    position = dataclasses.replace(shape.position, max_positions=64)
+    sizes = {"width": 32, "depth": 3, "heads": 2, "intermediate_size": 48, "position": position}
+    return dataclasses.replace(shape, **{"pad": 0, **sizes, **changes})
+
+
+def test_the_recipe_has_the_papers_tokens_rates_and_bases():
+    config = modernbert(preset("modernbert-base"))
+    factor, peak = rate_factor(config.training.schedule, config.training.end), 8e-4
+    assert isinstance(config.training.optimizer, StableAdamW)
+    ends = np.cumsum([phase.share for phase in config.phases]) * config.training.end.count / BILLION
+    assert ends == pytest.approx([1719, 1969, 2019])
+
+    def rate(billions: float) -> float:
+        phase = config.phases[np.searchsorted(ends, billions, side="right")]
+        return peak * phase.rate * factor(RunState(tokens=round(billions * BILLION)))
+
+    assert [rate(n) for n in (1.5, 3, 1718, 1720, 1968)] == pytest.approx(
+        [4e-4, 8e-4, 8e-4, 3e-4, 3e-4]
+    )
+    for done in (0.25, 0.5, 0.9):
+        assert rate(1969 + 50 * done) == pytest.approx(3e-4 * (1 - math.sqrt(done)))
+    assert [config.batch.start / 1024, config.batch.n / 1024] == [768, 4608]
+    # An update at the peak takes 1e-5 of each matrix away, as in the authors' code.
+    assert config.training.optimizer.decay * peak == pytest.approx(1e-5)
+    assert [config.encoder_of(phase).position.bases for phase in config.phases] == [
+        (10_000.0,), (160_000.0, 10_000.0, 10_000.0), (160_000.0, 10_000.0, 10_000.0),
+    ]  # fmt: skip
+
+
+def test_a_run_extends_the_context_and_opens_in_transformers(corpus, tmp_path):
+    """Each phase computes with its bases; the folder has those of the last one."""
+    shape, seen = small(), {}
+    settings = {
+        "batch": {"start": 128, "n": 256, "over": 2000}, 
+        "training": {"report": "1 steps", "schedule": {"decay": 0.2}},
+        "phases": [
+            {"length": 16, "share": 0.5, "bases": [10_000.0]},
+            {"length": 64, "share": 0.3, "rate": 0.375},
+            {"length": 64, "share": 0.2, "rate": 0.375},
+        ],
+    }  # fmt: skip
+
+    def note(event: Event) -> None:
+        if event.kind == "report":
+            seen[event.progress.phase] = event.values["learning_rate"]
+
+    run = bothways.pretrain(
+        corpus, shape, recipe="modernbert", until="5000 tokens", out=tmp_path / "run", on_event=note,
+        **settings,
+    )  # fmt: skip
+    assert set(seen) == {0, 1, 2}
+    assert seen[2] < seen[1] == pytest.approx(3e-4)
+    reference = transformers.AutoModelForMaskedLM.from_pretrained(run.folder).eval()
+    assert isinstance(reference, transformers.ModernBertForMaskedLM)
+    rope = reference.config.rope_parameters
+    assert [rope[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention")] == [
+        160_000,
+        10_000,
+    ]
+    model = load_model(run.folder, (MaskedHead(),)).model.eval()
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), run.model.state_dict().values(), strict=True)
+    )
+    batch = corpus.tokenizer.batch(["the cat sleeps in the house"])
+    with torch.no_grad():
+        logits = model(batch, heads=("masked",)).logits["masked"]
+        assert torch.allclose(reference(batch.ids[None].long()).logits[0], logits, atol=1e-5)
+
+
+def test_a_phase_computes_with_its_bases(corpus):
+    """A run in one phase equals one of an encoder with these bases."""
+    phases = [
+        {"length": 32, "share": 0.5, "bases": [100.0, 50.0]},
+        {"length": 32, "share": 0.5, "bases": [100.0, 50.0]},
+    ]
+    options = {
+        "objective": "masked-lm",
+        "until": "6 steps",
+        "batch": {"kind": "examples", "n": 8},
+        "precision": "fp32",
+    }
+    changed = bothways.pretrain(corpus, small(), phases=phases, **options).model
+    position = dataclasses.replace(small().position, bases=(100.0, 50.0))
+    plain = bothways.pretrain(
+        corpus, small(position=position), phases=[{"length": 32, "share": 0.5}] * 2, **options
+    ).model
+    assert changed.config.position == changed.encoder.config.position == position
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(changed.state_dict().values(), plain.state_dict().values(), strict=True)
+    )
+    other = bothways.pretrain(
+        corpus, small(), phases=[{"length": 32, "share": 0.5}] * 2, **options
+    ).model
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(changed.state_dict().values(), other.state_dict().values(), strict=True)
+    )
+
+
+def test_bases_of_an_encoder_without_rotary_positions_are_refused(corpus):
+    with pytest.raises(ConfigError, match=r"phases\.bases: are of rotary positions, .* learned"):
+        bothways.pretrain(
+            corpus,
+            "bert-tiny",
+            "masked-lm",
+            until="1 steps",
+            phases=[{"length": 16, "bases": [10.0]}],
+        )
+    for wrong, where in (({"bases": [0.5]}, "position.bases"), ({"rate": 0.0}, r"phases\.0\.rate")):
+        with pytest.raises(ConfigError, match=where):
+            bothways.pretrain(
+                corpus, small(), "masked-lm", until="1 steps", phases=[{"length": 16, **wrong}]
+            )
+    # The recipe leaves them out by itself.
+    assert modernbert(preset("bert-mini")).phases[0] == PretrainPhase(512, 1719 / 2019)
+    assert modernbert(preset("modernbert-base")).training.until == Tokens(2019 * BILLION)
+
+
+def tiled(matrix: np.ndarray, size: int, axis: int) -> np.ndarray:
+    """The matrix in the middle, what is beside it repeated, element by element."""
+    length = matrix.shape[axis]
+    offset = (size - length) // 2
+    return np.stack([np.take(matrix, (n - offset) % length, axis) for n in range(size)], axis)
+
+
+def test_a_larger_model_repeats_the_smaller_one(corpus):
+    torch.manual_seed(0)
+    start = Model(small(vocab=corpus.tokenizer.size), [MaskedHead()])
+    larger = small(vocab=corpus.tokenizer.size, width=64, depth=5, heads=4, intermediate_size=80)
+    grown = grow(start, larger).state_dict()
+    state = {name: tensor.double().numpy() for name, tensor in start.state_dict().items()}
+    for layer, origin in enumerate((0, 1, 1, 2, 2)):  # 1 + int(n · 2/4 + ½) of 1 … 3
+        name, source = f"encoder.blocks.{layer}.", f"encoder.blocks.{origin}."
+        queries, keys, values = np.split(state[f"{source}attention.qkv.weight"], 3)
+        expected = np.concatenate(
+            [tiled(tiled(part, 64, 0), 64, 1) for part in (queries, keys, values)]
+        )
+        assert np.array_equal(grown[f"{name}attention.qkv.weight"].double(), expected)
+        up = np.split(state[f"{source}mlp.up.weight"], 2)
+        expected = np.concatenate([tiled(tiled(part, 80, 0), 64, 1) for part in up])
+        assert np.array_equal(grown[f"{name}mlp.up.weight"].double(), expected)
+        expected = tiled(tiled(state[f"{source}mlp.down.weight"], 64, 0), 80, 1)
+        assert np.array_equal(grown[f"{name}mlp.down.weight"].double(), expected)
+    table = "encoder.embedding.token.weight"
+    assert np.array_equal(grown[table].double(), tiled(state[table], 64, 1))
+
+
+def test_training_starts_from_a_smaller_model(corpus, tmp_path):
+    shape, phases = small(vocab=corpus.tokenizer.size), [{"length": 32}]
+    base = bothways.pretrain(
+        corpus, shape, "masked-lm", until="2 steps", out=tmp_path / "base", phases=phases
+    )
+    larger = dataclasses.replace(shape, width=48, heads=3, depth=4)
+    run = bothways.pretrain(  # with a rate that changes no bit
+        corpus, larger, "masked-lm", until="2 steps", start=base.folder, phases=phases, lr=1e-30
+    )
+    assert run.model.config == larger
+    expected = grow(base.model, larger).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in run.model.state_dict().items())
+    with pytest.raises(ConfigError, match=r"encoder: is no larger shape .*: depth"):
+        grow(base.model, dataclasses.replace(larger, depth=2))
