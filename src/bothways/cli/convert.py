@@ -1,9 +1,13 @@
-"""`bothways convert`: TensorFlow checkpoints, and other vocabularies."""
+"""`bothways convert` and `average`: TensorFlow checkpoints, other vocabularies, mean weights."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Literal
+
+import bothways
+from bothways.cli import options
 
 
 def convert(
@@ -50,9 +54,18 @@ def convert(
     _read(source, out, part)
 
 
-def _change_vocabulary(source: Path, out: Path, vocabulary: Path) -> None:
-    import sys
+@options.documented_by(bothways.average)
+def average(*models: Path, out: Path) -> None:
+    """Save the mean of the weights of several models, or of all checkpoints of one run.
 
+    Runs that began alike, such as seeds of one fine-tuning, and the last checkpoints of a run are
+    often better together than each alone. Measure it: bothways evaluate OUT dev.tsv.
+    """
+    names = bothways.average(models, out)
+    print(f"The mean of {len(names)} models is in {out}.", file=sys.stderr)
+
+
+def _change_vocabulary(source: Path, out: Path, vocabulary: Path) -> None:
     from bothways.core.progress import terminal_progress
     from bothways.core.terminal import quantity
     from bothways.hub.convert.vocabulary import TABLE, convert_vocabulary
@@ -65,8 +78,6 @@ def _change_vocabulary(source: Path, out: Path, vocabulary: Path) -> None:
 
 
 def _read(source: Path, out: Path, part: Literal["discriminator", "generator"] | None) -> None:
-    import sys
-
     from bothways.hub.convert.tensorflow.checkpoint import read_tensorflow
     from bothways.hub.model_card import Card
     from bothways.hub.model_folder import save_model

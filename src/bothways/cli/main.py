@@ -115,6 +115,7 @@ _COMMANDS = {
         "evaluate": ("predict", "films test.tsv --report films.html"),
         "calibrate": ("predict", "films dev.tsv --out calibrated"),
         "compare": ("inspection", "runs/a runs/b test.tsv"),
+        "average": ("convert", "seed-0 seed-1 seed-2 --out soup"),
     },
     "Use": {
         "predict": ("predict", "films new.csv --keep id --out labels.csv"),

@@ -1,0 +1,94 @@
+"""The mean of the weights of model folders, and of the checkpoints of a run."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file
+
+import bothways
+from bothways.core.errors import FolderError
+from bothways.model.config import EncoderConfig
+from bothways.model.heads import LabelHead
+from bothways.model.model import Model
+from commands import run_line
+
+
+def save(folder, tokenizer, seed, *, labels=("bad", "good"), depth=2):
+    torch.manual_seed(seed)
+    config = EncoderConfig(tokenizer.size, 16, depth, 2, 32, initial_range=0.3)
+    model = Model(config, [LabelHead(len(labels))])
+    bothways.save_model(
+        folder, model, tokenizer, labels=labels, problem="single_label_classification"
+    )
+    return folder
+
+
+def test_the_mean_of_folders_is_that_of_each_tensor(tokenizer, tmp_path):
+    folders = [save(tmp_path / f"seed-{n}", tokenizer, n) for n in range(3)]
+    run_line("average", *map(str, folders), "--out", str(tmp_path / "mean"))
+    weights = [load_file(folder / "model.safetensors") for folder in folders]
+    mean = load_file(tmp_path / "mean" / "model.safetensors")
+    assert mean.keys() == weights[0].keys()
+    for name, values in mean.items():
+        expected = np.mean([part[name].astype(np.float64) for part in weights], axis=0)
+        assert np.array_equal(values, expected.astype(values.dtype)), name
+    opened = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "mean")
+    assert opened.config.id2label == {0: "bad", 1: "good"}
+    assert bothways.load(tmp_path / "mean")("the cat sleeps").label in ("bad", "good")
+    record = json.loads((tmp_path / "mean" / "bothways.json").read_text())
+    assert record["average"] == [str(folder) for folder in folders]
+    assert "The mean of 3 models" in (tmp_path / "mean" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("model", ["bert-tiny", "albert-base-v2", "modernbert-base"])
+def test_the_mean_of_a_runs_checkpoints_is_that_of_its_weights(corpus, tmp_path, model):
+    shape = {"width": 16, "heads": 2, "depth": 3, "intermediate_size": 24, "embedding": None}
+    states = []
+    run = bothways.pretrain(
+        corpus, model, "masked-lm", until="9 steps", out=tmp_path / "run",
+        on_event=lambda event: event.kind == "checkpoint" and states.append(event.progress.steps),
+        training={"save": "3 steps", "keep": {"last": 3}}, encoder=shape, phases=[{"length": 16}],
+    )  # fmt: skip
+    names = bothways.average([tmp_path / "run"], tmp_path / "mean")
+    assert [name.rpartition("-")[2] for name in names] == ["3", "6", "9"]
+    mean = bothways.load_model(tmp_path / "mean").state_dict()
+    parts = [load_file(tmp_path / "run" / f"step-{n}" / "model.safetensors") for n in (3, 6, 9)]
+    for name in parts[0]:
+        expected = np.mean([part[name].astype(np.float64) for part in parts], axis=0)
+        actual = mean[name.removeprefix("model.")].numpy()
+        assert np.array_equal(actual, expected.astype(np.float32)), name
+    last = bothways.average([tmp_path / "run/step-9", run.folder], tmp_path / "same")
+    same = bothways.load_model(tmp_path / "same").state_dict()
+    assert len(last) == 2
+    assert all(torch.equal(same[name], value) for name, value in run.model.state_dict().items())
+
+
+def test_models_that_differ_in_more_than_weights_are_refused(tokenizer, corpus, tmp_path):
+    first = save(tmp_path / "first", tokenizer, 0)
+    for other, difference in (
+        (save(tmp_path / "labels", tokenizer, 1, labels=("no", "yes")), "id2label"),
+        (save(tmp_path / "deep", tokenizer, 1, depth=3), r"bert\.encoder\.layer\.2"),
+    ):
+        with pytest.raises(FolderError, match=difference):
+            bothways.average([first, other], tmp_path / "mean")
+    for alone in ([first], []):
+        with pytest.raises(FolderError, match="one model has no average"):
+            bothways.average(alone, tmp_path / "mean")
+    bothways.pretrain(
+        corpus, EncoderConfig(9, 16, 1, 2, 32), "masked-lm", until="2 steps", out=tmp_path / "run",
+        training={"save": "1 steps", "keep": {"last": 2}}, phases=[{"length": 16}],
+    )  # fmt: skip
+    (tmp_path / "run" / "model").rename(tmp_path / "moved")
+    with pytest.raises(FolderError, match="is not finished"):
+        bothways.average([tmp_path / "run"], tmp_path / "mean")
+    (tmp_path / "moved").rename(tmp_path / "run" / "model")
+    weights = tmp_path / "run" / "step-1" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(bothways.BothwaysError, match="damaged"):
+        bothways.average([tmp_path / "run"], tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
+    with pytest.raises(bothways.BothwaysError):  # it would replace what it reads
+        bothways.average([first, first], first)
