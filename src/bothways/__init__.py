@@ -26,7 +26,7 @@ _HOME = {  # in the order of the reference
     "pretrain": "training_runs", "adapt": "training_runs", "distil": "training_runs",
     "show": "training_runs",
     "load_model": "model_folders", "save_model": "hub.model_folder",
-    "export_model": "model_folders", "push_to_hub": "hub.publish",
+    "average": "model_folders", "export_model": "model_folders", "push_to_hub": "hub.publish",
     "PretrainedModel": "hub.model_folder", "Model": "model.model", "ModelOutput": "model.model",
     "Encoder": "model.model", "EncoderConfig": "model.config", "preset": "model.families.catalogue",
     "FinetuneConfig": "finetuning.config", "PretrainConfig": "pretraining.config",
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from bothways.model.model import Encoder as Encoder
     from bothways.model.model import Model as Model
     from bothways.model.model import ModelOutput as ModelOutput
+    from bothways.model_folders import average as average
     from bothways.model_folders import calibrate as calibrate
     from bothways.model_folders import evaluate as evaluate
     from bothways.model_folders import export_model as export_model

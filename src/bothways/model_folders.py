@@ -381,6 +381,35 @@ def _labelled_data(
     return EvaluationData(folder, name, columns, progress, examples=rows)
 
 
+def average(models: Iterable[str | Path], out: str | Path) -> list[str]:
+    """Save a model folder whose weights are the mean of those of several models.
+
+    Sums are in float64, and models are read one after the other. All other files are those of the
+    first.
+
+    Args:
+        models: model folders, folders of runs or Hub ids, of one shape, vocabulary and labels; or
+            checkpoints of finished runs (`run/step-1000`); or one run, for all its checkpoints.
+        out: the new model folder.
+
+    Returns:
+        The names of the models that were averaged.
+
+    Raises:
+        FolderError: there is only one model, or the models differ in more than their weights.
+        CheckpointError: a checkpoint is damaged.
+
+    Examples:
+        >>> bothways.average(["my-bert", "my-bert"], "averaged")
+        ['my-bert', 'my-bert']
+        >>> bothways.load_model("averaged").config == bothways.load_model("my-bert").config
+        True
+    """
+    from bothways.hub.average import save_average
+
+    return save_average([str(model) for model in models], Path(out))
+
+
 def calibrate(  # noqa: PLR0913 – one option per question
     model: str | Path,
     data: str | Path | Iterable[Any] | None = None,

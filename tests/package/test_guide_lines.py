@@ -47,6 +47,7 @@ ELSEWHERE = {
     r"--replay": "tests/pretraining/test_adapt.py has texts that are read",
     r"mixture": "tests/pretraining/test_mixtures.py has corpora that are read",
     r"--prompt-name": "tests/prediction/test_embedding.py has a model with prompts",
+    r"^bothways average": "tests/hub/test_average.py has runs and seeds",
     r"--recipe modernbert --model": "tests/pretraining/test_modernbert_recipe.py runs the recipe",
     r"distilbert-base-uncased": "a student of the teacher's width",
 }

@@ -29,31 +29,8 @@ _OWN = "model."
 """The prefix of the saved model among the tensors of a checkpoint."""
 
 
-def average(models: Sequence[str | Path], out: str | Path) -> list[str]:
-    """Save a model folder whose weights are the mean of those of several models.
-
-    Sums are in float64, and models are read one after the other. All other files are those of the
-    first.
-
-    Args:
-        models: model folders, folders of runs or Hub ids, of one shape, vocabulary and labels; or
-            checkpoints of finished runs (`run/step-1000`); or one run, for all its checkpoints.
-        out: the new model folder.
-
-    Returns:
-        The names of the models that were averaged.
-
-    Raises:
-        FolderError: there is only one model, or the models differ in more than their weights.
-        CheckpointError: a checkpoint is damaged.
-
-    Examples:
-        >>> bothways.average(["my-bert", "my-bert"], "averaged")
-        ['my-bert', 'my-bert']
-        >>> len(bothways.load("averaged", task="fill")("a good [MASK]").spots)
-        1
-    """
-    names, target = [str(model) for model in models], Path(out)
+def save_average(names: Sequence[str], target: Path) -> list[str]:
+    """Save the mean of the weights, as `bothways.average`."""
     if len(names) == 1:
         names = [str(folder) for folder in checkpoints(Path(names[0]))] or names
     if len(names) < 2:
@@ -78,7 +55,7 @@ def average(models: Sequence[str | Path], out: str | Path) -> list[str]:
         text = card.read_text("utf8") if card.is_file() else "# An averaged model\n"
         note = f"## Weights\n\nThe mean of {len(names)} models: {', '.join(names)}.\n"
         card.write_text(f"{text.rstrip()}\n\n{note}", encoding="utf8")
-    return names
+    return [*names]
 
 
 def _mean(names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
