@@ -33,6 +33,8 @@ QUICK = {
     "mine": "mine pairs.jsonl --index index --out OUT.jsonl",
     "calibrate": "calibrate classifier dev.tsv --out OUT",
     "describe": "describe classifier",
+    "settings": "settings training.optimizer",
+    "show": "show bert 'a good film'",
     "compare": "compare classifier classifier train.tsv",
     "corpus build": "corpus build text.txt --tokenizer bert --out OUT --workers 1",
     "corpus inspect": "corpus inspect corpus --verify",

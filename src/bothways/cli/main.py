@@ -99,6 +99,7 @@ _COMMANDS = {
         "quickstart": ("lab", "--minutes 5"),
         "show": ("show", 'bert-base-uncased "my dog is cute" "he likes playing"'),
         "describe": ("inspection", "bert-base --length 512"),
+        "settings": ("settings", "training.optimizer --command pretrain"),
     },
     "Pre-train": {
         "plan": ("plan", "bert-base --tokens 3e9 --hardware h100"),

@@ -52,6 +52,15 @@ _ENDLESS = 1e9
 
 @dataclass(frozen=True)
 class _Adam:
+    """Settings of Adam and its relatives.
+
+    Attributes:
+        lr: the peak of the schedule; "auto" is for fine-tuning only.
+        betas: the factors of the averages of gradients and of their squares.
+        eps: is added to the root of the average of squares.
+        decay: weight decay, times the rate; none for biases and LayerNorms.
+    """
+
     lr: float | Auto = 1e-4
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
@@ -63,10 +72,7 @@ class _Adam:
 
 @dataclass(frozen=True)
 class AdamW(_Adam):
-    """Adam with bias correction and decoupled decay, which 1-d parameters do not have.
-
-    `lr` is the peak of the schedule; "auto" is for fine-tuning only.
-    """
+    """Adam with bias correction and decoupled decay, which 1-d parameters do not have."""
 
     eps: float = 1e-8
     kind: Literal["adamw"] = "adamw"

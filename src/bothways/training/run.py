@@ -65,6 +65,7 @@ class Training:
             schedule.
         optimizer: in Python also a function that makes any `torch.optim.Optimizer` of groups.
         schedule: in Python also a function of the share of the run that is done.
+        precision: of matrix products; auto is bf16 where the hardware has it.
         clip_norm: the highest global gradient norm; None for no clipping.
         ema: the decay of the moving average of the weights, which is evaluated and saved instead
             of them; None for no average.

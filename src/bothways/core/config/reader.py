@@ -17,7 +17,9 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -468,17 +470,23 @@ def _allowed(hint: Any) -> str:
     shape, arguments = _shape(hint), typing.get_args(hint)
     if shape.classes or shape.others != (hint,):
         kinds = [_kind(cls) for cls in shape.classes if hasattr(cls, "kind")]
-        choices = [f"one of {', '.join(kinds)}"] if kinds else []
+        choices = [_one_of(kinds)] if kinds else []
         table = ["a table"] if len(kinds) < len(shape.classes) else []
         return " or ".join([*map(_allowed, shape.others), *table, *choices])
     match typing.get_origin(hint):
         case typing.Literal:
-            return f"one of {', '.join(map(str, arguments))}"
+            return _one_of([*map(str, arguments)])
         case origin if origin is tuple:
             length = "any number" if Ellipsis in arguments else str(len(arguments))
             return f"a list of {length}, each {_allowed(arguments[0])}"
+        case origin if origin is Mapping:
+            return f"a table of names, each {_allowed(arguments[1])}"
         case _:
             return _WORDS.get(hint, str(hint))
+
+
+def _one_of(names: list[str]) -> str:
+    return f"one of {', '.join(names)}" if len(names) > 1 else names[0]
 
 
 def _plain(hint: Any, value: Any) -> Any:
@@ -542,3 +550,96 @@ def _short(value: Any) -> Any:
         if not kind or getattr(value, field.name) != field.default
     }
     return {**kind, **changed} if changed else kind.get("kind", {})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting, as a command or a file can give it.
+
+    Attributes:
+        path: the dotted path; 0 stands for the first entry of a list.
+        kinds: the kinds of its table that have it, such as ("adamw", "lamb"); empty if all have.
+        values: the values that it takes, in words.
+        default: as a file would write it; "" if there is none, or if it is a table.
+        meaning: of the docstring of its table: the entry in "Attributes:", or the first sentence.
+    """
+
+    path: str
+    kinds: tuple[str, ...]
+    values: str
+    default: str
+    meaning: str
+
+
+def list_settings(config: Any) -> list[Setting]:
+    """Return the settings of a configuration, in the order of its fields, defaults from its values.
+
+    Settings of several kinds that differ in nothing but the kind are one.
+    """
+    merged = dict[tuple[str, str, str, str], tuple[str, ...]]()
+    for setting in _settings(type(config), config, "", (), ""):
+        key = (setting.path, setting.values, setting.default, setting.meaning)
+        merged[key] = tuple(dict.fromkeys((*merged.get(key, ()), *setting.kinds)))
+    return [
+        Setting(path, kinds, values, default, meaning)
+        for (path, values, default, meaning), kinds in merged.items()
+    ]
+
+
+def _settings(
+    cls: type[Any], config: Any, location: str, above: tuple[type[Any], ...], kind: str
+) -> Iterator[Setting]:
+    hints, meanings = _hints(cls), _meanings(cls)
+    for field in dataclasses.fields(cls):
+        if not field.init or field.name == "kind":
+            continue
+        path, hint = join_path(location, field.name), hints[field.name]
+        value = getattr(config, field.name, dataclasses.MISSING)
+        if value is dataclasses.MISSING:
+            value = _default(field)
+        default = "" if value is dataclasses.MISSING else _written(hint, value)
+        members, below, entry = _tables(hint), path, value
+        values, meaning = _allowed(hint), meanings.get(field.name)
+        meaning = meaning or _summary(members[0] if len(members) == 1 else cls)
+        yield Setting(path, (kind,) if kind else (), values, default, meaning)
+        if typing.get_origin(hint) is tuple:
+            members, below = _tables(typing.get_args(hint)[0]), f"{path}.0"
+            entry = value[0] if isinstance(value, tuple) and value else dataclasses.MISSING
+        for member in members:
+            if member in above:
+                continue
+            chosen = _kind(member) if len(members) > 1 and hasattr(member, "kind") else kind
+            given = entry if type(entry) is member else dataclasses.MISSING
+            yield from _settings(member, given, below, (*above, cls), chosen)
+
+
+def _written(hint: Any, value: Any) -> str:
+    """Return a default as a file writes it: of a table its kind, or nothing."""
+    plain = _plain(hint, value)
+    if isinstance(plain, dict):
+        return str(getattr(value, "kind", ""))
+    if isinstance(plain, list) and any(isinstance(entry, dict) for entry in plain):
+        return ""
+    return inline(plain)
+
+
+def _summary(cls: type[Any]) -> str:
+    return " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+
+
+def _meanings(cls: type[Any]) -> dict[str, str]:
+    """Return the meaning of each field, from the part "Attributes:" of the docstrings."""
+    meanings = dict[str, str]()
+    for base in reversed(cls.__mro__):
+        text = (inspect.getdoc(base) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+        for entry in re.split(r"\n(?= {4}\w)", text):
+            names, colon, meaning = " ".join(entry.split()).partition(": ")
+            if colon:
+                meanings |= dict.fromkeys(names.split(", "), meaning)
+    return meanings
+
+
+def _tables(hint: Any) -> tuple[type[Any], ...]:
+    """Return the classes of which a setting is a table; none if it is written as a text."""
+    shape = _shape(hint)
+    return () if shape.readers else shape.classes
