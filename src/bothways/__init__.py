@@ -21,7 +21,7 @@ _HOME = {  # in the order of the reference
     "evaluate": "model_folders", "calibrate": "model_folders", "Predictor": "prediction.predictor",
     "search": "indexes", "build_index": "indexes", "mine": "indexes",
     "Index": "prediction.search.index",
-    "train_tokenizer": "texts", "Tokenizer": "text.tokenizer",
+    "demo": "lab.demo", "train_tokenizer": "texts", "Tokenizer": "text.tokenizer",
     "build_corpus": "texts", "Corpus": "data.corpus",
     "pretrain": "training_runs", "adapt": "training_runs", "distil": "training_runs",
     "show": "training_runs",
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from bothways.indexes import build_index as build_index
     from bothways.indexes import mine as mine
     from bothways.indexes import search as search
+    from bothways.lab.demo import demo as demo
     from bothways.model.config import EncoderConfig as EncoderConfig
     from bothways.model.families.catalogue import preset as preset
     from bothways.model.model import Encoder as Encoder

@@ -31,6 +31,7 @@ LINES = list(dict.fromkeys(" ".join(line.split()) for page in PAGES for line in 
 ELSEWHERE = {
     r"s3://|https://": "tests/data/test_urls.py has a local store",
     r"^bothways (serve|play|quickstart|bench)": "test_pseudo_terminal.py runs these",
+    r"^bothways demo": "tests/lab/test_demo.py",
     r"^bothways convert (uncased|chinese|electra)": "tests/hub/test_tensorflow.py has the files",
     r"roberta-base|bigbird": "tests/pretraining/test_adapt.py has a model",
     r"--blimp": "tests/tasks has the files of BLiMP",

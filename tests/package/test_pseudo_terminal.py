@@ -33,6 +33,7 @@ QUICK = {
     "mine": "mine pairs.jsonl --index index --out OUT.jsonl",
     "calibrate": "calibrate classifier dev.tsv --out OUT",
     "describe": "describe classifier",
+    "demo": "demo OUT",
     "settings": "settings training.optimizer",
     "show": "show bert 'a good film'",
     "compare": "compare classifier classifier train.tsv",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+import bothways
 from bothways.cli import options
 from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, say
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
     from bothways.core.report.sections import TableSection
     from bothways.lab.features.run import FeatureResult
     from bothways.lab.paper.run import Benchmark
+
+
+@options.documented_by(bothways.demo)
+def demo(folder: Path) -> None:
+    """Write small labelled data of every task, and list commands to try with it."""
+    from bothways.lab.demo import COMMANDS
+
+    files = bothways.demo(folder)
+    say(error_console(), f"{len(files)} files are in {folder}. In this folder, these commands run:")
+    for line in (f"cd {folder}", *(f"bothways {line}" for line in COMMANDS)):
+        say(output_console(), line)
 
 
 def quickstart(

@@ -97,6 +97,7 @@ reproduce = App(
 _COMMANDS = {
     "Learn": {
         "quickstart": ("lab", "--minutes 5"),
+        "demo": ("lab", "demo-data"),
         "show": ("show", 'bert-base-uncased "my dog is cute" "he likes playing"'),
         "describe": ("inspection", "bert-base --length 512"),
         "settings": ("settings", "training.optimizer --command pretrain"),

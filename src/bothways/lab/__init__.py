@@ -1,1 +1,1 @@
-"""The papers' tables, sweeps and significance, the first run, speed comparisons."""
+"""The papers' tables, sweeps and significance, the first run, example data, speed comparisons."""
