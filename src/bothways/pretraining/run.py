@@ -238,24 +238,26 @@ def phases_of(
     corpora: Corpora,
     documents: Mapping[str, DocumentIds],
     plan: parallel.Plan,
-    training_module: TrainingModule,
+    training_module: TrainingModule | None,
 ) -> list[run.TrainingPhase]:
     """Return the phases of the run, each with its data from a cursor on.
 
     Args:
         documents: the documents to train on, by corpus.
         training_module: on its device; a phase that begins sets the rotary bases of its models.
+            None: the data alone, on the CPU.
     """
 
     def steps(state: RunState) -> Iterable[TrainingStep]:
         """Return the data of the current phase."""
         position = settings.encoder_of(settings.phases[state.phase]).position
-        for module in training_module.modules():
+        for module in training_module.modules() if training_module is not None else ():
             if isinstance(module, Model | Encoder) and isinstance(module.config.position, Rotary):
                 module.config = dataclasses.replace(module.config, position=position)
         loader = build.loader_of(settings, corpora, documents, plan, state.phase, state.ends)
-        return ahead(loader.steps(state.cursor, state.tokens), device_of(training_module))
+        return ahead(loader.steps(state.cursor, state.tokens), device)
 
+    device = torch.device("cpu") if training_module is None else device_of(training_module)
     ends = np.cumsum([phase.share for phase in settings.phases])
     ends[-1] = 1.0
     return [

@@ -315,14 +315,14 @@ def show_corpus(
     Raises:
         BothwaysError: the corpora do not suit the settings; the run has no such step.
     """
-    parts, cpu = Corpora.of(corpora, settings.mixture), torch.device("cpu")
+    parts = Corpora.of(corpora, settings.mixture)
     for finding in report_findings(dict.fromkeys(build.check_data(settings, parts))):
         progress.message(f"{finding.severity}: {finding}")
     documents = {
         name: corpus.split(settings.held_out, settings.seed)[0]
         for name, corpus in parts.parts.items()
     }
-    phases = phases_of(settings, parts, documents, build.SINGLE, cpu)
+    phases = phases_of(settings, parts, documents, build.SINGLE, None)
     state, available = state_before(phases, step, progress)
     loader = build.loader_of(settings, parts, documents, build.SINGLE, state.phase, state.ends)
     phase = settings.phases[state.phase]
