@@ -42,7 +42,7 @@ ELSEWHERE = {
     r"fresh=replaced": "tests/pretraining/test_recipes.py starts from a generator",
     r"^bothways (adapt|convert) (bert-law|my-bert)|law/|long": "needs the vocabulary of a run",
     r"--config run.toml": "has its file in test_docs.py",
-    r"google-bert/|FacebookAI/": "a download",
+    r"google-bert/|FacebookAI/|sentence-transformers/": "a download",
     r"--filters": "tests/data/cleaning has texts that are kept",
     r"--precision int8": "not on every processor",
     r"--replay": "tests/pretraining/test_adapt.py has texts that are read",
