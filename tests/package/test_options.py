@@ -68,7 +68,9 @@ def test_each_command_has_an_example_that_is_understood(group):
         line = re.fullmatch(r"Example: `(bothways .+)`", commands[name].help_epilogue)[1]
         assert line.startswith(" ".join(["bothways", *group.split(), name, ""]))
         words = rename_options(app, shlex.split(line)[1:])
-        app.parse_args(words, exit_on_error=False, print_error=False)
+        _, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+        texts = bound.arguments.get("texts", ())
+        assert [text for text in texts if not {*text} & {*"./"}] == [], "not the name of a file"
 
 
 def test_the_help_shows_each_argument_by_one_name(capsys):

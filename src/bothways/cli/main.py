@@ -112,7 +112,7 @@ _COMMANDS = {
     "Fine-tune": {
         "finetune": ("training", "bert-base-uncased train.csv --dev 20% --out films"),
         "sweep": ("training", "bert-base-uncased train.tsv --dev dev.tsv --grid lr=2e-5,5e-5"),
-        "distil": ("training", "films train.tsv --student bert-mini --out small"),
+        "distil": ("training", "films train.tsv --student distilbert-base-uncased --out small"),
         "features": ("lab", "bert-base-cased train.conll --dev dev.conll"),
         "evaluate": ("predict", "films test.tsv --report films.html"),
         "calibrate": ("predict", "films dev.tsv --out calibrated"),
@@ -122,7 +122,7 @@ _COMMANDS = {
     "Use": {
         "predict": ("predict", "films new.csv --keep id --out labels.csv"),
         "embed": ("predict", "all-MiniLM-L6-v2 texts.txt --out vectors.npy"),
-        "index": ("search", "all-MiniLM-L6-v2 texts.txt --out notes"),
+        "index": ("search", "texts.txt --model all-MiniLM-L6-v2 --out notes"),
         "search": ("search", 'notes "how do I change my address?"'),
         "mine": ("search", "pairs.tsv --index notes --out triplets.jsonl"),
     },
