@@ -1,4 +1,7 @@
-"""`bothways settings` and the pages of all settings against the declarations; run this file to write the pages again."""
+"""`bothways settings` and the pages of all settings against the declarations.
+
+`PYTHONPATH=tests/helpers python tests/package/test_settings_page.py` writes the pages again.
+"""
 
 import dataclasses
 import json
@@ -43,7 +46,9 @@ def tables(head: str) -> str:
 @pytest.mark.parametrize("page", HEADS, ids=["en", "zh"])
 def test_the_page_has_the_settings_of_the_code(page):
     text = page.read_text("utf8")
-    assert text[text.index(START) :] == tables(HEADS[page]), f"run {__file__}"
+    assert text[text.index(START) :] == tables(HEADS[page]), (
+        "write it again: PYTHONPATH=tests/helpers python tests/package/test_settings_page.py"
+    )
 
 
 def test_no_setting_of_a_run_is_missing_or_without_a_meaning():
