@@ -24,6 +24,7 @@ _HOME = {  # in the order of the reference
     "demo": "lab.demo", "train_tokenizer": "texts", "Tokenizer": "text.tokenizer",
     "build_corpus": "texts", "Corpus": "data.corpus",
     "pretrain": "training_runs", "adapt": "training_runs", "distil": "training_runs",
+    "find_lr": "training_runs",
     "show": "training_runs",
     "load_model": "model_folders", "save_model": "hub.model_folder",
     "average": "model_folders", "export_model": "model_folders", "push_to_hub": "hub.publish",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from bothways.texts import train_tokenizer as train_tokenizer
     from bothways.training_runs import adapt as adapt
     from bothways.training_runs import distil as distil
+    from bothways.training_runs import find_lr as find_lr
     from bothways.training_runs import finetune as finetune
     from bothways.training_runs import pretrain as pretrain
     from bothways.training_runs import show as show

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bothways.prediction.static_distillation import StaticResult
     from bothways.pretraining.adapt import Adaptation
     from bothways.pretraining.config import PretrainConfig
+    from bothways.pretraining.rate_test import RateTest
     from bothways.pretraining.run import PretrainResult
     from bothways.pretraining.training_inputs import TrainingInputs
     from bothways.tasks.catalogue import Trainable
@@ -124,6 +125,53 @@ def pretrain(  # noqa: PLR0913 – one option per question
             progress=reporter,
             on_event=on_event,
         )
+
+
+def find_lr(  # noqa: PLR0913 – one option per question
+    corpus: Corpora,
+    model: str | EncoderConfig | None = None,
+    objective: str | Objective | None = None,
+    *,
+    steps: int = 200,
+    start: str | Path | None = None,
+    recipe: PretrainRecipe | None = None,
+    config: str | Path | None = None,
+    device: str = "auto",
+    progress: Progress | bool = True,
+    **settings: Any,
+) -> RateTest:
+    """Train for some steps in memory, each with a higher learning rate, to see where it breaks.
+
+    The batch and the sequences are those with which the run would begin.
+
+    Args:
+        steps: number of steps, from a rate of 1e-6 to 1; it ends earlier where the loss has risen.
+
+    Returns:
+        The `rates` and `losses` of the steps, and a `suggestion`.
+
+    Raises:
+        BothwaysError: as `pretrain`, whose arguments the others are.
+
+    Examples:
+        >>> tiny = bothways.EncoderConfig(vocab=5, width=32, depth=1, heads=2, intermediate_size=64)
+        >>> result = bothways.find_lr("corpus", tiny, "masked-lm", steps=20)
+        >>> 1e-6 < result.suggestion < 1
+        True
+    """
+    from bothways.data.corpus import Corpus
+    from bothways.pretraining.build import encoder_of
+    from bothways.pretraining.rate_test import run_rate_test
+
+    text = open_text(corpus)
+    tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
+    source = None if start is None else str(start)
+    values, _ = pretrain_settings(
+        encoder_of(model, source, tokenizer), objective, {"until": "1 epochs", **settings}, source,
+        recipe, config, device, mixed=not isinstance(text, Corpus),
+    )  # fmt: skip
+    with shown_progress(progress) as reporter:
+        return run_rate_test(values, text, steps, device, reporter)
 
 
 def pretrain_settings(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import bothways
 from bothways.cli import options
 from bothways.core.errors import ConfigError
-from bothways.core.progress import error_console
+from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, quantity, say
 from bothways.pretraining import DistilRecipe, PretrainRecipe
 from bothways.training_runs import finetune_settings
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 def pretrain(  # noqa: PLR0913 – one option per question a run answers
     corpus: str,
     *more: str,
-    out: options.RunFolder,
+    out: options.RunFolder | None = None,
     model: str | None = None,
     recipe: PretrainRecipe | None = None,
     start: str | None = None,
+    find_lr: bool = False,
     end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
     config: options.ConfigFile = None,
     resume: options.Resume = False,
@@ -53,9 +54,25 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
         objective.masking.rate=0.2, or by a common name, such as lr=5e-4. Several corpora are mixed
         by mixture.alpha (0.7; 1 reads them by size, 0 equally), or by weights:
         mixture.kind=by_weight mixture.weights.NAME=0.9, with the names of their folders.
+    find_lr
+        Only train for 200 steps, each with a higher learning rate, and suggest one for lr=.
     """
     corpora, words = options.split_inputs(more)
     settings = options.settings_for(bothways.pretrain, words, until=end.duration)
+    if find_lr:
+        _find_lr(
+            [corpus, *corpora] if corpora else corpus,
+            model,
+            start,
+            recipe,
+            config,
+            device,
+            settings,
+        )
+        return
+    if out is None:
+        fix = "Name the folder of the run: --out run. To try rates only: --find-lr."
+        raise ConfigError("is missing", where="out", fix=fix)
     with options.training(out, resume, device) as progress:
         done = bothways.pretrain(
             [corpus, *corpora] if corpora else corpus,
@@ -70,6 +87,34 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
             **settings,
         )
     conclude_pretraining(done, error_console())
+
+
+def _find_lr(
+    corpus: str | list[str],
+    model: str | None,
+    start: str | None,
+    recipe: PretrainRecipe | None,
+    config: Path | None,
+    device: str,
+    settings: dict[str, Any],
+) -> None:
+    """Print the losses of a range test, a line for each half decade, and its suggestion."""
+    with terminal_progress() as progress:
+        found = bothways.find_lr(
+            corpus, model, start=start, recipe=recipe, config=config, device=device,
+            progress=progress, **settings,
+        )  # fmt: skip
+    rows, smoothed = list[list[str]](), found.smoothed
+    for rate, loss in zip(found.rates, smoothed, strict=True):
+        if not rows or rate >= 10**0.5 * float(rows[-1][0]):
+            rows.append([f"{rate:.1e}", f"{loss:.3f}"])
+    title = f"{quantity(len(smoothed), 'step(s)')}, losses smoothed"
+    options.show_tables(options.CommandTable(title, ["rate", "loss"], rows))
+    lowest = found.rates[smoothed.index(min(smoothed))]
+    say(
+        output_console(),
+        f"Lowest at {lowest:.1e}. A tenth of it still falls: lr={found.suggestion:.1e}",
+    )
 
 
 def conclude_pretraining(done: PretrainResult, console: Console) -> None:
