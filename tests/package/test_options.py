@@ -65,6 +65,8 @@ def test_each_command_has_an_example_that_is_understood(group):
     import_for_help([])
     commands = app[group] if group else app
     for name in {*commands} - {"tokenizer", "corpus", "reproduce", *HELP}:
+        arguments = commands[name].assemble_argument_collection(parse_docstring=True)
+        assert [each for each in arguments if " in Python " in (each.parameter.help or "")] == []
         line = re.fullmatch(r"Example: `(bothways .+)`", commands[name].help_epilogue)[1]
         assert line.startswith(" ".join(["bothways", *group.split(), name, ""]))
         words = rename_options(app, shlex.split(line)[1:])

@@ -176,6 +176,10 @@ def split_inputs(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
     return tuple(word for word in words if word not in settings), settings
 
 
+_PYTHON_ONLY = re.compile(r"[;,] (?:or )?in Python (?:`[^`]*`|[^`;.])*")
+"""The part of a description that a command line cannot use: "; in Python also a predictor"."""
+
+
 def documented_by(function: Callable[..., object]) -> Callable[[Command], Command]:
     """Complete the help of a command by the arguments of the public function that it calls.
 
@@ -188,7 +192,7 @@ def documented_by(function: Callable[..., object]) -> Callable[[Command], Comman
             help_text += "\n\nParameters\n----------"
         arguments = document.partition("Args:\n")[2].partition("\n\n")[0]
         for entry in re.split(r"\n(?= {4}\w)", arguments):
-            name, _, text = " ".join(entry.split()).partition(": ")
+            name, _, text = _PYTHON_ONLY.sub("", " ".join(entry.split())).partition(": ")
             if name in inspect.signature(command).parameters and f"\n{name}\n" not in help_text:
                 help_text += f"\n{name}\n    {text[:1].upper()}{text[1:]}"
         command.__doc__ = help_text
