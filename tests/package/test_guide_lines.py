@@ -88,6 +88,8 @@ SHORTER = [
     (r"--to static( --width \d+)?", "--to static --width 8"),
     (r"^(bothways (finetune|sweep|search|distil \S+ train.tsv) .*)$", r"\1 --epochs 1"),
     (r"--recipe paper", "--recipe paper length=32"),
+    (r"--num-train-epochs 3", ""),
+    (r" --text message --label queue", ""),
     (r"--seeds 5", "--seeds 2"),
     (r"--folds 5", "--folds 2"),
     (r"--grid paper", "--grid lr=1e-3,1e-4"),
@@ -151,6 +153,7 @@ def write_tables(folder: Path) -> None:
         for number, (text, example) in enumerate(zip(texts, examples, strict=True))
     ]
     table("tickets.csv", rows)
+    table("new.csv", [{"id": number, "text": text} for number, text in enumerate(texts)])
     for name in ("train", "dev"):
         (folder / "cola").mkdir(exist_ok=True)
         (folder / "cola" / f"{name}.tsv").write_text(
