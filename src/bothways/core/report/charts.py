@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Placeholders for the colours of the page: all different, and none that matplotlib uses by default.
-INK, FAINT, GRID = "#010203", "#010204", "#010205"
+INK, FAINT, GRID, CARD = "#010203", "#010204", "#010205", "#01020a"
 SERIES = ("#010206", "#010207", "#010208", "#010209")
-_VARIABLES = {INK: "--ink", FAINT: "--faint", GRID: "--grid"} | {
+_VARIABLES = {INK: "--ink", FAINT: "--faint", GRID: "--grid", CARD: "--card"} | {
     c: f"--series-{i}" for i, c in enumerate(SERIES)
 }
 
@@ -34,11 +34,13 @@ _STYLE: Any = {
     "text.color": INK, "xtick.color": GRID, "ytick.color": GRID, "xtick.labelcolor": FAINT,
     "ytick.labelcolor": FAINT, "figure.constrained_layout.use": True,
 }  # fmt: skip
-_CURVES, _COMPARISON = (4.7, 3.0), (5.6, 0.62)
+_CURVES, _COMPARISON = (4.7, 3.2), (5.6, 0.62)
 """Width and height of curves, and width and height per row of a comparison, in inches.
 
 Small figures keep the text legible on a phone.
 """
+_BASELINE = 0.3
+"""Height of the label of a baseline in a comparison, in rows."""
 _WRITTEN = 8
 """Maximum number of labels for which a confusion matrix shows its counts in the picture."""
 
@@ -55,7 +57,8 @@ def draw(chart: sections.Chart) -> str:
                 figure = Figure(figsize=_CURVES)
                 _draw_curves(figure.subplots(), chart)
             case sections.ComparisonChart():
-                figure = Figure(figsize=(_COMPARISON[0], 0.9 + _COMPARISON[1] * len(chart.groups)))
+                rows = len(chart.groups) + 0.4 + _BASELINE * len(chart.baselines)
+                figure = Figure(figsize=(_COMPARISON[0], 0.65 + _COMPARISON[1] * rows))
                 _draw_comparison(figure.subplots(), chart)
             case sections.ConfusionMatrix():
                 figure = Figure(figsize=(4.7, min(4.7, 1.4 + 0.5 * len(chart.labels))))
@@ -70,6 +73,10 @@ def draw(chart: sections.Chart) -> str:
         return _to_svg(figure)
 
 
+_ON_CARD: Any = {"facecolor": CARD, "edgecolor": "none", "pad": 1}
+"""The background of a label, so that no line crosses its letters."""
+_NARROWEST = 0.05
+"""The smallest range of a scale of percentages: a tenth of a point should not fill a chart."""
 _DASHED: Any = {"color": FAINT, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 
 
@@ -78,7 +85,12 @@ def _draw_curves(axes: Axes, chart: sections.Curves) -> None:
     for index, line in enumerate(chart.lines):
         colour = SERIES[index % len(SERIES)]
         axes.plot(
-            line.x, line.y, color=colour, linewidth=1.8, solid_capstyle="round", label=line.name
+            line.x,
+            line.y,
+            color=colour,
+            linewidth=1.8 if len(line.x) < 60 else 1.1,
+            solid_capstyle="round",
+            label=line.name,
         )
         if len(line.x) == 1:
             axes.plot(line.x, line.y, "o", color=colour)
@@ -91,7 +103,11 @@ def _draw_curves(axes: Axes, chart: sections.Curves) -> None:
         axes.xaxis.set_major_formatter(lambda value, _: _short(value))
     if chart.percent:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-    axes.legend(frameon=False, fontsize=9, handlelength=1.6)
+    if (
+        len(chart.lines) + len(chart.baselines) > 1
+    ):  # below the curves: in the axes it would hide some
+        legend: Any = {"frameon": False, "fontsize": 9, "handlelength": 1.6, "ncols": 2}
+        axes.figure.legend(loc="outside lower left", **legend)
 
 
 def _draw_comparison(axes: Axes, chart: sections.ComparisonChart) -> None:
@@ -114,21 +130,31 @@ def _draw_comparison(axes: Axes, chart: sections.ComparisonChart) -> None:
         heights = [row + 0.07 * (at - (len(runs) - 1) / 2) for at in range(len(runs))]
         axes.plot(runs, heights, "o", color=colour, markersize=5.5, alpha=0.85)
         label = f"{number(mean)} ± {number(spread)}" if spread else number(mean)
-        axes.annotate(label, (mean, row - 0.34), ha="center", va="bottom", fontsize=9.5, color=INK)
+        axes.annotate(
+            label,
+            (mean, row - 0.34),
+            ha="center",
+            va="bottom",
+            fontsize=9.5,
+            color=INK,
+            bbox=_ON_CARD,
+        )
     bottom = len(chart.groups) - 0.58
     for line, (name, value) in enumerate(
         sorted(chart.baselines.items(), key=lambda item: -item[1])
     ):
         axes.axvline(value, **_DASHED)
         # Baselines are often close together, so their labels are stacked.
-        position = (value, bottom + 0.2 * (line + 1))
-        axes.annotate(
-            name, position, (4, 0), textcoords="offset points", va="center", fontsize=9, color=FAINT
-        )
+        position = (value, bottom + _BASELINE * (line + 1))
+        style: Any = {"va": "center", "fontsize": 9, "color": FAINT, "bbox": _ON_CARD}
+        axes.annotate(name, position, (4, 0), textcoords="offset points", **style)
     axes.set_yticks(range(len(chart.groups)), chart.groups, color=INK)
-    axes.set_ylim(bottom + 0.2 * len(chart.baselines) + 0.2, -0.75)
+    axes.set_ylim(bottom + _BASELINE * (len(chart.baselines) + 0.7), -0.75)
     axes.set_xlabel(chart.measure)
     axes.margins(x=0.12)
+    left, right = axes.get_xlim()
+    if chart.percent and (missing := _NARROWEST - (right - left)) > 0:
+        axes.set_xlim(left - missing / 2, right + missing / 2)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.tick_params(left=False)
@@ -143,7 +169,7 @@ def _draw_confusion(axes: Axes, chart: sections.ConfusionMatrix) -> None:
     """Draw one square per pair of labels, darker for a greater share of its row."""
     from matplotlib.patches import Rectangle
 
-    names = [label if len(label) <= 14 else label[:13] + "…" for label in chart.labels]
+    names = [label if len(label) <= 24 else label[:23] + "…" for label in chart.labels]
     for row, counts in enumerate(chart.counts):
         for column, count in enumerate(counts):
             share = count / max(1, sum(counts))
@@ -155,7 +181,7 @@ def _draw_confusion(axes: Axes, chart: sections.ConfusionMatrix) -> None:
             )
             if len(names) <= _WRITTEN:
                 axes.annotate(sections.readable_number(count), (column, row), **_CENTRED)
-    axes.set_xticks(range(len(names)), names, rotation=90 if len(names) > 4 else 0)
+    axes.set_xticks(range(len(names)), names, rotation=90 if sum(map(len, names)) > 30 else 0)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.set_ylim(len(names) - 0.5, -0.5)

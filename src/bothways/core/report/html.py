@@ -52,6 +52,10 @@ def _template() -> Template:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # A number and its % stay on one line.
+        finalize=lambda value: (
+            value.replace(" %", "\N{NO-BREAK SPACE}%") if isinstance(value, str) else value
+        ),
     )
     environment.filters |= {
         "percentage": percentage,
