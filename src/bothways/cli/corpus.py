@@ -148,6 +148,7 @@ def _counts(corpus: Corpus, title: object) -> options.CommandTable:
         ("documents", f"{counts.documents:,}"),
         ("sentences", f"{counts.sentences:,}"),
         ("tokens", f"{counts.tokens:,}"),
+        *([] if counts.words is None else [("words by white space", f"{counts.words:,}")]),
         ("size", f"{size / 2**20:,.1f} MiB"),
         ("vocabulary", f"{corpus.tokenizer.size:,}"),
         ("unknown tokens", f"{corpus.unknown_share:.2%}"),

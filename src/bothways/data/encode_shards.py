@@ -36,8 +36,8 @@ SHARD_CHARACTERS = 2**22
 """A shard ends with the document that reaches this many characters."""
 
 DIGEST_BYTES = 16
-_LAYOUT = "2"  # of the files: those of another layout are made again
-_ARRAYS = ("ids", "lengths", "counts", "sizes", "digests", "bytes", "fates", "removed")
+_LAYOUT = "3"  # of the files: those of another layout are made again
+_ARRAYS = ("ids", "lengths", "counts", "sizes", "digests", "bytes", "words", "fates", "removed")
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ class Shard:
         sizes: `(D)` tokens of each document.
         digests: `(D, 16)` digests of the sentences of each document.
         bytes: `(D)` bytes of each document in UTF-8, without lines that were removed.
+        words: `(D)` words of each document, separated by white space, without these lines.
         fates: `(D)` 0, or 1 + the place of the rule that rejects the document.
         removed: `(L, 2)` lines and bytes that each rule for lines removed.
         signed: what near-duplicates are found by; None if they are not searched for.
@@ -97,6 +98,7 @@ class Shard:
     sizes: NDArray[np.uint32]
     digests: NDArray[np.uint8]
     bytes: NDArray[np.uint64]
+    words: NDArray[np.uint64]
     fates: NDArray[np.uint8]
     removed: NDArray[np.int64]
     signed: SignedTexts | None = None
@@ -165,6 +167,7 @@ def encode_shard(recipe: EncodingSettings, job: Job) -> tuple[str, Shard]:
         np.bincount(owners, weights=lengths, minlength=len(documents)).astype(np.uint32),
         np.frombuffer(digests, dtype=np.uint8).reshape(-1, DIGEST_BYTES),
         np.array([len(text.encode()) for text in cleaned.texts], dtype=np.uint64),
+        np.array([len(text.split()) for text in cleaned.texts], dtype=np.uint64),
         cleaned.fates,
         cleaned.removed,
         cleaned.signed,

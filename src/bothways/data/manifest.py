@@ -25,11 +25,16 @@ REBUILD = "Build the corpus again, in a new folder."
 
 @dataclass(frozen=True)
 class Counts:
-    """Sizes of a corpus."""
+    """Sizes of a corpus.
+
+    Attributes:
+        words: those that white space separates; None of a corpus from before they were counted.
+    """
 
     documents: int
     sentences: int
     tokens: int
+    words: int | None = None
 
 
 @dataclass(frozen=True)

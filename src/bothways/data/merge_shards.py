@@ -90,7 +90,7 @@ def merge_shards(
     by_fate = np.zeros((len(left_out.steps) + 1, 2), dtype=np.int64)
     documents_read = 0
     progress.stage("merging", len(shards))
-    tokens = sentences = documents = 0
+    tokens = sentences = documents = words = 0
     with contextlib.ExitStack() as open_files:
         columns = {
             name: _Column(open_files.enter_context((folder / name).open("wb")))
@@ -117,6 +117,7 @@ def merge_shards(
             columns[manifest.DOCUMENTS].append(sentences + np.cumsum(counts, dtype=np.uint64))
             tokens, sentences = tokens + len(ids), sentences + len(lengths)
             documents += len(counts)
+            words += int(shard.words[fates == 0].sum())
             progress.advance(number)
         files = {name: column.finish() for name, column in columns.items()}
     text_read = manifest.TextRead(documents_read, int(by_fate[:, 1].sum() + removed[:, 1].sum()))
@@ -128,7 +129,8 @@ def merge_shards(
         manifest.StepCounts(name, int(count), int(size))
         for name, (count, size) in zip(left_out.steps, by_fate[1:], strict=True)
     )
-    return Merged(manifest.Counts(documents, sentences, tokens), text_read, (*lines, *steps), files)
+    counted = manifest.Counts(documents, sentences, tokens, words)
+    return Merged(counted, text_read, (*lines, *steps), files)
 
 
 def _keep(
