@@ -4,7 +4,7 @@ from typing import Literal
 
 PretrainRecipe = Literal[
     "modern", "paper", "short", "electra", "roberta", "albert", "spanbert", "deberta", "deberta_v3",
-    "modernbert",
+    "modernbert", "babylm",
 ]  # fmt: skip
 """The only list of these names, here for commands that load no torch: `recipes` looks its
 functions up by them."""

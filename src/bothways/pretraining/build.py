@@ -31,6 +31,7 @@ from bothways.objectives.objective import ModelSpec, Objective
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.forecast import memory_demand, tokens_of_phases
 from bothways.pretraining.layers import grow, growth_obstacles, with_layers
+from bothways.pretraining.milestones import check_milestones
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.encoding_checks import check_model, unknown_tokens
 from bothways.training.parallel import Plan, Single
@@ -273,6 +274,7 @@ def preflight(
         BothwaysError: there are errors; it lists them all.
     """
     corpora = corpus if isinstance(corpus, Corpora) else Corpora.of(corpus, None)
+    check_milestones(settings, corpora, folder)
     models = settings.objective.models(settings.encoder)
     folders = start_folders(settings.start, models)
     if "model" in folders:  # what follows depends on the vocabulary

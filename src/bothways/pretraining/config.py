@@ -17,6 +17,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.reader import CHANGEABLE, Members
 from bothways.core.config.values import Tree, require_seed
 from bothways.core.errors import ConfigError
+from bothways.core.terminal import listed
 from bothways.data.loader import BatchSize, TokenBudget
 from bothways.data.masking import Masking
 from bothways.data.mixture import Mixture, Smoothed
@@ -81,6 +82,8 @@ class PretrainConfig:
             whatever is trained on, since losses under different masks do not compare.
         data_copies: after how many epochs segments and masks repeat (Google's dupe_factor); none
             if never.
+        word_milestones: numbers of words of the corpus, ascending; when the run has read one of
+            them, its model is saved next to the checkpoints, as chck_3M after three millions.
         mixture: how often each of several corpora is read. None is for one corpus; several are then
             read in smoothed shares.
         sharding: how the ranks of a run share one model; none: each has the whole model; auto: they
@@ -110,6 +113,7 @@ class PretrainConfig:
     evaluation_tokens: int = field(default=200_000, metadata=CHANGEABLE)
     evaluation_masking: Masking = Masking()
     data_copies: int | None = None
+    word_milestones: tuple[int, ...] = field(default=(), metadata=CHANGEABLE)
     mixture: Mixture | None = None
     sharding: Literal["auto"] | Sharding | None = field(default="auto", metadata=CHANGEABLE)
     seed: int = 0
@@ -137,6 +141,13 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         require_seed(seed=self.seed)
+        if list(self.word_milestones) != sorted({*self.word_milestones}) or not all(
+            target > 0 for target in self.word_milestones
+        ):
+            message = (
+                f"must be ascending numbers above 0, not {listed(map(str, self.word_milestones))}"
+            )
+            raise ConfigError(message, where="word_milestones")
         if self.start_layers is not None and self.start is None:
             message = "names layers of a model that the run does not start from"
             raise ConfigError(message, where="start_layers", fix="Give start=FOLDER, too.")

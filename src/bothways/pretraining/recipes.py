@@ -26,6 +26,7 @@ from bothways.model.families.catalogue import PRESETS, family_for, preset
 from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned, Rotary
 from bothways.objectives.distillation import Distillation, Relations
+from bothways.objectives.gpt_bert import GPTBERT
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
@@ -36,6 +37,7 @@ from bothways.pretraining.build import fit_to_corpus, start_encoder
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
 from bothways.pretraining.forecast import memory_demand
 from bothways.pretraining.layers import layer_differences, spread_layers
+from bothways.pretraining.milestones import BABYLM
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, StableAdamW
 from bothways.training.run import Training
 from bothways.training.schedules import (
@@ -350,6 +352,30 @@ last phase reads a better mixture: `phases.2.mixture`, for several corpora. The 
 each update at the peak rate, whatever that rate is; here decay is multiplied by the rate. The large
 size has 5e-4. The authors also drop 10 % of the outputs of attention, which transformers' class
 cannot say.
+"""
+
+babylm = dataclasses.replace(
+    modern,
+    training=dataclasses.replace(modern.training, until=Epochs(10.2)),
+    objective=GPTBERT(masking=Masking(0.3, unit=NGrams(3), decided_by="unit"), z_loss=1e-4),
+    phases=tuple(
+        PretrainPhase(length, share, masking=Masking(rate, unit=NGrams(3), decided_by="unit"))
+        for length, share, rate in (
+            (16, 0.1, 0.3),
+            (128, 0.6, 0.25),
+            (256, 0.2, 0.2),
+            (512, 0.1, 0.15),
+        )
+    ),
+    settings={"word_milestones": BABYLM},
+)
+"""GPT-BERT for the track strict-small of BabyLM: ten million words, each read ten times, with the
+model saved after every million, then every ten millions.
+
+The lengths, the falling share of masked tokens and the factor of the normaliser are those of
+Charpentier and Samuel 2024; updates and rate are those of `modern`, since LAMB at 1.4e-2 belongs to
+8,192 sequences, of which a hundred million words make a hundred. A hundredth of the documents is
+held out: the words of 10 epochs are a little fewer, hence 10.2.
 """
 
 RECIPES: dict[str, Recipe] = {name: globals()[name] for name in get_args(PretrainRecipe)}

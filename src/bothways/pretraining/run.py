@@ -39,8 +39,10 @@ from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
 from bothways.pretraining.forecast import memory_demand, objective_flops
+from bothways.pretraining.milestones import Milestones, words_of_epoch
 from bothways.pretraining.run_page import write_run_page
 from bothways.training import parallel, run
+from bothways.training.average import averaged
 from bothways.training.checkpoint import FolderStore, MemoryStore, run_folder
 from bothways.training.run import Training
 from bothways.training.schedules import RunState
@@ -151,6 +153,23 @@ def pretrain(
         for setting in (settings.training.keep, settings.training.target):
             if setting is not None:  # now, not at the first evaluation
                 setting.check(scoring.names())
+        corpus_name, first = next(iter(corpora.parts.items()))
+        milestones = Milestones(
+            folder or Path(),
+            words_of_epoch(first, train_ids[corpus_name]),
+            settings.word_milestones,
+            plan,
+            lambda path, words, state: _save_milestone(
+                PretrainResult(training_module, state, {}), settings, corpora, path, words
+            ),
+            progress,
+        )
+
+        def note_event(event: run.Event) -> None:
+            """Save what is due before anyone hears of it."""
+            milestones(event)
+            on_event(event)
+
         store: FolderStore | MemoryStore = MemoryStore()
         if folder is not None:  # checkpoints belong to the settings, the corpora and the models
             config, changeable = configs.to_dict(settings), configs.changeable_settings(settings)
@@ -164,8 +183,9 @@ def pretrain(
             evaluation=scoring,
             peak=peak,
             progress=progress,
-            on_event=on_event,
+            on_event=note_event,
         ).train()
+        milestones.report_rest(state)
         done = PretrainResult(training_module, state, {})
         if not state.finished(settings.training.end):
             return done
@@ -266,8 +286,33 @@ def phases_of(
     ]
 
 
+def _save_milestone(
+    done: PretrainResult, settings: PretrainConfig, corpora: Corpora, path: Path, words: int
+) -> None:
+    """Write a folder of the model as it is after so many words."""
+    card, record = _card(done, settings, corpora)
+    with averaged(done.training_module):
+        save_model(path, done.model, corpora.tokenizer, card=card, extra={**record, "words": words})
+
+
 def _save(done: PretrainResult, settings: PretrainConfig, corpora: Corpora, folder: Path) -> None:
     """Write a model folder for each role, with the settings and what was reached."""
+    card, record = _card(done, settings, corpora)
+    # "model" is the last one: once it is there, the run is complete.
+    for role, model in sorted(
+        done.training_module.saved().items(), key=lambda item: item[0] == "model"
+    ):
+        assert isinstance(model, Model)
+        titled = (
+            card if role == "model" else dataclasses.replace(card, title=f"A pre-trained {role}")
+        )
+        save_model(folder / role, model, corpora.tokenizer, card=titled, extra=record)
+
+
+def _card(
+    done: PretrainResult, settings: PretrainConfig, corpora: Corpora
+) -> tuple[Card, dict[str, object]]:
+    """Return the model card and the record of a run."""
     digest = corpora.fingerprint()
     data: dict[str, object] = {}
     for name, corpus in corpora.parts.items():
@@ -286,18 +331,10 @@ def _save(done: PretrainResult, settings: PretrainConfig, corpora: Corpora, fold
             corpora.tokens,
         ),
     )
-    record = {
+    record: dict[str, object] = {
         "pretraining": configs.to_dict(settings),
         "corpus": digest,
         "tokens": done.progress.tokens,
         "metrics": dict(done.metrics),
     }
-    # "model" is the last one: once it is there, the run is complete.
-    for role, model in sorted(
-        done.training_module.saved().items(), key=lambda item: item[0] == "model"
-    ):
-        assert isinstance(model, Model)
-        titled = (
-            card if role == "model" else dataclasses.replace(card, title=f"A pre-trained {role}")
-        )
-        save_model(folder / role, model, corpora.tokenizer, card=titled, extra=record)
+    return card, record

@@ -82,3 +82,11 @@ def use_average(training_module: TrainingModule) -> None:
     average = getattr(training_module, NAME, None)
     if isinstance(average, Average):
         average.apply_to_weights()
+
+
+@contextlib.contextmanager
+def averaged(training_module: TrainingModule) -> Iterator[None]:
+    """Use the average of the weights, if a training module has one, such as to save it."""
+    average = getattr(training_module, NAME, None)
+    with average.applied() if isinstance(average, Average) else contextlib.nullcontext():
+        yield

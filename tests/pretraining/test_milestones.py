@@ -1,0 +1,160 @@
+"""Models that are saved by words read: counted as a shell does, at the step that reaches them, after a stop too, and averaged."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+import torch
+
+from bothways.core.errors import ConfigError, DataError
+from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.documents import Document
+from bothways.data.loader import ExampleBudget
+from bothways.hub.model_folder import load_model
+from bothways.model.families.catalogue import preset
+from bothways.objectives.gpt_bert import GPTBERT
+from bothways.pretraining.build import fit_to_corpus
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.milestones import BABYLM, milestone_name
+from bothways.pretraining.recipes import RECIPES
+from bothways.pretraining.run import pretrain
+from bothways.training.optimizers import AdamW
+from bothways.training.run import Training
+from bothways.training.schedules import Constant, Epochs, Steps
+from heard_progress import Heard
+
+
+@pytest.fixture(scope="module")
+def counted(tokenizer, tmp_path_factory) -> tuple[Corpus, int]:
+    """Documents of 11 words each, and all their words."""
+    orders = itertools.islice(itertools.permutations(["cat", "dog", "owl", "fox", "now"]), 60)
+    texts = [f"The {a} sees the {b} {c}. {d}\t{e}  is here,\nnow." for a, b, c, d, e in orders]
+    documents = [Document(text, f"made:{n}") for n, text in enumerate(texts)]
+    folder = tmp_path_factory.mktemp("counted") / "corpus"
+    return build_corpus(documents, tokenizer, folder, workers=1), 60 * 11
+
+
+def settings_for(corpus: Corpus, milestones: tuple[int, ...], **training) -> PretrainConfig:
+    shape = dataclasses.replace(
+        fit_to_corpus(preset("bert-mini"), corpus.tokenizer),
+        width=16, depth=1, heads=2, intermediate_size=32,
+    )  # fmt: skip
+    settings = Training(
+        Epochs(2.0), AdamW(lr=0.01), Constant(), precision="fp32", save=Steps(3), **training
+    )
+    return PretrainConfig(
+        shape, settings, GPTBERT(), (PretrainPhase(32),), ExampleBudget(4), held_out=0.1,
+        evaluation_tokens=100, word_milestones=milestones,
+    )  # fmt: skip
+
+
+def test_words_are_those_that_white_space_separates(counted):
+    corpus, words = counted
+    assert corpus.manifest.counts.words == words
+
+
+def test_models_are_saved_at_the_step_that_reaches_the_words(counted, tmp_path):
+    corpus, words = counted
+    trained = 0.9 * words
+    targets = (int(0.4 * trained), int(1.5 * trained), int(5 * trained))
+    weights, epochs, progress = [], [], Heard()
+
+    def note(event):
+        if event.kind == "step":
+            epochs.append(event.progress.epochs)
+            present = [(tmp_path / "run" / milestone_name(target)).is_dir() for target in targets]
+            assert present == [epochs[-1] * trained >= target for target in targets]
+            weights.append(present)
+
+    done = pretrain(
+        settings_for(corpus, targets), corpus, tmp_path / "run", on_event=note, progress=progress
+    )
+    assert any(
+        name == milestone_name(targets[2]) for line in progress.messages for name in line.split()
+    )
+    first = load_model(tmp_path / "run" / milestone_name(targets[0]))
+    assert first.extra["words"] == targets[0]
+    assert first.extra["tokens"] < done.progress.tokens
+    assert first.model.config.readout.shifted
+    table = "encoder.embedding.token.weight"
+    assert not torch.equal(first.model.state_dict()[table], done.model.state_dict()[table])
+
+
+def test_a_resumed_run_saves_the_same(counted, tmp_path):
+    corpus, words = counted
+    targets = (int(0.3 * words), int(1.2 * words))
+
+    def stop(event):
+        if event.kind == "checkpoint" and event.progress.steps == 6:
+            raise KeyboardInterrupt
+
+    settings = settings_for(corpus, targets)
+    pretrain(settings, corpus, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(settings, corpus, tmp_path / "cut", on_event=stop)
+    assert not (tmp_path / "cut" / milestone_name(targets[1])).exists()
+    pretrain(settings, corpus, tmp_path / "cut", resume=True)
+    for target in targets:
+        files = [
+            tmp_path / run / milestone_name(target) / "model.safetensors"
+            for run in ("whole", "cut")
+        ]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_the_average_of_the_weights_is_saved(counted, tmp_path):
+    corpus, words = counted
+    settings = settings_for(corpus, (int(1.7 * words),), ema=0.9)
+    done = pretrain(settings, corpus, tmp_path / "run")
+    plain = pretrain(settings_for(corpus, (int(1.7 * words),)), corpus, tmp_path / "plain")
+    name, table = milestone_name(int(1.7 * words)), "encoder.embedding.token.weight"
+    averaged, weights = (
+        load_model(tmp_path / run / name).model.state_dict()[table] for run in ("run", "plain")
+    )
+    assert not torch.equal(averaged, weights)
+    # Near the end of the run the average is nearer to the final average than the weights are.
+    final = done.model.state_dict()[table]
+    assert (averaged - final).norm() < (weights - final).norm()
+    assert plain.folder is not None
+
+
+@pytest.mark.parametrize("milestones", [(2, 1), (0, 1), (1, 1)])
+def test_milestones_ascend(counted, milestones):
+    with pytest.raises(ConfigError, match="word_milestones: must be ascending numbers above 0"):
+        settings_for(counted[0], milestones)
+
+
+def test_what_cannot_be_counted_or_saved_is_refused(counted, tmp_path):
+    corpus, _ = counted
+    settings = settings_for(corpus, (10,))
+    with pytest.raises(ConfigError, match="this one has none"):
+        pretrain(settings, corpus)
+    with pytest.raises(ConfigError, match="are for one corpus"):
+        pretrain(settings, {"a": corpus, "b": corpus}, tmp_path / "two")
+    counts = dataclasses.replace(corpus.manifest.counts, words=None)
+    old = dataclasses.replace(corpus, manifest=dataclasses.replace(corpus.manifest, counts=counts))
+    with pytest.raises(DataError, match="was built before words were counted"):
+        pretrain(settings, old, tmp_path / "old")
+
+
+def test_an_older_manifest_is_read(counted, tmp_path):
+    corpus, _ = counted
+    file = corpus.folder / "manifest.json"
+    text = file.read_text()
+    tree = json.loads(text)
+    del tree["counts"]["words"]
+    file.write_text(json.dumps(tree))
+    try:
+        assert Corpus.open(corpus.folder).manifest.counts.words is None
+    finally:
+        file.write_text(text)
+
+
+def test_the_recipe_has_the_checkpoints_of_the_challenge(corpus):
+    names = [milestone_name(words) for words in BABYLM]
+    assert names == [*(f"chck_{n}M" for n in range(1, 10)), *(f"chck_{n}0M" for n in range(1, 11))]
+    settings = RECIPES["babylm"](fit_to_corpus(preset("bert-mini"), corpus.tokenizer))
+    assert settings.word_milestones == BABYLM
+    assert settings.objective.kind == "gpt_bert"
+    assert sum(phase.share for phase in settings.phases) == pytest.approx(1)
