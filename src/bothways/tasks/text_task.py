@@ -522,9 +522,13 @@ class MaskedTask(TextTask[P]):
 
 
 def vocabulary_logits(model: Model, batch: Batch, rows: Tensor) -> Iterator[Tensor]:
-    """Yield the masked head's logits for these tokens, `ROWS` at a time `(part, vocab)`."""
-    sources = model.masked_sources(batch, rows)
+    """Yield the logits for these tokens, `ROWS` at a time `(part, vocab)`.
+
+    They are the masked head's, or those of the head that predicts the next token.
+    """
+    causal = "causal" in model.heads
+    sources = rows - 1 if causal else model.masked_sources(batch, rows)
     hidden = model.encoder(batch, only=sources)
-    x = model.before_masked(batch, hidden, sources)
+    x = hidden.last if causal else model.before_masked(batch, hidden, sources)
     for chunk in torch.split(sources, ROWS):
-        yield model.heads["masked"](x[chunk], hidden.table).float()
+        yield model.heads["causal" if causal else "masked"](x[chunk], hidden.table).float()

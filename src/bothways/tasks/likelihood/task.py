@@ -38,7 +38,7 @@ from typing_extensions import assert_never
 from bothways.core.batch import Batch, TokenTargets, next_tokens
 from bothways.core.errors import ConfigError, DataError, argument
 from bothways.core.loss import perplexity
-from bothways.core.sequence import Sequence
+from bothways.core.sequence import Ids, Sequence
 from bothways.model.heads import Head, MaskedHead, NextTokenHead
 from bothways.model.model import Model
 from bothways.tasks import base
@@ -58,7 +58,7 @@ Variant = Literal["original", "word_l2r", "causal", "both"]
 
 
 class MaskedScorer(base.TaskModel[TextExample, base.P]):
-    """A task on likelihoods with a model that has the head "masked"; see `TaskModel`."""
+    """A task on likelihoods; see `TaskModel`."""
 
     def outputs(self, batch: Batch) -> list[base.Output]:
         """Return log probabilities in nats for each sequence: of its first masked token `(1)`, or
@@ -83,7 +83,7 @@ class MaskedScorer(base.TaskModel[TextExample, base.P]):
 
 
 class LikelihoodScorer(MaskedScorer[LikelihoodPrediction]):
-    """The likelihood of texts with a model that has the head "masked"; see `TaskModel`."""
+    """The likelihood of texts; see `TaskModel`."""
 
     def decode(
         self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
@@ -123,7 +123,8 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
         self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> base.TaskModel[TextExample, LikelihoodPrediction]:
         """Bind the task to a model; ConfigError if it does not read in the variant's direction."""
-        _require_direction(self.variant, model)
+        if "causal" not in model.heads:
+            _require_direction(self.variant, model)
         return super().bind(model, tokenizer, labels, length)
 
     def encode(
@@ -141,25 +142,30 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     def _encode(
         self, example: TextExample, text: Encoded, tokenizer: Tokenizer, length: int
     ) -> base.EncodedExample:
-        mask = tokenizer.specials.mask
-        if mask in text.ids:
+        if (mask := tokenizer.specials.mask) in text.ids:
             message = f"the text has a {tokenizer.token(mask)}, whose token is unknown"
             raise DataError(
                 message, where=example.where, fix=f"To predict it, use {argument(task='fill')}."
             )
-        sequences = []
-        first, room = len(tokenizer.template.before), length - tokenizer.template.single
+        sequences = list[Sequence]()
+        room = length - tokenizer.template.single
         for start in range(0, len(text.ids), room):
             chunk = slice(start, start + room)
-            bare, words = assemble(text.ids[chunk], None, tokenizer.template), text.words[chunk]
-            places = [] if self.variant == "causal" else self._masked(words, first)
-            ways = [(index, False) for index in places]
-            if self.variant in ("causal", "both"):
-                ways.append((np.arange(first, first + len(words)), True))
-            for index, causal in ways:
-                targets = {"masked": TokenTargets(index, bare.ids[index].astype(np.int64))}
-                sequences.append(Sequence(bare.ids, bare.segments, targets, causal=causal))
+            sequences += self._sequences(text.ids[chunk], text.words[chunk], tokenizer)
         return base.EncodedExample(tuple(sequences), len(text.ids), 0)
+
+    def _sequences(
+        self, ids: Ids, words: NDArray[np.int32], tokenizer: Tokenizer, since: int = 0
+    ) -> Iterator[Sequence]:
+        """Yield the sequences in which the tokens from `since` on are predicted."""
+        bare, first = assemble(ids, None, tokenizer.template), len(tokenizer.template.before)
+        ways = [(index, False) for index in self._masked(words, first)[since:]]
+        if self.variant in ("causal", "both"):
+            ways = ways if self.variant == "both" else []
+            ways.append((np.arange(first + since, first + len(ids)), True))
+        for index, causal in ways:
+            targets = {"masked": TokenTargets(index, bare.ids[index].astype(np.int64))}
+            yield Sequence(bare.ids, bare.segments, targets, causal=causal)
 
     def _masked(self, words: NDArray[np.int32], first: int) -> list[NDArray[np.int64]]:
         """Return the positions to mask for each predicted token, itself first.
@@ -198,6 +204,41 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     ) -> float:
         """Return the mean log probability of a token."""
         return prediction.log_likelihood / max(1, len(prediction.tokens))
+
+
+@dataclass(frozen=True)
+class CompletionTask(LikelihoodTask):
+    """The likelihood of the ends of texts, given what precedes them.
+
+    An example has the beginning of a text and its end, `text` and `text_b`, which are joined as
+    they are. The tokens with a character of the end are predicted. Of a text that is longer than
+    the model reads, the beginning is cut. Models that only read left to right are scored, too.
+    """
+
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        """Return no head: that of either kind serves."""
+        return ()
+
+    def encode(
+        self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> list[base.EncodedExample]:
+        """Return a sequence for each predicted token, or one for all.
+
+        Raises:
+            DataError: an end has no token, or more tokens than the model reads.
+        """
+        texts = [example.text + (example.text_b or "") for example in examples]
+        room, result = length - tokenizer.template.single, []
+        for example, text in zip(examples, tokenizer.encode_with_offsets(texts), strict=True):
+            cut = max(0, len(text.ids) - room)
+            since = int((text.offsets[:, 1] <= len(example.text)).sum()) - cut
+            if since < 0 or since + cut == len(text.ids):
+                count = len(text.ids) - since - cut
+                message = f"its end has {count} tokens, and the model reads 1 to {room}"
+                raise DataError(message, where=example.where)
+            chunk = self._sequences(text.ids[cut:], text.words[cut:], tokenizer, since)
+            result.append(base.EncodedExample(tuple(chunk), len(text.ids), cut))
+        return result
 
 
 class PairScorer(MaskedScorer[PreferencePrediction]):
