@@ -1,4 +1,4 @@
-"""The commands of `bothways.lab`: quickstart, features, bench and reproduce."""
+"""The commands of `bothways.lab`: quickstart, features, bench, babylm and reproduce."""
 
 from __future__ import annotations
 
@@ -173,6 +173,59 @@ def bench(
             table = race.measure(load, rounds, target)
         console.print(render_report(table))
     console.print(race.hardware(target), style="dim")
+
+
+def babylm(
+    model: str,
+    data: Path,
+    *settings: str,
+    out: Path | None = None,
+    json: options.JsonOutput = False,
+    precision: options.Precision = "fp32",
+    device: options.Device = "auto",
+) -> None:
+    """Score the checkpoints of a run on BabyLM's evaluation data.
+
+    Accuracies on minimal pairs, entity tracking and EWoK, and the surprisal of words in contexts,
+    which shows when a word is learned.
+
+    Parameters
+    ----------
+    model
+        The folder of a run with chck_1M, chck_2M …, or one model.
+    data
+        The evaluation's data, such as evaluation_data/fast_eval: folders with .jsonl files, and
+        .json files of words with their contexts.
+    settings
+        Settings of the likelihood, such as variant=both.
+    out
+        Folder for results.json and surprisal.json.
+    """
+    from bothways.lab.babylm import evaluate_run
+
+    options.say_kernels(device)
+    with terminal_progress() as progress:
+        results = evaluate_run(
+            model, data, out, settings, device=device, precision=precision, progress=progress
+        )
+    if json:
+        from json import dumps
+
+        print(dumps({name: scores.to_json() for name, scores in results.items()}))
+        return
+    names = list(dict.fromkeys(name for scores in results.values() for name in scores.metrics))
+    rows = [
+        [
+            checkpoint,
+            *(
+                f"{value:.3f}" if name == "surprisal" else f"{100 * value:.1f}"
+                for name, value in scores.metrics.items()
+            ),
+        ]
+        for checkpoint, scores in results.items()
+    ]
+    title = f"{model} on {data}: accuracy in %, surprisal in nats"
+    options.show_tables(options.CommandTable(title, ["checkpoint", *names], rows))
 
 
 @Parameter(name="*")

@@ -108,6 +108,7 @@ _COMMANDS = {
         "adapt": ("training", 'bert-base-uncased "contracts/*.txt" --out adapted'),
         "inspect-step": ("inspection", "run 1200 corpus"),
         "bench": ("lab", "base --rounds 3"),
+        "babylm": ("lab", "run evaluation_data/fast_eval --out scores"),
     },
     "Fine-tune": {
         "finetune": ("training", "bert-base-uncased train.csv --dev 20% --out films"),
