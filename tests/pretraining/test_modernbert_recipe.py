@@ -188,5 +188,5 @@ def test_training_starts_from_a_smaller_model(corpus, tmp_path):
     assert run.model.config == larger
     expected = grow(base.model, larger).state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in run.model.state_dict().items())
-    with pytest.raises(ConfigError, match=r"encoder: is no larger shape .*: depth"):
+    with pytest.raises(ConfigError, match=r"encoder: is not a larger shape .*: depth"):
         grow(base.model, dataclasses.replace(larger, depth=2))

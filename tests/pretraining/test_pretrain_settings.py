@@ -75,8 +75,8 @@ def test_a_shape_that_is_no_larger_than_the_model_to_start_from_is_refused(corpu
         ({"order": PreNorm()}, "order"), ({"intermediate_size": 63}, "intermediate_size"),
     ):  # fmt: skip
         shape = dataclasses.replace(start, **changes)
-        with pytest.raises(ConfigError, match=rf"model: is no larger shape .*: {names}"):
+        with pytest.raises(ConfigError, match=rf"model: is not a larger shape .*: {names}"):
             bothways.pretrain(corpus, shape, start=tmp_path, until="1 steps")
     words = ["pretrain", str(corpus.folder), "--model", "bert-mini", "--start", str(tmp_path)]
-    with pytest.raises(ConfigError, match=r"model: is no larger shape .*: heads"):
+    with pytest.raises(ConfigError, match=r"model: is not a larger shape .*: heads"):
         run_line(*words, "--out", tmp_path / "run")

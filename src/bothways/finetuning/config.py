@@ -71,7 +71,7 @@ class FewShot:
     Attributes:
         pairs: the pairs that each text begins, each with a random other text of its class. None:
             20, or fewer for 2,000 pairs in all, but at least one.
-        temperature: of the loss by which the texts of a step are told apart by their classes.
+        temperature: of the loss that separates the texts of a step by their classes.
         inverse_regularisation: C of the logistic regression; more fits the texts more closely.
     """
 

@@ -3,7 +3,7 @@
 A template is a sentence with symbols such as "{film}", which `Grammar.say` replaces by one of the
 symbol's alternatives. What is equal in every language and task is in `demo`; the rest are words.
 The labels follow from the sentences, some of them only from the order of the words ("The plot is
-dull, but the film is moving."). The raw text tells of the same people, animals and films, so that
+dull, but the film is moving."). The raw text is about the same people, animals and films, so that
 a model that is pre-trained on it in minutes knows the words. Equal bytes on every machine.
 """
 

@@ -45,7 +45,7 @@ class GPTBERT(MaskedObjective):
 
     Attributes:
         causal: the share of the sequences that are read from left to right, and the factor of
-            their loss; the rest is that of the masked ones.
+            their loss; the masked sequences have the rest.
     """
 
     segments: FullSentences = FullSentences()

@@ -731,8 +731,8 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
         label, count = max(Counter(loaded.labels).items(), key=lambda item: item[1])
         if count > 1:
             message = (
-                f"id2label gives the name {label!r} to {count} outputs, and the task tells outputs "
-                "apart by name"
+                f"id2label gives the name {label!r} to {count} outputs, and the task distinguishes "
+                "outputs by name"
             )
             config = loaded.folder / "config.json"
             raise FolderError(message, where=config, fix="Give each output its own name there.")

@@ -63,7 +63,7 @@ def encoder_of(
     shape = "bert-mini" if model is None else model
     encoder = fit_to_corpus(preset(shape) if isinstance(shape, str) else shape, tokenizer)
     if start is not None and (names := growth_obstacles(start_encoder(start), encoder)):
-        message = f"is no larger shape of the model of start: {', '.join(names)}"
+        message = f"is not a larger shape of the model of start: {', '.join(names)}"
         fix = "Leave it out to continue that model in its own shape."
         raise ConfigError(message, where="model", fix=fix)
     return encoder

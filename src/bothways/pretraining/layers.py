@@ -29,7 +29,7 @@ def spread_layers(count: int, depth: int) -> tuple[int, ...]:
 
 
 GROWING = ("depth", "width", "heads", "intermediate_size")
-"""Settings that may be larger than those of the model a run starts from."""
+"""Settings that may be larger than in the model a run starts from."""
 
 
 def growth_obstacles(model: EncoderConfig, encoder: EncoderConfig) -> list[str]:
@@ -56,7 +56,7 @@ def grow(model: Model, encoder: EncoderConfig) -> Model:
         ConfigError: the encoder is smaller or differs in more than size and dropout.
     """
     if names := growth_obstacles(model.config, encoder):
-        message = f"is no larger shape of the model that it starts from: {', '.join(names)}"
+        message = f"is not a larger shape of the model that it starts from: {', '.join(names)}"
         fix = "Only depth, width, heads of the same size and intermediate_size may be larger."
         raise ConfigError(message, where="encoder", fix=fix)
     larger, state = Model(encoder, model.specification), model.state_dict()

@@ -71,7 +71,7 @@ def run_rate_test(
     """Run the first phase of these settings with growing rates, in memory.
 
     Raises:
-        BothwaysError: as `pretrain`; a loss that is not finite ends the test and is no error.
+        BothwaysError: as `pretrain`; a loss that is not finite only ends the test.
     """
     optimizer = settings.training.optimizer
     if not isinstance(optimizer, OptimizerConfig):

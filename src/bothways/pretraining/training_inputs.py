@@ -134,7 +134,7 @@ def input_notes(settings: PretrainConfig, of_corpus: bool) -> list[str]:
         notes.append(f"pairs with a label ({classes}) are made of the documents of a corpus")
     if of_corpus and len(settings.phases) > 1 and isinstance(settings.training.end, Hours):
         notes.append(
-            "a run of a length in hours ends its phases by the clock: all steps are those of the "
+            "a run of a length in hours ends its phases by the clock: all steps are of the "
             f"first, of {settings.phases[0].length} tokens; give the length in steps to see others"
         )
     return notes

@@ -229,7 +229,7 @@ class Connection(HttpToolsProtocol):
         try:
             self._parse(data)
         except httptools.HttpParserError:
-            self.send_400_response("this is no HTTP/1.1 request")
+            self.send_400_response("this is not an HTTP/1.1 request")
         if self._arriving is not None and self._head_bytes > HEAD_BYTES:
             self._refuse("bad_request", _LONG_HEAD)
 

@@ -557,7 +557,7 @@ class Setting:
     """A setting, as a command or a file can give it.
 
     Attributes:
-        path: the dotted path; 0 stands for the first entry of a list.
+        path: the dotted path; 0 is the first entry of a list.
         kinds: the kinds of its table that have it, such as ("adamw", "lamb"); empty if all have.
         values: the values that it takes, in words.
         default: as a file would write it; "" if there is none, or if it is a table.

@@ -181,7 +181,7 @@ class FinetuneRun:
     def start(
         self, folder: Path, *, resume: bool, device: str, progress: Progress
     ) -> SweepOutcome | None:
-        """Fine-tune; a failed run is told."""
+        """Fine-tune; a failed run is reported."""
         done = finetune(
             self.settings,
             folder,

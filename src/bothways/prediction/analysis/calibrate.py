@@ -107,7 +107,7 @@ def calibrate(
     threshold = None
     if isinstance(task, ClassificationTask):
         if error is not None:
-            # Predicted anew: weights in fp32 round a temperature.
+            # Predicted again: weights in fp32 round a temperature.
             held_out = [examples[row] for row in halves[1]]
             found = Predictor(task_model, batch_invariant=True).predict_examples(iter(held_out))
             right = [prediction.probabilities[example.label] for example, prediction in found]

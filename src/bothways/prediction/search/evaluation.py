@@ -1,4 +1,4 @@
-"""Retrieval on folders as BEIR's: how high a model ranks relevant documents, beside BM25."""
+"""Retrieval on folders as BEIR's: how high a model and BM25 rank relevant documents."""
 
 from __future__ import annotations
 

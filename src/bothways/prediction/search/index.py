@@ -107,7 +107,7 @@ class Index:
         record: to read in place of index.json.
 
     Raises:
-        FolderError: it is no index, or damaged.
+        FolderError: it is not an index, or damaged.
 
     Examples:
         >>> index = bothways.build_index(["a good film", "a bad play"], "plays", "my-bert")

@@ -169,7 +169,7 @@ def _choose(
     bar, seen = mining.bar(positive), set(known)
 
     def other(places: Iterable[int]) -> Iterator[tuple[str, float]]:
-        """Yield candidates that are no positive, each text once; a text is read when it is due."""
+        """Yield candidates that are not positives, each once; a text is read when it is due."""
         for place in places:
             [text] = index.texts([int(rows[place])])
             if (key := text_key(text)) not in seen:

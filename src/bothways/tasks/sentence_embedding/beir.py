@@ -84,7 +84,7 @@ def read_grades(file: Path) -> dict[str, dict[str, int]]:
     """Read grades by query and document, with three columns as BEIR's or four as TREC's.
 
     Raises:
-        DataError: a line has other columns, or a grade that is no whole number.
+        DataError: a line has other columns, or a grade that is not a whole number.
     """
     grades = dict[str, dict[str, int]]()
     for number, line in read_lines(str(file)):

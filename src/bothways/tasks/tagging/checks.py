@@ -195,7 +195,7 @@ def _check_mixed(examples: Many[TagExample], name: str) -> list[Finding]:
         fix = "If they mark entities, write I-PER for PER, and B-PER where one follows another."
     elif len(tags) > 1 and all(tag.lstrip("-").isdecimal() for tag in tags):
         message = f"the {name} data has numbers as tags, {so}: "
-        fix = "If they stand for tags, write the tags, such as B-PER."
+        fix = "If they are tags, write the tags, such as B-PER."
     elif len(tags) > 1 and 2 * tags["_"] > tags.total():
         message = f"the {name} data has the tag _, which marks empty fields of CoNLL-U, {so}: "
         remaining = [f"{example.where} ({tag!r})" for example, tag in rows if tag == "_"]
