@@ -75,8 +75,8 @@ def test_a_step_is_done_again_from_the_checkpoint_before_it(corpus, run, tmp_pat
         each for each in map(json.loads, lines) if each["step"] == step and "share" in each
     )
     assert (found.step, found.began, len(found.sequences)) == (step, began, 8)
-    assert all(each.text.startswith("[CLS]") for each in found.sequences)
-    assert all(each.tokens <= (16 if step <= 3 else 48) for each in found.sequences)
+    assert all(each.read.tokens[0].token == "[CLS]" for each in found.sequences)
+    assert all(len(each.read.tokens) <= (16 if step <= 3 else 48) for each in found.sequences)
     pair = sum(each.losses["pair"] for each in found.sequences) / 8
     assert pair == pytest.approx(record["loss/pair"], rel=1e-5)
 
@@ -99,7 +99,14 @@ def test_the_command_prints_a_table(corpus, run, capsys):
     run_line(*words, "--json")
     assert json.loads(capsys.readouterr().out)["began"] == 4
     run_line(*words)
-    assert "Step 6: 8 sequences" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Step 6: 8 sequences" in printed
+    assert "[MASK]→" in printed
+    sequences = bothways.show(
+        corpus, step=6, count=8, config=run / "config.toml", progress=False
+    ).sequences
+    shown = [[*each.tokens] for each in sequences]
+    assert shown == [[*each.read.tokens] for each in repeat_step(run, 6, corpus).sequences]
 
 
 CPU = torch.device("cpu")
@@ -313,5 +320,5 @@ def test_ranks_that_differ_stop_and_ranks_that_agree_repeat(corpus, tmp_path):
     assert found.ranks == 2
     assert found.rate == records(run)[len(steps)]["learning_rate"]
     before = records(run).get(len(steps) - 1, {"tokens": 0})  # on a slow machine there is one step
-    read = sum(each.tokens for each in found.sequences)
+    read = sum(len(each.read.tokens) for each in found.sequences)
     assert read == records(run)[len(steps)]["tokens"] - before["tokens"]

@@ -260,10 +260,6 @@ def compare(  # noqa: PLR0913 – one option per question
     say(console, str(comparison))
 
 
-SHOWN = 48
-"""Characters of a sequence that are shown."""
-
-
 def inspect_step(
     run: Path,
     step: int,
@@ -272,6 +268,8 @@ def inspect_step(
     device: options.Device = "auto",
 ) -> None:
     """Repeat one step of a run, and show each of its sequences with its losses and its gradient.
+
+    The sequences are printed as by `bothways show`.
 
     The steps since the checkpoint before it are repeated, too. The run is not changed.
 
@@ -284,6 +282,7 @@ def inspect_step(
     corpus
         The corpora of the run, in its order, if they are no longer where it read them.
     """
+    from bothways.core.report import terminal
     from bothways.pretraining.inspect_step import open_recorded, recorded_data, repeat_step
 
     with terminal_progress() as progress:
@@ -293,23 +292,26 @@ def inspect_step(
         print(dumps(dataclasses.asdict(inspected), ensure_ascii=False))
         return
 
+    console = output_console()
+    for sequence in inspected.sequences:
+        console.print(terminal.token_text(sequence.read), "")
     options.show_tables(_step_table(inspected))
     for line in _comparison(inspected):
-        say(output_console(), line)
+        say(console, line)
 
 
 def _step_table(step: InspectedStep) -> options.CommandTable:
     names = [*step.sequences[0].losses]
     rows = [
         [
-            item.text if len(item.text) <= SHOWN else f"{item.text[:SHOWN]}…",
-            str(item.tokens),
+            item.read.title,
+            str(len(item.read.tokens)),
             *(f"{item.losses[name]:.4g}" for name in names),
             f"{item.gradient_norm:.4g}",
         ]
         for item in step.sequences
     ]
-    tokens = sum(sequence.tokens for sequence in step.sequences)
+    tokens = sum(len(sequence.read.tokens) for sequence in step.sequences)
     losses = (f"{step.losses[name]:.4g}" if name in step.losses else "–" for name in names)
     rows.append(["the whole step", str(tokens), *losses, f"{step.gradient_norm:.4g}"])
     title = f"Step {step.step:,}: {quantity(len(step.sequences), 'sequence(s)')}"

@@ -9,6 +9,7 @@ are the same; sums over ranks are rounded in another order, and dropout has draw
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bothways.core.batch import Batch
+from bothways.core.batch import Batch, pack
 from bothways.core.config import reader as configs
 from bothways.core.config.values import read_toml
 from bothways.core.errors import CheckpointError, ConfigError, call
 from bothways.core.files import read_object
 from bothways.core.progress import SILENT, Progress
+from bothways.core.report.sections import TokenSequence
 from bothways.core.runtime.devices import choose_device, own_torch_state, resolve_precision
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
@@ -31,6 +33,7 @@ from bothways.pretraining.build import build_training_module, loader_of
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run import DATA, RunData, digests_of, phases_of
 from bothways.pretraining.run_page import read_records
+from bothways.pretraining.training_inputs import describe_sequence
 from bothways.training.average import Average
 from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.loop import Loop, weighted_sum
@@ -47,15 +50,13 @@ class InspectedSequence:
     """A sequence of the step.
 
     Attributes:
-        text: what the model read, as tokens.
-        tokens: its length.
+        read: what the model read, token by token.
         losses: mean per target, by name.
         gradient_norm: of the update's loss, if this sequence were all that the step reads: of the
             size of the norm that the run records for a step.
     """
 
-    text: str
-    tokens: int
+    read: TokenSequence
     losses: Mapping[str, float]
     gradient_norm: float
 
@@ -287,14 +288,21 @@ class Repeat:
         """Compute each sequence of the next step alone; no weight changes."""
         phase, state = self._begin_phase(), self.state
         loader = loader_of(self.settings, self.corpora, self.documents, Single(), phase, state.ends)
-        one_by_one = dataclasses.replace(loader, microbatch_tokens=1)
-        data = next(iter(one_by_one.steps(state.cursor, state.tokens)))
+        data = next(iter(loader.steps(state.cursor, state.tokens)))
+        segments = self.settings.segments_of(self.settings.phases[phase])
         self.training_module.train()
-        inspected = tuple(map(self._sequence, data.microbatches))
+        inspected = []
+        pairs = itertools.islice(loader.sequences(state.cursor), data.sequences)
+        for number, (original, prepared) in enumerate(pairs, 1):
+            read = describe_sequence(
+                f"Sequence {number:,}", original, prepared, self.corpora.tokenizer, segments.classes
+            )
+            inspected.append(InspectedSequence(read, *self._compute(pack([prepared]))))
         self.training_module.zero_grad()
-        return inspected
+        return tuple(inspected)
 
-    def _sequence(self, batch: Batch) -> InspectedSequence:
+    def _compute(self, batch: Batch) -> tuple[dict[str, float], float]:
+        """Return the losses of a batch, and the norm of the gradient."""
         training_module = self.training_module
         dtype = resolve_precision(self.settings.training.precision, self.device)
         training_module.zero_grad()
@@ -303,15 +311,11 @@ class Repeat:
         weights = training_module.weights(batch)
         torch.autograd.backward(weighted_sum(losses, weights, training_module.coefficients))
         gradients = [p.grad for p in training_module.parameters() if p.grad is not None]
-        return InspectedSequence(
-            " ".join(self.corpora.tokenizer.token(id) for id in batch.ids.tolist()),
-            batch.layout.tokens,
-            {
-                name: float(loss.total.detach()) / (weights[name] or 1.0)
-                for name, loss in losses.items()
-            },
-            float(torch.nn.utils.get_total_norm(gradients)),
-        )
+        means = {
+            name: float(loss.total.detach()) / (weights[name] or 1.0)
+            for name, loss in losses.items()
+        }
+        return means, float(torch.nn.utils.get_total_norm(gradients))
 
 
 def _settings(folder: Path, text: Corpus | Mapping[str, Corpus]) -> PretrainConfig:
