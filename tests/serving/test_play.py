@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
+import bothways
 from bothways.cli.main import app as cli
 from bothways.serving import app as application_of
 from bothways.serving import run as serving_run
@@ -217,9 +218,36 @@ def test_attention_of_a_layer(client):
     assert other["rollout"] == found["rollout"]
 
 
+def test_the_input_in_training_is_that_of_the_objective(client, folder):
+    body = {"model": "classify", "method": "masked_lm", "rate": 0.4}
+    found = explain(client, **body, inputs=[TEXT, "the play ends"], draw=2)
+    shown = bothways.show(
+        folder, TEXT, "the play ends", objective="masked-lm", step=3, progress=False,
+        **{"objective.masking.rate": 0.4, "phases": [{"length": 16}]},
+    )  # fmt: skip
+    fields = ("token", "id", "position", "segment", "original", "change")
+    expected = [
+        tuple(getattr(token, name) for name in fields) for token in shown.sequences[0].tokens
+    ]
+    assert [
+        tuple(token[name] for name in ("text", *fields[1:])) for token in found["tokens"]
+    ] == expected
+    assert sum(token["change"] != "" for token in found["tokens"]) == round(0.4 * len(expected))
+    other = explain(client, **body, inputs=[TEXT, "the play ends"])
+    assert other["tokens"] != found["tokens"]
+    whole = explain(client, **{**body, "unit": "whole_words"}, inputs=TEXT)["tokens"]
+    assert [token["special"] for token in whole] == [True, *[False] * 5, True]
+
+
 @pytest.mark.parametrize(
     ("body", "code"),
     [
+        ({"method": "masked_lm", "inputs": TEXT, "rate": 0}, "invalid"),
+        ({"method": "masked_lm", "inputs": TEXT, "rate": 1.1}, "invalid"),
+        ({"method": "masked_lm", "inputs": TEXT, "unit": "letters"}, "invalid"),
+        ({"method": "masked_lm", "inputs": TEXT, "draw": -1}, "invalid"),
+        ({"method": "masked_lm", "inputs": ["a", "b", "c"]}, "invalid"),
+        ({"method": "masked_lm", "inputs": {"text": "a"}}, "invalid"),
         ({"method": "guess", "inputs": TEXT}, "invalid"),
         ({"inputs": TEXT}, "invalid"),
         ({"method": "attention"}, "invalid"),

@@ -16,6 +16,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from bothways.core.source import rng
+from bothways.data.masking import (
+    Masking,
+    NGrams,
+    SingleTokens,
+    Spans,
+    Unit,
+    Vocabulary,
+    WholeWords,
+    mask_tokens,
+)
 from bothways.prediction.explanation import (
     ExplainedOutput,
     attentions,
@@ -33,6 +44,7 @@ from bothways.serving.shapes import Answer, Query
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.predictions import brief
+from bothways.text.template import assemble
 
 MOST_ATTENTION_TOKENS = 128
 """The longest sequence whose attentions are answered: n² numbers for each head."""
@@ -45,11 +57,14 @@ MOST_CHARACTERS, MOST_WORDS = 20_000, 512
 class ExplainRequest(RequestBody):
     """An input, and what of its answer is to be explained how."""
 
-    method: Literal["leave_one_out", "attention"]
+    method: Literal["leave_one_out", "attention", "masked_lm"]
     inputs: Input
     label: Annotated[Text, Field(description="the class or the tag")] | None = None
     word: Annotated[Whole, Field(description="whose tag, from 0")] = 0
     layer: Annotated[Count, Field(description="absent: the last")] | None = None
+    rate: Annotated[float, Field(description="share of masked tokens", gt=0, le=1)] = 0.15
+    unit: Annotated[Literal["tokens", "whole_words", "ngrams", "spans"], Field()] = "tokens"
+    draw: Annotated[Whole, Field(description="number of the draw of the masks")] = 0
 
 
 class WordEffect(TypedDict):
@@ -90,13 +105,30 @@ class Attentions(TypedDict):
     rollout: list[list[float]]
 
 
-def explain(models: Models, request: ExplainRequest) -> Query:
+class TrainedToken(SequenceToken):
+    """A token of an input in training: the token of the text, and how it was changed."""
+
+    position: int
+    segment: int
+    original: str
+    change: Literal["", "masked", "random", "kept"]
+
+
+class TrainedInput(TypedDict):
+    """A text as masked language models read it in training."""
+
+    method: Literal["masked_lm"]
+    tokens: list[TrainedToken]
+
+
+def explain(models: Models, request: ExplainRequest) -> Query | TrainedInput:
     """Read a request of `/explain`: `method`, `inputs`, and what the method needs.
 
     | method | needs | answers |
     |---|---|---|
     | leave_one_out | `label`; for tags `word` | the fall of the output without each word |
     | attention | `layer`, by default the last | the heads of a layer, the rollout of all |
+    | masked_lm | `rate`, `unit`, `draw` | a text or two as in training, see `bothways show` |
 
     Raises:
         RequestError: the method is not for this task; the input is too long; no such layer.
@@ -110,9 +142,50 @@ def explain(models: Models, request: ExplainRequest) -> Query:
     value = request.inputs
     limit = ("explained_characters", MOST_CHARACTERS)
     check_limit("text_too_long", "characters to explain", len(str(value)), *limit)
+    if request.method == "masked_lm":
+        return _mask(model, request)
     if request.method == "attention":
         return _attention(model, value, layer)
     return _leave_one_out(model, value, ExplainedOutput(request.label, request.word))
+
+
+_UNITS: dict[str, Unit] = {
+    "tokens": SingleTokens(), "whole_words": WholeWords(), "ngrams": NGrams(), "spans": Spans()
+}  # fmt: skip
+
+
+def _mask(model: ServedModel, request: ExplainRequest) -> TrainedInput:
+    from bothways.pretraining.training_inputs import describe_sequence
+
+    texts = (request.inputs,) if isinstance(request.inputs, str) else request.inputs
+    if not isinstance(texts, tuple):
+        raise RequestError("invalid", "inputs must be a text or a list of two", param="inputs")
+    tokenizer = model.task_model.tokenizer
+    with request_errors():
+        ids = tokenizer.encode(texts)
+    second = ids[1] if len(ids) == 2 else None
+    original = assemble(ids[0], second, tokenizer.template, model.task_model.length)
+    masked = mask_tokens(
+        original,
+        Masking(request.rate, _UNITS[request.unit]),
+        Vocabulary.of(tokenizer),
+        rng(0, "prepare", epoch=request.draw),
+    )
+    tokens: list[TrainedToken] = [
+        {
+            "id": token.id,
+            "text": token.token,
+            "special": bool(tokenizer.special[id]),
+            "position": token.position,
+            "segment": token.segment,
+            "original": token.original,
+            "change": token.change,  # type: ignore[typeddict-item]
+        }
+        for id, token in zip(
+            original.ids, describe_sequence("", original, masked, tokenizer).tokens, strict=True
+        )
+    ]
+    return {"method": "masked_lm", "tokens": tokens}
 
 
 def _leave_one_out(model: ServedModel, item: Any, target: ExplainedOutput) -> Query:

@@ -82,8 +82,8 @@ TOKENIZE = Route(
 EXPLAIN = Route(
     explain.ExplainRequest,
     explain.explain,
-    explain.WordEffects | explain.Attentions,
-    "Why the model answers so: words left out, attention",
+    explain.WordEffects | explain.Attentions | explain.TrainedInput,
+    "Why the model answers so: words left out, attention; the input as in training",
     explain.KINDS,
     {"method": "attention", "inputs": None},
 )

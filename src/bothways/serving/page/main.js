@@ -7,11 +7,12 @@ import { resultView } from "./results.js";
 import { codeView } from "./snippets.js";
 import { change, onAddress, readAddress, state } from "./state.js";
 import { tokenView } from "./tokens.js";
+import { trainingView } from "./training.js";
 import { LANGUAGES, speak, t } from "./words.js";
 import { whyView } from "./why.js";
 
 const DELAY = 250, BUSY_DELAY = 200;
-const VIEWS = ["result", "why", "tokens", "code"];
+const VIEWS = ["result", "why", "training", "tokens", "code"];
 const page = document.getElementById("page");
 
 let models = [], needsKey = false;
@@ -131,7 +132,8 @@ async function refresh() {
   panel.setAttribute("aria-busy", "true");
   try {
     const view = viewOf();
-    if (view === "tokens") show(mine, await tokenView(model, mine.signal), "");
+    if (view === "training") show(mine, await trainingView(model, mine.signal, refresh), "");
+    else if (view === "tokens") show(mine, await tokenView(model, mine.signal), "");
     else if (request.missing && !(view === "why" && model.task === "fill")) show(mine, [emptyBox(request.missing)], "");
     else await answered(mine, model, request, view);
   } catch (error) {
