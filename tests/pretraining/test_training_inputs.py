@@ -290,3 +290,9 @@ def test_terminals_are_not_commanded_by_texts(colours):
     console.print(terminal.token_text(hostile()), terminal.TokenRows(hostile()))
     assert "\x1b[2J" not in file.getvalue()
     assert ("\x1b[" in file.getvalue()) == colours
+
+
+def test_a_head_without_what_it_is_chosen_for_is_refused(tmp_path):
+    for words in (["--head", "1"], ["--layer", "1", "--head", "1", "--json"]):
+        with pytest.raises(ConfigError, match="head: chooses what is printed"):
+            run_line("show", str(tmp_path), "a text", *words)

@@ -63,6 +63,10 @@ def show(  # noqa: PLR0913 – one option per question
     if corpora and texts:
         message = f"is a folder next to a text; a text is read by {source} alone"
         raise ConfigError(message, where=corpora[0], fix="Leave out one of them.")
+    if head is not None and (layer is None or out is not None or json):
+        message = "chooses what is printed of a layer"
+        fix = "Add --layer N." if layer is None else "Leave it out: a page or JSON has all heads."
+        raise ConfigError(message, where="head", fix=fix)
     if out is not None:
         from bothways.core.files import check_output_path
 

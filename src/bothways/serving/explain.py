@@ -62,7 +62,9 @@ class ExplainRequest(RequestBody):
     label: Annotated[Text, Field(description="the class or the tag")] | None = None
     word: Annotated[Whole, Field(description="whose tag, from 0")] = 0
     layer: Annotated[Count, Field(description="absent: the last")] | None = None
-    rate: Annotated[float, Field(description="share of masked tokens", gt=0, le=1)] = 0.15
+    rate: Annotated[float, Field(description="share of masked tokens", strict=True, gt=0, le=1)] = (
+        0.15
+    )
     unit: Annotated[Literal["tokens", "whole_words", "ngrams", "spans"], Field()] = "tokens"
     draw: Annotated[Whole, Field(description="number of the draw of the masks")] = 0
 
