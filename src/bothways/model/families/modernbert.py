@@ -61,9 +61,9 @@ ETTIN = {"17m": (7, 256, 384), "32m": (10, 384, 576), "68m": (19, 512, 768), "1b
 """Further sizes of ModernBERT, as layers, width and features between (Weller et al. 2025)."""
 
 PRESETS: dict[str, Callable[[], EncoderConfig]] = {
+    **{f"ettin-{name}": functools.partial(_sized, *size) for name, size in ETTIN.items()},
     "modernbert-base": base,
     "modernbert-large": modernbert_large,
-    **{f"ettin-{name}": functools.partial(_sized, *size) for name, size in ETTIN.items()},
 }
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
