@@ -37,6 +37,7 @@ QUICK = {
     "settings": "settings training.optimizer",
     "show": "show bert 'a good film'",
     "compare": "compare classifier classifier train.tsv",
+    "average": "average classifier classifier --out OUT",
     "corpus build": "corpus build text.txt --tokenizer bert --out OUT --workers 1",
     "corpus inspect": "corpus inspect corpus --verify",
     "tokenizer encode": "tokenizer encode new.txt --tokenizer bert",
@@ -59,6 +60,7 @@ SLOW = {
     "reproduce pretraining": "reproduce pretraining bert-5 --text text.txt --data glue --dry-run "
     "--tasks CoLA --budget '10 minutes'",
     "reproduce glue": "reproduce glue --model bert --data glue --dry-run --tasks CoLA length=32",
+    "babylm": "babylm bert blimp --out OUT",
     "bench": "bench small --rounds 1",
     "quickstart": "quickstart --minutes 0.5 --out OUT",
 }
@@ -85,6 +87,10 @@ def place(tmp_path_factory) -> Path:
     write_rows(folder / "rows.tsv", make_rows(60))
     write_rows(folder / "new.txt", make_rows(5))
     (folder / "pairs.jsonl").write_text('{"anchor": "a good film", "positive": "a bad film"}\n')
+    (folder / "blimp").mkdir()
+    (folder / "blimp" / "pairs.jsonl").write_text(
+        '{"sentence_good": "a good film", "sentence_bad": "good a film"}\n'
+    )
     write_tsv(folder / "train.tsv", make_examples(24, 0))
     write_tsv(folder / "dev.tsv", make_examples(12, 1))
     texts = [example.text for example in make_examples(240, 2)]

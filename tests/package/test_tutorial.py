@@ -98,7 +98,7 @@ def printed(tmp_path_factory) -> Iterator[dict[str, str]]:
     folder = tmp_path_factory.mktemp("tutorial")
     write_data(folder)
     lines = [line for block in blocks("bash") for line in block.splitlines()]
-    kept = [line for line in lines if not line.startswith(("curl", "bothways serve"))]
+    kept = [line for line in lines if not line.startswith(("curl", "pip", "bothways serve"))]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("HF_HUB_OFFLINE", "1")

@@ -102,7 +102,7 @@ def test_report_has_measurements_and_loads_nothing(result):
         np.mean([run.metrics["accuracy"] for run in runs])
         for runs in (result.from_pretrained, result.from_scratch)
     ]
-    text = re.sub(r"<[^>]+>", " ", page)
+    text = re.sub(r"<[^>]+>", " ", page).replace("\N{NO-BREAK SPACE}", " ")
     for mean in means:
         assert f"{100 * mean:.1f} %" in text
     perplexity = result.pretrained.metrics["held-out/perplexity"]
