@@ -384,8 +384,8 @@ def _labelled_data(
 def average(models: Iterable[str | Path], out: str | Path) -> list[str]:
     """Save a model folder whose weights are the mean of those of several models.
 
-    Sums are in float64, and models are read one after the other. All other files are copied from
-    the first.
+    Sums are in float64, and models are read one after the other. The files that describe a model
+    are copied from the first, its tuned thresholds included; the card is new.
 
     Args:
         models: model folders, folders of runs or Hub ids, of one shape, vocabulary and labels; or

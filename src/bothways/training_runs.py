@@ -99,20 +99,14 @@ def pretrain(  # noqa: PLR0913 – one option per question
         >>> result.folder.name, result.progress.steps
         ('model', 2)
     """
-    from bothways.data.corpus import Corpus
     from bothways.pretraining import run
-    from bothways.pretraining.build import encoder_of
 
-    text = open_text(corpus)
-    tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
-    source = None if start is None else str(start)
     folder, overrides = _run_folder(out, settings), dict(settings)
     if until is not None:
         overrides["until"] = until
-    config_values, notes = pretrain_settings(
-        encoder_of(model, source, tokenizer), objective, overrides, source,
-        recipe, config, device, mixed=not isinstance(text, Corpus),
-    )  # fmt: skip
+    text, config_values, notes = _open_run(
+        corpus, model, objective, start, recipe, config, device, overrides
+    )
     with shown_progress(progress) as reporter:
         for note in notes:
             reporter.message(note)
@@ -159,19 +153,41 @@ def find_lr(  # noqa: PLR0913 – one option per question
         >>> 1e-6 < result.suggestion < 1
         True
     """
+    from bothways.core.config.values import require_at_least
+    from bothways.pretraining.rate_test import run_rate_test
+
+    require_at_least(2, steps=steps)
+    overrides = {"until": "1 epochs", **settings}
+    text, values, notes = _open_run(
+        corpus, model, objective, start, recipe, config, device, overrides
+    )
+    with shown_progress(progress) as reporter:
+        for note in notes:
+            reporter.message(note)
+        return run_rate_test(values, text, steps, device, reporter)
+
+
+def _open_run(
+    corpus: Corpora,
+    model: str | EncoderConfig | None,
+    objective: str | Objective | None,
+    start: str | Path | None,
+    recipe: PretrainRecipe | None,
+    config: str | Path | None,
+    device: str,
+    settings: Mapping[str, Any],
+) -> tuple[Corpus | dict[str, Corpus], PretrainConfig, list[str]]:
+    """Return the corpora of a run, its settings, and notes on what was chosen."""
     from bothways.data.corpus import Corpus
     from bothways.pretraining.build import encoder_of
-    from bothways.pretraining.rate_test import run_rate_test
 
     text = open_text(corpus)
     tokenizer = (text if isinstance(text, Corpus) else next(iter(text.values()))).tokenizer
     source = None if start is None else str(start)
-    values, _ = pretrain_settings(
-        encoder_of(model, source, tokenizer), objective, {"until": "1 epochs", **settings}, source,
-        recipe, config, device, mixed=not isinstance(text, Corpus),
-    )  # fmt: skip
-    with shown_progress(progress) as reporter:
-        return run_rate_test(values, text, steps, device, reporter)
+    encoder, mixed = encoder_of(model, source, tokenizer), not isinstance(text, Corpus)
+    return text, *pretrain_settings(
+        encoder, objective, settings, source, recipe, config, device, mixed=mixed
+    )
 
 
 def pretrain_settings(

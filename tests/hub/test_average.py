@@ -40,7 +40,50 @@ def test_the_mean_of_folders_is_that_of_each_tensor(tokenizer, tmp_path):
     assert bothways.load(tmp_path / "mean")("the cat sleeps").label in ("bad", "good")
     record = json.loads((tmp_path / "mean" / "bothways.json").read_text())
     assert record["average"] == [str(folder) for folder in folders]
-    assert "The mean of 3 models" in (tmp_path / "mean" / "README.md").read_text()
+    assert "the mean of 3 models" in (tmp_path / "mean" / "README.md").read_text()
+
+
+def test_what_is_of_the_first_models_weights_is_not_copied(tokenizer, tmp_path):
+    folders = [save(tmp_path / f"seed-{n}", tokenizer, n) for n in range(2)]
+    (folders[0] / "onnx").mkdir()
+    (folders[0] / "onnx" / "model.onnx").write_text("a graph of the first weights")
+    (folders[0] / "README.md").write_text("accuracy 0.92")
+    record = json.loads((folders[0] / "bothways.json").read_text()) | {
+        "metrics": {"accuracy": 0.92}
+    }
+    (folders[0] / "bothways.json").write_text(json.dumps(record))
+    bothways.average(folders, tmp_path / "mean")
+    assert not (tmp_path / "mean" / "onnx").exists()
+    assert "0.92" not in (tmp_path / "mean" / "README.md").read_text()
+    assert "metrics" not in json.loads((tmp_path / "mean" / "bothways.json").read_text())
+
+
+def test_further_layers_of_sentence_transformers_must_be_equal(tokenizer, tmp_path):
+    """They are copied; a mean of the encoders with the layer of one of them would be no mean."""
+    folders = [save(tmp_path / f"seed-{n}", tokenizer, n) for n in range(2)]
+    for folder in folders:
+        (folder / "2_Dense").mkdir()
+        (folder / "2_Dense" / "model.safetensors").write_bytes(b"equal")
+    bothways.average(folders, tmp_path / "mean")
+    assert (tmp_path / "mean" / "2_Dense" / "model.safetensors").read_bytes() == b"equal"
+    (folders[1] / "2_Dense" / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(FolderError, match=r"2_Dense/model\.safetensors"):
+        bothways.average(folders, tmp_path / "mean")
+
+
+def test_a_part_of_a_folder_of_sentence_transformers_is_refused(tokenizer, tmp_path):
+    save(tmp_path / "st" / "0_Transformer", tokenizer, 0)
+    parts = [
+        {
+            "idx": 0,
+            "name": "0",
+            "path": "0_Transformer",
+            "type": "sentence_transformers.models.Transformer",
+        }
+    ]
+    (tmp_path / "st" / "modules.json").write_text(json.dumps(parts))
+    with pytest.raises(FolderError, match="whose other parts would be lost"):
+        bothways.average([tmp_path / "st"] * 2, tmp_path / "mean")
 
 
 @pytest.mark.parametrize("model", ["bert-tiny", "albert-base-v2", "modernbert-base"])

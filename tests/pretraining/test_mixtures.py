@@ -139,6 +139,10 @@ def test_phases_read_mixtures_at_rates_of_their_own(corpora, tmp_path):
     never = dataclasses.replace(config, phases=phases[:1] * 2)
     with pytest.raises(BothwaysError, match=r"small: .* may never be read"):
         preflight(never, text, None, torch.device("cpu"))
+    other = dataclasses.replace(phases[1], mixture=ByWeight({"medium": 1}))
+    wrong = dataclasses.replace(config, phases=(phases[0], other))
+    with pytest.raises(ConfigError, match=r"phases\.1\.mixture\.weights: has weights for medium"):
+        preflight(wrong, text, None, torch.device("cpu"))
     one = Corpora.of(corpora["large"], None)
     alone = dataclasses.replace(config, mixture=None)
     with pytest.raises(BothwaysError, match=r"phases\.1\.mixture: there is one corpus"):

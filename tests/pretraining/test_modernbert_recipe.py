@@ -16,6 +16,7 @@ from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.pretraining.config import PretrainPhase
+from bothways.pretraining.inspect_step import repeat_step
 from bothways.pretraining.layers import grow
 from bothways.pretraining.recipes import modernbert
 from bothways.training.optimizers import StableAdamW
@@ -128,8 +129,51 @@ def test_a_phase_computes_with_its_bases(corpus):
     )
 
 
+def run_with_bases(corpus, folder, **options) -> bothways.Model:
+    """Six steps, a record of each; the base changes after the third."""
+    phases = [{"length": 32, "share": 0.5, "bases": [100.0]}, {"length": 32, "share": 0.5}]
+    return bothways.pretrain(
+        corpus, small(), "masked-lm", until="6 steps", phases=phases, precision="fp32", out=folder,
+        batch={"kind": "examples", "n": 8}, training={"report": "1 steps", "save": "2 steps"}, **options,
+    ).model  # fmt: skip
+
+
+def test_a_run_that_ends_in_a_phase_resumes_with_its_bases(corpus, tmp_path):
+    whole = run_with_bases(corpus, tmp_path / "whole").state_dict()
+    for steps in (2, 3, 5):
+
+        class Stop(Exception):
+            pass
+
+        def stop(event: Event, steps: int = steps, error: type[Exception] = Stop) -> None:
+            if event.kind == "step" and event.progress.steps == steps:
+                raise error
+
+        folder = tmp_path / f"cut-{steps}"
+        with pytest.raises(Stop):
+            run_with_bases(corpus, folder, on_event=stop)
+        again = run_with_bases(corpus, folder, resume=True).state_dict()
+        assert all(torch.equal(again[name], value) for name, value in whole.items()), steps
+
+
+@pytest.mark.parametrize("step", [3, 4, 5])
+def test_an_inspected_step_has_the_bases_of_its_phase(corpus, tmp_path, step):
+    """The first step of a phase, too, which no step of that phase precedes."""
+    run_with_bases(corpus, tmp_path / "run")
+    inspected = repeat_step(tmp_path / "run", step, corpus)
+    targets = [
+        sum("masked" in token.targets for token in item.read.tokens) for item in inspected.sequences
+    ]
+    total = sum(
+        count * item.losses["masked"]
+        for count, item in zip(targets, inspected.sequences, strict=True)
+    )
+    assert total / sum(targets) == pytest.approx(inspected.losses["masked"], rel=1e-5)
+    assert inspected.difference is None
+
+
 def test_bases_of_an_encoder_without_rotary_positions_are_refused(corpus):
-    with pytest.raises(ConfigError, match=r"phases\.bases: are of rotary positions, .* learned"):
+    with pytest.raises(ConfigError, match=r"phases\.0\.bases: are of rotary positions, .* learned"):
         bothways.pretrain(
             corpus,
             "bert-tiny",

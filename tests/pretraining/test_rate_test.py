@@ -41,5 +41,13 @@ def test_the_command_shows_the_losses_and_trains_nothing(corpus, capsys, monkeyp
     (text, model), options = calls[0]
     assert (text, model, options["objective"]) == (str(corpus.folder), "bert-tiny", "masked_lm")
     assert "lr=1.0e-05" in capsys.readouterr().out
+    for option in (["--out", "run"], ["--resume"]):
+        with pytest.raises(ConfigError, match=f"{option[0].strip('-')}: is for a run"):
+            run_line(*words, "--find-lr", *option)
     with pytest.raises(ConfigError, match="out: is missing"):
         run_line(*words)
+
+
+def test_a_test_of_one_step_is_refused(corpus):
+    with pytest.raises(ConfigError, match="steps: must be at least 2, not 1"):
+        bothways.find_lr(corpus, "bert-tiny", steps=1)

@@ -60,6 +60,10 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
     corpora, words = options.split_inputs(more)
     settings = options.settings_for(bothways.pretrain, words, until=end.duration)
     if find_lr:
+        for option, value in (("out", out), ("resume", resume)):
+            if value:
+                message = "is for a run, and find_lr saves none"
+                raise ConfigError(message, where=option, fix=f"Leave out --{option}, or --find-lr.")
         _find_lr(
             [corpus, *corpora] if corpora else corpus,
             model,

@@ -73,7 +73,9 @@ class ByWeight:
 Mixture = Smoothed | ByWeight
 
 
-def shares_of(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, float]:
+def shares_of(
+    mixture: Mixture, sizes: Mapping[str, int], where: str = "mixture"
+) -> dict[str, float]:
     """Return the share of each name; the shares add up to 1.
 
     Raises:
@@ -88,7 +90,7 @@ def shares_of(mixture: Mixture, sizes: Mapping[str, int]) -> dict[str, float]:
             if weights.keys() != sizes.keys():
                 message = f"has weights for {_names(weights)}, and there are {_names(sizes)}"
                 fix = "Give each corpus a weight, by its name."
-                raise ConfigError(message, where="mixture.weights", fix=fix)
+                raise ConfigError(message, where=f"{where}.weights", fix=fix)
             total = sum(weights.values())
             return {name: weights[name] / total for name in sizes}
         case _:
@@ -133,15 +135,17 @@ class Corpora:
                 )
                 fix = "Build all of them with one: train it on text of all of them."
                 raise ConfigError(message, where="corpus", fix=fix)
-        return cls(dict(corpora), _shares_of_corpora(corpora, mixture or Smoothed()))
+        return cls(dict(corpora), shares_of(mixture or Smoothed(), _sizes(corpora)))
 
-    def shares_with(self, mixture: Mixture | None) -> Mapping[str, float]:
+    def shares_with(self, mixture: Mixture | None, where: str = "mixture") -> Mapping[str, float]:
         """Return the shares of the sequences in a phase with this mixture; None for `shares`.
 
         Raises:
-            ConfigError: the weights do not fit the corpora.
+            ConfigError: the weights do not fit the corpora; `where` is the setting.
         """
-        return self.shares if mixture is None else _shares_of_corpora(self.parts, mixture)
+        if mixture is None:
+            return self.shares
+        return shares_of(mixture, _sizes(self.parts), where)
 
     @property
     def first(self) -> Corpus:
@@ -186,8 +190,8 @@ class Corpora:
         return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
 
 
-def _shares_of_corpora(corpora: Mapping[str, Corpus], mixture: Mixture) -> dict[str, float]:
-    return shares_of(mixture, {name: c.manifest.counts.tokens for name, c in corpora.items()})
+def _sizes(corpora: Mapping[str, Corpus]) -> dict[str, int]:
+    return {name: corpus.manifest.counts.tokens for name, corpus in corpora.items()}
 
 
 def corpus_names(folders: Many[str | Path]) -> list[str]:

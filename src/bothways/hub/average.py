@@ -5,6 +5,7 @@ Sources: Izmailov et al. 2018 (checkpoints of one run); Wortsman et al. 2022 (fi
 
 from __future__ import annotations
 
+import fnmatch
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +15,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bothways.core.errors import FolderError
-from bothways.core.files import check_not_input, read_object, replace_folder
+from bothways.core.files import check_not_input, file_digest, replace_folder
 from bothways.core.terminal import listed
 from bothways.hub.hf_config import RECORD, read_hf_config
+from bothways.hub.model_card import Card, render_card
 from bothways.hub.model_folder import check_replaceable, write_files
-from bothways.hub.resolve import ADAPTER, PICKLE_FILES, resolve, resolve_run
+from bothways.hub.resolve import (
+    ADAPTER,
+    MODEL_FILES,
+    MODULES,
+    object_in,
+    resolve,
+    resolve_run,
+)
 from bothways.hub.weight_files import open_weights
 from bothways.model.families.weight_names import to_file_names
 from bothways.text.tokenizer import Tokenizer
@@ -40,21 +49,25 @@ def save_average(names: Sequence[str], target: Path) -> list[str]:
     check_not_input(target, names)
     check_replaceable(target)
     template, tensors = _mean(names)
+    architecture = read_hf_config(template).architecture
+    if architecture is None:
+        message = "names a class of transformers that is not known here"
+        raise FolderError(message, where=template, fix="Average models of the classes of a family.")
     with replace_folder(target) as hidden:
         for file in template.iterdir():
-            if file.name.startswith(("model.", "model-")) or file.name in PICKLE_FILES:
-                continue
-            copy = shutil.copytree if file.is_dir() else shutil.copyfile
-            copy(file, hidden / file.name)
-        record = read_object(hidden / RECORD, FolderError) if (hidden / RECORD).is_file() else {}
-        write_files(hidden, {RECORD: record | {"average": names}})
+            described = any(fnmatch.fnmatch(file.name, pattern) for pattern in MODEL_FILES)
+            if described and not file.name.startswith(("model.", "model-")):  # its weights
+                copy = shutil.copytree if file.is_dir() else shutil.copyfile
+                copy(file, hidden / file.name)
+        record = object_in(hidden / RECORD) | {"average": names}
+        record.pop("metrics", None)  # of the first model
+        write_files(hidden, {RECORD: record})
         save_file(tensors, hidden / WEIGHTS, metadata={"format": "pt"})
         # safetensors creates files that only their owner can read, whatever the umask.
         (hidden / WEIGHTS).chmod((hidden / RECORD).stat().st_mode)
-        card = hidden / "README.md"
-        text = card.read_text("utf8") if card.is_file() else "# An averaged model\n"
-        note = f"## Weights\n\nThe mean of {len(names)} models: {', '.join(names)}.\n"
-        card.write_text(f"{text.rstrip()}\n\n{note}", encoding="utf8")
+        summary = f"Its weights are the mean of {len(names)} models: {', '.join(names)}."
+        text = render_card(Card("An average of models", summary), architecture)
+        (hidden / "README.md").write_text(text, encoding="utf8")
     return [*names]
 
 
@@ -86,6 +99,12 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
             message = "is an adapter, and the mean of low-rank changes is not the mean of weights"
             fix = "Save its model first: bothways.save_model of bothways.load_model(…)."
             raise FolderError(message, where=folder, fix=fix)
+        if (folder.parent / MODULES).is_file() and not (folder / MODULES).is_file():
+            message = (
+                "is a part of a folder of sentence-transformers, whose other parts would be lost"
+            )
+            fix = "Save that folder with a newer sentence-transformers first."
+            raise FolderError(message, where=folder, fix=fix)
         return folder, open_weights(folder).read
     folder = path.absolute().parent / "model"
     if not folder.is_dir():
@@ -93,6 +112,9 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
         raise FolderError(message, where=path, fix="Finish the run, with a lower until.")
     read_checkpoint(path)  # raises CheckpointError if it is damaged
     advice = "Average the model folders of runs instead."
+    if layers := _layer_files(folder):
+        message = f"is of a model with {listed(layers)}, whose weights checkpoints hold elsewhere"
+        raise FolderError(message, where=path, fix=advice)
     if not (path / WEIGHTS).is_file():
         message = "holds the parts of several ranks, which only a run reads"
         raise FolderError(message, where=path, fix=advice)
@@ -115,12 +137,21 @@ _SETTINGS = ("architectures", "id2label", "problem_type", "hidden_act", "rope_pa
 """What must be equal in `config.json`, besides the shapes of tensors."""
 
 
+def _layer_files(folder: Path) -> dict[str, str]:
+    """Return the weight files of further layers of sentence-transformers with their digests."""
+    files = (*folder.glob("[0-9]_*/*.safetensors"), *folder.glob("[0-9]_*/*.bin"))
+    return {str(file.relative_to(folder)): file_digest(file) for file in files}
+
+
 def _require_alike(folder: Path, other: Path) -> None:
     """Raise FolderError if two models differ in more than their weights."""
     shapes, others = open_weights(folder).shapes, open_weights(other).shapes
     first, second = (read_hf_config(path).raw for path in (folder, other))
     differs = [name for name in _SETTINGS if first.get(name) != second.get(name)]
     differs += sorted(name for name in {**shapes, **others} if shapes.get(name) != others.get(name))
+    layers = _layer_files(folder), _layer_files(other)  # which are copied, not averaged
+    differs += sorted(name for name in {**layers[0], **layers[1]}
+                      if layers[0].get(name) != layers[1].get(name))  # fmt: skip
     vocabulary = Tokenizer.load(folder).difference(Tokenizer.load(other))
     if differs or vocabulary:
         message = f"differs from {folder} in {listed(differs) or f'its vocabulary: {vocabulary}'}"

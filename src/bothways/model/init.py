@@ -55,7 +55,7 @@ def initialise(module: nn.Module, config: EncoderConfig, outputs: tuple[str, ...
     """Initialise Linear, Conv1d, Embedding and norm layers with torch's generator.
 
     Blocks of pre-norm encoders add their outputs to one residual path: the matrices that write to
-    it have σ/√(2·depth) (Radford et al. 2019, section 2.3; Shoeybi et al. 2019, section 5.1).
+    it have σ/√(2·depth) (Radford et al. 2019, section 2.3; Shoeybi et al. 2019).
 
     Args:
         outputs: names of further matrices with that σ, in ModernBERT's order alone.

@@ -326,7 +326,10 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
                 return [Finding("balance", "error", message, location, "Leave it out.")]
         return []
     tokens = tokens_of_phases(settings, float(corpora.tokens))
-    mixtures = [corpora.shares_with(phase.mixture) for phase in settings.phases]
+    mixtures = [
+        corpora.shares_with(phase.mixture, f"phases.{number}.mixture")
+        for number, phase in enumerate(settings.phases)
+    ]
     findings = []
     for name, corpus in corpora.parts.items():
         shares, size = [mixture[name] for mixture in mixtures], corpus.manifest.counts.tokens

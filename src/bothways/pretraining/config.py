@@ -131,7 +131,8 @@ class PretrainConfig:
             return self.encoder
         if not isinstance(self.encoder.position, Rotary):
             message = f"are of rotary positions, and the encoder's are {self.encoder.position.kind}"
-            raise ConfigError(message, where="phases.bases", fix="Leave them out.")
+            where = f"phases.{self.phases.index(phase)}.bases"
+            raise ConfigError(message, where=where, fix="Leave them out.")
         position = dataclasses.replace(self.encoder.position, bases=phase.bases)
         return dataclasses.replace(self.encoder, position=position)
 

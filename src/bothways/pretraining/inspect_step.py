@@ -31,7 +31,7 @@ from bothways.data.epoch_order import AllExcept, DocumentIds
 from bothways.data.mixture import Corpora, Smoothed
 from bothways.pretraining.build import build_training_module, loader_of
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.run import DATA, RunData, digests_of, phases_of
+from bothways.pretraining.run import DATA, RunData, digests_of, phases_of, set_bases
 from bothways.pretraining.run_page import read_records
 from bothways.pretraining.training_inputs import describe_sequence
 from bothways.training.average import Average
@@ -282,6 +282,7 @@ class Repeat:
         phase = int(self.entries["phase"][self.state.steps])
         while self.state.phase < phase:
             self.state = self.state.next_phase()
+        set_bases(self.training_module, self.settings, phase)
         return phase
 
     def sequences(self) -> tuple[InspectedSequence, ...]:

@@ -350,8 +350,8 @@ modernbert = Recipe(
 base of global layers at 160,000 and a rate of 3e-4, and 50 in which the rate falls as 1 − √. The
 last phase reads a better mixture: `phases.2.mixture`, for several corpora. The decay of 1e-5 is of
 each update at the peak rate, whatever that rate is; here decay is multiplied by the rate. The large
-size has 5e-4. The authors also drop 10 % of the outputs of attention, which transformers' class
-cannot say.
+size has 5e-4. The authors also drop 10 % of the outputs of attention; transformers' class has one
+rate for these and for the probabilities.
 """
 
 babylm = dataclasses.replace(

@@ -253,6 +253,14 @@ def _split(
     )
 
 
+def set_bases(training_module: TrainingModule, settings: PretrainConfig, phase: int) -> None:
+    """Give the models of a run the rotary bases of a phase, by its number."""
+    position = settings.encoder_of(settings.phases[phase]).position
+    for module in training_module.modules():
+        if isinstance(module, Model | Encoder) and isinstance(module.config.position, Rotary):
+            module.config = dataclasses.replace(module.config, position=position)
+
+
 def phases_of(
     settings: PretrainConfig,
     corpora: Corpora,
@@ -270,10 +278,8 @@ def phases_of(
 
     def steps(state: RunState) -> Iterable[TrainingStep]:
         """Return the data of the current phase."""
-        position = settings.encoder_of(settings.phases[state.phase]).position
-        for module in training_module.modules() if training_module is not None else ():
-            if isinstance(module, Model | Encoder) and isinstance(module.config.position, Rotary):
-                module.config = dataclasses.replace(module.config, position=position)
+        if training_module is not None:
+            set_bases(training_module, settings, state.phase)
         loader = build.loader_of(settings, corpora, documents, plan, state.phase, state.ends)
         return ahead(loader.steps(state.cursor, state.tokens), device)
 

@@ -235,7 +235,7 @@ class CompletionTask(LikelihoodTask):
             if since < 0 or since + cut == len(text.ids):
                 count = len(text.ids) - since - cut
                 message = f"its end has {count} tokens, and the model reads 1 to {room}"
-                raise DataError(message, where=example.where)
+                raise DataError(message, where=example.where, fix="Correct the row, or remove it.")
             chunk = self._sequences(text.ids[cut:], text.words[cut:], tokenizer, since)
             result.append(base.EncodedExample(tuple(chunk), len(text.ids), cut))
         return result
