@@ -130,10 +130,10 @@ def test_a_phase_computes_with_its_bases(corpus):
 
 
 def run_with_bases(corpus, folder, **options) -> bothways.Model:
-    """Six steps, a record of each; the base changes after the third."""
+    """Six steps, a record of each; the base changes after the third, with weights that feel it."""
     phases = [{"length": 32, "share": 0.5, "bases": [100.0]}, {"length": 32, "share": 0.5}]
     return bothways.pretrain(
-        corpus, small(), "masked-lm", until="6 steps", phases=phases, precision="fp32", out=folder,
+        corpus, small(initial_range=0.5), "masked-lm", until="6 steps", phases=phases, precision="fp32", out=folder,
         batch={"kind": "examples", "n": 8}, training={"report": "1 steps", "save": "2 steps"}, **options,
     ).model  # fmt: skip
 

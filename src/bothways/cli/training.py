@@ -104,20 +104,20 @@ def _find_lr(
 ) -> None:
     """Print the losses of a range test, a line for each half decade, and its suggestion."""
     with terminal_progress() as progress:
-        found = bothways.find_lr(
+        result = bothways.find_lr(
             corpus, model, start=start, recipe=recipe, config=config, device=device,
             progress=progress, **settings,
         )  # fmt: skip
-    rows, smoothed = list[list[str]](), found.smoothed
-    for rate, loss in zip(found.rates, smoothed, strict=True):
+    rows, smoothed = list[list[str]](), result.smoothed
+    for rate, loss in zip(result.rates, smoothed, strict=True):
         if not rows or rate >= 10**0.5 * float(rows[-1][0]):
             rows.append([f"{rate:.1e}", f"{loss:.3f}"])
     title = f"{quantity(len(smoothed), 'step(s)')}, losses smoothed"
     options.show_tables(options.CommandTable(title, ["rate", "loss"], rows))
-    lowest = found.rates[smoothed.index(min(smoothed))]
+    lowest = result.rates[smoothed.index(min(smoothed))]
     say(
         output_console(),
-        f"Lowest at {lowest:.1e}. A tenth of it still falls: lr={found.suggestion:.1e}",
+        f"Lowest at {lowest:.1e}. A tenth of it still falls: lr={result.suggestion:.1e}",
     )
 
 

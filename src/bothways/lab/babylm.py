@@ -125,8 +125,8 @@ def evaluate_run(
 def find_checkpoints(model: str) -> dict[str, Path | str]:
     """Return the models of a run by name: `chck_…` by words read, then "main"."""
     folder = local_path(model)
-    found = [path for path in folder.glob("chck_*M") if is_model_folder(path)]
-    by_words = sorted(found, key=lambda path: float(path.name.removeprefix("chck_")[:-1]))
+    folders = [path for path in folder.glob("chck_*M") if is_model_folder(path)]
+    by_words = sorted(folders, key=lambda path: float(path.name.removeprefix("chck_")[:-1]))
     checkpoints: dict[str, Path | str] = {path.name: path for path in by_words}
     inner = resolve_run(model)
     if not checkpoints or inner != model:

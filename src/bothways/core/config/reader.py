@@ -587,7 +587,7 @@ def list_settings(config: Any) -> list[Setting]:
 
 
 def _settings(
-    cls: type[Any], config: Any, location: str, above: tuple[type[Any], ...], kind: str
+    cls: type[Any], config: Any, location: str, enclosing: tuple[type[Any], ...], kind: str
 ) -> Iterator[Setting]:
     hints, meanings = _hints(cls), _meanings(cls)
     for field in dataclasses.fields(cls):
@@ -598,19 +598,19 @@ def _settings(
         if value is dataclasses.MISSING:
             value = _default(field)
         default = "" if value is dataclasses.MISSING else _written(hint, value)
-        members, below, entry = _tables(hint), path, value
+        members, prefix, entry = _tables(hint), path, value
         values, meaning = _allowed(hint), meanings.get(field.name)
         meaning = meaning or _summary(members[0] if len(members) == 1 else cls)
         yield Setting(path, (kind,) if kind else (), values, default, meaning)
         if typing.get_origin(hint) is tuple:
-            members, below = _tables(typing.get_args(hint)[0]), f"{path}.0"
+            members, prefix = _tables(typing.get_args(hint)[0]), f"{path}.0"
             entry = value[0] if isinstance(value, tuple) and value else dataclasses.MISSING
         for member in members:
-            if member in above:
+            if member in enclosing:
                 continue
             chosen = _kind(member) if len(members) > 1 and hasattr(member, "kind") else kind
-            given = entry if type(entry) is member else dataclasses.MISSING
-            yield from _settings(member, given, below, (*above, cls), chosen)
+            table = entry if type(entry) is member else dataclasses.MISSING
+            yield from _settings(member, table, prefix, (*enclosing, cls), chosen)
 
 
 def _written(hint: Any, value: Any) -> str:
