@@ -191,14 +191,14 @@ def _show_adaptation(done: Adaptation) -> None:
     from bothways.pretraining.adapt import head_note
 
     scores = [
-        (str(name), str(metric), f"{score:,.4g}", f"{adapted:,.4g}")
-        for name, metric, score, adapted in done.comparison()
+        (str(name), str(metric), f"{score:,.4g}", f"{adapted:,.4g}", str(relative))
+        for name, metric, score, adapted, relative in done.comparison()
     ]
     title = "Held-out text, the same masks before and after"
     general = ["general"] if done.vocabulary.general else []
     console = output_console()
     options.show_tables(
-        options.CommandTable(title, ("text", "metric", "before", "after"), scores),
+        options.CommandTable(title, ("text", "metric", "before", "after", "relative"), scores),
         options.CommandTable("", ("vocabulary", "domain", *general), done.vocabulary.rows()),
     )
     say(console, f"Are new words worth adding? {done.vocabulary.answer}")

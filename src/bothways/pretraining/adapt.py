@@ -47,6 +47,7 @@ from bothways.pretraining.evaluation import HeldOut, replaced_tokens_of
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.run_page import write_run_page
 from bothways.pretraining.vocabulary_fit import VocabularyFit, vocabulary_fit
+from bothways.tasks.metrics import error_reduction, errors_text
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import latest_checkpoint, run_folder
 from bothways.training.optimizers import AdamW
@@ -141,13 +142,19 @@ class Adaptation:
         return self.run.folder
 
     def comparison(self) -> list[list[s.Cell]]:
-        """Return a row for each corpus and metric: its value before and after."""
-        return [
-            [name, metric, value, self.after.get(name, {}).get(metric)]
-            for name, metrics in self.before.items()
-            for metric, value in metrics.items()
-            if metric == "perplexity" or metric.startswith(("accuracy/", "f1/"))
-        ]
+        """Return a row for each corpus and metric: before, after, and the relative difference."""
+        rows = list[list[s.Cell]]()
+        for name, metrics in self.before.items():
+            for metric, before in metrics.items():
+                after = self.after[name][metric]
+                if metric == "perplexity":
+                    change = f"{100 * (after / before - 1):+.2g} %"
+                elif metric.startswith(("accuracy/", "f1/")):
+                    change = errors_text(error_reduction(before, after))
+                else:
+                    continue
+                rows.append([name, metric, before, after, change])
+        return rows
 
     def lead(self) -> s.Report:
         """Return the first sections of the page of the run."""
@@ -172,7 +179,8 @@ class Adaptation:
         sections: tuple[s.Section, ...] = (
             s.KeyFigures(figures),
             s.TableSection(
-                "Before and after", ["text", "metric", "before", "after"], self.comparison(),
+                "Before and after", ["text", "metric", "before", "after", "relative"],
+                self.comparison(),
                 note=f"{MASKED} {note}",
             ),
             s.TableSection(

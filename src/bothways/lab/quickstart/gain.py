@@ -48,6 +48,7 @@ from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import short
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.run_page import curves, read_records
+from bothways.tasks.metrics import error_reduction, errors_text
 from bothways.text.trainers import WordPiece, train_tokenizer
 from bothways.training.checkpoint import latest_checkpoint
 from bothways.training.optimizers import AdamW
@@ -319,12 +320,15 @@ def quickstart_report(result: QuickstartResult) -> s.Report:
     )
     noise = chance_difference(comparison, len(labels))
     gain = comparison.mean(PRETRAINED) - comparison.mean(SCRATCH)
+    fewer = error_reduction(comparison.mean(SCRATCH), comparison.mean(PRETRAINED))
     metrics = result.pretrained.metrics
+    chance = f"chance: ±{100 * noise:.1f}"
+    chance += f"; {errors_text(fewer)}" if fewer else ""
     correct = f"{s.percentage(metrics['unigram/accuracy/masked'])} for the most frequent token"
     figures = [
         s.KeyFigure(title, value, note)
         for title, value, note in (
-            ("gain by pre-training", f"{100 * gain:+.1f} points", f"chance: ±{100 * noise:.1f}"),
+            ("gain by pre-training", f"{100 * gain:+.1f} points", chance),
             ("masked tokens correct", s.percentage(metrics["held-out/accuracy/masked"]), correct),
         )
     ]

@@ -26,6 +26,7 @@ from bothways.hub.resolve import is_model_folder
 from bothways.prediction.engine import counting
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
 from bothways.tasks.base import examples_fingerprint
+from bothways.tasks.metrics import error_reduction, errors_text
 
 RESAMPLES = 9999
 """Number of permutations (all, if there are fewer) and of bootstrap samples."""
@@ -65,6 +66,7 @@ class ModelComparison:
     Attributes:
         examples: number of examples.
         difference: difference of the mean grades, B − A.
+        error_reduction: the same difference relative to the errors of A (`tasks.metrics`).
         interval: the 95 % confidence interval of the difference.
         p_value: the probability of a difference at least as large, in either direction, by chance.
     """
@@ -73,14 +75,16 @@ class ModelComparison:
     b: Side
     examples: int
     difference: float
+    error_reduction: float | None
     interval: tuple[float, float]
     p_value: float
 
     def __str__(self) -> str:
         low, high = self.interval
+        errors = f", {errors_text(self.error_reduction)}" if self.error_reduction else ""
         text = (
-            f"{self.difference:+.4f} (95 % interval {low:+.4f} to {high:+.4f}, "
-            f"p = {self.p_value:.2g}, n = {self.examples:,})"
+            f"{self.difference:+.4f}{errors} (95 % interval {low:+.4f} "
+            f"to {high:+.4f}, p = {self.p_value:.2g}, n = {self.examples:,})"
         )
         if self.p_value >= CHANCE:
             return (
@@ -164,7 +168,7 @@ def contrast(
     difference, count = right_scores - left, len(left)
     batch, draws = max(1, _HELD // count), np.random.default_rng(seed)
     if not difference.any():
-        return ModelComparison(a, b, count, 0.0, (0.0, 0.0), 1.0)
+        return ModelComparison(a, b, count, 0.0, 0.0, (0.0, 0.0), 1.0)
     # The argument's name changed in SciPy 1.15.
     argument = "rng" if tuple(map(int, version.split(".")[:2])) >= (1, 15) else "random_state"
     options: Any = {"n_resamples": RESAMPLES, "batch": batch, "vectorized": True, argument: draws}
@@ -173,7 +177,11 @@ def contrast(
     test = stats.permutation_test(data, np.mean, permutation_type="samples", **options)
     intervals = stats.bootstrap(data, np.mean, method="percentile", **options).confidence_interval
     interval = float(intervals.low), float(intervals.high)
-    return ModelComparison(a, b, count, float(difference.mean()), interval, float(test.pvalue))
+    # Grades are fractions up to 1, or negated errors and log probabilities up to 0.
+    best = 1.0 if max(left.max(), right_scores.max()) > 0 else 0.0
+    reduction = error_reduction(float(left.mean()), float(right_scores.mean()), best)
+    mean = float(difference.mean())
+    return ModelComparison(a, b, count, mean, reduction, interval, float(test.pvalue))
 
 
 def folders(name: str) -> list[str]:
