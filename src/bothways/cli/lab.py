@@ -348,6 +348,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     cells: str | None = None,
     tasks: str | None = None,
     seeds: int | None = None,
+    pretraining_seeds: int = 1,
     limit: int | None = None,
     finetuning: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
     dry_run: bool = False,
@@ -383,6 +384,8 @@ def pretraining(  # noqa: PLR0913 – one option per question
         SQuAD 2.0 F1, NER, NER features. Default: all columns that have data.
     seeds
         Fine-tuning runs of each row and column; default: 3 (small) or 5.
+    pretraining_seeds
+        Pre-training runs of each row; from 2 on, spread and significance are over these.
     limit
         Maximum number of training examples; default: 4000 (small) or all.
     finetuning
@@ -404,7 +407,7 @@ def pretraining(  # noqa: PLR0913 – one option per question
     request = TableRequest(
         table, tuple(text), data, out, scale or default_scale,
         None if budget is None else duration(budget),
-        _names(tasks), _names(cells), seeds, limit, overrides, finetuning,
+        _names(tasks), _names(cells), seeds, pretraining_seeds, limit, overrides, finetuning,
     )  # fmt: skip
     console = error_console()
     cost = render_report(table_cost(request, device=device))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.errors import BothwaysError, ConfigError, DataError, DivergedError
 from bothways.core.report.html import write_html
 from bothways.core.report.sections import Curves
 from bothways.data.masking import Masking
@@ -17,8 +17,15 @@ from bothways.data.segments import FullSentences, NextSentence
 from bothways.lab.paper import pretraining_runs as runs
 from bothways.lab.paper.cost import table_cost
 from bothways.lab.paper.pages import difference, table_report, write_table_results
-from bothways.lab.paper.pretraining_runs import TableRequest, base_settings, run_table
+from bothways.lab.paper.pretraining_runs import (
+    RowOutcome,
+    TableRequest,
+    base_settings,
+    run_table,
+)
 from bothways.lab.paper.pretraining_tables import COLUMNS, TABLES
+from bothways.lab.paper.scaling import fit_scaling
+from bothways.lab.sweeps.runs import SweepOutcome
 from bothways.model.attention.patterns import Causal
 from bothways.objectives.causal_lm import CausalLM
 from bothways.objectives.masked_lm import MaskedLM, MaskedObjective
@@ -88,7 +95,7 @@ def test_cells_differ_only_in_their_variable(scale):
     """Of all settings of a run only those may differ that the table is about."""
     about = {
         "bert-5": {"encoder", "objective", "phases"},
-        "bert-6": {"encoder"},
+        "bert-6": {"encoder", "training"},
         "bert-8": {"objective"},
         "masking-rate": {"objective"},
         "roberta-1": {"data_copies"},
@@ -106,7 +113,8 @@ def test_cells_differ_only_in_their_variable(scale):
         differing = {key for key in cells[0] for cell in cells if cell[key] != cells[0][key]}
         assert differing <= about[name], name
         ends = {cell["training"].until for cell in cells}
-        assert ends == ({Hours(1.0)} if name != "steps" else {Hours(0.25), Hours(0.5), Hours(1.0)})
+        shares = (0.25, 0.5, 1.0) if name in ("steps", "bert-6") else (1.0,)
+        assert ends == {Hours(share) for share in shares}
 
 
 def test_objectives_of_table_5():
@@ -127,10 +135,10 @@ def test_sizes_masks_rates_and_formats():
         encoder = config.encoder
         return encoder.depth, encoder.width, encoder.heads
 
-    assert [shape(cell) for cell in cells_of("bert-6", "paper").values()] == [
+    assert [shape(cell) for cell in cells_of("bert-6", "paper").values()][:6] == [
         (3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16),
     ]  # fmt: skip
-    assert [shape(cell) for cell in cells_of("bert-6").values()] == [
+    assert [shape(cell) for cell in cells_of("bert-6").values()][:6] == [
         (1, 192, 3), (2, 192, 1), (2, 192, 3), (4, 192, 3), (4, 256, 4), (8, 256, 4),
     ]  # fmt: skip
 
@@ -161,8 +169,8 @@ def test_table_runs_from_text_to_page_and_resumes(place, tmp_path, monkeypatch):
     assert heard == [1, 2]
     assert [done.cell.title for done in rows] == ["BERT-Base", "LTR & No NSP"]
     assert [len(done.values("CoLA")) for done in rows] == [2, 2]
-    assert {done.pretrained.steps for done in rows} == {2}
-    base = rows[0].tasks["CoLA"]
+    assert [run.steps for done in rows for run in done.pretrained] == [2, 2]
+    (base,) = rows[0].tasks["CoLA"]
     assert rows[0].values("CoLA") == tuple(100 * run.metrics["mcc"] for run in base.series.runs)
     file = write_table_results(request, rows)
     report = table_report(request, rows, device="cpu")
@@ -194,6 +202,110 @@ def test_table_runs_from_text_to_page_and_resumes(place, tmp_path, monkeypatch):
         run_table(other, device="cpu")
 
 
+def test_seeds_of_pretraining_are_the_unit_of_the_statistics(place, tmp_path, monkeypatch):
+    """One value a model, however often it is fine-tuned; a run that diverges is shown as failed."""
+    one = request_of(place, tmp_path / "out", cells=("base", "no-nsp"))
+    first = run_table(one, device="cpu")
+    assert len(first[0].values("CoLA")) == 2, "of one model the fine-tuning runs"
+    real = runs.pretrain
+
+    def failing(settings: PretrainConfig, *args: Any, **options: Any) -> Any:
+        if settings.seed == 2 and isinstance(settings.objective, MaskedLM):
+            raise DivergedError("the loss is not finite", where="step 1")
+        assert settings.seed > 0, "the runs with the first seed are finished"
+        return real(settings, *args, **options)
+
+    monkeypatch.setattr(runs, "pretrain", failing)
+    request = dataclasses.replace(one, pretraining_seeds=3)
+    base, other = run_table(request, device="cpu")
+    assert [run.settings["seed"] for run in base.pretrained] == [0, 1, 2]
+    assert len({run.metrics["held-out/loss/masked"] for run in base.pretrained}) == 3
+    assert base.values("CoLA") == tuple(
+        statistics.fmean(100 * run.metrics["mcc"] for run in outcome.series.runs)
+        for outcome in base.tasks["CoLA"]
+    )
+    assert (len(base.values("CoLA")), len(other.values("CoLA"))) == (3, 2)
+    row = json.loads(write_table_results(request, [base, other]).read_text())["rows"][1]
+    assert [bool(run["failed"]) for run in row["pre-training"]] == [False, False, True]
+    columns = row["columns"]["perplexity"]
+    sides = [done.held_out("held-out/perplexity") for done in (base, other)]
+    assert columns["seeds"] == list(sides[1])
+    assert columns["difference"] == dataclasses.asdict(difference(*sides, best=1.0))
+    write_html(table_report(request, [base, other], device="cpu"), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "(1 of 3 failed)" in page, "the perplexity of a model that diverged"
+    assert "of 5 failed)" in page, "this model, and four fine-tuning runs"
+    assert "seeds of pre-training" in page
+    table = table_cost(request, device="cpu")
+    assert table.rows[0][1:3] == [3, 3]
+    assert table.rows[-1][1] == 6 + 12
+
+
+def law(parameters: Any, tokens: Any) -> Any:
+    return 2.0 + 40.0 * parameters**-0.34 + 70.0 * tokens**-0.28
+
+
+def test_exponents_of_a_law_are_found():
+    parameters = np.array([1, 2, 2.5, 4, 7, 14, 1, 2.5, 4, 1, 2.5, 4]) * 1e5
+    tokens = np.array([8e6] * 6 + [4e6] * 3 + [2e6] * 3)
+    losses = law(parameters, tokens)
+    fit = fit_scaling(losses, {"parameters": parameters, "tokens": tokens})
+    assert not fit.problem
+    assert fit.irreducible.value == pytest.approx(2.0, abs=1e-2)
+    assert fit.exponents["parameters"].value == pytest.approx(0.34, abs=1e-2)
+    assert fit.exponents["tokens"].value == pytest.approx(0.28, abs=1e-2)
+    assert fit.loss(parameters=3e6, tokens=9e6) == pytest.approx(law(3e6, 9e6), abs=2e-2)
+    noise = np.random.default_rng(0).normal(0, 0.005, (3, 12))
+    again = {"parameters": np.tile(parameters, 3), "tokens": np.tile(tokens, 3)}
+    noisy = fit_scaling((losses + noise).ravel(), again)
+    for name, exponent in (("parameters", 0.34), ("tokens", 0.28)):
+        assert noisy.exponents[name].low < exponent < noisy.exponents[name].high
+    equal = fit_scaling(losses[:6], {"parameters": parameters[:6], "tokens": tokens[:6]})
+    assert {*equal.exponents} == {"parameters"}
+    assert equal.irreducible.value == pytest.approx(2.0 + 70.0 * 8e6**-0.28, abs=1e-2)
+
+
+def test_points_that_determine_nothing_are_said_to():
+    parameters, tokens = np.geomspace(1e5, 1e7, 8), np.geomspace(1e6, 1e7, 8)
+    problems = {
+        "vary together": (parameters, tokens[::-1]),
+        "too few": (parameters[:3], np.full(3, 1e6)),
+        "three different numbers of tokens": (parameters, np.array([1e6, 2e6] * 4)),
+    }
+    for words, (n, d) in problems.items():
+        fit = fit_scaling(law(n, d), {"parameters": n, "tokens": d})
+        assert words in fit.problem
+        assert fit.irreducible is None
+    noise = np.random.default_rng(1).normal(0, 0.5, 8)
+    fit = fit_scaling(5.0 + noise, {"parameters": parameters, "tokens": np.full(8, 1e6)})
+    assert "do not determine the exponent of parameters" in fit.problem
+
+
+def test_sizes_of_a_table_are_fitted(place, tmp_path):
+    request = request_of(place, tmp_path / "out", "bert-6", overrides=TINY[:0], seeds=1)
+    cells, losses = request.plan.cells, iter(np.linspace(6.0, 4.0, 12))
+    rows = []
+    for cell in cells:
+        folder = request.out / "cells" / cell.name
+        folder.mkdir(parents=True)
+        tokens = round(8e6 * cell.share)
+        (folder / "metrics.jsonl").write_text(f'{{"tokens": {tokens}, "seconds": 60}}\n')
+        metrics = {"held-out/loss/masked": float(next(losses)), "unigram/loss/masked": 7.0}
+        rows.append(RowOutcome(cell, (SweepOutcome(cell.name, metrics),)))
+    rows[0] = RowOutcome(
+        cells[0], (SweepOutcome(cells[0].name, {**metrics, "held-out/loss/masked": 6.99}),)
+    )
+    titles = {
+        section.title: section for section in table_report(request, rows, device="cpu").sections
+    }
+    table = titles["Loss by parameters and tokens"]
+    assert "Left out, at the level of word frequencies: l-3-h-768-a-12." in table.note
+    assert "11 runs" in table.note
+    assert len(titles["Loss by parameters and tokens, fitted"].lines) == 6
+    written = json.loads(write_table_results(request, rows).read_text())["fit"]
+    assert {*written["exponents"]} == {"parameters", "tokens"}
+
+
 def test_interrupted_cell_resumes(place, tmp_path, monkeypatch):
     request = request_of(place, tmp_path / "out", cells=("no-nsp",), budget=Steps(8))
     real, seen = runs.pretrain, list[int]()
@@ -213,7 +325,7 @@ def test_interrupted_cell_resumes(place, tmp_path, monkeypatch):
     straight = request_of(place, tmp_path / "straight", cells=("no-nsp",), budget=Steps(8))
     (other,) = run_table(straight, device="cpu")
     assert seen == [4]
-    assert done.pretrained.metrics == other.pretrained.metrics
+    assert done.pretrained[0].metrics == other.pretrained[0].metrics
     assert done.values("CoLA") == other.values("CoLA")
 
 
@@ -280,5 +392,9 @@ def test_difference_matches_welch():
     assert found.points == pytest.approx(4.0)
     assert (found.low, found.high) == pytest.approx((4 - half, 4 + half))
     assert found.p_value == pytest.approx(2 * stats.t.sf(t, freedom))
+    assert found.error_reduction == pytest.approx(4 / 19)
+    assert difference([50.0, 40.0], [30.0, 24.0], best=1.0).error_reduction == pytest.approx(
+        18 / 44
+    )
     assert difference([80.0], b) is None
     assert difference([80.0, 80.0], [80.0, 80.0]) is None

@@ -7,7 +7,6 @@ budget is a time, which is its own forecast.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import statistics
@@ -130,12 +129,14 @@ def table_cost(request: pretraining_runs.TableRequest, *, device: str = "auto") 
     next(iter(read_documents(request.text)), None)  # a text that is not there is an error
     rows, total, finished = list[list[Cell]](), 0.0, 0
     for cell in request.chosen:
-        done, seconds = int((request.out / "cells" / cell.name / RESULT).exists()), 0.0
-        if not done:
-            seconds = _pretraining_seconds(cell.settings(base), device)
+        runs = [*pretraining_runs.runs_of(request, cell, base)]
+        done = sum((request.out / "cells" / name / RESULT).exists() for name, _ in runs)
+        seconds = 0.0
+        if done < len(runs):
+            seconds = _pretraining_seconds(runs[0][1], device) * (len(runs) - done)
         total, finished = total + seconds, finished + done
         time = time_text(seconds) if seconds or done else "–"
-        rows.append([f"pre-training {cell.name}", 1, done, time])
+        rows.append([f"pre-training {cell.name}", len(runs), done, time])
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with torch.device("meta"):  # some columns depend on the encoder's layers
@@ -143,14 +144,13 @@ def table_cost(request: pretraining_runs.TableRequest, *, device: str = "auto") 
                 Model(base.encoder, (token_head(base.encoder),)), None, (), None, folder
             )
         (folder / "config.json").write_text(json.dumps(config.raw), encoding="utf8")
-        there = dataclasses.replace(request, out=folder)
-        columns = [*pretraining_runs.experiments_of(there, request.chosen[0], folder)]
+        columns = [*pretraining_runs.experiments_of(request, folder, folder)]
+    fine_tuned = sum(cell.finetuned for cell in request.chosen) * request.pretraining_seeds
     for column, entry in columns:
-        runs = entry.cells * len(request.chosen)
         results = (request.out / "finetuning").glob(f"*/runs/{entry.name}/*/{RESULT}")
         done = sum(1 for _ in results)
         finished += done
-        rows.append([f"fine-tuning {column}", runs, done, "–"])
+        rows.append([f"fine-tuning {column}", entry.cells * fine_tuned, done, "–"])
     rows.append(["all", sum(int(str(row[1])) for row in rows), finished, time_text(total)])
     note = (
         f"{request.plan.title}; {base.training.until} a pre-training run. Fine-tuning is not timed "

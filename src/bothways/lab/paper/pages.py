@@ -1,13 +1,15 @@
 """Measured next to published figures: `results.json` and a report, of a benchmark or of a table.
 
-In a table on pre-training, spread and significance are over the seeds of fine-tuning. A row is one
-pre-training run: what another seed of pre-training would change is not in the intervals.
+In a table on pre-training, spread and significance are over the seeds of pre-training, where rows
+have several, and else over those of fine-tuning: what another seed of pre-training would change is
+not in such intervals.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
@@ -15,14 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 import bothways
+from bothways.core.errors import argument
 from bothways.core.files import make_folder, replace_text
 from bothways.core.report import sections as s
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import quantity, time_text
 from bothways.lab.paper.experiment import BenchmarkPlan, CellOutcome, NotRun, Request
 from bothways.lab.paper.pretraining_runs import SCALES, RowOutcome, TableRequest, base_settings
+from bothways.lab.paper.scaling import ScalingFit, fit_scaling
+from bothways.lab.sweeps.runs import SweepOutcome
+from bothways.model.parameters import parameter_table
 from bothways.pretraining.run_page import BASELINES, POINTS, read_records
+from bothways.tasks.metrics import error_reduction, errors_text
 
 CONFIDENCE = 0.95
 
@@ -156,21 +166,28 @@ class Difference:
     """The difference of a row from the first one, in points of a column.
 
     Attributes:
-        low, high: the 95 % confidence interval (Welch's t), over the seeds of fine-tuning.
+        error_reduction: the same difference relative to the errors of the first row.
+        low, high: the 95 % confidence interval of the points (Welch's t), over seeds.
         p_value: p-value of the hypothesis of no difference.
     """
 
     points: float
+    error_reduction: float | None
     low: float
     high: float
     p_value: float
 
     def __str__(self) -> str:
-        return f"{self.points:+.1f} ({self.low:+.1f} to {self.high:+.1f}), p {self.p_value:.2g}"
+        errors = f", {errors_text(self.error_reduction)}" if self.error_reduction else ""
+        interval = f"{self.low:+.1f} to {self.high:+.1f}"
+        return f"{self.points:+.1f} ({interval}){errors}, p {self.p_value:.2g}"
 
 
-def difference(base: Many[float], other: Many[float]) -> Difference | None:
+def difference(base: Many[float], other: Many[float], best: float = 100.0) -> Difference | None:
     """Return the difference of the means; None without two seeds on each side, or spread.
+
+    Args:
+        best: the value without errors.
 
     Source: Welch 1947: variances may differ.
     """
@@ -181,8 +198,9 @@ def difference(base: Many[float], other: Many[float]) -> Difference | None:
         return None
     test = stats.ttest_ind(other, base, equal_var=False)
     interval = test.confidence_interval(CONFIDENCE)
-    points = statistics.fmean(other) - statistics.fmean(base)
-    return Difference(points, float(interval.low), float(interval.high), float(test.pvalue))
+    old, new = statistics.fmean(base), statistics.fmean(other)
+    ends = float(interval.low), float(interval.high)
+    return Difference(new - old, error_reduction(old, new, best), *ends, float(test.pvalue))
 
 
 def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
@@ -190,11 +208,11 @@ def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
     baseline = rows[0] if rows and rows[0].cell == request.plan.cells[0] else None
     entries = []
     for done in rows:
-        columns, outcome = {}, done.pretrained
-        for column in done.tasks:
-            values, change = done.values(column), None
+        columns = {}
+        for column in _columns(request, done):
+            values, change = _values(request, done, column), None
             if baseline not in (None, done):
-                change = difference(baseline.values(column), values)
+                change = _change(request, baseline, done, column)
             columns[column] = {
                 "seeds": list(values),
                 "mean": statistics.fmean(values) if values else None,
@@ -204,14 +222,15 @@ def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
             {
                 "row": done.cell.title,
                 "cell": done.cell.name,
-                "steps": outcome.steps,
-                "seconds": outcome.seconds,
-                "held-out": _held_out(request, done),
-                "metrics": dict(outcome.metrics),
+                "pre-training": [
+                    {"metrics": dict(run.metrics), "failed": list(run.failed)}
+                    | {"steps": run.steps, "seconds": run.seconds}
+                    for run in done.pretrained
+                ],
                 "columns": columns,
             }
         )
-    results = {
+    results: dict[str, Any] = {
         "table": request.table,
         "title": request.plan.title,
         "scale": request.scale,
@@ -220,6 +239,8 @@ def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
         "rows": entries,
         "published": [dataclasses.asdict(row) for row in request.plan.published],
     }
+    if request.plan.fitted and rows:
+        results["fit"] = dataclasses.asdict(_scaling(request, rows)[0])
     return write_results(request.out / "results.json", results)
 
 
@@ -229,8 +250,10 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
     seeds = request.seeds or SCALES[request.scale].seeds
     limit = request.limit or SCALES[request.scale].limit
     count = "all" if limit is None else f"at most {limit:,}"
+    again = request.pretraining_seeds
     lead = (
-        f"{len(rows)} of {len(request.plan.cells)} pre-training runs, {base.training.until} each, "
+        f"{len(rows)} of {len(request.plan.cells)} rows, each with "
+        f"{quantity(again, 'pre-training run(s)')} of {base.training.until} "
         f"on {', '.join(request.text)}; fine-tuned with {quantity(seeds, 'seed(s)')} on {count} "
         "examples."
     )
@@ -240,9 +263,13 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
         *([f"{small}order of the rows, not the values."] if request.scale == "small" else []),
         *request.plan.notes,
         *(f"{cell.title}: {cell.note}." for cell in request.chosen if cell.note),
-        "Intervals are over the seeds of fine-tuning. Each row is one pre-training run: another "
-        "seed of pre-training moved the GLUE average of an ELECTRA-small by 0.57 points (the "
-        "standard deviation of 14 runs, in the README of electra_pytorch).",
+        "Intervals are over the seeds of pre-training: of each model the mean of its fine-tuning "
+        "runs counts once."
+        if again > 1
+        else "Intervals are over the seeds of fine-tuning. Each row is one pre-training run: "
+        "another seed of pre-training moved the GLUE average of an ELECTRA-small by 0.57 points "
+        "(the standard deviation of 14 runs, in the README of electra_pytorch); "
+        f"{argument(pretraining_seeds=3)} measures it.",
         *([f"Published figures: {'; '.join(sources)}."] if sources else []),
     ]
     return s.Report(
@@ -251,6 +278,7 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
         lead,
         (
             *_table_comparison(request, rows),
+            *_scaling_sections(request, rows),
             *_held_out_curves(request, rows),
             _pretraining_runs(request, rows),
             s.Prose("How to read it", remarks),
@@ -259,14 +287,27 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
     )
 
 
-def _held_out(request: TableRequest, done: RowOutcome) -> dict[str, float]:
-    """Return the columns of held-out text: accuracies and F1 in percent, others as they are."""
-    metrics = done.pretrained.metrics
-    return {
-        title: metrics[name] * (1.0 if name.endswith("perplexity") else 100.0)
-        for title, name in request.plan.held_out
-        if name in metrics
-    }
+def _columns(request: TableRequest, done: RowOutcome) -> list[str]:
+    """Return the columns that a row has: held-out text, then tasks."""
+    held_out = [title for title, name in request.plan.held_out if done.held_out(name)]
+    return [*held_out, *done.tasks]
+
+
+def _values(request: TableRequest, done: RowOutcome, column: str) -> tuple[float, ...]:
+    """Return a column of each run: perplexities as they are, all others in percent."""
+    name = dict(request.plan.held_out).get(column)
+    if name is None:
+        return done.values(column)
+    factor = 1.0 if name.endswith("perplexity") else 100.0
+    return tuple(factor * value for value in done.held_out(name))
+
+
+def _change(
+    request: TableRequest, base: RowOutcome, done: RowOutcome, column: str
+) -> Difference | None:
+    perplexity = dict(request.plan.held_out).get(column, "").endswith("perplexity")
+    old, new = _values(request, base, column), _values(request, done, column)
+    return difference(old, new, 1.0 if perplexity else 100.0)
 
 
 def _table_comparison(request: TableRequest, rows: Many[RowOutcome]) -> Iterator[s.TableSection]:
@@ -275,7 +316,7 @@ def _table_comparison(request: TableRequest, rows: Many[RowOutcome]) -> Iterator
     done = {outcome.cell.title: outcome for outcome in rows}
     measured = dict.fromkeys(
         [
-            *(title for outcome in rows for title in _held_out(request, outcome)),
+            *(title for title, name in request.plan.held_out for r in rows if r.held_out(name)),
             *(column for outcome in rows for column in outcome.tasks),
         ]
     )
@@ -288,7 +329,8 @@ def _table_comparison(request: TableRequest, rows: Many[RowOutcome]) -> Iterator
             line.append(_cell_text(request, done[name], column) if name in done else None)
             if column in columns:
                 line.append(published.get(name, {}).get(column))
-    note = "Measured: mean ± standard deviation over the seeds of fine-tuning, on dev."
+    seeds = "pre-training" if request.pretraining_seeds > 1 else "fine-tuning"
+    note = f"Measured: mean ± standard deviation over the seeds of {seeds}, on dev."
     yield s.TableSection("Measured, and published", head, [*lines.values()], note=note)
     if unmeasured := [column for column in columns if column not in measured]:
         values = [[name, *map(row.get, unmeasured)] for name, row in published.items()]
@@ -296,35 +338,109 @@ def _table_comparison(request: TableRequest, rows: Many[RowOutcome]) -> Iterator
     base = done.get(request.plan.cells[0].title)
     if base is None:
         return
+    compared = _columns(request, base)
     changes = [
-        [done.cell.title, *(difference(base.values(x), done.values(x)) for x in base.tasks)]
+        [done.cell.title, *(_change(request, base, done, x) for x in compared)]
         for done in rows
         if done is not base
     ]
     if any(any(line[1:]) for line in changes):
-        note = "In points, with the 95 % interval and the p-value of Welch's t-test over seeds."
+        note = (
+            "In points, with the 95 % interval, the relative difference in errors, and the p-value "
+            f"of Welch's t-test over the seeds of {seeds}; without a correction for the number of "
+            "tests."
+        )
         texts: list[list[s.Cell]] = [[str(x) if x else None for x in line] for line in changes]
         title = f"Difference from {base.cell.title}"
-        yield s.TableSection(title, ["", *base.tasks], texts, note=note)
+        yield s.TableSection(title, ["", *compared], texts, note=note)
 
 
 def _cell_text(request: TableRequest, done: RowOutcome, column: str) -> s.Cell:
     """Return a measured value: "71.3 ± 0.4 (1 of 3 failed)"."""
-    if not done.pretrained.metrics:
+    failures = [run for run in done.pretrained if not run.metrics]
+    if len(failures) == len(done.pretrained):
         return "diverged"
-    if (held_out := _held_out(request, done).get(column)) is not None:
-        return round(held_out, 2)
-    if column not in done.tasks:
+    values, runs = _values(request, done, column), done.pretrained
+    if column in done.tasks:
+        fine_tuned = (run for outcome in done.tasks[column] for run in outcome.series.runs)
+        runs = (*failures, *fine_tuned)
+    elif not values:
         return None
-    values, runs = done.values(column), done.tasks[column].series.runs
-    text = f"{statistics.fmean(values):.1f}" if values else ""
-    text += f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    digits = 1 if column in done.tasks else 2
+    text = f"{statistics.fmean(values):.{digits}f}" if values else ""
+    text += f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     failed = sum(bool(run.failed) or not run.metrics for run in runs)
     return f"{text} ({failed} of {len(runs)} failed)".strip() if failed else text
 
 
-def _records(request: TableRequest, done: RowOutcome) -> list[dict[str, Any]]:
-    file = request.out / "cells" / done.cell.name / "metrics.jsonl"
+def _scaling(
+    request: TableRequest, rows: Many[RowOutcome]
+) -> tuple[ScalingFit, dict[str, NDArray[np.float64]], list[str]]:
+    """Fit the losses of all runs; return the fit, what it fits, and the names of runs left out.
+
+    A run at the level of word frequencies has learned nothing that a power law could describe.
+    """
+    base, metric, left_out = base_settings(request), request.plan.fitted, list[str]()
+    columns = dict[str, list[float]](loss=[], parameters=[], tokens=[], share=[])
+    for done in rows:
+        entries = parameter_table(done.cell.settings(base).encoder).entries
+        parameters = sum(x.count for x in entries if not x.part.endswith("embedding"))
+        for run in done.pretrained:
+            frequencies = run.metrics.get(metric.replace("held-out", "unigram"), math.inf)
+            if run.metrics.get(metric, math.inf) > frequencies * 0.99:
+                left_out.append(run.name)
+                continue
+            tokens = _records(request, run)[-1]["tokens"]
+            numbers = (run.metrics[metric], parameters, tokens, done.cell.share)
+            for values, number in zip(columns.values(), numbers, strict=True):
+                values.append(float(number))
+    points = {name: np.array(values) for name, values in columns.items()}
+    sizes = {name: points[name] for name in ("parameters", "tokens")}
+    return fit_scaling(points["loss"], sizes), points, left_out
+
+
+def _scaling_sections(request: TableRequest, rows: Many[RowOutcome]) -> Iterator[s.Section]:
+    """Yield the fit of the loss by parameters and tokens, if the table has one."""
+    if not request.plan.fitted:
+        return
+    title = "Loss by parameters and tokens"
+    fit, points, left_out = _scaling(request, rows)
+    note = "Least squares of L = E + A / N^α + B / D^β in nats; N counts no embedding tables. "
+    if left_out:
+        note += f"Left out, at the level of word frequencies: {', '.join(left_out)}. "
+    if fit.irreducible is None:
+        yield s.Prose(title, [f"No fit: {fit.problem}."])
+        return
+    named = {"E, nats": fit.irreducible}
+    for term, letters in (("parameters", "Aα"), ("tokens", "Bβ")):
+        if term in fit.exponents:
+            centre = (
+                f"{term} at {fit.centres[term]:,.3g}, nats ({letters[0]} / centre^{letters[1]})"
+            )
+            named |= {f"{letters[1]}, {term}": fit.exponents[term], centre: fit.nats[term]}
+    lines: list[list[s.Cell]] = [
+        [name, f"{x.value:.3g}", f"{x.low:.3g} to {x.high:.3g}"] for name, x in named.items()
+    ]
+    note += (
+        f"{quantity(len(points['loss']), 'run(s)')}, residuals of {fit.deviation:.2g} nats; 95 % "
+        "intervals by a bootstrap of the residuals."
+    )
+    note += f" Do not extrapolate: {fit.problem}." if fit.problem else ""
+    yield s.TableSection(title, ["", "estimate", "95 % interval"], lines, note=note)
+    curves = list[s.Line]()
+    for share in sorted({*points["share"]}, reverse=True):
+        chosen = points["share"] == share
+        order = np.argsort(points["parameters"][chosen])
+        sizes = {name: points[name][chosen][order] for name in ("parameters", "tokens")}
+        x, measured = sizes["parameters"] / 1e6, points["loss"][chosen][order]
+        fitted = [fit.loss(parameters=n, tokens=d) for n, d in zip(*sizes.values(), strict=True)]
+        curves += [s.Line(f"{share:.0%} of the budget", x.tolist(), measured.tolist())]
+        curves += [s.Line(f"fitted, {share:.0%}", x.tolist(), fitted)]
+    yield s.Curves(f"{title}, fitted", "million parameters", "nats", curves)
+
+
+def _records(request: TableRequest, run: SweepOutcome) -> list[dict[str, Any]]:
+    file = request.out / "cells" / run.name / "metrics.jsonl"
     return read_records(file) if file.exists() else []
 
 
@@ -332,12 +448,12 @@ def _held_out_curves(request: TableRequest, rows: Many[RowOutcome]) -> Iterator[
     """Yield the held-out loss of each run over time, one chart for each loss."""
     lines: dict[str, list[s.Line]] = {}
     baselines: dict[str, dict[str, float]] = {}
-    for done in rows:
-        records, metrics = _records(request, done), done.pretrained.metrics
+    for run in (run for done in rows for run in done.pretrained):
+        records, metrics = _records(request, run), run.metrics
         names = dict.fromkeys(n for r in records for n in r if n.startswith("held-out/loss/"))
         for name in names:
             points = [(r["seconds"] / 60, r[name]) for r in records if name in r][-POINTS:]
-            line = s.Line(done.cell.name, [x for x, _ in points], [y for _, y in points])
+            line = s.Line(run.name, [x for x, _ in points], [y for _, y in points])
             target = name.removeprefix("held-out/loss/")
             lines.setdefault(target, []).append(line)
             baselines.setdefault(target, {}).update(
@@ -351,11 +467,11 @@ def _held_out_curves(request: TableRequest, rows: Many[RowOutcome]) -> Iterator[
 
 def _pretraining_runs(request: TableRequest, rows: Many[RowOutcome]) -> s.Details:
     lines: list[list[s.Cell]] = []
-    for row in rows:
-        done, records = row.pretrained, _records(request, row)
+    for done in (run for row in rows for run in row.pretrained):
+        records = _records(request, done)
         tokens = int(records[-1]["tokens"]) if records else None
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in done.metrics.items())
         time = time_text(done.seconds)
-        lines.append([row.cell.name, done.steps, tokens, time, metrics or "diverged"])
+        lines.append([done.name, done.steps, tokens, time, metrics or "diverged"])
     columns = ["run", "steps", "tokens", "time", "metrics"]
     return s.Details("Pre-training runs", (s.TableSection("Runs", columns, lines),))

@@ -7,7 +7,9 @@ Finished runs are not repeated, and an interrupted one continues where it was.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -60,6 +62,7 @@ class TableRequest:
         tasks: columns to fine-tune for; empty for all columns that have data.
         cells: pre-training runs to make; empty for all.
         seeds: fine-tuning runs of each row and column; None for the scale's.
+        pretraining_seeds: pre-training runs of each row, with seeds from that of the settings on.
         limit: maximum number of training examples; None for the scale's.
         overrides: settings of pre-training by dotted path.
         finetuning: settings of fine-tuning by dotted path.
@@ -74,12 +77,15 @@ class TableRequest:
     tasks: tuple[str, ...] = ()
     cells: tuple[str, ...] = ()
     seeds: int | None = None
+    pretraining_seeds: int = 1
     limit: int | None = None
     overrides: tuple[str, ...] = ()
     finetuning: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require_at_least(1, seeds=self.seeds, limit=self.limit)
+        require_at_least(
+            1, seeds=self.seeds, pretraining_seeds=self.pretraining_seeds, limit=self.limit
+        )
         _check_names("table", (self.table,), tuple(pretraining_tables.TABLES))
         _check_names("tasks", self.tasks, tuple(pretraining_tables.COLUMNS))
         _check_names("cells", self.cells, tuple(cell.name for cell in self.plan.cells))
@@ -211,19 +217,32 @@ class RowOutcome:
     """The result of a row.
 
     Attributes:
-        pretrained: its pre-training run; without metrics if it diverged.
-        tasks: the fine-tuning runs, by the name of the column.
+        pretrained: its pre-training runs by seed; without metrics where one diverged.
+        tasks: the fine-tuning of each model, by the name of the column.
     """
 
     cell: pretraining_tables.PretrainCell
-    pretrained: SweepOutcome
-    tasks: Mapping[str, CellOutcome] = field(default_factory=dict)
+    pretrained: tuple[SweepOutcome, ...]
+    tasks: Mapping[str, tuple[CellOutcome, ...]] = field(default_factory=dict)
 
     def values(self, column: str) -> tuple[float, ...]:
-        """Return the metric of each seed in percent, without runs that diverged."""
-        outcome, metric = self.tasks.get(column), pretraining_tables.COLUMNS[column][1]
-        scored = () if outcome is None else outcome.series.scored
-        return tuple(100 * run.metrics[metric] for run in scored)
+        """Return the metric of a column in percent, without runs that diverged.
+
+        With several seeds of pre-training, one value for each model: the mean over its fine-tuning
+        runs, which are not independent of each other. Else the value of each fine-tuning run.
+        """
+        metric = pretraining_tables.COLUMNS[column][1]
+        models = [
+            [100 * run.metrics[metric] for run in outcome.series.scored]
+            for outcome in self.tasks.get(column, ())
+        ]
+        if len(self.pretrained) == 1:
+            return tuple(itertools.chain(*models))
+        return tuple(statistics.fmean(runs) for runs in models if runs)
+
+    def held_out(self, metric: str) -> tuple[float, ...]:
+        """Return a metric of held-out text from each pre-training run that has it."""
+        return tuple(run.metrics[metric] for run in self.pretrained if metric in run.metrics)
 
 
 def run_table(
@@ -247,25 +266,37 @@ def run_table(
     base = base_settings(request, corpus.tokenizer)
     sweep_folder = SweepFolder(request.out / "cells", True, device, progress, "pre-training, ")
     series, rows = Series(), list[RowOutcome]()
+    expected = len(request.chosen) * request.pretraining_seeds
     for cell in request.chosen:
-        run = PretrainRun(cell.name, cell.settings(base), corpus)
-        series = run_all([run], sweep_folder, series, expected=len(request.chosen))
-        if not series.finished:
-            raise KeyboardInterrupt
-        pretrained, tasks = series.runs[-1], dict[str, CellOutcome]()
-        model = sweep_folder.out / run.name / "model"
-        for column, entry in experiments_of(request, cell, model) if pretrained.metrics else ():
-            out = request.out / "finetuning" / cell.name
-            tasks[column] = run_experiment(entry, out, device=device, progress=progress)
-        rows.append(RowOutcome(cell, pretrained, tasks))
+        tasks = dict[str, tuple[CellOutcome, ...]]()
+        for name, settings in runs_of(request, cell, base):
+            series = run_all([PretrainRun(name, settings, corpus)], sweep_folder, series, expected)
+            if not series.finished:
+                raise KeyboardInterrupt
+            model, out = sweep_folder.out / name / "model", request.out / "finetuning" / name
+            scored = cell.finetuned and series.runs[-1].metrics
+            for column, entry in experiments_of(request, out, model) if scored else ():
+                outcome = run_experiment(entry, out, device=device, progress=progress)
+                tasks[column] = (*tasks.get(column, ()), outcome)
+        rows.append(RowOutcome(cell, series.runs[-request.pretraining_seeds :], tasks))
         on_row(rows)
     return rows
 
 
+def runs_of(
+    request: TableRequest, cell: pretraining_tables.PretrainCell, base: PretrainConfig
+) -> Iterator[tuple[str, PretrainConfig]]:
+    """Yield the name and the settings of each pre-training run of a row."""
+    settings = cell.settings(base)
+    for number in range(request.pretraining_seeds):
+        name = f"{cell.name}-seed-{number}" if number else cell.name
+        yield name, dataclasses.replace(settings, seed=settings.seed + number)
+
+
 def experiments_of(
-    request: TableRequest, cell: pretraining_tables.PretrainCell, model: Path
+    request: TableRequest, out: Path, model: Path
 ) -> Iterator[tuple[str, Experiment]]:
-    """Yield the columns that have data with their experiment.
+    """Yield the columns that have data with their experiment, whose files are in `out`.
 
     Raises:
         DataError: none of the columns has data.
@@ -280,7 +311,7 @@ def experiments_of(
         column_request = Request(
             str(model),
             str(Path(request.data) / folder),
-            request.out / "finetuning" / cell.name,
+            out,
             (pretraining_tables.COLUMNS[column][0],),
             request.seeds or scale.seeds,
             "none",

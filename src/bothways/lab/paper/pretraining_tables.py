@@ -45,6 +45,7 @@ class PretrainCell:
         encoder: change of the table's encoder.
         copies: `data_copies`; 0 for new masks in every epoch.
         share: fraction of the budget.
+        finetuned: False for a run of which only the held-out loss counts.
         note: description of the row, if the title is not one.
     """
 
@@ -56,6 +57,7 @@ class PretrainCell:
     encoder: Callable[[EncoderConfig], EncoderConfig] | None = None
     copies: int | None = None
     share: float = 1.0
+    finetuned: bool = True
     note: str = ""
 
     def settings(self, base: PretrainConfig) -> PretrainConfig:
@@ -104,6 +106,7 @@ class PretrainTable:
         columns: the tasks of the paper, as named in `COLUMNS`.
         published: the published rows, by the same names.
         held_out: further columns: metrics of held-out text, by their title.
+        fitted: metric of held-out text that is fitted by parameters and tokens; "" for none.
         notes: differences from the published table.
     """
 
@@ -114,6 +117,7 @@ class PretrainTable:
     columns: tuple[str, ...]
     published: tuple[Published, ...]
     held_out: tuple[tuple[str, str], ...] = (("perplexity", "held-out/perplexity"),)
+    fitted: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -189,7 +193,12 @@ def _sharing(scope: Literal["attention", "mlp"]) -> Callable[[EncoderConfig], En
     return lambda encoder: dataclasses.replace(encoder, sharing=Sharing(parts=scope))
 
 
-_SIZES = ((3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16))
+_SIZES = {
+    f"L={depth} H={width} A={heads}": _sized(depth, width, heads)
+    for depth, width, heads in (
+        (3, 768, 12), (6, 768, 3), (6, 768, 12), (12, 768, 12), (12, 1024, 16), (24, 1024, 16)
+    )
+}  # fmt: skip
 _MIXES = ((80, 10, 10), (100, 0, 0), (80, 0, 20), (80, 20, 0), (0, 20, 80), (0, 0, 100))
 """Shares of [MASK], of the token itself, and of random tokens, in percent."""
 _RATES = (15, 20, 30, 40, 50, 60, 70, 80)
@@ -250,15 +259,26 @@ TABLES = {
         "Model size (Devlin et al. 2018, section 5.2, table 6)",
         bert.base,
         _PAIRS,
-        tuple(
-            _named(f"L={depth} H={width} A={heads}", encoder=_sized(depth, width, heads))
-            for depth, width, heads in _SIZES
+        (
+            *(_named(title, encoder=size) for title, size in _SIZES.items()),
+            *(
+                _named(
+                    f"{title} at {share} %",
+                    encoder=_SIZES[title],
+                    share=share / 100,
+                    finetuned=False,
+                )
+                for title in ("L=3 H=768 A=12", "L=6 H=768 A=12", "L=12 H=768 A=12")
+                for share in (50, 25)
+            ),
         ),
         ("MNLI-m", "MRPC", "SST-2"),
         published.TABLES["BERT_6"],
+        fitted="held-out/loss/masked",
         notes=(
             "In equal time a larger model reads less text; with a budget in steps all read the "
             "same, as in the paper.",
+            "Rows at 50 and 25 % are for the fit of the loss, and not fine-tuned.",
         ),
     ),
     "bert-8": PretrainTable(
