@@ -80,6 +80,9 @@ class PretrainConfig:
         evaluation_tokens: how many tokens of held-out text are scored each time.
         evaluation_masking: the masks of held-out text, for objectives that hide tokens: the same
             whatever is trained on, since losses under different masks do not compare.
+        probes: files that the model is scored on at each evaluation, next to held-out text, by the
+            accuracy on minimal pairs (a folder, or JSON lines with sentence_good and sentence_bad)
+            or of a linear probe (another table with texts and labels). They change no update.
         data_copies: after how many epochs segments and masks repeat (Google's dupe_factor); none
             if never.
         word_milestones: numbers of words of the corpus, ascending; when the run has read one of
@@ -112,6 +115,7 @@ class PretrainConfig:
     held_out: float = 0.01
     evaluation_tokens: int = field(default=200_000, metadata=CHANGEABLE)
     evaluation_masking: Masking = Masking()
+    probes: tuple[str, ...] = field(default=(), metadata=CHANGEABLE)
     data_copies: int | None = None
     word_milestones: tuple[int, ...] = field(default=(), metadata=CHANGEABLE)
     mixture: Mixture | None = None
@@ -120,6 +124,11 @@ class PretrainConfig:
     start: str | None = None
     start_layers: tuple[int, ...] | None = None
     fresh: tuple[str, ...] = ()
+
+    @property
+    def probe_names(self) -> dict[str, str]:
+        """The files of probes by their name without endings."""
+        return {Path(file).name.split(".")[0]: file for file in self.probes}
 
     def segments_of(self, phase: PretrainPhase) -> Segments:
         """Return the segments of a phase, with its length."""
@@ -149,6 +158,9 @@ class PretrainConfig:
                 f"must be ascending numbers above 0, not {listed(map(str, self.word_milestones))}"
             )
             raise ConfigError(message, where="word_milestones")
+        if len(self.probe_names) < len(self.probes):
+            message = f"two have one name: {', '.join(self.probes)}"
+            raise ConfigError(message, where="probes", fix="Rename one of the files.")
         if self.start_layers is not None and self.start is None:
             message = "names layers of a model that the run does not start from"
             raise ConfigError(message, where="start_layers", fix="Give start=FOLDER, too.")

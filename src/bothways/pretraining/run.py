@@ -40,6 +40,7 @@ from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
 from bothways.pretraining.forecast import memory_demand, objective_flops
 from bothways.pretraining.milestones import Milestones, words_of_epoch
+from bothways.pretraining.probes import with_probes
 from bothways.pretraining.run_page import write_run_page
 from bothways.training import parallel, run
 from bothways.training.average import averaged
@@ -149,7 +150,10 @@ def pretrain(
             data = RunData(locations, digests, held_out is None)
             text = json.dumps(dataclasses.asdict(data), ensure_ascii=False)
             replace_text(folder / DATA, text)
-        train_ids, scoring = _split(settings, corpora, plan, training_module, held_out)
+        train_ids, unprobed = _split(settings, corpora, plan, training_module, held_out)
+        scoring = with_probes(
+            unprobed, settings, corpora.tokenizer, training_module, plan, progress
+        )
         for setting in (settings.training.keep, settings.training.target):
             if setting is not None:  # now, not at the first evaluation
                 setting.check(scoring.names())

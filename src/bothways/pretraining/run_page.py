@@ -126,6 +126,7 @@ def write_run_page(
         (
             *lead.sections,
             *curves(records, metrics),
+            *_probes(records, metrics),
             *_course(records),
             s.TableSection("Held-out documents", ["metric", "value", "baseline"], held_out),
             s.Details("Settings", (s.settings_table(settings),)),
@@ -133,6 +134,15 @@ def write_run_page(
         s.colophon(device),
     )
     write_html(report, file)
+
+
+def _probes(records: Records, metrics: Mapping[str, float]) -> Iterator[s.Curves]:
+    """Yield the accuracy of each probe over the tokens read."""
+    for name in (name for name in metrics if name.startswith("probe/")):
+        target = name.removeprefix("probe/accuracy/")
+        baselines = {BASELINES["majority"]: metrics[f"majority/probe/{target}"]}
+        lines = [metric_line(target, records, name)]
+        yield s.Curves(f"Probe: {target}", "million tokens read", "share", lines, baselines, True)
 
 
 def _course(records: Records) -> Iterator[s.Curves]:

@@ -1,0 +1,183 @@
+"""Probes of a run: their values against scikit-learn and the task, no update changed, resumed, drawn."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bothways.core.batch import pack
+from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.sequence import Sequence
+from bothways.data.loader import ExampleBudget
+from bothways.hub.model_folder import load_model
+from bothways.model.attention.patterns import Causal
+from bothways.model.config import Dropouts
+from bothways.model.families.catalogue import preset
+from bothways.model.positions import Rotary
+from bothways.objectives.causal_lm import CausalLM
+from bothways.objectives.masked_lm import MaskedLM
+from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs
+from bothways.prediction.predictor import Predictor
+from bothways.pretraining.build import fit_to_corpus
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.run import pretrain
+from bothways.pretraining.run_page import curves, read_records, write_run_page
+from bothways.training.checkpoint import Best, Keep
+from bothways.training.optimizers import AdamW
+from bothways.training.run import Training
+from bothways.training.schedules import Constant, Steps
+from heard_progress import Heard
+
+PAIRS, TABLE = "probe/accuracy/agreement", "probe/accuracy/animals"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> tuple[str, str]:
+    """A folder of minimal pairs, and a labelled table."""
+    folder = tmp_path_factory.mktemp("probes")
+    (folder / "agreement").mkdir()
+    rows = [
+        {"sentence_good": f"The {a} sees the {b}.", "sentence_bad": f"The sees {a} the {b}."}
+        for a, b in (("cat", "dog"), ("owl", "fox"), ("dog", "owl"), ("fox", "cat"))
+    ]
+    (folder / "agreement" / "order.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    table = "".join(
+        f"The {animal} sees the {other}.\t{'day' if animal in ('cat', 'dog') else 'night'}\n"
+        for animal in ("cat", "dog", "owl", "fox") for other in ("cat", "dog", "owl")
+    )  # fmt: skip
+    (folder / "animals.tsv").write_text(f"text\tlabel\n{table}")
+    return str(folder / "agreement"), str(folder / "animals.tsv")
+
+
+def settings_for(corpus, probes=(), causal=False) -> PretrainConfig:
+    shape = dataclasses.replace(
+        fit_to_corpus(preset("bert-mini"), corpus.tokenizer),
+        width=16, depth=1, heads=2, intermediate_size=32, dropout=Dropouts(0.1, 0.1),
+    )  # fmt: skip
+    training = Training(
+        Steps(6), AdamW(lr=0.01), Constant(), "fp32", evaluate=Steps(2), save=Steps(2)
+    )
+    if causal:
+        shape = dataclasses.replace(shape, patterns=(Causal(),))
+    return PretrainConfig(
+        shape, training, CausalLM() if causal else MaskedLM(), (PretrainPhase(16),),
+        ExampleBudget(4), held_out=0.1, evaluation_tokens=100, probes=probes,
+    )  # fmt: skip
+
+
+def weights(run) -> dict[str, torch.Tensor]:
+    return run.training_module.state_dict()
+
+
+@pytest.mark.parametrize("kind", ["learned", "rotary", "causal"])
+def test_probes_change_no_update(corpus, files, kind):
+    plain = settings_for(corpus, causal=kind == "causal")
+    if kind == "rotary":
+        encoder = dataclasses.replace(plain.encoder, position=Rotary(64))
+        plain = dataclasses.replace(plain, encoder=encoder)
+    without, probed = (
+        pretrain(dataclasses.replace(plain, probes=probes), corpus, device="cpu")
+        for probes in ((), files)
+    )
+    for name, tensor in weights(without).items():
+        assert torch.equal(tensor, weights(probed)[name]), name
+    assert {PAIRS, TABLE} <= {*probed.metrics}
+    assert {name: probed.metrics[name] for name in without.metrics} == dict(without.metrics)
+
+
+def test_values_are_those_of_the_saved_model(corpus, files, tmp_path):
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold
+
+    done = pretrain(settings_for(corpus, files), corpus, tmp_path / "run", device="cpu")
+    loaded = load_model(tmp_path / "run" / "model")
+    rows = [line.split("\t") for line in Path(files[1]).read_text().splitlines()[1:]]
+    tokenizer, features = loaded.tokenizer(), []
+    special = tokenizer.specials
+    for text, _ in rows:
+        ids = np.array([special.cls, *tokenizer.encode(text), special.sep], dtype=np.int32)
+        batch = pack([Sequence(ids, np.zeros(len(ids), dtype=np.int8))])
+        with torch.no_grad():
+            features.append(loaded.model.eval().encoder(batch).last.double().mean(0).numpy())
+    x, y = np.array(features), np.array([label for _, label in rows])
+    right = []
+    for train, test in StratifiedKFold(5).split(x, y):
+        mean, deviation = x[train].mean(0), x[train].std(0)
+        solver = LogisticRegression(max_iter=1000).fit((x[train] - mean) / deviation, y[train])
+        right.append((solver.predict((x[test] - mean) / deviation) == y[test]).mean())
+    assert done.metrics[TABLE] == pytest.approx(float(np.mean(right)))
+    assert done.metrics["majority/probe/animals"] == pytest.approx(0.5)
+
+
+def test_pairs_are_scored_as_by_evaluate(corpus, files, tmp_path):
+    done = pretrain(settings_for(corpus, files[:1]), corpus, tmp_path / "run", device="cpu")
+    scores = evaluate_suite(Predictor(open_pairs(tmp_path / "run", device="cpu")), Path(files[0]))
+    assert done.metrics[PAIRS] == scores.accuracy
+    single = str(Path(files[0]) / "order.jsonl")
+    other = pretrain(settings_for(corpus, (single,)), corpus, device="cpu")
+    assert other.metrics["probe/accuracy/order"] == scores.accuracy
+
+
+def test_records_resume_and_are_drawn(corpus, files, tmp_path):
+    def stop(event):
+        if event.kind == "checkpoint" and event.progress.steps == 4:
+            raise KeyboardInterrupt
+
+    settings = settings_for(corpus, files)
+    whole = pretrain(settings, corpus, tmp_path / "whole", device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(settings, corpus, tmp_path / "cut", device="cpu", on_event=stop)
+    resumed = pretrain(settings, corpus, tmp_path / "cut", device="cpu", resume=True)
+    assert dict(resumed.metrics) == dict(whole.metrics)
+    records = [
+        [
+            (r["step"], r[PAIRS], r[TABLE])
+            for r in read_records(folder / "metrics.jsonl")
+            if PAIRS in r
+        ]
+        for folder in (tmp_path / "whole", tmp_path / "cut")
+    ]
+    assert [step for step, *_ in records[0]] == [2, 4, 6]
+    assert records[0] == records[1]
+    page = tmp_path / "whole" / "page.html"
+    write_run_page(page, settings, whole.metrics, whole.progress, torch.device("cpu"))
+    assert "Probe: agreement" in page.read_text()
+    assert not [
+        drawn
+        for drawn in curves(read_records(page.with_name("metrics.jsonl")), whole.metrics)
+        if "agreement" in drawn.title
+    ]
+    # Other probes may be chosen when a run continues.
+    pretrain(dataclasses.replace(settings, probes=()), corpus, tmp_path / "cut", resume=True)
+
+
+def test_a_probe_selects_the_best_checkpoint(corpus, files, tmp_path):
+    settings = settings_for(corpus, files)
+    keep = Keep(best=Best(TABLE, "highest"))
+    settings = dataclasses.replace(
+        settings, training=dataclasses.replace(settings.training, keep=keep)
+    )
+    assert pretrain(settings, corpus, tmp_path / "run", device="cpu").folder is not None
+
+
+def test_what_cannot_be_probed_is_refused(corpus, files, tmp_path):
+    with pytest.raises(ConfigError, match="probes: two have one name"):
+        settings_for(corpus, (files[1], "other/animals.jsonl"))
+    with pytest.raises(BothwaysError, match="nowhere"):
+        pretrain(settings_for(corpus, ("nowhere.tsv",)), corpus, device="cpu")
+    small = tmp_path / "small.tsv"
+    small.write_text("text\tlabel\nThe cat.\tday\nThe owl.\tnight\nThe fox.\tnight\n")
+    with pytest.raises(DataError, match="two texts or more of each"):
+        pretrain(settings_for(corpus, (str(small),)), corpus, device="cpu")
+
+
+def test_cut_texts_are_reported(corpus, tmp_path):
+    table = tmp_path / "long.tsv"
+    rows = [f"{'The cat sees the dog. ' * n}\t{label}\n" for n in (1, 9) for label in "ab"]
+    table.write_text("text\tlabel\n" + "".join(rows))
+    progress = Heard()
+    pretrain(settings_for(corpus, (str(table),)), corpus, device="cpu", progress=progress)
+    assert any("2 texts are cut to 16 tokens" in line for line in progress.messages)
