@@ -35,7 +35,7 @@ from harness import clocks, machine
 from rich.console import Console
 from rich.table import Table
 
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document, read_documents
 from bothways.data.sentences import split_sentences
 from bothways.text.tokenizer import Tokenizer
@@ -109,7 +109,7 @@ def built(documents: list[Document], tokenizer: Tokenizer) -> tuple[np.ndarray, 
     folder = tempfile.mkdtemp()
     try:
         start = np.array(clocks())
-        corpus = build_corpus(documents, tokenizer, Path(folder) / "corpus", workers=1)
+        corpus = write_corpus(documents, tokenizer, Path(folder) / "corpus", workers=1)
         return np.array(clocks()) - start, corpus
     finally:
         shutil.rmtree(folder)

@@ -38,7 +38,7 @@ from bothways.core.progress import SILENT, Progress, terminal_progress
 from bothways.core.runtime.devices import choose_device, describe_device
 from bothways.core.terminal import time_text
 from bothways.core.training_module import TrainingModule
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import read_documents
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.model.families.catalogue import preset
@@ -333,7 +333,7 @@ def speedrun(
         runs = [PairRun(name, run, track, corpus) for name, run in seeded.items()]
     else:
         documents = read_documents([track.held_out])
-        scored = build_corpus(documents, corpus.tokenizer, out / "held-out", progress=progress)
+        scored = write_corpus(documents, corpus.tokenizer, out / "held-out", progress=progress)
         runs = [LossRun(name, run, track, corpus, scored) for name, run in seeded.items()]
     folder = SweepFolder(out / "runs", True, device, progress)
     series = run_all(runs, folder)

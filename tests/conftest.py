@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
 from bothways.model.kernels import library
 from bothways.model.kernels.library import ALL_FEATURES, Feature
@@ -135,4 +135,4 @@ def corpus(tmp_path_factory, tokenizer) -> Corpus:
     rng = np.random.default_rng(7)
     documents = [Document(document(rng), f"made:{number}") for number in range(150)]
     folder: Path = tmp_path_factory.mktemp("built") / "corpus"
-    return build_corpus(documents, tokenizer, folder, workers=1)
+    return write_corpus(documents, tokenizer, folder, workers=1)

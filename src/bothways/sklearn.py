@@ -98,11 +98,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
         inputs, labels = _rows(X), np.asarray(plain_value(y))
         check_consistent_length(inputs, labels)
         check_classification_targets(labels)
-        self.classes_, places = np.unique(labels, return_inverse=True)
+        self.classes_, codes = np.unique(labels, return_inverse=True)
         names = self._names()
-        rows = [
-            {**row, "label": names[place]} for row, place in zip(inputs, places.flat, strict=True)
-        ]
+        rows = [{**row, "label": names[code]} for row, code in zip(inputs, codes.flat, strict=True)]
         self._files: dict[str, bytes] = {}
         self._result = bothways.finetune(
             self.model,
@@ -139,8 +137,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
             result = state.pop("_result", None)
             del state["predictor_"]
             if result is not None:
-                with tempfile.TemporaryDirectory() as place:
-                    folder = result.save(Path(place) / "model")
+                with tempfile.TemporaryDirectory() as scratch:
+                    folder = result.save(Path(scratch) / "model")
                     files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
                     state["_files"] = {
                         str(file.relative_to(folder)): file.read_bytes() for file in files
@@ -151,12 +149,12 @@ class Classifier(ClassifierMixin, BaseEstimator):
         """Open the model of a fitted estimator again."""
         super().__setstate__(state)
         if state.get("_files"):
-            with tempfile.TemporaryDirectory() as place:
+            with tempfile.TemporaryDirectory() as scratch:
                 for name, content in state["_files"].items():
-                    file = Path(place) / name
+                    file = Path(scratch) / name
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.write_bytes(content)
-                self.predictor_ = bothways.load(place, device=self.device)
+                self.predictor_ = bothways.load(scratch, device=self.device)
 
 
 def _rows(inputs: Any) -> list[dict[str, Any]]:

@@ -175,7 +175,7 @@ def build_corpus(  # noqa: PLR0913 – one option per question
     documents = documents_of(texts, of_paths=True, column=column, boundary=boundary)
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     with shown_progress(progress) as reporter:
-        return corpus.build_corpus(
+        return corpus.write_corpus(
             documents,
             loaded,
             out,

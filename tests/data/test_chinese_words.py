@@ -15,7 +15,7 @@ from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor, rng
 from bothways.data import encode_shards
 from bothways.data.cleaning.config import Cleaning
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document
 from bothways.data.masking import Masking, NGrams, Spans, Vocabulary, WholeWords, mask_tokens
@@ -23,7 +23,7 @@ from bothways.data.segments import FullSentences, NextSentence
 from bothways.data.words import Words, encode_words, unpack_words, words_name
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.trainers import ByteBPE, Unigram, train_tokenizer
+from bothways.text.trainers import ByteBPE, Unigram, train_vocabulary
 from commands import run_line
 
 DIVIDED = [
@@ -81,7 +81,7 @@ def test_words_begin_where_they_are_found(chinese, sentence, words, expected):
 @pytest.mark.parametrize("kind", [ByteBPE(400), Unigram(90)])
 def test_tokens_of_other_tokenizers_belong_to_the_word_of_their_first_character(kind):
     """A character of several bytes is one word, and spaces next to Chinese leave no trace in the ids."""
-    tokenizer = train_tokenizer(PLAIN * 20, kind)
+    tokenizer = train_vocabulary(PLAIN * 20, kind)
     for plain, divided in zip(PLAIN, DIVIDED, strict=True):
         texts, ids, lengths, begins = encode_words(tokenizer, [divided], "spaces")
         assert texts == [plain]
@@ -103,7 +103,7 @@ def build(
     folder: Path, tokenizer: Tokenizer, words: Words | None, texts: list[str], **more: Any
 ) -> Corpus:
     documents = [Document(text, f"made:{number}") for number, text in enumerate(texts)]
-    return build_corpus(documents, tokenizer, folder, words=words, workers=1, **more)
+    return write_corpus(documents, tokenizer, folder, words=words, workers=1, **more)
 
 
 def test_a_corpus_with_words_has_the_same_tokens_and_one_bit_for_each(

@@ -28,7 +28,7 @@ from bothways.core.folder_lock import lock_folder
 from bothways.data import corpus as corpus_module
 from bothways.data import encode_shards as shards
 from bothways.data.cleaning.config import Cleaning, make_cleaning
-from bothways.data.corpus import WORK, Corpus, build_corpus, length_percentiles
+from bothways.data.corpus import WORK, Corpus, length_percentiles, write_corpus
 from bothways.data.documents import Document, read_documents
 from bothways.data.left_out import first_occurrences
 from bothways.data.manifest import MANIFEST
@@ -124,7 +124,7 @@ def test_it_holds_the_ids_of_the_plain_pipeline(tmp_path, tokenizer, min_tokens)
         Document(documents[7].text.replace("\n", "\r\n  "), "the same but for white space"),
     ]
     cleaning = Cleaning(min_tokens=min_tokens)
-    corpus = build_corpus(documents, tokenizer, tmp_path / "c", cleaning=cleaning, workers=1)
+    corpus = write_corpus(documents, tokenizer, tmp_path / "c", cleaning=cleaning, workers=1)
     expected = plain(documents, tokenizer, min_tokens)
     assert as_lists(corpus) == expected
     counts = corpus.manifest.counts
@@ -150,7 +150,7 @@ def plain_with_all(documents: list[Document], tokenizer: Tokenizer) -> list[list
 
 
 def test_decoded_it_is_the_text(tmp_path, tokenizer):
-    corpus = build_corpus([Document("The cat. A dog\nsat", "d")], tokenizer, tmp_path, workers=1)
+    corpus = write_corpus([Document("The cat. A dog\nsat", "d")], tokenizer, tmp_path, workers=1)
     assert [tokenizer.decode(ids) for ids in corpus.sentences_of(0)] == ["the cat.", "a dog", "sat"]
 
 
@@ -158,7 +158,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
     assert (shards.token_type(2**16), shards.token_type(2**16 + 1)) == ("uint16", "uint32")
     tokens = [*SPECIALS, *(f"x{i}" for i in range(2**16)), "last"]
     (tmp_path / "vocab.txt").write_text("\n".join(tokens))
-    corpus = build_corpus(
+    corpus = write_corpus(
         [Document("last x7", "d")],
         Tokenizer.load(tmp_path / "vocab.txt"),
         tmp_path / "c",
@@ -174,7 +174,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
 )
 def test_next_to_nothing(tmp_path, tokenizer, texts, expected):
     documents = [Document(text, "d") for text in texts]
-    manifest = build_corpus(documents, tokenizer, tmp_path, workers=2).manifest
+    manifest = write_corpus(documents, tokenizer, tmp_path, workers=2).manifest
     counts = manifest.counts
     assert (counts.documents, counts.sentences, counts.tokens) == expected
     assert counts.documents + manifest.left_out("min_tokens") == len(texts)
@@ -225,10 +225,10 @@ class Each:
 @pytest.mark.usefixtures("small_shards")
 def test_any_workers_write_the_same_bytes(tmp_path, tokenizer):
     documents = with_copies(some_documents(200))
-    one = build_corpus(documents, tokenizer, tmp_path / "1", cleaning=CLEANING, workers=1)
+    one = write_corpus(documents, tokenizer, tmp_path / "1", cleaning=CLEANING, workers=1)
     for workers in (2, 3):
         folder = tmp_path / str(workers)
-        build_corpus(documents, tokenizer, folder, cleaning=CLEANING, workers=workers)
+        write_corpus(documents, tokenizer, folder, cleaning=CLEANING, workers=workers)
         assert contents(folder) == contents(tmp_path / "1")
     none = [step.name for step in one.manifest.steps if not step.documents + step.lines]
     assert none == ["min_tokens"]
@@ -242,7 +242,7 @@ SCRIPT = """
 import sys, time
 from bothways.data.cleaning.config import make_cleaning
 from bothways.data import encode_shards as shards
-from bothways.data.corpus import build_corpus
+from bothways.data.corpus import write_corpus
 from bothways.data.documents import read_documents
 from bothways.text.tokenizer import Tokenizer
 shards.SHARD_CHARACTERS = 2000
@@ -256,7 +256,7 @@ class Report:
         time.sleep(0.05)  # to be killed in
     def message(self, text):
         pass
-build_corpus(read_documents([text]), Tokenizer.load(tokenizer), out, cleaning=cleaning, workers=int(workers), progress=Report())
+write_corpus(read_documents([text]), Tokenizer.load(tokenizer), out, cleaning=cleaning, workers=int(workers), progress=Report())
 """
 
 
@@ -301,10 +301,10 @@ def test_a_killed_build_goes_on(tmp_path, tokenizer, workers, last_words):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus_module, "store_shard", watch)
-        build_corpus(read_documents([str(text)]), tokenizer, out, cleaning=CLEANING, workers=1)
+        write_corpus(read_documents([str(text)]), tokenizer, out, cleaning=CLEANING, workers=1)
     assert not {path.name for path in kept} & set(made), "what was done is not done again"
     fresh = tmp_path / "fresh"
-    build_corpus(read_documents([str(text)]), tokenizer, fresh, cleaning=CLEANING, workers=1)
+    write_corpus(read_documents([str(text)]), tokenizer, fresh, cleaning=CLEANING, workers=1)
     assert contents(out) == contents(tmp_path / "fresh")
 
 
@@ -318,13 +318,13 @@ def test_ctrl_c_keeps_what_is_done(tmp_path, tokenizer, workers):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_corpus(
+        write_corpus(
             documents, tokenizer, tmp_path / "a", workers=workers, progress=Each(interrupt)
         )
     assert not (tmp_path / "a" / MANIFEST).exists()
     seen: list[str] = []
-    build_corpus(documents, tokenizer, tmp_path / "a", workers=workers, progress=Each(seen.append))
-    build_corpus(documents, tokenizer, tmp_path / "b", workers=workers)
+    write_corpus(documents, tokenizer, tmp_path / "a", workers=workers, progress=Each(seen.append))
+    write_corpus(documents, tokenizer, tmp_path / "b", workers=workers)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert seen.count("encoding") == seen.count("merging") - 3
 
@@ -371,8 +371,8 @@ def test_ctrl_c_of_the_command_is_one_message_and_leaves_no_process(
     assert_they_end(own)
     assert not (out / MANIFEST).exists()
     if again is None:
-        build_corpus(read_documents([str(long_text)]), tokenizer, out, workers=1)
-        build_corpus(read_documents([str(long_text)]), tokenizer, tmp_path / "fresh", workers=1)
+        write_corpus(read_documents([str(long_text)]), tokenizer, out, workers=1)
+        write_corpus(read_documents([str(long_text)]), tokenizer, tmp_path / "fresh", workers=1)
         assert contents(out) == contents(tmp_path / "fresh")
 
 
@@ -382,19 +382,19 @@ def test_an_interrupted_build_may_be_turned_into_another(tmp_path, tokenizer):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_corpus(
+        write_corpus(
             some_documents(200), tokenizer, tmp_path / "a", workers=1, progress=Each(interrupt)
         )
     others = some_documents(50, seed=1)
-    build_corpus(others, tokenizer, tmp_path / "a", language="en", workers=1)
-    build_corpus(others, tokenizer, tmp_path / "b", language="en", workers=1)
+    write_corpus(others, tokenizer, tmp_path / "a", language="en", workers=1)
+    write_corpus(others, tokenizer, tmp_path / "b", language="en", workers=1)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_building_again_does_nothing(tmp_path, tokenizer, monkeypatch):
     documents = some_documents(20)
     text = write_jsonl(tmp_path / "a.jsonl", documents)
-    build_corpus(read_documents([str(text)]), tokenizer, tmp_path / "c", workers=1)
+    write_corpus(read_documents([str(text)]), tokenizer, tmp_path / "c", workers=1)
     before = contents(tmp_path / "c")
     (tmp_path / "c" / WORK).mkdir()  # as a build leaves it that was killed after its manifest
 
@@ -403,17 +403,17 @@ def test_building_again_does_nothing(tmp_path, tokenizer, monkeypatch):
 
     monkeypatch.setattr(corpus_module, "encode_shard", refuse)
     reader = read_documents([str(text)])
-    build_corpus(reader, tokenizer, tmp_path / "c", workers=1)
+    write_corpus(reader, tokenizer, tmp_path / "c", workers=1)
     assert reader.position == 0, "unchanged files are not read"
     os.utime(text, ns=(1, 1))
-    build_corpus(read_documents([str(text)]), tokenizer, tmp_path / "c", workers=1)
-    build_corpus(documents, tokenizer, tmp_path / "c", workers=2)
+    write_corpus(read_documents([str(text)]), tokenizer, tmp_path / "c", workers=1)
+    write_corpus(documents, tokenizer, tmp_path / "c", workers=2)
     assert contents(tmp_path / "c") == before
 
 
 def test_a_corpus_is_not_overwritten_by_another(tmp_path, tokenizer):
     documents = some_documents(20)
-    build_corpus(documents, tokenizer, tmp_path / "c", workers=1)
+    write_corpus(documents, tokenizer, tmp_path / "c", workers=1)
     before = contents(tmp_path / "c")
     for others, settings, message in (
         (documents[1:], {}, "holds a corpus of other documents"),
@@ -425,7 +425,7 @@ def test_a_corpus_is_not_overwritten_by_another(tmp_path, tokenizer):
         ),
     ):
         with pytest.raises(DataError, match=message):
-            build_corpus(others, tokenizer, tmp_path / "c", workers=1, **settings)
+            write_corpus(others, tokenizer, tmp_path / "c", workers=1, **settings)
     assert contents(tmp_path / "c") == before
 
 
@@ -435,7 +435,7 @@ def test_a_corpus_is_not_overwritten_by_another(tmp_path, tokenizer):
 def test_settings_that_cannot_be(tmp_path, tokenizer):
     for settings in ({"language": "english"}, {"workers": 0}):
         with pytest.raises(ConfigError):
-            build_corpus([], tokenizer, tmp_path / "c", **settings)
+            write_corpus([], tokenizer, tmp_path / "c", **settings)
     assert not (tmp_path / "c").exists()
 
 
@@ -444,7 +444,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, tokenizer):
     with pytest.raises(
         DataError, match=r"is not empty, and not the folder of a corpus: it holds thesis\.tex"
     ):
-        build_corpus([], tokenizer, tmp_path)
+        write_corpus([], tokenizer, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -453,7 +453,7 @@ def test_a_folder_in_use(tmp_path, tokenizer):
         lock_folder(tmp_path / "c"),
         pytest.raises(ResourceError, match=f"in use by process {os.getpid()}"),
     ):
-        build_corpus([], tokenizer, tmp_path / "c")
+        write_corpus([], tokenizer, tmp_path / "c")
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -470,22 +470,22 @@ def test_a_full_disk(tmp_path, tokenizer, monkeypatch, writes):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ResourceError, match=r"cannot be written: No space left on device\n"):
-        build_corpus(documents, tokenizer, tmp_path / "a", workers=1)
+        write_corpus(documents, tokenizer, tmp_path / "a", workers=1)
     assert not (tmp_path / "a" / MANIFEST).exists()
     assert not list((tmp_path / "a" / WORK).glob("*.bin")) + list(
         (tmp_path / "a" / WORK).glob(".writing*")
     )
     monkeypatch.undo()
     monkeypatch.setattr(shards, "SHARD_CHARACTERS", 2000)
-    build_corpus(documents, tokenizer, tmp_path / "a", workers=1)
-    build_corpus(documents, tokenizer, tmp_path / "b", workers=1)
+    write_corpus(documents, tokenizer, tmp_path / "a", workers=1)
+    write_corpus(documents, tokenizer, tmp_path / "b", workers=1)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 def test_a_place_that_cannot_be_written(tmp_path, tokenizer):
     (tmp_path / "file").touch()
     with pytest.raises(ResourceError, match="cannot be written"):
-        build_corpus([], tokenizer, tmp_path / "file" / "c")
+        write_corpus([], tokenizer, tmp_path / "file" / "c")
 
 
 BROKEN = '{"text": "fine"}\n{"text": \n'
@@ -506,7 +506,7 @@ def test_a_refused_build_leaves_what_was_there_before(tmp_path, tokenizer, text,
     def left(out: Path) -> set[str]:
         """Build, and return the names of what is there afterwards."""
         with pytest.raises((DataError, ResourceError), match=message):
-            build_corpus(read_documents([str(source)]), tokenizer, out, workers=workers)
+            write_corpus(read_documents([str(source)]), tokenizer, out, workers=workers)
         return {path.relative_to(out).as_posix() for path in out.rglob("*")} - {".lock"}
 
     assert left(tmp_path / "new" / "inner") == set()
@@ -534,9 +534,9 @@ def test_a_shard_that_was_damaged_is_made_again(tmp_path, tokenizer, damage):
             found[0].write_bytes(damage)
 
     with pytest.raises(DataError, match="was damaged on disk"):
-        build_corpus(documents, tokenizer, tmp_path / "a", workers=1, progress=Each(spoil))
-    build_corpus(documents, tokenizer, tmp_path / "a", workers=1)
-    build_corpus(documents, tokenizer, tmp_path / "b", workers=1)
+        write_corpus(documents, tokenizer, tmp_path / "a", workers=1, progress=Each(spoil))
+    write_corpus(documents, tokenizer, tmp_path / "a", workers=1)
+    write_corpus(documents, tokenizer, tmp_path / "b", workers=1)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
@@ -615,7 +615,7 @@ def _digest_again(folder: Path, name: str) -> None:
     ],
 )
 def test_a_folder_that_is_no_whole_corpus(tmp_path, tokenizer, spoil, message):
-    build_corpus(some_documents(5), tokenizer, tmp_path, workers=1)
+    write_corpus(some_documents(5), tokenizer, tmp_path, workers=1)
     spoil(tmp_path)
     with pytest.raises(DataError) as caught:
         Corpus.open(tmp_path)
@@ -633,7 +633,7 @@ def test_no_folder(tmp_path):
 
 def test_verify_reads_what_open_does_not(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr("bothways.data.manifest.check_file.__defaults__", (10,))
-    corpus = build_corpus(some_documents(5), tokenizer, tmp_path, workers=1)
+    corpus = write_corpus(some_documents(5), tokenizer, tmp_path, workers=1)
     corpus.verify()
     changed = bytearray((tmp_path / "tokens.bin").read_bytes())
     changed[0] ^= 1
@@ -646,7 +646,7 @@ def test_verify_reads_what_open_does_not(tmp_path, tokenizer, monkeypatch):
 
 
 def test_split(tmp_path, tokenizer):
-    corpus = build_corpus(
+    corpus = write_corpus(
         [Document(f"Number {i}.", "d") for i in range(200)], tokenizer, tmp_path, workers=1
     )
     train, held = corpus.split(0.1, 7)
@@ -671,7 +671,7 @@ def test_split(tmp_path, tokenizer):
 
 @pytest.mark.parametrize(("documents", "held"), [(2, 1), (3, 1), (4, 2), (20, 2), (149, 2)])
 def test_two_documents_are_held_out_where_two_stay(tmp_path, tokenizer, documents, held):
-    corpus = build_corpus(
+    corpus = write_corpus(
         [Document(f"The cat {number}.", "d") for number in range(documents)],
         tokenizer,
         tmp_path,
@@ -682,7 +682,7 @@ def test_two_documents_are_held_out_where_two_stay(tmp_path, tokenizer, document
 
 def test_one_document_cannot_be_split(tmp_path, tokenizer):
     with pytest.raises(DataError, match="1 document cannot be split"):
-        build_corpus([Document("A cat.", "d")], tokenizer, tmp_path, workers=1).split(0.5, 0)
+        write_corpus([Document("A cat.", "d")], tokenizer, tmp_path, workers=1).split(0.5, 0)
 
 
 # Memory
@@ -690,12 +690,12 @@ def test_one_document_cannot_be_split(tmp_path, tokenizer):
 MEASURE = """
 import sys
 from pathlib import Path
-from bothways.data.corpus import build_corpus
+from bothways.data.corpus import write_corpus
 from bothways.data import encode_shards as shards
 from bothways.data.documents import read_documents
 from bothways.text.tokenizer import Tokenizer
 shards.SHARD_CHARACTERS = 2**17
-build_corpus(read_documents([sys.argv[1]]), Tokenizer.load(sys.argv[2]), sys.argv[3], workers=1)
+write_corpus(read_documents([sys.argv[1]]), Tokenizer.load(sys.argv[2]), sys.argv[3], workers=1)
 print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
 """
 
@@ -754,7 +754,7 @@ def test_the_command_says_how_to_go_on(tmp_path, tokenizer, capsys, monkeypatch)
     def interrupt(*_: Any, **__: Any) -> Iterator[None]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(corpus_module, "build_corpus", interrupt)
+    monkeypatch.setattr(corpus_module, "write_corpus", interrupt)
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "a.txt").write_text("The cat sat.")
     (tmp_path / "c" / WORK).mkdir(parents=True)
@@ -771,17 +771,17 @@ def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(t
         Document("Two sentences. And more.", "made:1"),
     ]
     with pytest.raises(DataError, match=r"the inputs have no document\n"):
-        build_corpus([], tokenizer, tmp_path / "c", workers=1)
+        write_corpus([], tokenizer, tmp_path / "c", workers=1)
     assert not (tmp_path / "c").exists()
     with pytest.raises(
         DataError, match="the inputs have no document with 99 tokens or more; 2 have fewer"
     ):
-        build_corpus(
+        write_corpus(
             documents, tokenizer, tmp_path / "c", cleaning=Cleaning(min_tokens=99), workers=1
         )
     with pytest.raises(DataError):
         Corpus.open(tmp_path / "c")
-    assert len(build_corpus(documents, tokenizer, tmp_path / "c", workers=1)) == 2
+    assert len(write_corpus(documents, tokenizer, tmp_path / "c", workers=1)) == 2
 
 
 def test_the_cleaning_is_an_option_with_settings_and_is_shown(tmp_path, tokenizer, capsys):
@@ -833,12 +833,12 @@ def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(tmp_path, tokeni
     ):
         notes.clear()
         folder = tmp_path / language
-        build_corpus(
+        write_corpus(
             [*documents, *english], tokenizer, folder, language=language, cleaning=words,
             workers=1, progress=progress,
         )  # fmt: skip
         assert [note[: len(text)] for note, text in zip(notes, expected, strict=True)] == expected
     with pytest.raises(DataError, match="left out all 6 documents: word_count 6"):
-        build_corpus(
+        write_corpus(
             [*documents, *english], tokenizer, tmp_path / "c", cleaning=make_cleaning("gopher")
         )

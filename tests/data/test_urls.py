@@ -13,7 +13,7 @@ fsspec = pytest.importorskip("fsspec", reason="needs the extra 'remote'")
 
 from bothways.core.errors import ConfigError, DataError, ResourceError  # noqa: E402
 from bothways.core.files import is_url  # noqa: E402
-from bothways.data.corpus import Corpus, build_corpus  # noqa: E402
+from bothways.data.corpus import Corpus, write_corpus  # noqa: E402
 from bothways.data.documents import read_documents  # noqa: E402
 from bothways.data.tables import (  # noqa: E402
     HubData,
@@ -55,7 +55,7 @@ def test_documents_and_tables_at_urls_equal_local_ones(tokenizer, tmp_path):
     (tmp_path / "a.txt").write_text(text, "utf8")
 
     def build(source: str, out: str) -> Corpus:
-        return build_corpus(read_documents([source]), tokenizer, tmp_path / out, workers=1)
+        return write_corpus(read_documents([source]), tokenizer, tmp_path / out, workers=1)
 
     far = build(names[0], "far")
     assert far.fingerprint == build(str(tmp_path / "a.txt"), "near").fingerprint
@@ -127,7 +127,7 @@ def test_an_interrupted_build_does_not_continue_with_a_data_set_that_has_changed
     seconds = itertools.count(1)
 
     def build() -> Corpus:
-        return build_corpus(read_documents(inputs), tokenizer, out, workers=1)
+        return write_corpus(read_documents(inputs), tokenizer, out, workers=1)
 
     def touch() -> None:
         os.utime(data_set / "train-0.jsonl", (second := next(seconds), second))
@@ -144,7 +144,7 @@ def test_an_interrupted_build_does_not_continue_with_a_data_set_that_has_changed
     reader = read_documents(inputs)
     touch()  # before it is opened
     with pytest.raises(DataError, match=r"has changed since this work began.*\n  Run the same"):
-        build_corpus(reader, tokenizer, out, workers=1)
+        write_corpus(reader, tokenizer, out, workers=1)
     os.utime(data_set / "train-0.jsonl", ns=(status.st_atime_ns, status.st_mtime_ns))
     assert all(origin.modified for origin in build().manifest.origins)
     (data_set / "train-0.jsonl").write_text('{"text": "Another."}', "utf8")

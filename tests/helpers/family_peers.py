@@ -19,7 +19,7 @@ from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import to_file_names
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
-from bothways.text.trainers import Unigram, train_tokenizer
+from bothways.text.trainers import Unigram, train_vocabulary
 from drawn_settings import draw_settings
 
 SPECIALS = {"bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"}
@@ -146,7 +146,7 @@ def assert_folder_comes_back(
     theirs.save_pretrained(folder / "theirs")
     loaded = load_model(folder / "theirs")
     tokenizer = (
-        train_tokenizer(["a few words to learn from"], Unigram(40))
+        train_vocabulary(["a few words to learn from"], Unigram(40))
         if family.vocabulary == "Unigram"
         else None
     )

@@ -45,7 +45,7 @@ from bothways.text.tokenizer_classes import (
 )
 from bothways.text.tokenizer_classes import Bert as BertNormalisation
 from bothways.text.tokenizer_files import bert_backend, dress, finish
-from bothways.text.trainers import SPECIALS, ByteBPE, train_tokenizer
+from bothways.text.trainers import SPECIALS, ByteBPE, train_vocabulary
 
 LENGTH = 32
 
@@ -85,7 +85,7 @@ BYTE_NAMES = (("s", "CLS"), ("pad", "PAD"), ("/s", "SEP"), ("unk", "UNK"), ("mas
 def tokenizer_of(family: str) -> Tokenizer:
     match family:
         case "roberta" | "longformer":
-            return train_tokenizer(TEXTS, ByteBPE(300))
+            return train_vocabulary(TEXTS, ByteBPE(300))
         case "xlm-roberta":
             return unigram(["<s>", "<pad>", "</s>", "<unk>", "<mask>"], XlmRoberta(), 3)
         case "big_bird":
@@ -95,7 +95,7 @@ def tokenizer_of(family: str) -> Tokenizer:
         case "albert":
             return unigram(["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"], Albert(), 1)
         case "deberta":
-            spec = json.loads(train_tokenizer(TEXTS, ByteBPE(300)).backend.to_str())["model"]
+            spec = json.loads(train_vocabulary(TEXTS, ByteBPE(300)).backend.to_str())["model"]
             names = {f"<{old}>": f"[{new}]" for old, new in BYTE_NAMES}
             vocab = {names.get(token, token): id for token, id in spec["vocab"].items()}
             backend = tokenizers.Tokenizer(

@@ -15,7 +15,7 @@ from bothways.model.heads import MaskedHead, ReplacedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_tokenizer
+from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_vocabulary
 from commands import run_line
 
 WORDS = [
@@ -121,8 +121,8 @@ CORPUS = [
     "new", [WordPiece(75), ByteBPE(300), Unigram(45)], ids=lambda k: type(k).__name__
 )
 def test_replaced_rows_follow_the_text_of_the_tokens(old, new):
-    before = train_tokenizer(CORPUS * 5, old)
-    after = train_tokenizer([*CORPUS * 3, "dogs and owls and barns sleep"] * 3, new)
+    before = train_vocabulary(CORPUS * 5, old)
+    after = train_vocabulary([*CORPUS * 3, "dogs and owls and barns sleep"] * 3, new)
     rows = plan_rows(before, after).rows
     assert [row.id for row in rows] == list(range(after.size))
     assert {row.fate for row in rows} <= {"kept", "mean of pieces", "random"}
@@ -148,13 +148,13 @@ def test_replaced_rows_follow_the_text_of_the_tokens(old, new):
 
 def test_a_roberta_keeps_positions_when_its_padding_id_changes(tmp_path):
     torch.manual_seed(2)
-    bpe = train_tokenizer(CORPUS * 5, ByteBPE(290))
+    bpe = train_vocabulary(CORPUS * 5, ByteBPE(290))
     config = EncoderConfig(
         bpe.size, 16, 1, 2, 24, segments=0, pad=1, position=Learned(20, offset=2),
     )  # fmt: skip
     model = Model(config, (MaskedHead(),))
     save_model(tmp_path / "old", model, bpe)
-    train_tokenizer(CORPUS * 5, WordPiece(60)).save(tmp_path / "tokenizer")
+    train_vocabulary(CORPUS * 5, WordPiece(60)).save(tmp_path / "tokenizer")
     convert_vocabulary(tmp_path / "old", tmp_path / "new", tmp_path / "tokenizer")
     made = load_model(tmp_path / "new").model
     assert made.config.position == Learned(20, offset=1)
@@ -164,7 +164,7 @@ def test_a_roberta_keeps_positions_when_its_padding_id_changes(tmp_path):
 
 def test_electra_and_its_generator_stay_tied(tmp_path):
     torch.manual_seed(2)
-    tokenizer = train_tokenizer(CORPUS * 5, WordPiece(60))
+    tokenizer = train_vocabulary(CORPUS * 5, WordPiece(60))
     config = EncoderConfig(tokenizer.size, 16, 1, 2, 24)
     models = {
         "model": Model(config, (ReplacedHead(),)),

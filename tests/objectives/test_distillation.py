@@ -17,7 +17,7 @@ from bothways.core.config import reader
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.sequence import Sequence
 from bothways.core.source import rng
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
@@ -330,7 +330,7 @@ def corpus(tmp_path_factory) -> Corpus:
         Document(". ".join(example.text for example in make_examples(6, number)) + ".", str(number))
         for number in range(60)
     )
-    return build_corpus(documents, make_tokenizer(folder / "t"), folder / "c", workers=1)
+    return write_corpus(documents, make_tokenizer(folder / "t"), folder / "c", workers=1)
 
 
 SHORT = (

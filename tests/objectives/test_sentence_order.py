@@ -12,7 +12,7 @@ from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor, rng
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget
@@ -79,7 +79,7 @@ def lone(corpus, tmp_path) -> Corpus:
         for n, (a, b) in enumerate(itertools.product(words, words))
     ]
     documents = [Document(text, f"made:{n}") for n, text in enumerate(texts)]
-    return build_corpus(documents, corpus.tokenizer, tmp_path / "lone", workers=1)
+    return write_corpus(documents, corpus.tokenizer, tmp_path / "lone", workers=1)
 
 
 def test_a_sentence_alone_is_split_dropped_or_paired(lone):

@@ -12,7 +12,7 @@ from bothways.cli.options import CommandTable, metric_table
 from bothways.core.report.terminal import text_table
 from bothways.core.terminal import say, show_lines
 from bothways.lab.sweeps.runs import Series, SweepOutcome
-from bothways.text.trainers import WordPiece, train_tokenizer
+from bothways.text.trainers import WordPiece, train_vocabulary
 from commands import run_line
 
 METRICS = {"f1": 0.25, "f1/[/x]": 1.0}
@@ -67,7 +67,7 @@ def test_types_of_entities_may_have_brackets():
 def test_folders_may_have_brackets(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("a cat sat\n\na dog ran\n")
-    train_tokenizer(["a cat sat", "a dog ran"], WordPiece(60)).save("tokenizer")
+    train_vocabulary(["a cat sat", "a dog ran"], WordPiece(60)).save("tokenizer")
     words = ["--tokenizer", "tokenizer", "--out", "c[/x]", "--workers", "1"]
     for _ in range(2):
         run_line("corpus", "build", "text.txt", *words)

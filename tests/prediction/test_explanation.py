@@ -15,11 +15,11 @@ from bothways.prediction.explanation import (
     ExplainedOutput,
     attentions,
     effect_without,
+    example_words,
     leave_one_out,
     rollout,
     value_of,
     without,
-    words_of,
 )
 from bothways.prediction.predictor import Predictor
 from bothways.tasks.text_task import TextExample
@@ -101,7 +101,7 @@ def test_words_are_slices_of_the_text_and_can_be_left_out(place):
     tokenizer = predict.task_model.tokenizer
     text = " play  the 😀中 unable, world\u200b"
     example = TextExample(text, SECOND)
-    words = words_of(tokenizer, example)
+    words = example_words(tokenizer, example)
     assert [word.text for word in words if not word.part][:5] == [
         "play",
         "the",
@@ -114,7 +114,7 @@ def test_words_are_slices_of_the_text_and_can_be_left_out(place):
     assert without(example, words, 0).text == "  the 😀中 unable, world\u200b"
     assert without(example, words, 4).text == " play  the 😀中 , world\u200b"
     assert (
-        without(TextExample("play the"), words_of(tokenizer, TextExample("play the")), 1).text
+        without(TextExample("play the"), example_words(tokenizer, TextExample("play the")), 1).text
         == "play"
     )
     last = without(example, words, len(words) - 1)
@@ -125,7 +125,7 @@ def test_words_of_tags_keep_their_numbers(place):
     predict = opened("tag", place / "tag")
     labels = predict.task_model.labels
     example = predict.task_model.task.from_texts(("the play you hello",))
-    words = words_of(predict.task_model.tokenizer, example)
+    words = example_words(predict.task_model.tokenizer, example)
     target = ExplainedOutput("B-X", 2)
     for place_ in range(len(words)):
         shorter = without(example, words, place_)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bothways.core.config import reader as configs
-from bothways.data.corpus import build_corpus
+from bothways.data.corpus import write_corpus
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
@@ -107,5 +107,5 @@ def test_a_corpus_tells_segments_apart_whoever_its_tokenizer_is_from(tmp_path):
     """The model that is trained on it says whether it takes them."""
     folder = folder_of("bert", tmp_path / "flat", "input_ids", "attention_mask")
     documents = [Document("ape bee cat. dog elk.", "made here")]
-    corpus = build_corpus(documents, Tokenizer.load(folder), tmp_path / "corpus", workers=1)
+    corpus = write_corpus(documents, Tokenizer.load(folder), tmp_path / "corpus", workers=1)
     assert segments(corpus.tokenizer) == (0, 1)

@@ -19,7 +19,7 @@ from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.core.progress import SILENT
 from bothways.prediction.search import change, stored_vectors
-from bothways.prediction.search.bm25 import BM25, words_of
+from bothways.prediction.search.bm25 import BM25, search_words
 from bothways.prediction.search.change import change_index
 from bothways.prediction.search.index import Hit, Index, IndexRecord
 from bothways.prediction.search.stored_vectors import StoredVectors
@@ -110,13 +110,13 @@ def test_codes_are_those_of_torch_and_of_sentence_transformers() -> None:
     from sentence_transformers.util.quantization import quantize_embeddings
 
     vectors = embed([f"text {n}" for n in range(200)])
-    bf16 = stored_vectors.encode(vectors, "bf16", 0.0)
+    bf16 = stored_vectors.compress(vectors, "bf16", 0.0)
     assert np.array_equal(bf16, torch.from_numpy(vectors).bfloat16().view(torch.uint16).numpy())
     bits = stored_vectors.signs(vectors)
     reference = quantize_embeddings(vectors, "ubinary")
     assert np.array_equal(bits.T.copy().view(np.uint8)[:, : reference.shape[1]], reference)
     scale = stored_vectors.choose_scale(vectors)
-    codes = stored_vectors.encode(vectors, "int8", scale)
+    codes = stored_vectors.compress(vectors, "int8", scale)
     assert np.abs(StoredVectors([codes], WIDTH, scale)[:] - vectors).max() <= scale / 2 * 1.001
     assert np.abs(codes).max() <= 127
 
@@ -240,7 +240,7 @@ def test_a_record_with_impossible_values(tmp_path: Path) -> None:
 
 def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces() -> None:
     bm25s = pytest.importorskip("bm25s")
-    assert words_of("The cats, 两只猫 of U2; a") == ["cats", "两", "只", "猫", "u2"]
+    assert search_words("The cats, 两只猫 of U2; a") == ["cats", "两", "只", "猫", "u2"]
     draw = random.Random(0)
     texts = [
         " ".join(draw.choices(["cat", "dog", "rain", "sun", "Paris", "the"], k=draw.randrange(9)))

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.data.corpus import build_corpus
+from bothways.data.corpus import write_corpus
 from bothways.data.documents import Document
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
@@ -280,7 +280,7 @@ def place(tmp_path_factory) -> Path:
     make_folder(folder / "student", num_hidden_layers=1)
     texts = (". ".join(e.text for e in make_examples(6, number)) + "." for number in range(60))
     documents = (Document(text, str(number)) for number, text in enumerate(texts))
-    build_corpus(documents, make_tokenizer(folder / "t"), folder / "corpus", workers=1)
+    write_corpus(documents, make_tokenizer(folder / "t"), folder / "corpus", workers=1)
     write_tsv(folder / "train.tsv", make_examples(64, 0))
     write_tsv(folder / "dev.tsv", make_examples(32, 1))
     rows = make_examples(64, 2)

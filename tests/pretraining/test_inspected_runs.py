@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import bothways
 from bothways.core.errors import CheckpointError, ConfigError
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget, TokenRamp
 from bothways.data.segments import FullSentences
@@ -89,7 +89,7 @@ def test_what_cannot_be_inspected_is_refused(corpus, run, tmp_path):
     with pytest.raises(CheckpointError, match=r"is not the folder of a pre-training run"):
         repeat_step(tmp_path, 1, corpus)
     documents = [Document("the dog sleeps. " * 3, f"other:{number}") for number in range(40)]
-    other = build_corpus(documents, corpus.tokenizer, tmp_path / "other", workers=1)
+    other = write_corpus(documents, corpus.tokenizer, tmp_path / "other", workers=1)
     with pytest.raises(CheckpointError, match=r"was trained on another corpus"):
         repeat_step(run, 6, other)
 
@@ -303,7 +303,7 @@ def trained_on_two(rank: int, world: int, port: int, corpora: list[Path], folder
 
 def test_ranks_that_differ_stop_and_ranks_that_agree_repeat(corpus, tmp_path):
     documents = [Document("the dog sleeps. " * 3, f"other:{number}") for number in range(40)]
-    other = build_corpus(documents, corpus.tokenizer, tmp_path / "other", workers=1)
+    other = write_corpus(documents, corpus.tokenizer, tmp_path / "other", workers=1)
     make_folder(tmp_path / "bert")
     on_ranks(2, trained_on_two, [corpus.folder, other.folder], tmp_path)
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))

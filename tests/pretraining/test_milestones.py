@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget
 from bothways.hub.model_folder import load_model
@@ -32,7 +32,7 @@ def counted(tokenizer, tmp_path_factory) -> tuple[Corpus, int]:
     texts = [f"The {a} sees the {b} {c}. {d}\t{e}  is here,\nnow." for a, b, c, d, e in orders]
     documents = [Document(text, f"made:{n}") for n, text in enumerate(texts)]
     folder = tmp_path_factory.mktemp("counted") / "corpus"
-    return build_corpus(documents, tokenizer, folder, workers=1), 60 * 11
+    return write_corpus(documents, tokenizer, folder, workers=1), 60 * 11
 
 
 def settings_for(corpus: Corpus, milestones: tuple[int, ...], **training) -> PretrainConfig:

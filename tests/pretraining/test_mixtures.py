@@ -11,7 +11,7 @@ import torch
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.core.source import Cursor
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import Masking
@@ -43,7 +43,7 @@ def corpora(corpus, tokenizer, tmp_path_factory) -> dict[str, Corpus]:
     rng = np.random.default_rng(8)
     documents = [Document(document(rng).replace("in", "near"), f"{n}") for n in range(15)]
     folder = tmp_path_factory.mktemp("small") / "small"
-    return {"large": corpus, "small": build_corpus(documents, tokenizer, folder, workers=1)}
+    return {"large": corpus, "small": write_corpus(documents, tokenizer, folder, workers=1)}
 
 
 def settings(corpus: Corpus, steps: int = 12, **changes: object) -> PretrainConfig:
@@ -159,7 +159,7 @@ def test_mistakes_are_named(corpora, tmp_path, corpus):
     (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "more"]) + "\n", encoding="utf8")
     other = Tokenizer.load(tmp_path / "vocab.txt")
     texts = [Document("The cat sleeps.", f"{n}") for n in range(3)]
-    foreign = build_corpus(texts, other, tmp_path / "foreign", workers=1)
+    foreign = write_corpus(texts, other, tmp_path / "foreign", workers=1)
     with pytest.raises(ConfigError, match=r"'large' .* and 'foreign' .* different tokenizers"):
         Corpora.of({"large": corpus, "foreign": foreign}, None)
 

@@ -24,7 +24,7 @@ from bothways.core.errors import (
     FolderError,
 )
 from bothways.core.report.sections import readable_number
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget
 from bothways.data.masking import Masking, WholeWords
@@ -41,7 +41,7 @@ from bothways.pretraining.recipes import modern, paper
 from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import curves, read_records
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.trainers import ByteBPE, train_tokenizer
+from bothways.text.trainers import ByteBPE, train_vocabulary
 from bothways.training.checkpoint import Best, Keep, run_folder
 from bothways.training.optimizers import AdamW, BertAdam
 from bothways.training.parallel import plan_here
@@ -212,9 +212,9 @@ def test_a_model_to_go_on_from_has_the_vocabulary_of_the_corpus(corpus, tmp_path
     with pytest.raises(ConfigError, match=r"start: the corpus .* has another vocabulary"):
         build_models(dataclasses.replace(config, start=str(tmp_path / "model")), corpus)
     # One whose pairs have other special tokens is no matter of the objective.
-    bytewise = train_tokenizer(["the cat sat"], ByteBPE(262))
+    bytewise = train_vocabulary(["the cat sat"], ByteBPE(262))
     texts = [Document(f"The cat sat {n}.", "here") for n in range(5)]
-    other = build_corpus(texts, bytewise, tmp_path / "bytes", workers=1)
+    other = write_corpus(texts, bytewise, tmp_path / "bytes", workers=1)
     with pytest.raises(ConfigError, match=r"start: the corpus .* has another vocabulary"):
         pretrain(dataclasses.replace(config, start=str(tmp_path / "model")), other)
 
@@ -351,7 +351,7 @@ def test_mistakes_are_named(corpus, tmp_path):
         settings(corpus, phases=(PretrainPhase(32, 0.5),))
     with pytest.raises(ConfigError, match=r"phases\.0\.length: sequences of 1000 tokens"):
         settings(corpus, phases=(PretrainPhase(1000),))
-    lone = build_corpus(
+    lone = write_corpus(
         [Document("The cat sleeps. The dog eats.", "made:0")],
         corpus.tokenizer,
         tmp_path / "lone",
@@ -463,7 +463,7 @@ def test_the_preflight_warns_of_documents_without_a_next_sentence(corpus, tmp_pa
         Document("The dog eats. The cat sleeps.", "made:2")
     ]
     lines += [Document(f"The cat sleeps {'now ' * count}.", "made:3") for count in range(1, 9)]
-    lone = build_corpus(lines, corpus.tokenizer, tmp_path / "lone", workers=1)
+    lone = write_corpus(lines, corpus.tokenizer, tmp_path / "lone", workers=1)
 
     def said(corpus: Corpus, **changes: object) -> list[Finding]:
         found = preflight(settings(corpus, 1, **changes), corpus, tmp_path, torch.device("cpu"))
@@ -492,7 +492,7 @@ def test_the_preflight_says_how_much_is_unknown(corpus, tmp_path):
     texts = [f"The cat sleeps near the {'zebra' if number % 2 else 'barn'}. The cat eats. Number {number}."
              for number in range(20)]  # fmt: skip
     lines = [Document(text, f"made:{number}") for number, text in enumerate(texts)]
-    strange = build_corpus(lines, corpus.tokenizer, tmp_path / "strange", workers=1)
+    strange = write_corpus(lines, corpus.tokenizer, tmp_path / "strange", workers=1)
     [warning] = findings_of(strange, "unknown")
     assert warning.severity == "warning"
     assert "Train a tokenizer on this text" in str(warning)
@@ -508,7 +508,7 @@ def test_the_preflight_says_where_whole_words_are_not_masked_as_asked(corpus, tm
 
     def made(text: str, name: str) -> Corpus:
         lines = [Document(f"{text} {'cat ' * number}.", f"made:{number}") for number in range(20)]
-        return build_corpus(lines, corpus.tokenizer, tmp_path / name, workers=1)
+        return write_corpus(lines, corpus.tokenizer, tmp_path / name, workers=1)
 
     long = made(f"The cat{'s' * 60} sleeps. " * 3, "long")
     [few] = findings_of(long, "masking", objective=words)

@@ -9,14 +9,14 @@ import torch
 
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import BothwaysError
-from bothways.data.corpus import build_corpus
+from bothways.data.corpus import write_corpus
 from bothways.data.documents import Document
 from bothways.hub.model_folder import load_model
 from bothways.model.families.catalogue import preset
 from bothways.pretraining.build import fit_to_corpus
 from bothways.tasks.text_task import vocabulary_logits
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.trainers import ByteBPE, WordPiece, train_tokenizer
+from bothways.text.trainers import ByteBPE, WordPiece, train_vocabulary
 from commands import run_line
 from toy_animals import document
 
@@ -43,8 +43,8 @@ def home(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("home")
     rng = np.random.default_rng(7)
     texts = [document(rng) for _ in range(80)]
-    tokenizer = train_tokenizer(texts, ByteBPE(320))
-    build_corpus(
+    tokenizer = train_vocabulary(texts, ByteBPE(320))
+    write_corpus(
         [Document(text, f"made:{number}") for number, text in enumerate(texts)],
         tokenizer,
         folder / "corpus",
@@ -148,9 +148,9 @@ def test_a_shape_that_no_family_has_is_saved_as_our_own(home, capsys):
 
 
 def test_a_shape_is_fitted_to_its_tokenizer(tokenizer):
-    bytes_ = train_tokenizer(["a few words"], ByteBPE(300))
+    bytes_ = train_vocabulary(["a few words"], ByteBPE(300))
     for name in ("roberta-base", "bert-base", "albert-base-v2", "distilbert-base-uncased"):
-        for made in (bytes_, tokenizer, train_tokenizer(["a few words"], WordPiece(100))):
+        for made in (bytes_, tokenizer, train_vocabulary(["a few words"], WordPiece(100))):
             shape = fit_to_corpus(preset(name), made)
             assert (shape.vocab, shape.pad) == (made.size, made.specials.pad)
             assert shape.position.offset == (made.specials.pad + 1 if name == "roberta-base" else 0)

@@ -15,7 +15,7 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, interface, report_findings
 from bothways.core.source import Cursor
 from bothways.core.training_module import TrainingModule
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import AnyToken, Masking, NGrams, Spans
@@ -58,7 +58,7 @@ from bothways.pretraining.recipes import (
     spanbert,
 )
 from bothways.pretraining.run import pretrain
-from bothways.text.trainers import ByteBPE, train_tokenizer
+from bothways.text.trainers import ByteBPE, train_vocabulary
 from bothways.training.checkpoint import checkpoints
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, Muon, OptimizerConfig, StableAdamW
 from bothways.training.parallel import Single
@@ -96,9 +96,9 @@ SMALL = [
 def byte_corpus(tmp_path_factory) -> Corpus:
     rng = np.random.default_rng(7)
     texts = [document(rng) for _ in range(80)]
-    tokenizer = train_tokenizer(texts, ByteBPE(320))
+    tokenizer = train_vocabulary(texts, ByteBPE(320))
     documents = [Document(text, f"made:{number}") for number, text in enumerate(texts)]
-    return build_corpus(documents, tokenizer, tmp_path_factory.mktemp("made") / "c", workers=1)
+    return write_corpus(documents, tokenizer, tmp_path_factory.mktemp("made") / "c", workers=1)
 
 
 def test_modern_begins_with_short_sequences_and_small_updates_from_random_weights_alone():

@@ -23,7 +23,7 @@ from bothways.tasks.tagging.schemes import respell
 from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.trainers import ByteBPE, train_tokenizer
+from bothways.text.trainers import ByteBPE, train_vocabulary
 from toy_task import VOCABULARY, WORDS, bind_small, make_tokenizer
 
 LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
@@ -267,7 +267,7 @@ def test_entities_say_where_they_stand(tokenizer):
 
 def test_words_are_tokenized_as_they_stand_in_a_text():
     """A tokenizer of bytes writes a word behind a blank otherwise than one at the beginning, which hardly any word is."""
-    tokenizer = train_tokenizer(["the rain in the film", "film and rain"], ByteBPE(270))
+    tokenizer = train_vocabulary(["the rain in the film", "film and rain"], ByteBPE(270))
     tokenizer.backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     (item,) = TaggingTask().encode(
         [TagExample(("film", "rain"), ("O", "O"))], tokenizer, ("O",), 40

@@ -18,7 +18,7 @@ from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError, interface
 from bothways.hub.convert.vocabulary import form_of, with_words
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_tokenizer
+from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_vocabulary
 from bothways.text.vocabulary_report import SplitWord, vocabulary_report
 from commands import run_line
 from toy_text import BERT_NAMES, load, pseudo_text, roberta_backend, write_vocabulary
@@ -50,7 +50,7 @@ def test_train_writes_what_train_returns(tmp_path, capsys, text, options, kind):
     made = Tokenizer.load(tmp_path / "new" / "vocabulary")
     assert (
         made.fingerprint
-        == train_tokenizer(text.read_text(encoding="utf-8").split("\n"), kind).fingerprint
+        == train_vocabulary(text.read_text(encoding="utf-8").split("\n"), kind).fingerprint
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "text.txt"]
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["vocabulary"]
@@ -292,7 +292,7 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_figure_is_what_plain_counting_gives(kind):
-    tokenizer = train_tokenizer(TEXT[:40], kind)
+    tokenizer = train_vocabulary(TEXT[:40], kind)
     found = vocabulary_report(tokenizer, iter(TEXT))
     for name, value in _plain(tokenizer, TEXT).items():
         assert getattr(found, name) == pytest.approx(value, abs=1e-12), name
@@ -304,14 +304,14 @@ def test_every_figure_is_what_plain_counting_gives(kind):
 def test_an_ideograph_has_the_tokens_of_running_text(kind):
     """No space stands before it."""
     texts = [text * 20 for text in ("你好吗我很好", "他来到网易大厦", "我来大厦你来吗")]
-    found = vocabulary_report(train_tokenizer(texts, kind), texts)
+    found = vocabulary_report(train_vocabulary(texts, kind), texts)
     assert not {piece for word in found.split for piece in word.pieces} & {"▁", "Ġ"}
     assert isinstance(kind, ByteBPE) or found.fertility == found.whole_words == 1
 
 
 def test_tokens_of_bytes_are_shown_as_their_characters():
     texts = ["中文分词器 中文语料库 the"] * 20
-    found = vocabulary_report(train_tokenizer(texts, ByteBPE(size=400)), ["中文 the 𠀀"])
+    found = vocabulary_report(train_vocabulary(texts, ByteBPE(size=400)), ["中文 the 𠀀"])
     assert found.longest[0] == "Ġ中文分词器"
     assert "Ġthe" in found.longest
     cut = next(word for word in found.split if word.word == "𠀀")
@@ -320,7 +320,7 @@ def test_tokens_of_bytes_are_shown_as_their_characters():
 
 @pytest.mark.parametrize("kind", [Unigram(size=60), ByteBPE(size=300)], ids=str)
 def test_a_chinese_word_that_is_added_is_found_within_a_sentence(kind):
-    old = train_tokenizer(["他看武侠小说 读小说看武侠 the dog"] * 20, kind)
+    old = train_vocabulary(["他看武侠小说 读小说看武侠 the dog"] * 20, kind)
     new = with_words(old, ["贾宝玉"])
     tokens = [new.token(id) for id in new.encode("他看贾宝玉小说")]
     assert "贾宝玉" in tokens

@@ -3,7 +3,7 @@ import pytest
 
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.trainers import ByteBPE, train_tokenizer
+from bothways.text.trainers import ByteBPE, train_vocabulary
 from toy_text import write_vocabulary
 
 
@@ -25,7 +25,7 @@ def test_assembled_as_the_files_template_has_it(tmp_path, a, b):
 def test_robertas_two_separators_and_its_single_segment(a, b):
     from tokenizers import processors
 
-    made = train_tokenizer(["ab ba ab b a"], ByteBPE(270))
+    made = train_vocabulary(["ab ba ab b a"], ByteBPE(270))
     specials = made.specials
     made.backend.post_processor = processors.RobertaProcessing(
         (made.token(specials.sep), specials.sep), (made.token(specials.cls), specials.cls)

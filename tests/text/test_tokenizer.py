@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Backend
 from bothways.core.errors import BothwaysError, DataError, ResourceError, TokenizerError
 from bothways.text.tokenizer import Tokenizer, _flaw
 from bothways.text.tokenizer_classes import Specials
-from bothways.text.trainers import ByteBPE, Unigram, train_tokenizer
+from bothways.text.trainers import ByteBPE, Unigram, train_vocabulary
 from toy_text import (
     BERT_NAMES,
     bert_tokens,
@@ -442,7 +442,7 @@ def _words(tokenizer, text):
 @pytest.mark.parametrize("kind", [ByteBPE(size=400), Unigram(size=120)])
 def test_words_end_at_punctuation_and_in_scripts_without_spaces(kind):
     text = ["the dog, the house. (a cat) 数学课很有趣。"] * 20
-    tokenizer = train_tokenizer(text, kind)
+    tokenizer = train_vocabulary(text, kind)
     words = _words(tokenizer, text[0])
     for word in ("the", "dog", "house", "cat", ",", "."):
         assert word in words

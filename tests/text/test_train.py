@@ -26,7 +26,7 @@ from bothways.text.trainers import (
     _normal_characters,
     _steady,
     learn,
-    train_tokenizer,
+    train_vocabulary,
 )
 from toy_text import BERT_NAMES, hostile, pseudo_text
 
@@ -48,9 +48,9 @@ _PROGRAM = """
 import sys
 from toy_text import pseudo_text
 from test_train import KINDS, TEXT
-from bothways.text.trainers import train_tokenizer
+from bothways.text.trainers import train_vocabulary
 for number, kind in enumerate(KINDS):
-    train_tokenizer(TEXT, kind).save(f"{sys.argv[1]}/{number}")
+    train_vocabulary(TEXT, kind).save(f"{sys.argv[1]}/{number}")
 """
 
 
@@ -76,7 +76,7 @@ def test_two_processes_write_the_same_bytes(tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_again_and_again_the_same(kind):
-    assert len({train_tokenizer(iter(TEXT), kind).fingerprint for _ in range(4)}) == 1
+    assert len({train_vocabulary(iter(TEXT), kind).fingerprint for _ in range(4)}) == 1
 
 
 def test_scores_do_not_keep_the_order_of_a_hash_table():
@@ -93,7 +93,7 @@ def test_scores_do_not_keep_the_order_of_a_hash_table():
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_special_tokens_come_first_and_the_folder_opens_in_transformers(tmp_path, kind):
-    tokenizer = train_tokenizer(TEXT, kind)
+    tokenizer = train_vocabulary(TEXT, kind)
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if isinstance(kind, ByteBPE) else BERT_NAMES
     assert [tokenizer.token(id) for id in range(5)] == names
     cls, pad, sep = (0, 1, 2) if isinstance(kind, ByteBPE) else (2, 0, 3)
@@ -122,7 +122,7 @@ def test_special_tokens_come_first_and_the_folder_opens_in_transformers(tmp_path
 
 def test_word_piece_joins_the_most_frequent_pairs():
     """By hand: z ##a occurs six times, then za ##b four times; za ##c and ##a ##b are left with two and one."""
-    tokenizer = train_tokenizer(
+    tokenizer = train_vocabulary(
         ["zab zab zab zab zac qab zac"], WordPiece(size=100, min_frequency=3)
     )
     letters = ["a", "b", "c", "q", "z"]
@@ -134,7 +134,7 @@ def test_word_piece_joins_the_most_frequent_pairs():
 
 
 def test_no_word_over_the_alphabet_is_unknown():
-    tokenizer = train_tokenizer(TEXT, WordPiece(size=300))
+    tokenizer = train_vocabulary(TEXT, WordPiece(size=300))
     letters = [
         token
         for token in (tokenizer.token(id) for id in range(5, tokenizer.size))
@@ -145,13 +145,13 @@ def test_no_word_over_the_alphabet_is_unknown():
     assert not any(tokenizer.specials.unknown in ids for ids in tokenizer.encode(words))
     assert tokenizer.id("##你") is None  # an ideograph is a word of its own
     assert tokenizer.id("##.") is None
-    assert train_tokenizer(TEXT, WordPiece(size=300, cjk=False)).id("##你") is not None
+    assert train_vocabulary(TEXT, WordPiece(size=300, cjk=False)).id("##你") is not None
 
 
 def test_the_alphabet_keeps_the_most_frequent_characters():
     counts = Counter(c for line in TEXT for c in line.lower().replace("é", "e") if not c.isspace())
     kept = sorted(counts, key=lambda c: (-counts[c], c))[:12]
-    tokenizer = train_tokenizer(TEXT, WordPiece(size=200, alphabet=12))
+    tokenizer = train_vocabulary(TEXT, WordPiece(size=200, alphabet=12))
     assert {token for token in tokenizer.backend.get_vocab() if len(token) == 1} == set(kept)
 
 
@@ -169,7 +169,7 @@ def test_characters_are_counted_as_the_normaliser_leaves_them(text):
 
 def test_options_of_word_piece_reach_the_file():
     spec = json.loads(
-        train_tokenizer(
+        train_vocabulary(
             TEXT, WordPiece(size=300, lowercase=False, strip_accents=True, cjk=False)
         ).backend.to_str()
     )
@@ -180,24 +180,24 @@ def test_options_of_word_piece_reach_the_file():
         "strip_accents": True,
         "lowercase": False,
     }
-    assert train_tokenizer(TEXT, WordPiece(size=300)).lowercase
-    assert not train_tokenizer(TEXT, WordPiece(size=300, lowercase=False)).lowercase
+    assert train_vocabulary(TEXT, WordPiece(size=300)).lowercase
+    assert not train_vocabulary(TEXT, WordPiece(size=300, lowercase=False)).lowercase
 
 
 def test_bytes_know_everything():
-    tokenizer = train_tokenizer(TEXT, ByteBPE(size=300))
+    tokenizer = train_vocabulary(TEXT, ByteBPE(size=300))
     text = "Völlig 新しい \U0001f9ff text\twith\r\nall\x00that"
     ids = tokenizer.encode([text])[0]
     assert tokenizer.decode(ids) == " " + text
     assert tokenizer.specials.unknown not in ids
     assert not tokenizer.continues[ids[0]]
     assert tokenizer.continues[
-        train_tokenizer(TEXT, ByteBPE(size=300, prefix_space=False)).encode(["ka"])[0][0]
+        train_vocabulary(TEXT, ByteBPE(size=300, prefix_space=False)).encode(["ka"])[0][0]
     ]
 
 
 def test_unigram_pieces_are_probable_short_and_plain():
-    tokenizer = train_tokenizer(TEXT, Unigram(size=300, longest=5))
+    tokenizer = train_vocabulary(TEXT, Unigram(size=300, longest=5))
     spec = json.loads(tokenizer.backend.to_str())["model"]
     pieces, scores = zip(*spec["vocab"][5:], strict=True)
     assert max(map(len, pieces)) <= 5
@@ -208,20 +208,20 @@ def test_unigram_pieces_are_probable_short_and_plain():
     assert tokenizer.encode(["🙂"])[0][-1] == tokenizer.specials.unknown
     assert any(
         "é" in token
-        for token in train_tokenizer(
+        for token in train_vocabulary(
             TEXT, Unigram(size=300, strip_accents=False)
         ).backend.get_vocab()
     )
     assert any(
         token != token.lower()
-        for token in train_tokenizer(TEXT, Unigram(size=300, lowercase=False)).backend.get_vocab()
+        for token in train_vocabulary(TEXT, Unigram(size=300, lowercase=False)).backend.get_vocab()
         if "[" not in token
     )
 
 
 @pytest.mark.parametrize(("asked", "made"), [(311, 311), (318, 318), (368, 368), (400, 368)])
 def test_unigram_keeps_its_size_until_the_trainer_finds_no_more(asked, made):
-    assert train_tokenizer(TEXT, Unigram(size=asked)).size == made
+    assert train_vocabulary(TEXT, Unigram(size=asked)).size == made
 
 
 def test_unigram_leaves_rare_characters_out(monkeypatch):
@@ -230,11 +230,11 @@ def test_unigram_leaves_rare_characters_out(monkeypatch):
     known = {0.99: False, 1.0: True}
     for coverage, kept in known.items():
         monkeypatch.setattr(trainers, "ALPHABET", 10)
-        tokenizer = train_tokenizer(texts, Unigram(size=300, coverage=coverage))
+        tokenizer = train_vocabulary(texts, Unigram(size=300, coverage=coverage))
         assert any("ж" in token for token in tokenizer.backend.get_vocab()) is kept
         assert (tokenizer.specials.unknown in tokenizer.encode(["ж"])[0]) is not kept
     monkeypatch.undo()
-    assert "ж" in train_tokenizer(texts, Unigram(size=300)).backend.get_vocab()
+    assert "ж" in train_vocabulary(texts, Unigram(size=300)).backend.get_vocab()
     with pytest.raises(ConfigError, match=r"Unigram\.coverage: must be between 0 and 1, not 2"):
         Unigram(coverage=2)
 
@@ -272,18 +272,18 @@ def test_a_size_that_cannot_hold_the_alphabet(kind, alphabet, least):
     with pytest.raises(
         TokenizerError, match=f"a vocabulary of 30 cannot hold 5 special tokens and {alphabet}"
     ) as caught:
-        train_tokenizer(TEXT, kind(size=30))
+        train_vocabulary(TEXT, kind(size=30))
     assert f"At least {least} are needed" in str(caught.value)
     with pytest.raises(TokenizerError):
-        train_tokenizer(TEXT, kind(size=least - 1))
-    assert train_tokenizer(TEXT, kind(size=least)).size == least
+        train_vocabulary(TEXT, kind(size=least - 1))
+    assert train_vocabulary(TEXT, kind(size=least)).size == least
 
 
 @pytest.mark.parametrize("kind", [WordPiece(), ByteBPE(), Unigram()], ids=str)
 @pytest.mark.parametrize("texts", [[], ["", ""]])
 def test_no_text(kind, texts):
     with pytest.raises(TokenizerError, match="there is no text"):
-        train_tokenizer(texts, kind)
+        train_vocabulary(texts, kind)
 
 
 @pytest.mark.parametrize("kind", [WordPiece(), ByteBPE(), Unigram()], ids=str)
@@ -291,7 +291,7 @@ def test_half_a_surrogate_pair(kind):
     with pytest.raises(
         DataError, match=r"a text holds U\+DC80 at character \d, half of a surrogate pair"
     ):
-        train_tokenizer(["fine", "not \udc80"], kind)
+        train_vocabulary(["fine", "not \udc80"], kind)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_ceiling_below_one():
 
 
 def test_training_reads_only_the_sample():
-    few = train_tokenizer(
+    few = train_vocabulary(
         ["rare"] * 10 + ["common words here"] * 3000, WordPiece(size=60), ceiling=4096
     )
     assert few.size < 60
@@ -351,14 +351,14 @@ def test_training_reads_only_the_sample():
 def test_the_alphabet_covers_a_script_of_many_characters():
     frequent = [chr(0x4E00 + i) for i in range(1500)]
     text = ["".join(frequent)] * 20 + ["".join(chr(0x6000 + i) for i in range(10))]
-    tokenizer = train_tokenizer(text, WordPiece(size=2000))
+    tokenizer = train_vocabulary(text, WordPiece(size=2000))
     ids = tokenizer.encode(["".join(frequent)])[0]
     assert (ids != tokenizer.specials.unknown).all()
     assert tokenizer.id(chr(0x6000)) is None, "beyond the coverage"
-    small = train_tokenizer(text, WordPiece(size=1300))
+    small = train_vocabulary(text, WordPiece(size=1300))
     assert small.size <= 1300
     assert (
-        len(train_tokenizer(text, WordPiece(size=2000, coverage=1.0)).backend.get_vocab()) == 1515
+        len(train_vocabulary(text, WordPiece(size=2000, coverage=1.0)).backend.get_vocab()) == 1515
     )
     with pytest.raises(ConfigError, match="coverage: must be between 0 and 1"):
         WordPiece(coverage=2.0)

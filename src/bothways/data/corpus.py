@@ -11,7 +11,7 @@ reads.
 Example: the documents "A b. C." and "D." → tokens a b . c . d . | sentences 0 3 5 7 |
 documents 0 2 3.
 
-`build_corpus` works in two stages (`encode_shards`, `merge_shards`). The same documents and
+`write_corpus` works in two stages (`encode_shards`, `merge_shards`). The same documents and
 settings give the same bytes with any number of processes. An interrupted build continues where it
 was; a finished one is not repeated.
 """
@@ -252,7 +252,7 @@ class Corpus:
         return AllExcept(len(self), held_out), held_out
 
 
-def build_corpus(
+def write_corpus(
     documents: Iterable[Document],
     tokenizer: Tokenizer,
     folder: str | Path,

@@ -207,7 +207,7 @@ def _open(
 
 
 def _log_likelihoods(predictor: Predictor, examples: Iterable[TextExample]) -> Iterator[float]:
-    return (found.log_likelihood for _, found in predictor.predict_examples(examples))
+    return (prediction.log_likelihood for _, prediction in predictor.predict_examples(examples))
 
 
 def score_choices(

@@ -149,7 +149,7 @@ class Grammar:
     def say(self, template: str) -> str:
         """Return a sentence of a template: "a {good} film" → "a moving film"."""
         while "{" in template:
-            template = re.sub(r"\{([^{}]*)\}", lambda found: self.choose(found[1]), template)
+            template = re.sub(r"\{([^{}]*)\}", lambda match: self.choose(match[1]), template)
         return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", template)
 
     def labelled(self, labels: Sequence[str], count: int, template: str = "{LABEL}") -> list[Row]:
@@ -194,12 +194,12 @@ def _people(file: str, count: int) -> Iterator[tuple[str, list[Row]]]:
         facts = {symbol: grammar.choose(symbol) for symbol in PEOPLE}
         facts["name"] = grammar.say("{first} {last}")
         text = " ".join(sentence.format(**facts) for sentence, _, _ in BIOGRAPHY)
-        asked = [(question, facts.get(symbol)) for _, question, symbol in BIOGRAPHY]
+        questions = [(question, facts.get(symbol)) for _, question, symbol in BIOGRAPHY]
         yield text, [
             {"id": f"{file}-{number}-{place}", "question": question.format(**facts),
              "answers": [{"text": answer, "answer_start": text.index(answer)}] if answer else [],
              "is_impossible": not answer}
-            for place, (question, answer) in enumerate(asked)
+            for place, (question, answer) in enumerate(questions)
         ]  # fmt: skip
 
 
@@ -250,16 +250,16 @@ def _fact(animal: str, kind: int) -> str:
 
 
 def _ranked(file: str, count: int) -> list[Row]:
-    """Return questions with four facts, of which the first answers it before they are shuffled."""
+    """Return questions with four facts; the first answers it before they are shuffled."""
     grammar, rows = Grammar(file), list[Row]()
     for _ in range(count):
         animal, *others = grammar.rng.sample(list(FACTS), 3)
         kind, other = grammar.rng.sample(range(4), 2)
-        right = _fact(animal, kind)
-        documents = [right, _fact(animal, other), *(_fact(each, kind) for each in others)]
+        answer = _fact(animal, kind)
+        documents = [answer, _fact(animal, other), *(_fact(each, kind) for each in others)]
         grammar.rng.shuffle(documents)
         rows.append({"query": QUESTIONS[kind].format(animal), "documents": documents,
-                     "labels": [int(document == right) for document in documents]})  # fmt: skip
+                     "labels": [int(document == answer) for document in documents]})  # fmt: skip
     return rows
 
 

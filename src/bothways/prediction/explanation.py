@@ -58,7 +58,7 @@ class Word(NamedTuple):
     part: int
 
 
-def words_of(tokenizer: Tokenizer, example: Any) -> list[Word]:
+def example_words(tokenizer: Tokenizer, example: Any) -> list[Word]:
     """Return the words of an example.
 
     Raises:
@@ -147,7 +147,7 @@ def leave_one_out(
     Raises:
         DataError: the example has no words to leave out, or the target does not exist.
     """
-    words = words_of(predictor.task_model.tokenizer, example)
+    words = example_words(predictor.task_model.tokenizer, example)
     shorter = [without(example, words, index) for index in range(len(words))]
     full, *others = predictor.stream([example, *shorter])
     labels = predictor.task_model.classes

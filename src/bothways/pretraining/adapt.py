@@ -29,7 +29,7 @@ from bothways.core.report import sections as s
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import read_documents
 from bothways.data.loader import TokenBudget
 from bothways.data.manifest import MANIFEST
@@ -230,7 +230,7 @@ def adapt(  # noqa: PLR0913 – one option per question
     Raises:
         ConfigError: a setting is not suitable, or the model cannot be adapted (an ELECTRA without
             its generator).
-        BothwaysError: as `pretrain` and `build_corpus`.
+        BothwaysError: as `pretrain` and `write_corpus`.
     """
     if not 0 <= replay_share < 1:
         message = f"must be at least 0 and below 1, not {replay_share:g}"
@@ -390,7 +390,7 @@ def _corpus(
         return corpus
     folder = out / "corpora" / name
     make_folder(folder.parent)
-    return build_corpus(read_documents(sources), tokenizer, folder, progress=Part(progress, name))
+    return write_corpus(read_documents(sources), tokenizer, folder, progress=Part(progress, name))
 
 
 def _texts(sources: list[str], corpus: Corpus) -> Iterator[str]:

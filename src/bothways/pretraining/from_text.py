@@ -8,10 +8,10 @@ from pathlib import Path
 from bothways.core.errors import os_errors
 from bothways.core.files import replace_folder
 from bothways.core.progress import SILENT, Progress
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import read_documents
 from bothways.text.tokenizer import Tokenizer
-from bothways.text.trainers import WordPiece, train_tokenizer
+from bothways.text.trainers import WordPiece, train_vocabulary
 
 
 def corpus_of_text(
@@ -31,7 +31,7 @@ def corpus_of_text(
     """
     documents = read_documents(files)  # checks the names
     tokenizer = tokenizer_of_text(files, folder, vocabulary, progress)
-    return build_corpus(documents, tokenizer, folder / "corpus", progress=progress)
+    return write_corpus(documents, tokenizer, folder / "corpus", progress=progress)
 
 
 def tokenizer_of_text(
@@ -42,7 +42,7 @@ def tokenizer_of_text(
     if not path.exists():
         progress.stage("learning the vocabulary")
         texts = (document.text for document in read_documents(files))
-        tokenizer = train_tokenizer(texts, WordPiece(vocabulary))
+        tokenizer = train_vocabulary(texts, WordPiece(vocabulary))
         with os_errors(folder, "Choose another folder."):
             folder.mkdir(parents=True, exist_ok=True)
         with replace_folder(path) as hidden:

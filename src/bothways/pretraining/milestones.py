@@ -1,6 +1,6 @@
 """The model of a run, saved each time it has read a number of words, under BabyLM's names.
 
-Words are those of the corpus, separated by white space, as the challenge counts them. An epoch has
+Words of the corpus are separated by white space, as the challenge counts them. An epoch has
 those of the documents that are trained on: their share of the tokens, times all words.
 """
 

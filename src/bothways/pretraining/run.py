@@ -43,7 +43,7 @@ from bothways.pretraining.milestones import Milestones, words_of_epoch
 from bothways.pretraining.probes import with_probes
 from bothways.pretraining.run_page import write_run_page
 from bothways.training import parallel, run
-from bothways.training.average import averaged
+from bothways.training.average import averaged_weights
 from bothways.training.checkpoint import FolderStore, MemoryStore, run_folder
 from bothways.training.run import Training
 from bothways.training.schedules import RunState
@@ -301,7 +301,7 @@ def _save_milestone(
 ) -> None:
     """Write a folder of the model as it is after so many words."""
     card, record = _card(done, settings, corpora)
-    with averaged(done.training_module):
+    with averaged_weights(done.training_module):
         save_model(path, done.model, corpora.tokenizer, card=card, extra={**record, "words": words})
 
 

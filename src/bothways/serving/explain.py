@@ -31,10 +31,10 @@ from bothways.prediction.explanation import (
     ExplainedOutput,
     attentions,
     effect_without,
+    example_words,
     rollout,
     value_of,
     without,
-    words_of,
 )
 from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError, check_limit
@@ -194,7 +194,7 @@ def _leave_one_out(model: ServedModel, item: Any, target: ExplainedOutput) -> Qu
     task_model = model.task_model
     with request_errors():
         example = model.example(item)
-        words = words_of(task_model.tokenizer, example)
+        words = example_words(task_model.tokenizer, example)
         limit = ("explained_words", MOST_WORDS)
         check_limit("too_many_texts", "words to leave out", len(words), *limit)
         shorter = [without(example, words, n) for n in range(len(words))]

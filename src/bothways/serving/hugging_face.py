@@ -180,7 +180,7 @@ def pipeline(models: Models, request: Any) -> shapes.Query:
     """
     match request:
         case openai.RerankRequest():
-            return openai.rerank(models, request)
+            return openai.reranking(models, request)
         case tei.SimilarityRequest():
             return tei.similarity(models, request)
         case tei.EmbedRequest():

@@ -233,7 +233,7 @@ class Ranking(TypedDict):
     meta: dict[str, Any]
 
 
-def rerank(models: Models, request: RerankRequest) -> Query:
+def reranking(models: Models, request: RerankRequest) -> Query:
     """Read a request of `/rerank`.
 
     The answer to `texts` is TEI's list; to `documents` an object with `results`.

@@ -23,7 +23,7 @@ from bothways.tasks.catalogue import ALL_TASKS
 TEXTS = ["a dog barks", "it rains"]
 RERANK = Route(
     openai.RerankRequest,
-    openai.rerank,
+    openai.reranking,
     openai.Ranking | list[openai.TextScore],
     "Documents ranked for a query: Cohere and Jina (documents), TEI (texts)",
     ("rerank",),

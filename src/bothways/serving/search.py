@@ -99,8 +99,8 @@ def open_indexes(
         ConfigError: the model reads another length than the index.
     """
     indexes = {}
-    for name, place in folders.items():
-        folder = Path(place)
+    for name, path in folders.items():
+        folder = Path(path)
         record = (index := Index(folder)).record
         # A predictor that was opened in Python has no digest: it is trusted.
         fitting = [
@@ -186,13 +186,13 @@ def search(models: Models, request: SearchRequest) -> Query:
         most = min(limits.text_characters, limits.request_characters // (count * len(queries)))
         pairs = [
             (query, hit.text[: max(0, most - len(query))])
-            for query, found in zip(queries, hits, strict=True)
-            for hit in found
+            for query, ranked in zip(queries, hits, strict=True)
+            for hit in ranked
         ]
 
         def write_reranked(answer: Answer) -> SearchAnswer:
             logits = iter([prediction.logits[0] for prediction in answer.predictions])
-            scores = [[*itertools.islice(logits, len(found))] for found in hits]
+            scores = [[*itertools.islice(logits, len(ranked))] for ranked in hits]
             return shown(
                 version, [ordered(*p)[: request.top] for p in zip(hits, scores, strict=True)]
             )
@@ -201,8 +201,8 @@ def search(models: Models, request: SearchRequest) -> Query:
 
     def shown(version: int, hits: list[list[Hit]]) -> SearchAnswer:
         results: list[Any] = [
-            {"query": query, "hits": [vars(hit) for hit in found]}
-            for query, found in zip(queries, hits, strict=True)
+            {"query": query, "hits": [vars(hit) for hit in ranked]}
+            for query, ranked in zip(queries, hits, strict=True)
         ]
         return {"index": served.name, "version": version, "results": results}
 

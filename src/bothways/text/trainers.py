@@ -137,7 +137,7 @@ def _check(kind: Kind, *positive: str) -> None:
         raise ConfigError(message, where=f"{location}.coverage", fix=fix)
 
 
-def train_tokenizer(
+def train_vocabulary(
     texts: Iterable[str], kind: Kind, *, ceiling: int = CEILING, seed: int = 0
 ) -> Tokenizer:
     """Train a tokenizer on texts, read once, or on an even sample of `ceiling` characters.

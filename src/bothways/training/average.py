@@ -85,7 +85,7 @@ def use_average(training_module: TrainingModule) -> None:
 
 
 @contextlib.contextmanager
-def averaged(training_module: TrainingModule) -> Iterator[None]:
+def averaged_weights(training_module: TrainingModule) -> Iterator[None]:
     """Use the average of the weights, if a training module has one, such as to save it."""
     average = getattr(training_module, NAME, None)
     with average.applied() if isinstance(average, Average) else contextlib.nullcontext():

@@ -30,7 +30,7 @@ from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.report import sections as s
 from bothways.core.runtime import devices
 from bothways.core.terminal import quantity, time_text
-from bothways.data.corpus import Corpus, build_corpus
+from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.loader import ExampleBudget, TokenBudget
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences
@@ -49,7 +49,7 @@ from bothways.pretraining.recipes import short
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.run_page import curves, read_records
 from bothways.tasks.metrics import error_reduction, errors_text
-from bothways.text.trainers import WordPiece, train_tokenizer
+from bothways.text.trainers import WordPiece, train_vocabulary
 from bothways.training.checkpoint import latest_checkpoint
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
@@ -163,12 +163,12 @@ def run_quickstart(
     train_on, test_on = labelled_examples(train_documents, aside)
     size = f"{vocabulary:,} from {len(train_documents):,} documents"
     begin("vocabulary", f"learning a WordPiece vocabulary of {size}")
-    tokenizer = train_tokenizer((item.text for item in train_documents), WordPiece(vocabulary))
+    tokenizer = train_vocabulary((item.text for item in train_documents), WordPiece(vocabulary))
     begin("corpus", "building the corpus")
     with os_errors(out, "Choose another folder."):
         out.mkdir(parents=True, exist_ok=True)
         (out / MARK).touch()
-    corpus = build_corpus(train_documents, tokenizer, out / "corpus", progress=progress)
+    corpus = write_corpus(train_documents, tokenizer, out / "corpus", progress=progress)
     data = label(method.task, tokenizer, train_on, test_on, method.length)
     begin("speed", "measuring the speed of this machine")
     tuning, limit = fine_tuning_tokens(method, data), 60 * (minutes or LIMIT)

@@ -109,11 +109,11 @@ def calibrate(
         if error is not None:
             # Predicted again: weights in fp32 round a temperature.
             held_out = [examples[row] for row in halves[1]]
-            found = Predictor(task_model, batch_invariant=True).predict_examples(iter(held_out))
-            right = [prediction.probabilities[example.label] for example, prediction in found]
+            predicted = Predictor(task_model, batch_invariant=True).predict_examples(iter(held_out))
+            chances = [prediction.probabilities[example.label] for example, prediction in predicted]
             # The threshold is the probability of one of these texts: in a batch of another shape
             # the same text is a few ulp away and must stay in its set.
-            threshold = formulas.conformal_threshold(np.array(right), error) * (1 - 1e-5)
+            threshold = formulas.conformal_threshold(np.array(chances), error) * (1 - 1e-5)
         task_model.task = dataclasses.replace(task, conformal=threshold)
     else:
         # σ(a z + b) keeps the order, so moved thresholds assign the same labels.
@@ -183,13 +183,13 @@ def _measure(logits: NDArray[np.float64], truth: NDArray[Any], several: bool) ->
     counts = Calibration()
     if several:
         chances = sigmoid(logits).reshape(-1)
-        confidences, right = chances, truth.reshape(-1)
-        true = np.where(right, chances, 1 - chances)
+        confidences, hits = chances, truth.reshape(-1)
+        true = np.where(hits, chances, 1 - chances)
     else:
         shares = softmax(logits)
-        confidences, right = shares.max(1), shares.argmax(1) == truth
+        confidences, hits = shares.max(1), shares.argmax(1) == truth
         true = shares[np.arange(len(truth)), truth]
-    for confidence, correct in zip(confidences.tolist(), right.tolist(), strict=True):
+    for confidence, correct in zip(confidences.tolist(), hits.tolist(), strict=True):
         counts.add(confidence, correct)
     return {"loss": formulas.negative_log_likelihood(true), "calibration_error": counts.error}
 

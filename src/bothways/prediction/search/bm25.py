@@ -21,7 +21,7 @@ _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]{{2,}}")
 """Letters of scripts without spaces, such as ideographs, and words of two characters or more."""
 
 
-def words_of(text: str) -> list[str]:
+def search_words(text: str) -> list[str]:
     """Return the words of a text that BM25 counts.
 
     Example: "The cats, 两只猫" → ["cats", "两", "只", "猫"].
@@ -52,7 +52,7 @@ class BM25:
             import bm25s
         ids, documents = dict[str, int](), list[list[int]]()
         for text in texts:
-            documents.append([ids.setdefault(word, len(ids)) for word in words_of(text)])
+            documents.append([ids.setdefault(word, len(ids)) for word in search_words(text)])
         scorer = bm25s.BM25()
         ids = ids or {"": 0}
         with np.errstate(invalid="ignore"):  # the mean length of empty texts is 0
@@ -82,7 +82,7 @@ class BM25:
 
         Equal scores are ordered as by `nearest.top_k`.
         """
-        words = [word for word in words_of(query) if word in self.scorer.vocab_dict]
+        words = [word for word in search_words(query) if word in self.scorer.vocab_dict]
         if not words:
             return np.empty(0, np.float32), np.empty(0, np.int64)
         scores = self.scorer.get_scores(words).astype(np.float32)

@@ -131,9 +131,9 @@ class _Change:
                     self._write_line(file, name, text, ids, offsets)
                 joined = self._delete(ids, delete)
                 self.added = len(ids)
-                for place in joined:
+                for position in joined:
                     assert self.index is not None
-                    for name, text in self.index.documents(place):
+                    for name, text in self.index.documents(position):
                         self._write_line(file, name, text, ids, offsets)
 
         replace_file(self.path("texts", "jsonl"), write_texts)
@@ -183,9 +183,9 @@ class _Change:
 
     def _delete(self, added: list[bytes], delete: frozenset[str]) -> list[int]:
         """Mark replaced and deleted rows, and return the places of segments to join."""
-        known = _array(()) if self.index is None else self.index.ids[~self.index.deleted]
+        stored_ids = _array(()) if self.index is None else self.index.ids[~self.index.deleted]
         unknown = delete - {
-            name.decode() for name in known[np.isin(known, _array(delete))].tolist()
+            name.decode() for name in stored_ids[np.isin(stored_ids, _array(delete))].tolist()
         }
         if unknown:
             message = f"there is no document {listed(map(repr, sorted(unknown)), 5)} to delete"
@@ -200,12 +200,12 @@ class _Change:
             )
         ]
         joined, size = list[int](), len(added)
-        for place in reversed(range(len(live))):
+        for position in reversed(range(len(live))):
             # A document is copied again only when its segment has doubled.
-            mostly_deleted = 2 * live[place] < self.record.segments[place].rows
-            if mostly_deleted or (added and live[place] <= size):
-                joined.append(place)
-                size += live[place]
+            mostly_deleted = 2 * live[position] < self.record.segments[position].rows
+            if mostly_deleted or (added and live[position] <= size):
+                joined.append(position)
+                size += live[position]
         return joined
 
     def _write_vectors(self, path: Path, rows: int, joined: list[int], embed: Embed) -> None:
@@ -227,18 +227,18 @@ class _Change:
             if not record.scale:
                 scale = stored_vectors.choose_scale(vectors)
                 self.record = record = dataclasses.replace(record, scale=scale)
-            codes[start : start + len(vectors)] = stored_vectors.encode(
+            codes[start : start + len(vectors)] = stored_vectors.compress(
                 vectors, record.stored, record.scale
             )
             if record.stored == "binary":
                 signs.append(stored_vectors.signs(vectors))
             self.progress.advance(start + len(vectors))
         start = self.added
-        for place in joined:
+        for position in joined:
             assert self.index is not None
-            first, segment = int(self.index.vectors.starts[place]), record.segments[place]
+            first, segment = int(self.index.vectors.starts[position]), record.segments[position]
             keep = np.flatnonzero(~self.index.deleted[first : first + segment.rows])
-            codes[start : start + len(keep)] = self.index.vectors.segments[place][keep]
+            codes[start : start + len(keep)] = self.index.vectors.segments[position][keep]
             start += len(keep)
             if record.stored == "binary":
                 old = np.load(self.folder / f"signs-{segment.number}.npy")
@@ -270,10 +270,10 @@ class _Change:
     def _write_deleted(self, joined: list[int]) -> None:
         """Write the deleted rows of the segments that stay, by their new numbers."""
         rows, start = list[NDArray[np.int64]](), 0
-        for place, segment in enumerate(self.record.segments):
-            if place not in joined:
+        for position, segment in enumerate(self.record.segments):
+            if position not in joined:
                 assert self.index is not None
-                first = int(self.index.vectors.starts[place])
+                first = int(self.index.vectors.starts[position])
                 gone = np.flatnonzero(self.index.deleted[first : first + segment.rows])
                 rows.append(gone + start)
                 start += segment.rows
@@ -286,8 +286,8 @@ class _Change:
     def count_words(self) -> None:
         """Write the words of all documents: the weight of each depends on all of them."""
         index = Index(self.folder, self.record)
-        places = range(len(self.record.segments))
-        texts = [text for place in places for _, text in index.documents(place)]
+        positions = range(len(self.record.segments))
+        texts = [text for position in positions for _, text in index.documents(position)]
         self.progress.stage("counting words", len(texts))
         number = self.number if texts else None
         if texts:

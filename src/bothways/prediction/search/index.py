@@ -173,12 +173,12 @@ class Index:
         """Return the texts of documents by row."""
         texts = list[str]()
         for row in rows:
-            place = int(np.searchsorted(self.vectors.starts, row, "right")) - 1
+            position = int(np.searchsorted(self.vectors.starts, row, "right")) - 1
             number, inner = (
-                self.record.segments[place].number,
-                row - int(self.vectors.starts[place]),
+                self.record.segments[position].number,
+                row - int(self.vectors.starts[position]),
             )
-            begin, end = map(int, self.offsets[place][inner : inner + 2])
+            begin, end = map(int, self.offsets[position][inner : inner + 2])
             try:
                 with (self.folder / f"texts-{number}.jsonl").open("rb") as file:
                     file.seek(begin)
@@ -223,18 +223,18 @@ class Index:
         for segment, start in zip(self.record.segments, self.vectors.starts.tolist(), strict=False):
             gone = self.deleted[start : start + segment.rows]
             if segment.graph:
-                wanted = min(segment.rows, 2 * k + int(gone.sum()))
+                depth = min(segment.rows, 2 * k + int(gone.sum()))
                 rows = (
                     self._graph(segment.number)
-                    .search(queries, wanted)
+                    .search(queries, depth)
                     .keys.reshape(len(queries), -1)
                 )
             else:
                 rows = np.tile(np.arange(segment.rows), (len(queries), 1))
             numbers, columns = np.nonzero(~gone[rows.astype(np.int64)])
-            found = rows[numbers, columns].astype(np.int64) + start
+            indices = rows[numbers, columns].astype(np.int64) + start
             nearest.queries = np.concatenate([nearest.queries, numbers])
-            nearest.rows = np.concatenate([nearest.rows, found])
+            nearest.rows = np.concatenate([nearest.rows, indices])
         return nearest.result()
 
     def _graph(self, number: int) -> Any:
@@ -298,11 +298,11 @@ class Index:
         for query, *lists in zip(queries, *rankings, strict=True):
             ranking = lists[0] if len(lists) == 1 else self._fused(lists)
             texts = self.texts([row for _, row in ranking[: count if reranker else k]])
-            found = [
+            ranked = [
                 Hit(self.ids[row].decode(), score, text)
                 for (score, row), text in zip(ranking, texts, strict=False)
             ]
-            hits.append(rerank(reranker, query, found)[:k] if reranker and found else found)
+            hits.append(rerank(reranker, query, ranked)[:k] if reranker and ranked else ranked)
         return hits
 
     def by_words(self, query: str, count: int) -> list[tuple[float, int]]:
@@ -313,8 +313,8 @@ class Index:
         """Fuse rankings by their places alone (reciprocal rank fusion)."""
         scores = dict[int, float]()
         for ranking in rankings:
-            for place, (_, row) in enumerate(ranking, 1):
-                scores[row] = scores.get(row, 0.0) + 1 / (FUSED + place)
+            for position, (_, row) in enumerate(ranking, 1):
+                scores[row] = scores.get(row, 0.0) + 1 / (FUSED + position)
         return sorted(
             ((s, row) for row, s in scores.items()),
             key=lambda p: (p[0], self.ids[p[1]]),
@@ -326,9 +326,9 @@ class Index:
         """The rows of documents that count, in the order of `words`."""
         return np.flatnonzero(~self.deleted)
 
-    def documents(self, place: int) -> Iterator[tuple[str, str]]:
+    def documents(self, position: int) -> Iterator[tuple[str, str]]:
         """Yield ids and texts of the documents of a segment that count."""
-        start, number = int(self.vectors.starts[place]), self.record.segments[place].number
+        start, number = int(self.vectors.starts[position]), self.record.segments[position].number
         with (self.folder / f"texts-{number}.jsonl").open("rb") as file:
             for row, line in enumerate(file, start):
                 if not self.deleted[row]:

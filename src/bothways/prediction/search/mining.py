@@ -140,8 +140,8 @@ def mine_window(
     positives = [example.all_texts[1 : 1 + 1 + len(example.positives)] for example in examples]
     vectors = embed_documents([text for texts in positives for text in texts])
     ends = np.cumsum([len(texts) for texts in positives])
-    known = [answers[example.text] | {text_key(example.text)} for example in examples]
-    depth = mining.depth + max(map(len, known))
+    positive_keys = [answers[example.text] | {text_key(example.text)} for example in examples]
+    depth = mining.depth + max(map(len, positive_keys))
     nearest = index.nearest(queries, depth) if mining.mode == "vectors" else None
     for number, (example, query) in enumerate(zip(examples, queries, strict=True)):
         own = vectors[ends[number] - len(positives[number]) : ends[number]]
@@ -152,7 +152,7 @@ def mine_window(
         else:
             scores, rows = (array[number] for array in nearest)
         draw = np.random.default_rng((mining.seed, first + number))
-        chosen, likely = _choose(index, rows, scores, known[number], positive, mining, draw)
+        chosen, likely = _choose(index, rows, scores, positive_keys[number], positive, mining, draw)
         yield Mined(example, chosen, likely, positive)
 
 
@@ -160,34 +160,34 @@ def _choose(
     index: Index,
     rows: NDArray[np.int64],
     scores: NDArray[np.float32],
-    known: set[int],
+    positive_keys: set[int],
     positive: float,
     mining: Mining,
     draw: np.random.Generator,
 ) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, float], ...]]:
     """Return the negatives and the likely positives among ranked documents."""
-    bar, seen = mining.bar(positive), set(known)
+    bar, seen = mining.bar(positive), set(positive_keys)
 
-    def other(places: Iterable[int]) -> Iterator[tuple[str, float]]:
+    def other(positions: Iterable[int]) -> Iterator[tuple[str, float]]:
         """Yield candidates that are not positives, each once; a text is read when it is due."""
-        for place in places:
-            [text] = index.texts([int(rows[place])])
+        for position in positions:
+            [text] = index.texts([int(rows[position])])
             if (key := text_key(text)) not in seen:
                 seen.add(key)
-                yield text, float(scores[place])
+                yield text, float(scores[position])
 
-    places = np.arange(len(rows))
-    likely = tuple(other(places[scores > bar].tolist()))
-    places = places[scores <= bar]
+    positions = np.arange(len(rows))
+    likely = tuple(other(positions[scores > bar].tolist()))
+    positions = positions[scores <= bar]
     found = list[tuple[str, float]]()
-    wanted = mining.negatives + mining.skip
+    count = mining.negatives + mining.skip
     if mining.choose == "random":
-        places, wanted = draw.permutation(places[mining.skip : mining.depth]), mining.negatives
-    for candidate in other(places.tolist()):
+        positions, count = draw.permutation(positions[mining.skip : mining.depth]), mining.negatives
+    for candidate in other(positions.tolist()):
         found.append(candidate)
-        if len(found) == wanted:
+        if len(found) == count:
             break
-    return tuple(found[wanted - mining.negatives :]), likely
+    return tuple(found[count - mining.negatives :]), likely
 
 
 @dataclass(frozen=True)

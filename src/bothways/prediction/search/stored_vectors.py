@@ -74,7 +74,7 @@ class StoredVectors:
         return decoded
 
 
-def encode(
+def compress(
     vectors: Float32[np.ndarray, "rows width"], stored: Stored, scale: float
 ) -> NDArray[np.generic]:
     """Return vectors as they are stored."""

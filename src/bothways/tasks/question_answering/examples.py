@@ -85,7 +85,7 @@ TABLE = tuple(
 
 
 def squad_form(source: str) -> bool:
-    """Return True for a file in SQuAD's form, which is no table."""
+    """Return True for a file in SQuAD's form."""
     return not source.startswith(HUB) and suffix_of(local_path(source)) == ".json"
 
 

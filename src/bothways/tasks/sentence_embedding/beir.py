@@ -155,21 +155,21 @@ def _metrics(
     """Return the four metrics of one ranking at each number of first documents."""
     gains = [max(0, grades.get(name, 0)) for name in documents]
     ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
-    hits = [place for place, gain in enumerate(gains, 1) if gain]
+    hits = [rank for rank, gain in enumerate(gains, 1) if gain]
     if not ideal:
         return [0.0] * 4 * len(list(cutoffs))
 
     def dcg(values: Many[int]) -> float:
         """Return Σ gain / log2(place + 1)."""
-        return sum(gain / math.log2(place + 1) for place, gain in enumerate(values, 1))
+        return sum(gain / math.log2(rank + 1) for rank, gain in enumerate(values, 1))
 
-    precisions = [number / place for number, place in enumerate(hits, 1)]
+    precisions = [number / rank for number, rank in enumerate(hits, 1)]
     columns = [
         (
             dcg(gains[:k]) / dcg(ideal[:k]),
             1 / hits[0] if hits and hits[0] <= k else 0.0,
-            (found := sum(place <= k for place in hits)) / len(ideal),
-            sum(precisions[:found]) / len(ideal),
+            (relevant := sum(rank <= k for rank in hits)) / len(ideal),
+            sum(precisions[:relevant]) / len(ideal),
         )
         for k in cutoffs
     ]

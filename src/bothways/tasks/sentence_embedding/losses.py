@@ -69,11 +69,6 @@ class TextTargets(Targets):
         return torch.as_tensor(self.roles) == ANCHOR
 
 
-def unit(vectors: Float[Tensor, "texts width"]) -> Float[Tensor, "texts width"]:
-    """Return the vectors at length 1."""
-    return functional.normalize(vectors, dim=-1)
-
-
 @dataclass(frozen=True)
 class InBatchSoftmax:
     """Cross-entropy of the positive among all documents of the step (InfoNCE, van den Oord 2018).
@@ -105,7 +100,7 @@ class InBatchSoftmax:
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the sum over queries."""
         keys, anchors = torch.as_tensor(texts.keys), texts.anchors
-        units = unit(vectors)
+        units = functional.normalize(vectors, dim=-1)
         queries, documents = units[anchors], units[~anchors]
         document_keys, query_keys = keys[~anchors], keys[anchors]
         owners, rows = texts.examples[~anchors], torch.arange(len(queries), device=keys.device)
@@ -172,7 +167,7 @@ class CoSENT:
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the loss, times the number of pairs."""
-        first, second, scores = _pairs(unit(vectors), texts)
+        first, second, scores = _pairs(functional.normalize(vectors, dim=-1), texts)
         return _ordered((first * second).sum(-1) / self.temperature, scores)
 
 
@@ -195,7 +190,9 @@ class AnglE:
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the loss, times the number of pairs."""
         odd = vectors.shape[-1] % 2
-        first, second, scores = _pairs(unit(functional.pad(vectors, (0, odd))), texts)
+        first, second, scores = _pairs(
+            functional.normalize(functional.pad(vectors, (0, odd)), dim=-1), texts
+        )
         real, imaginary = first.chunk(2, dim=-1)
         other_real, other_imaginary = second.chunk(2, dim=-1)
         cosines = (first * second).sum(-1)
@@ -211,7 +208,7 @@ class CosineRegression:
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the sum over pairs."""
-        first, second, scores = _pairs(unit(vectors), texts)
+        first, second, scores = _pairs(functional.normalize(vectors, dim=-1), texts)
         return ((first * second).sum(-1) - scores).square().sum()
 
 
@@ -231,7 +228,7 @@ class SupervisedContrastive:
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the sum over texts; one that is alone in its class in the step adds nothing."""
-        units, keys = unit(vectors), torch.as_tensor(texts.keys)
+        units, keys = functional.normalize(vectors, dim=-1), torch.as_tensor(texts.keys)
         itself = torch.eye(len(keys), dtype=torch.bool, device=keys.device)
         logits = _logits(units @ units.T, itself, self.temperature)
         alike = (keys[:, None] == keys) & ~itself
