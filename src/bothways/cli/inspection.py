@@ -44,8 +44,15 @@ def describe(model: str, /, *, length: int = 128) -> None:
     description = _find(model)
     console = output_console()
     console.print(Text.assemble((model, "bold"), f": {description.origin}"), soft_wrap=True)
+    config = description.config
+    rows = [
+        [field.name, _text(getattr(config, field.name))] for field in dataclasses.fields(config)
+    ]
+    rows.append(["(heads)", ", ".join(map(_head_text, description.heads)) or "none"])
     options.show_tables(
-        _settings(description), _parameters(description), _costs(description, length)
+        options.CommandTable("Configuration", ("setting", "value"), rows),
+        _parameters(description),
+        _costs(description, length),
     )
     if changes := config_difference(description.config, bert.base()):
         heading = "Against bert-base, as lines of a TOML file under [encoder]"
@@ -134,15 +141,6 @@ def _folder(model: str, local: bool) -> _Found:
     heads = heads_of(settings, weights.shapes)
     _, report = plan_model(settings, weights, heads)
     return _Found(origin, settings.encoder, heads, report)
-
-
-def _settings(description: _Found) -> options.CommandTable:
-    config = description.config
-    rows = [
-        [field.name, _text(getattr(config, field.name))] for field in dataclasses.fields(config)
-    ]
-    rows.append(["(heads)", ", ".join(map(_head_text, description.heads)) or "none"])
-    return options.CommandTable("Configuration", ("setting", "value"), rows)
 
 
 def _text(value: object) -> str:
@@ -295,13 +293,7 @@ def inspect_step(
     console = output_console()
     for sequence in inspected.sequences:
         console.print(terminal.token_text(sequence.read), "")
-    options.show_tables(_step_table(inspected))
-    for line in _comparison(inspected):
-        say(console, line)
-
-
-def _step_table(step: InspectedStep) -> options.CommandTable:
-    names = [*step.sequences[0].losses]
+    names = [*inspected.sequences[0].losses]
     rows = [
         [
             item.read.title,
@@ -309,13 +301,19 @@ def _step_table(step: InspectedStep) -> options.CommandTable:
             *(f"{item.losses[name]:.4g}" for name in names),
             f"{item.gradient_norm:.4g}",
         ]
-        for item in step.sequences
+        for item in inspected.sequences
     ]
-    tokens = sum(len(sequence.read.tokens) for sequence in step.sequences)
-    losses = (f"{step.losses[name]:.4g}" if name in step.losses else "–" for name in names)
-    rows.append(["the whole step", str(tokens), *losses, f"{step.gradient_norm:.4g}"])
-    title = f"Step {step.step:,}: {quantity(len(step.sequences), 'sequence(s)')}"
-    return options.CommandTable(title, ("sequence", "tokens", *names, "gradient norm"), rows)
+    tokens = sum(len(sequence.read.tokens) for sequence in inspected.sequences)
+    losses = (
+        f"{inspected.losses[name]:.4g}" if name in inspected.losses else "–" for name in names
+    )
+    rows.append(["the whole step", str(tokens), *losses, f"{inspected.gradient_norm:.4g}"])
+    title = f"Step {inspected.step:,}: {quantity(len(inspected.sequences), 'sequence(s)')}"
+    options.show_tables(
+        options.CommandTable(title, ("sequence", "tokens", *names, "gradient norm"), rows)
+    )
+    for line in _comparison(inspected):
+        say(console, line)
 
 
 def _comparison(step: InspectedStep) -> list[str]:

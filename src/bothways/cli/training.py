@@ -383,24 +383,22 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
     if done.failure is not None:
         say(console, f"warning: {done.failure}")
     if done.metrics:
-        options.show_tables(_dev_table(done))
+        # The metrics next to the majority baseline's, where that has them.
+        columns = {"model": done.metrics}
+        if done.baseline.keys() & done.metrics.keys():
+            baseline = {name: done.baseline.get(name, math.nan) for name in done.metrics}
+            columns["majority baseline"] = baseline
+        options.show_tables(
+            options.metric_table(
+                "Best checkpoint on the dev data",
+                columns,
+                shown=lambda name, value: "–" if math.isnan(value) else f"{value:.4f}",
+            )
+        )
         if (page := out / "report.html").is_file():  # not of vectors, or without matplotlib
             say(console, f"Error analysis: {page}")
     sentences = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
     say(console, " ".join(sentence for sentence in sentences if sentence))
-
-
-def _dev_table(done: FinetuneResult) -> options.CommandTable:
-    """Return the metrics next to the majority baseline's, where that has them."""
-    columns = {"model": done.metrics}
-    if done.baseline.keys() & done.metrics.keys():
-        baseline = {name: done.baseline.get(name, math.nan) for name in done.metrics}
-        columns["majority baseline"] = baseline
-    return options.metric_table(
-        "Best checkpoint on the dev data",
-        columns,
-        shown=lambda name, value: "–" if math.isnan(value) else f"{value:.4f}",
-    )
 
 
 def _try(out: Path) -> str:

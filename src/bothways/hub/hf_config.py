@@ -184,7 +184,15 @@ def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
     raw = read_object(file, FolderError)
     if raw.get("model_type") == NATIVE:
-        return _read_native(raw, file, custom)
+        encoder, heads = read_native(raw, file, custom)
+        keys, architecture = native_keys(heads), native_architecture(heads)
+        config = HFConfig(raw, file, NATIVE, encoder, keys, architecture, heads)
+        counts = {head.count for head in heads if isinstance(head, LabelHead | TagHead)}
+        if "id2label" in raw and counts != {len(config.labels())}:
+            count, outputs = len(config.labels()), sorted(counts) or "none"
+            message = f"id2label names {count} outputs, and the heads have {outputs}"
+            raise FolderError(message, where=file)
+        return config
     family = family_named(str(raw.get("model_type")))
     if family is None:
         raise _unknown_family(raw, file)
@@ -296,18 +304,6 @@ def _recorded_dropouts(folder: Path) -> dict[str, float]:
     }
 
 
-def _read_native(raw: Mapping[str, Any], file: Path, custom: Iterable[Head]) -> HFConfig:
-    encoder, heads = read_native(raw, file, custom)
-    keys, architecture = native_keys(heads), native_architecture(heads)
-    config = HFConfig(raw, file, NATIVE, encoder, keys, architecture, heads)
-    counts = {head.count for head in heads if isinstance(head, LabelHead | TagHead)}
-    if "id2label" in raw and counts != {len(config.labels())}:
-        count, outputs = len(config.labels()), sorted(counts) or "none"
-        message = f"id2label names {count} outputs, and the heads have {outputs}"
-        raise FolderError(message, where=file)
-    return config
-
-
 def write_hf_config(
     model: Model,
     tokenizer: Tokenizer | None,
@@ -337,7 +333,14 @@ def write_hf_config(
         return HFConfig(raw, location, NATIVE, config, keys, stand_in, heads)
     ids = kept_settings if tokenizer is None else _special_ids(tokenizer)
     ids = {key: value for key, value in ids.items() if key != "model_type"}
-    dropouts, record = _dropout_settings(family, model)
+    # A head's own dropout as settings of `config.json`, and of `bothways.json`.
+    head = _head_with_dropout(model)
+    key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
+    if head is None or (head.dropout is None and default is None):
+        dropouts, record = {}, {}
+    else:
+        rate = model.config.head_dropout if head.dropout is None else head.dropout
+        dropouts, record = ({key: rate}, {}) if key else ({}, {DROPOUTS: {head.kind: rate}})
     raw = {
         **({} if architecture in family.classless else {"architectures": [architecture.name]}),
         "model_type": family.model_type, "dtype": "float32",
@@ -357,16 +360,6 @@ def _special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
     names = {"bos_token": config["cls_token"], "eos_token": config["sep_token"]} | config
     uses = ("bos", "eos", "cls", "sep")
     return {f"{use}_token_id": tokenizer.id(names[f"{use}_token"]) for use in uses}
-
-
-def _dropout_settings(family: Family, model: Model) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a head's own dropout as settings of `config.json`, and of `bothways.json`."""
-    head = _head_with_dropout(model)
-    key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
-    if head is None or (head.dropout is None and default is None):
-        return {}, {}
-    rate = model.config.head_dropout if head.dropout is None else head.dropout
-    return ({key: rate}, {}) if key else ({}, {DROPOUTS: {head.kind: rate}})
 
 
 def _head_with_dropout(model: Model) -> LabelHead | TagHead | ChoiceHead | None:

@@ -118,7 +118,21 @@ def evaluate_run(
             scores.accuracies[suite] = score_choices(predictor, choices)
         scores.surprisals = [{"step": name, **row} for row in surprisals(predictor, words)]
         if out is not None:
-            _write(out, model, results, len(checkpoints))
+            # Write the scores so far.
+            try:
+                out.mkdir(parents=True, exist_ok=True)
+            except FileExistsError as error:
+                raise FolderError("is a file, not a folder", where=out) from error
+            tree = {name: scores.to_json() for name, scores in results.items()}
+            replace_text(out / "results.json", json.dumps(tree, indent=2))
+            rows = [row for scores in results.values() for row in scores.surprisals]
+            if rows:
+                metadata = {
+                    "model_name": model, "use_bos_only": False, "total_steps": len(checkpoints),
+                    "completed_steps": len(results),
+                }  # fmt: skip
+                table = json.dumps({"metadata": metadata, "results": rows}, ensure_ascii=False)
+                replace_text(out / "surprisal.json", table)
     return results
 
 
@@ -251,21 +265,3 @@ def _mean_of_means(groups: Mapping[tuple[str, str], float]) -> float:
     for (part, _), value in groups.items():
         parts[part].append(value)
     return statistics.fmean(map(statistics.fmean, parts.values()))
-
-
-def _write(out: Path, model: str, results: Mapping[str, CheckpointScores], total: int) -> None:
-    """Write the scores so far."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except FileExistsError as error:
-        raise FolderError("is a file, not a folder", where=out) from error
-    tree = {name: scores.to_json() for name, scores in results.items()}
-    replace_text(out / "results.json", json.dumps(tree, indent=2))
-    rows = [row for scores in results.values() for row in scores.surprisals]
-    if rows:
-        metadata = {
-            "model_name": model, "use_bos_only": False, "total_steps": total,
-            "completed_steps": len(results),
-        }  # fmt: skip
-        table = json.dumps({"metadata": metadata, "results": rows}, ensure_ascii=False)
-        replace_text(out / "surprisal.json", table)

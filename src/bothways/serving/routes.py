@@ -138,7 +138,17 @@ def document(
         guarded: whether clients need a key.
         playground: whether there is the route `/explain`.
     """
-    schemas: dict[str, Schema] = {"Error": _error_schema()}
+    fields = {
+        "message": TEXT,
+        "type": {"enum": ["invalid_request_error", "server_error"]},
+        "code": {"enum": CODES},
+        "param": {"type": ["string", "null"]},
+    }
+    error = {"type": "object", "properties": fields, "required": list(fields)}
+    properties = {"error": error, "error_type": {"enum": CODES}}
+    schemas: dict[str, Schema] = {
+        "Error": {"type": "object", "properties": properties, "required": list(properties)}
+    }
     paths = {path: {"get": _get(path, answer, models, schemas)} for path, answer in GETS.items()}
     routes = {**ROUTES, "/tokenize": TOKENIZE, **({"/explain": EXPLAIN} if playground else {})}
     if models.indexes:
@@ -165,18 +175,6 @@ def document(
     header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
     components["securitySchemes"] = {"bearer": bearer, "key": header}
     return {**result, "security": [{"bearer": []}, {"key": []}]}
-
-
-def _error_schema() -> Schema:
-    fields = {
-        "message": TEXT,
-        "type": {"enum": ["invalid_request_error", "server_error"]},
-        "code": {"enum": CODES},
-        "param": {"type": ["string", "null"]},
-    }
-    error = {"type": "object", "properties": fields, "required": list(fields)}
-    properties = {"error": error, "error_type": {"enum": CODES}}
-    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def _responses() -> dict[str, Any]:

@@ -57,7 +57,11 @@ class VectorStep:
         vectors = list[Tensor]()
         with torch.no_grad(), arithmetic:
             for batch in microbatches:
-                self._states.append(_random_state(self._device))
+                # The state of the generators that dropout draws from.
+                on_device = (
+                    torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+                )
+                self._states.append((torch.get_rng_state(), on_device))
                 vectors.append(module(batch.to(self._device)).float())
         self._gradients, self._losses = self._compared(vectors)
 
@@ -107,9 +111,3 @@ def gather_rows(plan: Plan, rows: Tensor) -> tuple[int, Tensor]:
     gathered = all_gather(plan, padded)
     joined = [part[:count] for part, count in zip(gathered, counts, strict=True)]
     return sum(counts[: plan.rank]), torch.cat(joined).to(rows.device)
-
-
-def _random_state(device: torch.device) -> RandomState:
-    """Return the state of the generators that dropout draws from."""
-    on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return torch.get_rng_state(), on_device

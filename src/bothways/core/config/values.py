@@ -193,7 +193,12 @@ def _table(table: Mapping[str, Any], name: str) -> list[str]:
     tables = {
         key: value
         for key, value in table.items()
-        if isinstance(value, Mapping) or _is_tables(value)
+        if isinstance(value, Mapping)
+        or (
+            isinstance(value, list)
+            and bool(value)
+            and all(isinstance(item, Mapping) for item in value)
+        )
     }
     lines = [f"{_key(key)} = {inline(value)}" for key, value in table.items() if key not in tables]
     for key, value in tables.items():
@@ -202,12 +207,6 @@ def _table(table: Mapping[str, Any], name: str) -> list[str]:
         for entry in [value] if single else value:
             lines += ["", f"[{full}]" if single else f"[[{full}]]", *_table(entry, full)]
     return lines
-
-
-def _is_tables(value: Any) -> bool:
-    return (
-        isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
-    )
 
 
 def _key(key: str) -> str:

@@ -171,7 +171,13 @@ class ConfigRules:
         defaults = replace(defaults, readout=readout, activation=activation, pad=None)
         values["position.max_positions"] = positions
         try:
-            config = replace(defaults, **_changes(defaults, values), pad=pad)
+            # The fields that change if these paths, of one or two names, have these values.
+            changed: dict[str, Any] = {}
+            for path, value in values.items():
+                head, _, second = path.partition(".")
+                group = changed.get(head, getattr(defaults, head))
+                changed[head] = replace(group, **{second: value}) if second else value
+            config = replace(defaults, **changed, pad=pad)
             check_size(config, "encoder")
             config = self.read_more(config, raw, location)
             shifted = read_flag(raw, SHIFTED, False, location)
@@ -252,16 +258,6 @@ def _at(config: EncoderConfig, path: str) -> Any:
     for name in path.split("."):
         value = getattr(value, name, None)
     return value
-
-
-def _changes(config: EncoderConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that change if these paths, of one or two names, have these values."""
-    changed: dict[str, Any] = {}
-    for path, value in values.items():
-        head, _, second = path.partition(".")
-        group = changed.get(head, getattr(config, head))
-        changed[head] = replace(group, **{second: value}) if second else value
-    return changed
 
 
 def _offset(config: EncoderConfig) -> int:

@@ -86,7 +86,18 @@ def choose_tag_columns(
     require_columns(columns, names, where, columns_advice([_TEXT, _LABEL]))
     text = next((name for name in (requested.text, defaults.text) if name in names), None)
     if text is None:
-        text = _guess_text(row, where, labelled=labelled is not False)
+        # The column of words; that of a text, if there are no words or no tags for them.
+        words = [  # lists of objects, such as the tokens of Prodigy, are no words
+            name
+            for name in usual_columns((*WORDS, *WORD), tuple(row))
+            if not isinstance(value := row[name], list | tuple)
+            or not any(isinstance(item, Mapping) for item in value)
+        ]
+        texts = usual_columns(TEXTS, tuple(row))
+        if labelled is not False and texts and not usual_columns(TAGS, tuple(row)):
+            words = []
+        # Words win over the text that they come from.
+        text = guess_column(_TEXT, words[:1] or TEXTS, tuple(row), where)
     tag_names = _usual_labels(row, text)
     if labelled is None:
         labelled = defaults.label in names or bool(tag_names)
@@ -100,21 +111,6 @@ def choose_tag_columns(
         )
     )  # fmt: skip
     return TagColumns(text, label, document, sentence)
-
-
-def _guess_text(row: Row, location: str, *, labelled: bool) -> str:
-    """Return the column of words; that of a text, if there are no words or no tags for them."""
-    words = [  # lists of objects, such as the tokens of Prodigy, are no words
-        name
-        for name in usual_columns((*WORDS, *WORD), tuple(row))
-        if not isinstance(value := row[name], list | tuple)
-        or not any(isinstance(item, Mapping) for item in value)
-    ]
-    texts = usual_columns(TEXTS, tuple(row))
-    if labelled and texts and not usual_columns(TAGS, tuple(row)):
-        words = []
-    # Words win over the text that they come from.
-    return guess_column(_TEXT, words[:1] or TEXTS, tuple(row), location)
 
 
 def _usual_labels(row: Row, text: str) -> list[str]:
@@ -204,7 +200,13 @@ def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[Tab
     """Yield the rows that are annotated and accepted; a note counts the others."""
     skipped = Counter[str]()
     for row in rows:
-        reason = _skipped(row.values)
+        # The reason to skip a row; None for labelled data, or for other tools.
+        if not isinstance(row.values, Mapping):
+            reason = None
+        elif row.values.get("answer") in ("reject", "ignore") and "text" in row.values:
+            reason = f'their "answer" is {row.values["answer"]}'
+        else:
+            reason = "nobody annotated them" if row.values.get("entities") is _NOBODY else None
         if reason is None:
             yield row
             continue
@@ -212,15 +214,6 @@ def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[Tab
         notes[:] = [
             f"{quantity(count, 'row(s)')} left out: {reason}" for reason, count in skipped.items()
         ]
-
-
-def _skipped(values: Any) -> str | None:
-    """Return the reason to skip a row; None for labelled data, or for other tools."""
-    if not isinstance(values, Mapping):
-        return None
-    if values.get("answer") in ("reject", "ignore") and "text" in values:
-        return f'their "answer" is {values["answer"]}'
-    return "nobody annotated them" if values.get("entities") is _NOBODY else None
 
 
 def _word_columns(
