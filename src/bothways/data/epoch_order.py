@@ -224,6 +224,7 @@ class Selection:
         """
         window, index = divmod(block, BLOCKS)
         opened = self._window(seed, epoch, window)
+        # Documents of earlier blocks of the window, and those that this block has begun.
         begun_positions = np.concatenate([opened.owners[: opened.edges[index]], begun])
         count, windows, run = len(self), self.windows, self.run
         positions = _places(count, _runs(count, windows, run, seed, epoch, window, window + 1), run)
@@ -248,6 +249,7 @@ class Selection:
         block_parts = slice(*opened.edges[index : index + 2])
         firsts, sizes = opened.firsts[block_parts], opened.sizes[block_parts].astype(np.int64)
         ends = np.concatenate([[0], np.cumsum(sizes)])
+        # Numbers of sentences: parts that begin at 5 and 20 with 2 and 3 sentences → 5 6 20 21 22.
         sentences = np.arange(ends[-1]) + np.repeat(firsts - ends[:-1], sizes)
         starts, stops = self.sentences[sentences], self.sentences[sentences + 1]
         if (stops <= starts).any():
@@ -298,6 +300,7 @@ def _plan_window(
     sentences_before = np.cumsum(sizes, dtype=np.int64)
     total = sentences_before[-1]
     sentences_before -= sizes
+    # A block begins with the first part at or after each BLOCK-th sentence of the window.
     edges = np.searchsorted(sentences_before, np.arange(0, sentences_before[-1] + 1, BLOCK))
     sentences = np.append(sentences_before[edges], total)
     del sentences_before

@@ -73,6 +73,7 @@ def choose_documents(
         return LeftOut(steps, fates)
     remaining = np.flatnonzero(fates == 0)
     texts = _gather(shards, folder, fates == 0, cleaning.near_duplicates.permutations)
+    # Only documents that are still there are compared: `repeated` counts among them.
     repeated = find_near_duplicates(texts, cleaning.near_duplicates, progress)
     for name in (SIGNATURES, SHINGLES):
         (folder / name).unlink()

@@ -348,6 +348,7 @@ def masked_share(
         opens: as in `choose_positions`.
     """
     expected = selected = 0
+    # Two tokens of a sequence are special: [CLS] and [SEP].
     room, control = length - 2, np.array([vocabulary.mask], dtype=ids.dtype)
     for start in range(0, len(ids), room):
         sequence = np.concatenate([control, ids[start : start + room], control])

@@ -138,6 +138,7 @@ def _keep(
 ) -> tuple[NDArray[Any], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.bool_] | None]:
     if remaining.all():
         return shard.ids, shard.lengths, shard.counts, shard.begins
+    # One mark for each document becomes one for each of its sentences, then of their tokens.
     sentences = np.repeat(remaining, shard.counts)
     tokens = np.repeat(sentences, shard.lengths)
     return (

@@ -172,6 +172,7 @@ class Corpora:
         """The occurrences of each token of the vocabulary, `(V)`, as often as training reads it."""
         if len(self.parts) == 1:
             return self.first.token_counts
+        # A corpus that is read r times in an epoch counts each of its tokens r times.
         scaled = (
             corpus.token_counts * (self.shares[name] * self.tokens / corpus.manifest.counts.tokens)
             for name, corpus in self.parts.items()

@@ -241,6 +241,8 @@ class PairSegments(Segments):
         block, draws = selection.open(0, 0, 0), source.rng(0, "unread")
         pairs = np.array(self.plan(block, selection, draws), dtype=np.int64).reshape(-1, 5)
         borders = np.zeros(int(block.stops.max()) + 1, dtype=np.int64)
+        # +1 where a span begins and −1 where it stops: the running sum counts the spans over each
+        # sentence.
         for begin, stop in ((pairs[:, :2]).T, pairs[self.read_in_place(pairs), 2:4].T):
             np.add.at(borders, begin, 1)
             np.add.at(borders, stop, -1)

@@ -86,6 +86,7 @@ class LoRALinear(nn.Linear):
         plain = nn.functional.linear(input, self.weight, self.bias)
         rows, count = input.shape[:-1], len(self.changed)
         low = nn.functional.linear(input, self.into).view(*rows, count, -1)
+        # m stacked matrices (query, key, value), rank r, o outputs of each.
         change = torch.einsum("...mr,mor->...mo", low, self.out) * self.scale
         if count == self.stacked:
             return plain + change.flatten(-2)

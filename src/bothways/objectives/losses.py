@@ -42,6 +42,7 @@ def weighted_cross_entropy(
     """
     exact = torch.promote_types(logits.dtype, torch.float32)
     counted, w = labels != IGNORED, classes.to(exact)
+    # Any class is valid for `gather`; the product with `counted` removes these targets.
     label = labels.masked_fill(~counted, 0)
     surprise = -torch.log_softmax(logits.to(exact), 1)
     of_label = w[label] * surprise.gather(1, label[:, None])[:, 0]
@@ -136,6 +137,7 @@ def span_loss(scores: Float[Tensor, "tokens 2"], layout: Layout, targets: SpanTa
         torch.as_tensor(values) for values in (targets.start, targets.end, targets.weight)
     )
     owner = layout.sequence_ids[:, None].expand_as(z)
+    # log Σ exp over the tokens of each sequence, shifted by its maximum as `logsumexp` is.
     top = z.new_full((layout.sequences, 2), -torch.inf).scatter_reduce(0, owner, z.detach(), "amax")
     sums = torch.zeros_like(top).index_add(
         0, layout.sequence_ids, (z - top[layout.sequence_ids]).exp()

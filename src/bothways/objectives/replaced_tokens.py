@@ -301,6 +301,7 @@ def sample_tokens(
     tokens = [logits.new_zeros(0, dtype=torch.int64)]
     exact = torch.promote_types(logits.dtype, torch.float32)
     for scores, draw in zip(torch.split(logits, rows), torch.split(draws, rows), strict=True):
+        # Rounding leaves the last sum a little off 1, so the draw is scaled by it.
         below = torch.softmax(scores.to(exact) / temperature, 1).cumsum(1, dtype=torch.float64)
         token = torch.searchsorted(below, draw[:, None] * below[:, -1:], right=True)
         tokens.append(token[:, 0].clamp(max=logits.shape[1] - 1))

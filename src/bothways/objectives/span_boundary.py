@@ -162,6 +162,7 @@ class SpanBoundaryModule(MaskedLMModule):
         masked = batch.target("masked", TokenTargets)
         spans = batch.target("boundary", BoundaryTargets)
         index, left, right = map(torch.as_tensor, (masked.index, spans.left, spans.right))
+        # The last block computes only tokens that a loss reads: masked ones and span borders.
         sources = self.model.masked_sources(batch, index)
         hidden = self.model.encoder(batch, only=torch.unique(torch.cat([sources, left, right])))
         losses = self.masked_losses(batch, hidden)

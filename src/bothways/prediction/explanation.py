@@ -92,6 +92,7 @@ def without(example: Any, words: Many[Word], index: int) -> Any:
     name = "text_b" if word.part else "text"
     text = getattr(example, name)
     left, right = text[: word.start], text[word.stop :]
+    # One of the two spaces around the word goes with it: "a big dog" → "a dog".
     if right[:1].isspace() and (not left or left[-1].isspace()):
         right = right[1:]
     elif not right and left[-1:].isspace():

@@ -92,8 +92,10 @@ def _platt(
     for _ in range(100):
         chances = sigmoid(inputs @ weights)
         gradient = inputs.T @ (chances - target)
+        # Newton's method; the ridge keeps a curvature of separable data invertible.
         curvature = inputs.T @ (inputs * (chances * (1 - chances))[:, None])
         step = np.linalg.solve(curvature + 1e-12 * np.eye(2), gradient)
+        # Halve the step until the cost falls: a full Newton step may overshoot.
         size = 1.0
         while size > 1e-10 and cost(weights - size * step) > cost(weights):
             size /= 2

@@ -348,6 +348,7 @@ def _steady(scores: dict[str, float]) -> dict[str, float]:
 
 def _normal_characters(texts: Sample, backend: Backend) -> Counter[str]:
     """Count the characters after BERT's normaliser, which works on single characters."""
+    # One counter for each code point of Unicode; each distinct character is normalised once.
     raw = np.zeros(0x110000, dtype=np.int64)
     for block in texts.blocks:
         codes = np.frombuffer("".join(block).encode("utf-32-le"), dtype=np.uint32)

@@ -192,6 +192,7 @@ class CompiledWordPiece:
             return self._encode(texts, sizes, spans)
         ends, blocks, first = np.cumsum(sizes), list[WordPieceTokens](), 0
         while first < len(texts):
+            # Whole texts up to a block of characters, and one at least.
             limit = _BLOCK + (ends[first - 1] if first else 0)
             last = max(first + 1, int(np.searchsorted(ends, limit)))
             blocks.append(self._encode(texts[first:last], sizes[first:last], spans))

@@ -252,6 +252,7 @@ def parameter_groups(
     """
     result: dict[tuple[Any, ...], dict[str, Any]] = {}
     for rule, members in _by_rule(parameters, rules).items():
+        # Matrices come first: False sorts before True.
         for name, parameter in sorted(members.items(), key=lambda item: item[1].ndim < 2):
             settings = _settings(config, parameter.ndim >= 2, matrices.get(name, 0))
             peak = settings.pop("peak") * rule.factor

@@ -106,6 +106,7 @@ def gather_rows(plan: Plan, rows: Tensor) -> tuple[int, Tensor]:
     if plan.world == 1:
         return 0, rows.clone()
     counts = all_gather(plan, torch.tensor([len(rows)]))[:, 0].tolist()
+    # `all_gather` needs one shape on all ranks: shorter ranks are padded.
     padded = rows.new_zeros((max(counts), *rows.shape[1:]), device="cpu")
     padded[: len(rows)] = rows.cpu()
     gathered = all_gather(plan, padded)

@@ -245,6 +245,7 @@ class TopNgrams(Rule):
         rejected = np.zeros(len(batch.texts), dtype=np.bool_)
         for ngrams, limit in zip(batch.repeated_ngrams(len(self.most) + 1), self.most, strict=True):
             owners = np.searchsorted(batch.words.offsets, ngrams.firsts, side="right") - 1
+            # The most frequent n-gram of each text, of equals the first: the head of its group.
             order = np.lexsort((ngrams.firsts, -ngrams.counts, owners))
             _, best = np.unique(owners[order], return_index=True)
             top = np.zeros(len(ngrams.firsts), dtype=np.bool_)

@@ -225,10 +225,12 @@ def _buckets(
         indices = np.flatnonzero((keys >= low) & (keys <= low | np.uint64(2**60 - 1)))
         indices = indices[np.argsort(keys[indices], kind="stable")]
         equal = keys[indices[1:]] == keys[indices[:-1]]
+        # A key occurs again if it equals the next one or the one before.
         shared = np.zeros(len(indices), dtype=np.bool_)
         shared[1:] |= equal
         shared[:-1] |= equal
         indices = indices[shared]
+        # A new bucket begins where a key differs from the one before: 7 7 9 9 9 → 0 0 1 1 1.
         numbers = np.cumsum(np.append(False, keys[indices[1:]] != keys[indices[:-1]]))[
             : len(indices)
         ]

@@ -236,6 +236,7 @@ def _shift_positions(state: dict[str, Tensor], old: EncoderConfig, new: EncoderC
     if old_position.offset != new_position.offset:
         name = "encoder.embedding.position.weight"
         unused, rows = state[name][: old_position.offset], state[name][old_position.offset :]
+        # Rows below the offset are never read, but are part of the table's size.
         leading = rows.new_zeros(new_position.offset, rows.shape[1])
         leading[: len(unused)] = unused[: new_position.offset]
         state[name] = torch.cat([leading, rows])

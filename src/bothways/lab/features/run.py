@@ -196,6 +196,7 @@ def extract(
             vectors = (
                 torch.stack([hidden[layer][index] for layer in layers], dim=1).float().cpu().numpy()
             )
+            # Batches are ordered by length; rows go back to the place of their sentence.
             table[np.concatenate([np.arange(starts[n], starts[n + 1]) for n in indices])] = vectors
             done += batch.layout.tokens
             progress.advance(done)
@@ -260,6 +261,7 @@ class FeatureTagger(TrainingModule):
         shape = (len(rows), len(self._columns[0]), self._tables[0].values.shape[2])
         result = np.empty(shape, dtype=np.float32)
         for table, columns in zip(self._tables, self._columns, strict=True):
+            # Ids count the rows of all tables one after another.
             inside = (rows >= start) & (rows < start + len(table.values))
             result[inside] = table.values[rows[inside] - start][:, columns]
             start += len(table.values)

@@ -86,6 +86,7 @@ class BM25:
         if not words:
             return np.empty(0, np.float32), np.empty(0, np.int64)
         scores = self.scorer.get_scores(words).astype(np.float32)
+        # Without a shared word the score is 0: such documents are no hits.
         scores[(scores <= 0) if deleted is None else (scores <= 0) | deleted] = -np.inf
         nearest = Nearest(k, lambda _, rows: scores[rows], np.zeros(1), names)
         nearest.add(0, scores[None])

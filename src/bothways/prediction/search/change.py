@@ -270,6 +270,7 @@ class _Change:
             if position not in joined:
                 assert self.index is not None
                 first = int(self.index.vectors.starts[position])
+                # Rows are numbered again from 0 over the segments that stay.
                 gone = np.flatnonzero(self.index.deleted[first : first + segment.rows])
                 rows.append(gone + start)
                 start += segment.rows

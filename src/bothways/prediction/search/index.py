@@ -223,6 +223,7 @@ class Index:
         for segment, start in zip(self.record.segments, self.vectors.starts.tolist(), strict=False):
             gone = self.deleted[start : start + segment.rows]
             if segment.graph:
+                # A graph is approximate and does not know of deletions: more candidates for both.
                 depth = min(segment.rows, 2 * k + int(gone.sum()))
                 rows = (
                     self._graph(segment.number)

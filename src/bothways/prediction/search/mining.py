@@ -109,6 +109,7 @@ class Answers:
             positives.extend(map(text_key, texts))
         self.digest = hashlib.sha256(queries.tobytes() + positives.tobytes()).hexdigest()
         keys = np.array(queries, np.int64)
+        # Sorted by anchor, so that `searchsorted` finds the positives of one; the first stay first.
         order = keys.argsort(kind="stable")
         self._queries, self._positives = keys[order], np.array(positives, np.int64)[order]
 
@@ -182,6 +183,7 @@ def _choose(
     found = list[tuple[str, float]]()
     count = mining.negatives + mining.skip
     if mining.choose == "random":
+        # The skipped ones are the best ranked: they are cut off before the draw.
         positions, count = draw.permutation(positions[mining.skip : mining.depth]), mining.negatives
     for candidate in other(positions.tolist()):
         found.append(candidate)

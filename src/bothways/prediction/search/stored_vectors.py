@@ -58,6 +58,7 @@ class StoredVectors:
             ]
             return self._decode(parts[0] if len(parts) == 1 else np.concatenate(parts))
         result = np.empty((len(which), self.shape[1]), np.float32)
+        # The segment of each row is the last one that starts at the row or before it.
         places = np.searchsorted(self.starts, which, "right") - 1
         for place in np.unique(places).tolist():
             rows = places == place
@@ -116,6 +117,7 @@ def search_signs(
         for query in signs(queries).T
     ]
     nearest = Nearest(k, dot_products(queries, vectors), np.zeros(len(queries)), names)
+    # The true dot products decide among candidates; signs only choose them.
     nearest.queries = np.repeat(np.arange(len(queries)), [len(rows) for rows in candidates])
     nearest.rows = np.concatenate(candidates)
     return nearest.result()
@@ -151,6 +153,7 @@ def _nearest_signs(
                 different += _count_bits(bits ^ word)
             if len(deleted):
                 different[deleted[first + start : first + start + len(different)]] = limit
+            # Strictly below the worst candidate: of equal distances the earlier row stays.
             near = np.flatnonzero(different < limit)
             rows = np.concatenate([rows, near + first + start])
             distances = np.concatenate([distances, different[near]])

@@ -256,6 +256,7 @@ class PairScorer(MaskedScorer[PreferencePrediction]):
             torch.split(torch.as_tensor(targets.ids), ROWS),
             strict=True,
         ):
+            # A few rows at a time: logits over the vocabulary of a whole batch would not fit.
             logits = self.model.heads["causal"](hidden.last[rows], hidden.table).float()
             logs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].double()
             sums.index_add_(0, batch.layout.sequence_ids[rows], logs)

@@ -106,6 +106,7 @@ class MaskFiller(TaskModel[TextExample, FillPrediction]):
         """Return tokens with probabilities, and the text with each of the fillings in it."""
         (output,) = outputs
         count, name = len(output) // 3, self.tokenizer.token
+        # Rows: ids for each mask, probabilities, ids of joint fillings, their log probabilities.
         ids = output.astype(np.int64)
         tokens, probabilities = ids[:count], output[count : 2 * count]
         masks = tuple(

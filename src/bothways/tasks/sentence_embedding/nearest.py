@@ -72,6 +72,7 @@ class Nearest:
             message = "a score is not a number: a vector is damaged, or has infinite components"
             raise DataError(message, where="vectors", fix="Compute the vectors again.")
         hits = scores >= self._floor[:, None]
+        # Many hits: the k-th best of the block raises the floor before candidates are copied.
         if self.k < scores.shape[1] and np.count_nonzero(hits) > 8 * self.k * len(hits):
             best = np.partition(scores, -self.k)[:, -self.k]
             self.kth = np.maximum(self.kth, best)
@@ -200,6 +201,7 @@ def dot_products(queries: Float[np.ndarray, "queries width"], vectors: Vectors) 
         result, size = np.empty(len(rows), np.float32), BLOCK_SCORES // queries.shape[1]
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
+            # Products of fp32 are exact in float64; a row's sum has one order whatever the block.
             products = queries[numbers[part]].astype(np.float64) * vectors[rows[part]]
             result[part] = products.sum(axis=1)
         return result

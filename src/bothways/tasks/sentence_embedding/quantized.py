@@ -50,6 +50,7 @@ def quantize(
         fix = "Give the ranges of many vectors of this model; binary and ubinary need none."
         raise ConfigError(message, where="ranges", fix=fix)
     steps = (bounds[1] - bounds[0]) / 255
+    # A component that never varied has step 0; dividing by 1 gives it code 0.
     codes = np.clip(np.floor((vectors - bounds[0]) / np.where(steps == 0, 1, steps)), 0, 255)
     result: NDArray[np.generic] = (
         codes.astype(np.uint8) if kind == "uint8" else (codes - 128).astype(np.int8)

@@ -175,6 +175,7 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
         if len(outputs) == 1:
             return outputs[0]
         rows = np.stack(outputs).astype(np.float64)
+        # The mean over all tokens is the mean over windows, weighted by their tokens.
         mean = "max" not in self.task.pooling
         vector = np.average(rows, axis=0, weights=sizes) if mean else rows.max(0)
         scale = max(float(np.linalg.norm(vector)), TINY) if self.task.normalised else 1.0
