@@ -213,6 +213,7 @@ class Layout:
                 result.append(rectangle)
                 continue
             first_row = row_end - rectangle.rows
+            # Rows of one length need no padding: each run of them becomes a rectangle.
             for _, run in itertools.groupby(lengths):
                 equal = list(run)
                 result.append(self._rectangle(start, first_row, equal))

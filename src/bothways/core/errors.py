@@ -242,6 +242,7 @@ def os_errors(path: Path, fix: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
+        # `torch.save` raises RuntimeError while the error of the disk is handled.
         cause = error.__context__ if isinstance(error, RuntimeError) else error
         match cause:
             case OSError():

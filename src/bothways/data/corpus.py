@@ -165,6 +165,7 @@ class Corpus:
             (DOCUMENTS, self.documents, counts.documents, counts.sentences),
         ):
             consistent = len(offsets) == size + 1 and (offsets[0], offsets[-1]) == (0, end)
+            # Reading all offsets of a large corpus would take longer than its first steps.
             if consistent and offsets.nbytes <= up_to:
                 consistent = bool((offsets[1:] > offsets[:-1]).all())
             if not consistent:
@@ -245,6 +246,7 @@ class Corpus:
                 "(see the boundary setting)."
             )
             raise DataError(message, where=self.folder, fix=fix)
+        # Pairs of segments draw from a second document, also among the held-out ones.
         least = 2 if len(self) >= 4 else 1
         count = min(max(round(share * len(self)), least), len(self) - least, HELD_OUT)
         drawn = rng(seed, "held-out").choice(len(self), count, replace=False, shuffle=False)
@@ -407,6 +409,7 @@ def _encode_all(
 
     def missing() -> Iterator[Job]:
         """Yield the jobs without a shard; note the names of all."""
+        # Finished shards of an interrupted build are found by their names, digests of their text.
         for job in cut_shards(documents, recipe):
             names.append(job.name)
             if not (folder / WORK / job.name).exists():
@@ -436,6 +439,7 @@ def _finish(
         try:
             shards = [work / name for name in names]
             merged = merge_shards(shards, work, settings, progress)
+        # A full disk: without the unfinished arrays there is room to try again; the shards stay.
         except OSError:
             for name in (*arrays, SIGNATURES, SHINGLES):
                 (work / name).unlink(missing_ok=True)

@@ -82,6 +82,7 @@ class CorpusSource:
         _check_whole(self._offsets)
         self._check(cursor)
         while True:
+            # An epoch without a single sequence would repeat for ever.
             view, empty = self._view(epoch), block == 0
             following: int | None = block
             while following is not None:

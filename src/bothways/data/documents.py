@@ -316,6 +316,7 @@ def _text_documents(
         size += len(line) + 1
         if size >= SNIFFED:
             break
+    # The form is recognised by the first lines, which are then read again from memory.
     numbered = itertools.chain(head, lines)
     if next((line for _, line in head if line.strip()), "").startswith("<doc "):
         return _wiki_documents(path, numbered)
@@ -368,6 +369,7 @@ def _wiki_documents(path: str, lines: Lines) -> Iterator[Document]:
             match = _DOC_TITLE.search(line)
             start, title, body = number, match.group(1) if match else "", []
         elif start:
+            # Before the body, blank lines and the repeated title are skipped.
             if body or (line.strip() and line.strip() != title):
                 body.append(line)
         elif line.strip():

@@ -48,6 +48,7 @@ class ListSource:
         from bothways.core.source import Cursor
 
         epoch, block, item, _ = cursor
+        # A list has one block; another cursor is of other data.
         if block > 0 or item >= len(self.sequences):
             message = f"no data at block {block}, item {item} of {len(self.sequences)} sequences"
             raise DataError(message, fix="Continue with the data that the run began with.")

@@ -219,6 +219,7 @@ class Loader(Generic[P]):
         tokens = 0
         for plan, next_cursor in self.source.read(cursor):
             budget = budget_at(self.batch, tokens_read)
+            # The plan does not fit any more: it begins the next step.
             if group and not fits(budget, len(group) + 1, tokens + plan.length):
                 yield self._step(group, cursor)
                 group, tokens, tokens_read = [], 0, tokens_read + tokens

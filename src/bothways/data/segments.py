@@ -213,6 +213,7 @@ class PairSegments(Segments):
     def check(self, corpus: Corpus) -> list[Finding]:
         """Return the findings about sentences, special tokens and one-sentence documents."""
         documents = corpus.documents[: SENTENCES_CHECKED + 1]
+        # Offsets of sentences: a difference of 1 is a document of one sentence.
         single = float((np.diff(documents) == 1).mean())
         findings = [*super().check(corpus), *self._check_template(corpus.tokenizer.template)]
         if (unread := self._unread_share(corpus)) >= 0.0005:

@@ -72,6 +72,8 @@ def _segment_in_pieces(paragraph: str, language: str) -> Iterator[str]:
     while len(paragraph) - start > PIECE:
         *sentences, tail = sentencex.segment(language, paragraph[start : start + PIECE])
         end = start + PIECE
+        # The last sentence may go on behind the piece: it begins the next one. A piece without a
+        # boundary is cut at its last space.
         if sentences:
             end -= len(tail)
         else:

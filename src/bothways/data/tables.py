@@ -312,6 +312,7 @@ def is_header(record: Many[str], sample: Many[Many[str]], columns: Iterable[str]
         return True
     for index, name in enumerate(record):
         column = [values[index] for values in sample if index < len(values)]
+        # A name that occurs again below is a value, as is a number among numbers.
         if len(name) > _LONG_NAME or (name and name in column):
             return False
         if _is_number(name) and column and all(map(_is_number, column)):

@@ -76,6 +76,7 @@ class Embedding(nn.Module):
             x = x + self.position(batch.layout.positions)
         if self.segment is not None:
             x = x + self.segment(batch.segments)
+        # All tokens are of the first task type, as in transformers by default.
         if self.task is not None:
             x = x + self.task.weight[0]
         x = self.sum_dropout(x)

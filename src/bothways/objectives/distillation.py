@@ -370,6 +370,7 @@ class Distillation(Objective):
         if teacher.sharing is None and all(
             isinstance(loss, Relations | MaskedTokens) for loss in self.losses
         ):
+            # Layers above the last one that a loss reads need not be computed.
             depth = 1 if relations is None else relations.layers(encoder, teacher)[1]
             teacher = dataclasses.replace(teacher, depth=depth)
         return {
@@ -641,6 +642,7 @@ class _InParts(torch.autograd.Function):
         learned = [p for p in parameters if p.requires_grad]
         for at in range(0, len(x), rows):
             chunk = slice(at, at + rows)
+            # A Function's `forward` records nothing by itself; each chunk's graph is freed at once.
             with torch.enable_grad():
                 inputs = x[chunk].detach().requires_grad_()
                 value = compute(inputs, chunk)

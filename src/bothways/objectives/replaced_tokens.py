@@ -194,6 +194,7 @@ class ReplacedTokens(MaskedObjective):
         result = super().metrics(scores, predicts)
         if "replaced/replaced" not in scores.rates:
             return result
+        # Shares of all tokens: replaced, called replaced, and both.
         rate, flagged, detected = (
             scores.rates[f"replaced/{name}"] for name in ("replaced", "flagged", "found")
         )
@@ -217,6 +218,7 @@ def generator_of(encoder: EncoderConfig, size: Narrower | Shallower) -> EncoderC
             return dataclasses.replace(encoder, depth=max(1, round(encoder.depth * share)))
         case Narrower(share=share):
             heads = max(1, round(encoder.heads * share))
+            # The width nearest to the share that the heads divide.
             width = heads * max(1, round(encoder.width * share / heads))
         case _:
             assert_never(size)

@@ -135,6 +135,7 @@ class Meter:
         local = torch.cat([self._sums.cpu().flatten(), weights, *counts])
         sums = all_gather(self._plan, local).sum(0).tolist()
         self._clear()
+        # Sums alternate between loss and hits of each name; the weights of all names follow.
         rows = zip(
             names,
             sums[0 : 2 * len(names) : 2],
@@ -173,6 +174,7 @@ def _check(names: list[str | None], ranks: list[list[float]]) -> None:
     step = min(min(row) for row in ranks)
     if not math.isfinite(step):
         return
+    # Of values that fail in the same step the first by name order, then the lowest rank.
     index, rank = min(
         (index, rank) for rank, row in enumerate(ranks) for index, s in enumerate(row) if s == step
     )
@@ -277,6 +279,7 @@ class Speed:
     def mark(self, progress: RunState) -> dict[str, float]:
         """Return "share" and, from the second call on, "tokens_per_second" and "seconds_left"."""
         self._marks.append((time.perf_counter(), progress.tokens, progress.share(self._run)))
+        # The speed is measured over a window of time; two marks are kept however old they are.
         while len(self._marks) > 2 and self._marks[-1][0] - self._marks[0][0] > self._window:
             self._marks.popleft()
         (start, tokens, share), (end, tokens_now, share_now) = self._marks[0], self._marks[-1]

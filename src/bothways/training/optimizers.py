@@ -351,6 +351,7 @@ def _build(config: OptimizerConfig, parameters: list[dict[str, Any]]) -> FusedAd
         fix = "Set training.optimizer=adamw, or sharding=none: each rank then has the whole model."
         raise ConfigError(message, where="training.optimizer", fix=fix)
     optimizer = FusedAdamW(parameters, fused=True)
+    # Anchors are the weights before fine-tuning, which some rules pull back to.
     optimizer.anchors, optimizer.seen = {}, {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -392,6 +393,7 @@ def update(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Float[T
     """
     weights = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = full_tensor(nn.utils.get_total_norm([_values(p) for p in weights]))
+    # torch divides the gradients by the scale inside its fused step, and skips it for infinity.
     scale = None if clip_norm is None else (norm / clip_norm).clamp(min=1).float()
     if isinstance(optimizer, FusedAdamW):
         optimizer.grad_scale, optimizer.found_inf = scale, norm.isfinite().logical_not().float()
@@ -427,6 +429,7 @@ def _step_rows(optimizer: FusedAdamW) -> None:
                 continue
             if not (state := optimizer.state[weight]):
                 state |= _start(weight, 0.0)
+            # Rows whose moments are 0 have had no gradient yet.
             if weight not in optimizer.seen:
                 optimizer.seen[weight] = state["exp_avg"].any(1) | state["exp_avg_sq"].any(1)
             if not optimizer.found_inf:

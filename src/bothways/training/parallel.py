@@ -346,6 +346,7 @@ def from_main_rank(plan: Plan, make: Callable[[], T]) -> T:
             sent = [make(), None]
         except BothwaysError as error:
             sent = [None, error]
+    # The error is sent as a value: a rank that raised alone would leave the others waiting.
     torch.distributed.broadcast_object_list(sent, src=0, device=torch.device("cpu"))
     result, failed = sent
     if failed is not None:
@@ -437,6 +438,7 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
     originals = {module: _Own(module) for module in training_module.modules()}
     _shard(training_module, plan)
     yield
+    # By identity: a weight that two modules share is gathered once.
     gathered: dict[int, nn.Parameter | Tensor] = {}
     for module in training_module.modules():
         for tensors in (module._parameters, module._buffers):

@@ -369,6 +369,7 @@ class TrainingRun:
             """Return True at the end of the run and at each multiple of a duration."""
             return share >= 1 or (interval is not None and state.passed(interval, previous))
 
+        # The step at which the decay begins: its checkpoint can be continued with another length.
         decaying = previous.amount(end) < self._decay <= state.amount(end)
         self._plateau = state.steps if decaying else self._plateau
         evaluating = self.evaluation is not None and due(training.evaluate)

@@ -243,6 +243,7 @@ def load_state(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, Tens
         saved = torch.load(folder / STATE, map_location="cpu", weights_only=True)
         state = saved["optimizer"]
         if (folder / SHARDS).is_dir():
+            # The optimizer has no state yet: moments are read into tensors like the parameters.
             shards = {
                 name: torch.zeros_like(parameters[int(name.split("/")[1])])
                 for name in _metadata(folder)

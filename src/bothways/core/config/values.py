@@ -60,7 +60,9 @@ def split_overrides(texts: Iterable[str]) -> dict[str, str]:
                 fix = f"Name a further file by its name, such as {argument(dev='FILE')}."
             raise ConfigError(message, fix=fix)
         path, value = path.strip(), _unquoted(value.strip())
+        # Set anew, so that the order is that of the last settings.
         values.pop(path, None)
+        # Without its table, earlier settings below the path have no place.
         if value == "none":
             values = {key: other for key, other in values.items() if not key.startswith(f"{path}.")}
         values[path] = value
@@ -193,12 +195,7 @@ def _table(table: Mapping[str, Any], name: str) -> list[str]:
     tables = {
         key: value
         for key, value in table.items()
-        if isinstance(value, Mapping)
-        or (
-            isinstance(value, list)
-            and bool(value)
-            and all(isinstance(item, Mapping) for item in value)
-        )
+        if isinstance(value, Mapping) or _is_tables(value)
     }
     lines = [f"{_key(key)} = {inline(value)}" for key, value in table.items() if key not in tables]
     for key, value in tables.items():
@@ -207,6 +204,12 @@ def _table(table: Mapping[str, Any], name: str) -> list[str]:
         for entry in [value] if single else value:
             lines += ["", f"[{full}]" if single else f"[[{full}]]", *_table(entry, full)]
     return lines
+
+
+def _is_tables(value: Any) -> bool:
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+    )
 
 
 def _key(key: str) -> str:

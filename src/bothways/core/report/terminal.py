@@ -230,6 +230,7 @@ class TokenRows:
         start = 0
         while start < len(tokens):
             stop = start + 1
+            # As many tokens as fit in a line, and one at least.
             while stop < len(tokens) and label + sum(widths[start : stop + 1]) <= options.max_width:
                 stop += 1
             for name, row in rows.items():

@@ -61,12 +61,14 @@ def clean_texts(
     batches = list(_batches(cut))
     for batch in batches:
         text_batch = TextBatch(cut[batch], languages[batch], split)
+        # The first rule that rejects a text decides its fate; later rules skip it.
         for number, rule in enumerate(cleaning.document_rules.values(), 1):
             fates[batch][rule.rejects(text_batch) & text_batch.undecided] = number
             text_batch.undecided = fates[batch] == 0
     signed = None
     if cleaning.near_duplicates:
         staying = ["" if fate else text for text, fate in zip(cut, fates, strict=True)]
+        # An empty table first: `concatenate` needs one, also without texts.
         signatures = [sign_texts([], cleaning.near_duplicates)]
         signatures += [sign_texts(staying[batch], cleaning.near_duplicates) for batch in batches]
         shingles = ShingleTable(

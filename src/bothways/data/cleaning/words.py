@@ -126,6 +126,7 @@ def _count(
 def character_classes() -> NDArray[np.uint8]:
     """Return the class of every code point, `(0x110000)`."""
     table = np.zeros(0x110000, dtype=np.uint8)
+    # The planes of rare ideographs as a whole: each of these is a word by itself.
     table[_PLANES[0] : _PLANES[1]] = WORD | LETTER | SINGLE
     for code in range(_PLANES[0]):
         character = chr(code)

@@ -200,13 +200,12 @@ def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[Tab
     """Yield the rows that are annotated and accepted; a note counts the others."""
     skipped = Counter[str]()
     for row in rows:
-        # The reason to skip a row; None for labelled data, or for other tools.
-        if not isinstance(row.values, Mapping):
-            reason = None
-        elif row.values.get("answer") in ("reject", "ignore") and "text" in row.values:
-            reason = f'their "answer" is {row.values["answer"]}'
-        else:
-            reason = "nobody annotated them" if row.values.get("entities") is _NOBODY else None
+        reason = None  # to skip the row, as tools of annotation mark it
+        if isinstance(row.values, Mapping):
+            if row.values.get("answer") in ("reject", "ignore") and "text" in row.values:
+                reason = f'their "answer" is {row.values["answer"]}'
+            elif row.values.get("entities") is _NOBODY:
+                reason = "nobody annotated them"
         if reason is None:
             yield row
             continue
