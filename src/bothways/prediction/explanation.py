@@ -76,6 +76,7 @@ def example_words(tokenizer: Tokenizer, example: Any) -> list[Word]:
         for _, group in itertools.groupby(tokens, key=lambda token: token[0]):
             spans = [span for _, span in group]
             start, stop = min(span[0] for span in spans), max(span[1] for span in spans)
+            # A token of a byte-level vocabulary includes the blank before its word.
             start += len(text[start:stop]) - len(text[start:stop].lstrip())
             words.append(Word(text[start:stop], start, stop, number))
     return words

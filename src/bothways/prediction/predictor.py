@@ -345,6 +345,7 @@ class Predictor:
         matrix = matrix[:, :truncate_dim]
         if normalize_embeddings:
             matrix = unit(matrix)
+        # As sentence-transformers: without ranges, those of these vectors; a single one has none.
         if precision in ("int8", "uint8") and ranges is None and len(matrix) != 1:
             ranges = ranges_of(matrix) if len(matrix) else np.zeros((2, matrix.shape[1]))
         matrix = quantize(matrix, precision, ranges)
@@ -745,6 +746,7 @@ def _recorded_task(loaded: LoadedModel, kind: str | None) -> tuple[AnyTask, int 
     """
     fields = {name: loaded.extra[name] for name in ("length", "task") if name in loaded.extra}
     record = configs.read(FolderRecord, fields, where=RECORD)
+    # Our own record is the most exact: it has the settings of the task.
     if record.task is not None and kind in (None, record.task.name):
         return record.task, record.length
     if kind in (None, "embed", "rerank"):

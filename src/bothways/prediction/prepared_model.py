@@ -147,6 +147,7 @@ class PreparedEncoder(Encoder):
         decodes = isinstance(self.config.position, Disentangled)
         last_block = encoder.layer(self.config.depth - 1)[-1]
         self.blocks = encoder.blocks
+        # A block that layers share, or a stack of blocks, may be nested: replaced where it is.
         for parent in list(self.blocks.modules()):
             for name, block in parent.named_children():
                 if isinstance(block, Block):
@@ -337,6 +338,7 @@ def prepare_model(
         pack = layer_packer(device, dtype, batch_invariant=batch_invariant)
     packs_heads = batch_invariant and devices.packs_weights(device) and _has_kernels(dtype)
     pack_head = layer_packer(device, dtype, batch_invariant=True) if packs_heads else None
+    # `deepcopy` finds the tensors in its memo and shares them: only modules are copied.
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return PreparedModel(copy.deepcopy(model, tensors), pack, resolved, pack_head)
 

@@ -112,6 +112,7 @@ class Ticket:
         assert isinstance(item, EncodedExample)
         rows[unit.sequence] = output
         if len(rows) == len(item.sequences):
+            # Sequences of an example may be computed in different batches and in any order.
             ordered = [rows[k] for k in range(len(rows))]
             del self.outputs[unit.example]
             example = self.examples[unit.example]
@@ -337,6 +338,7 @@ class Batcher:
         for unit, result in zip(units, self._outputs(units), strict=True):
             self._keep(unit, result)
         end = time.perf_counter()
+        # An exponential average: the time that new requests wait is estimated by it.
         self.rate += SMOOTHING * (tokens / max(end - start, 1e-6) - self.rate)
         self.metrics.batch(tokens, len(units), end - start)
         for ticket in {id(unit.ticket): unit.ticket for unit in units}.values():
@@ -359,6 +361,7 @@ class Batcher:
             ]
             return list(predict_sequences(task_model, sequences, config))
         except BaseException as error:
+            # One unit that fails must not fail the others of its batch: each is computed alone.
             if len(units) == 1:
                 return [error]
             return [result for unit in units for result in self._outputs([unit])]

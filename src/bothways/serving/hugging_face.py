@@ -323,6 +323,7 @@ def _question_answering(model: ServedModel, request: AnswerRequest, truncate: bo
     settings: dict[str, Any] = {"n_best": max(top, task.n_best)}
     if parameters.max_answer_len is not None:
         settings["longest"] = parameters.max_answer_len
+    # transformers has no answer as a choice among others: a threshold of 0.
     if parameters.handle_impossible_answer is not None:
         default = 0.0 if task.threshold is None else task.threshold
         settings["threshold"] = default if parameters.handle_impossible_answer else None
@@ -374,6 +375,7 @@ def _fillings(
             id = tokenizer.id(guess.token)
             assert id is not None
             piece, gaps = tokenizer.decode([id]), text.split(mask)
+            # With several masks the others stay masks in the text of a guess.
             left, tail = mask.join(gaps[: number + 1]), mask.join(gaps[number + 1 :])
             sequence = filling.text if single else left + piece + tail
             fillings.append(

@@ -230,6 +230,7 @@ class Models:
         if name is not None and not isinstance(name, str):
             raise RequestError("invalid", "model must be a text", param="model")
         fitting = [m for m in self.by_name.values() if not kinds or m.kind in kinds]
+        # A server of one model answers to any name: clients must send one.
         if name is not None and len(self.by_name) > 1:
             model = self.named(name)
         elif len(fitting) == 1:

@@ -254,6 +254,7 @@ def reranking(models: Models, request: RerankRequest) -> Query:
     def write(answer: Answer) -> Ranking | list[TextScore]:
         logits = np.array([prediction.logits[0] for prediction in answer.predictions])
         scores = logits if raw else sigmoid(logits)
+        # By logits: σ of large ones is 1 for all.
         order = np.argsort(-logits, kind="stable")[:top].tolist()
         if tei:
             rows: list[TextScore] = [{"index": n, "score": float(scores[n])} for n in order]

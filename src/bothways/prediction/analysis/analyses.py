@@ -548,8 +548,10 @@ def _curves(queries: Sequence[tuple[NDArray[np.int64], int]]) -> list[s.Section]
     cutoffs = np.arange(1, max_rank + 1)
     hits, recall, chance = np.zeros((3, max_rank))
     for ranks, count in queries:
+        # A query is a hit from the rank of its first relevant document on.
         hits += cutoffs >= ranks[0]
         recall += np.searchsorted(ranks, cutoffs, "right") / len(ranks)
+        # In a random order the first k of n documents hold k / n of the relevant ones.
         chance += np.minimum(cutoffs / count, 1)
     sums = {
         "queries with a relevant document": hits,

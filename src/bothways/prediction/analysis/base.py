@@ -298,6 +298,7 @@ class Traits:
         shared, unknown = (np.array(x, dtype=np.float32) for x in (self._overlap, self._unknown))
         slices, low = list[Slice](), int(tokens.min(initial=0)) - 1
         for high in np.unique(np.quantile(tokens, [0.25, 0.5, 0.75, 1]).astype(np.int64)).tolist():
+            # Equal quartiles, as of short texts, are one bound by `unique`.
             inside = (tokens > low) & (tokens <= high)
             name = f"{tokens[inside].min():,} to {high:,} tokens" if inside.any() else ""
             slices.append(Slice("length (quartiles)", name, inside))

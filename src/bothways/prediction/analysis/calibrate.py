@@ -136,6 +136,7 @@ def _check_data(data: dict[str, Any], record: dict[str, Any], labelled: Evaluati
         message = f"has {data['examples']} examples, and a calibration needs at least {FEWEST}"
         raise DataError(message, where=labelled.name, fix="Give more labelled data.")
     sources = record.get("data", {})
+    # By digest: a copy of the file under another name is the same data.
     seen = [name for name in sources if sources[name].get("sha256") == data["sha256"]]
     if "train" in seen:
         message = "is what the model was trained on, where it is surer than elsewhere"

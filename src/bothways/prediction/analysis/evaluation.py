@@ -430,6 +430,7 @@ class EvaluationData:
         if fitted is None:
             yield reading, self.counts
             return
+        # The digest is complete when all examples have been read: the note comes after the scores.
         digest = hashlib.sha256()
         examples = hashed(reading.examples, digest)
         yield dataclasses.replace(reading, examples=examples), self.counts

@@ -121,6 +121,7 @@ def analyse_encoded(
         """Yield examples with predictions, and analyse each after its consumer has accepted it."""
         for window, inputs in encoded:
             counts.add(map(task.texts, window), inputs)
+            # Analysed in the pass that scores: each example is predicted once.
             pairs = predict_encoded(task_model, window, inputs, on_share=counts.note)
             for item, pair in zip(inputs, pairs, strict=True):
                 yield pair

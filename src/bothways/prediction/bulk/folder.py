@@ -88,6 +88,7 @@ class BulkFolder:
         else:
             passed = {LOCK, OWNER}
             names = [path.name for path in self.out.iterdir() if path.name not in passed]
+            # Files that were being written when an earlier run was killed.
             foreign = [name for name in names if not name.startswith(HIDDEN)]
             if foreign:
                 message = f"holds other files, such as {sorted(foreign)[0]!r}"
@@ -137,6 +138,7 @@ class BulkFolder:
             replace_file(rejects, lambda file: file.write_bytes(lines))
         else:
             rejects.unlink(missing_ok=True)
+        # The marker comes last: a part with a marker is complete, whatever was killed.
         _write_json(marker_file, asdict(result.marker))
 
     def finish_file(self, number: int, parts: int) -> None:

@@ -143,6 +143,7 @@ class BulkRequest:
         if self.form == "npy" and self.keep:
             message = "npy holds no columns to keep"
             raise ConfigError(message, where="format", fix="Choose parquet or jsonl.")
+        # Tables stay tables, vectors are an array unless columns are kept next to them.
         form: PartFormat = "npy" if vectors and not self.keep else "jsonl"
         if all(name.endswith(".parquet") for name in self.files) or (vectors and self.keep):
             form = "parquet"

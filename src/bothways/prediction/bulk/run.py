@@ -323,6 +323,7 @@ class _BulkRun:
                 check_origin(self.folder.origins[number])
                 columns, name = reader.columns, self.request.files[number]
                 _note_guess(self.request, self.task, columns, name, self.progress)
+            # Of an earlier call, or of a process of this one that was lost after it wrote the part.
             if (done := self.folder.finished_part(job)) is not None:
                 self._skip(number, done)
                 continue

@@ -327,6 +327,7 @@ def _encode(
     except DataError:
         if not rejects.allowed:
             raise
+    # One of the rows cannot be encoded: one by one shows which.
     readable, encoded = list[parts.BulkRow](), list[EncodedExample]()
     for row in rows:
         try:

@@ -125,10 +125,12 @@ class GraphBuilder:
                 return self.op(name.capitalize(), x)
             case "silu":
                 return self.op("Mul", x, self.op("Sigmoid", x))
+            # x / 2 · (1 + erf(x / √2)), in the order of nodes that runtimes recognise.
             case "gelu":
                 inner = self.op("Erf", self.op("Div", x, self.number(2**0.5)))
                 product = self.op("Mul", x, self.op("Add", inner, self.number(1.0)))
                 return self.op("Mul", product, self.number(0.5))
+            # x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³))).
             case "gelu_tanh":
                 cube = self.op(
                     "Mul", self.op("Mul", self.op("Mul", x, x), x), self.number(0.044715)

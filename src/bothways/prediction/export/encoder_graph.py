@@ -267,6 +267,7 @@ class EncoderGraph:
             )
             self._rotary[base] = cos, sin
         cos, sin = self._rotary[base]
+        # (a, b) → (a cos − b sin, b cos + a sin), with a and b the halves of a head's vector.
         half, second = graph.split("Split", (x, graph.wholes(pairs, pairs)), 2, axis=-1)
         turned = (
             graph.op("Sub", graph.op("Mul", half, cos), graph.op("Mul", second, sin)),
@@ -297,6 +298,7 @@ class EncoderGraph:
         assert self.separators is not None
         is_separator = graph.op("Equal", self.ids, graph.whole(self.separators.id))
         is_separator = graph.op("And", is_separator, keep)
+        # ArgMax is the first place of the largest value: the first separator.
         at = graph.op("ArgMax", graph.op("Cast", is_separator, to=7), axis=1, keepdims=1)
         if rule == "question":
             return graph.op("Less", self.places, at)
@@ -374,6 +376,7 @@ class EncoderGraph:
             return None
         graph.scope = "/relative"
         max_positions = position.max_positions
+        # The tables are for the longest sequence; the middle 2 · length rows are those of this one.
         start = graph.op("Sub", graph.wholes(max_positions), self.length)
         stop = graph.op("Add", graph.wholes(max_positions), self.length)
         falling = row_of(position, torch.arange(max_positions - 1, -max_positions - 1, -1)).numpy()

@@ -62,6 +62,7 @@ def with_int8_weights(graph: onnx.ModelProto) -> onnx.ModelProto:
         for tensor in graph.graph.initializer
         if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2
     }
+    # A matrix that other nodes read as well stays in fp32.
     dense = {name for name in matrices if set(readers[name]) == {("MatMul", 1)}}
     tables = {name for name in matrices if set(readers[name]) == {("Gather", 0)}}
     nodes, initializers, done = [], [], set[str]()
@@ -89,6 +90,7 @@ def with_int8_weights(graph: onnx.ModelProto) -> onnx.ModelProto:
     result.CopyFrom(graph)
     del result.graph.node[:], result.graph.initializer[:]
     result.graph.node.extend(nodes)
+    # Tensors in int8 replace their originals; biases and norms are kept.
     unchanged = (each for each in graph.graph.initializer if each.name not in done)
     result.graph.initializer.extend([*unchanged, *initializers])
     return result

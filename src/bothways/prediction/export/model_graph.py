@@ -96,6 +96,7 @@ def build_graph(model: Model, exported: ExportedPart) -> onnx.ModelProto:
     rows = list(names)
     if choice:
         length = graph.op("Shape", "input_ids", start=2)
+        # (questions, choices, length) → (questions · choices, length): a row for each choice.
         shape = graph.op("Concat", graph.wholes(-1), length, axis=0)
         rows = [graph.op("Reshape", name, shape) for name in names]
     inputs = rows[0], rows[1], rows[2] if len(rows) > 2 else None

@@ -220,6 +220,7 @@ class _Change:
                 )
                 fix = "Try another precision; see bothways embed."
                 raise DataError(message, where=record.model, fix=fix)
+            # The scale of int8 is chosen on the first window and then fixed: codes stay comparable.
             if not record.scale:
                 scale = stored_vectors.choose_scale(vectors)
                 self.record = record = dataclasses.replace(record, scale=scale)

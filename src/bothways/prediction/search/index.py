@@ -127,6 +127,7 @@ class Index:
         self.ids = np.concatenate([np.empty(0, "S1"), *(self._array(f"ids-{n}") for n in numbers)])
         self.offsets = [self._array(f"offsets-{number}") for number in numbers]
         self.deleted = np.zeros(len(self.ids), bool)
+        # Rows, vectors and offsets of a segment must agree, or a text would get another's vector.
         counts = [
             (s.rows, len(v), len(o) - 1)
             for s, v, o in zip(record.segments, vectors, self.offsets, strict=True)
@@ -297,6 +298,7 @@ class Index:
             rankings.append([self.by_words(query, count) for query in queries])
         hits = list[list[Hit]]()
         for query, *lists in zip(queries, *rankings, strict=True):
+            # Rankings of unlike scores are fused by rank.
             ranking = lists[0] if len(lists) == 1 else self._fused(lists)
             texts = self.texts([row for _, row in ranking[: count if reranker else k]])
             ranked = [

@@ -142,16 +142,19 @@ def mine_window(
     vectors = embed_documents([text for texts in positives for text in texts])
     ends = np.cumsum([len(texts) for texts in positives])
     positive_keys = [answers[example.text] | {text_key(example.text)} for example in examples]
+    # Positives are dropped from the ranking: so many more are searched for.
     depth = mining.depth + max(map(len, positive_keys))
     nearest = index.nearest(queries, depth) if mining.mode == "vectors" else None
     for number, (example, query) in enumerate(zip(examples, queries, strict=True)):
         own = vectors[ends[number] - len(positives[number]) : ends[number]]
+        # The least similar positive: what is nearer to the query than it may be a positive.
         positive = float((own @ query).min())
         if nearest is None:
             rows = np.array([row for _, row in index.by_words(example.text, depth)], np.int64)
             scores = index.vectors[rows] @ query
         else:
             scores, rows = (array[number] for array in nearest)
+        # Seeded by the row: a resumed run draws the same.
         draw = np.random.default_rng((mining.seed, first + number))
         chosen, likely = _choose(index, rows, scores, positive_keys[number], positive, mining, draw)
         yield Mined(example, chosen, likely, positive)
