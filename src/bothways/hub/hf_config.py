@@ -336,9 +336,8 @@ def write_hf_config(
     # A head's own dropout as settings of `config.json`, and of `bothways.json`.
     head = _head_with_dropout(model)
     key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
-    if head is None or (head.dropout is None and default is None):
-        dropouts, record = {}, {}
-    else:
+    dropouts, record = dict[str, Any](), dict[str, Any]()
+    if head is not None and not (head.dropout is None and default is None):
         rate = model.config.head_dropout if head.dropout is None else head.dropout
         dropouts, record = ({key: rate}, {}) if key else ({}, {DROPOUTS: {head.kind: rate}})
     raw = {
