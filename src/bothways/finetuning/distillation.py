@@ -116,6 +116,7 @@ def _answers(
             return scored * window_weight(batch) * target.shape[1]
         case "choices":
             counts = torch.as_tensor(batch.target("label", ChoiceTargets).counts)
+            # One answer a question: the first of its choices counts for all.
             return scored[counts.cumsum(0) - counts].double()
         case "span":
             return scored[batch.layout.first_tokens].double()
@@ -207,6 +208,7 @@ def with_teacher_scores(
             message = f"{teacher.folder} has the labels {teacher_labels}, the data {data_labels}"
             fix = "Choose a teacher that was trained with the labels of this data."
             raise ConfigError(message, where="teacher.folder", fix=fix)
+        # The teacher may list the same labels in another order.
         columns = [task_model.labels.index(label) for label in data.labels]
     scores = _read_scores(
         prepare_task_model(task_model, precision), data.sequences, device, progress
@@ -245,6 +247,7 @@ def _read_scores(
         for at, batch in in_batches(sequences, max_tokens, device):
             with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
                 outputs = map(np.atleast_2d, task_model.outputs(batch))
+            # Choices are the sequences of a question: a row for each.
             rows = (x.T for x in outputs) if task_model.scale == "choices" else outputs
             scores.update((n, x.astype(np.float32)) for n, x in zip(at, rows, strict=True))
             progress.advance(len(scores))

@@ -118,6 +118,7 @@ def add_changes(model: Model, lora: LoRA | None, seed: int, frozen: int = 0) -> 
         return
     for parameter in model.encoder.parameters():
         parameter.requires_grad_(False)
+    # A generator of its own: other random draws of the run stay as they are without changes.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng(seed, "lora").integers(2**63)))
         for block in [*model.encoder.blocks][max(0, frozen - 1) :]:

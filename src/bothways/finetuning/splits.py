@@ -171,13 +171,17 @@ def _deal(
         """Return the key by which a unit is sorted: its usual stratum, its size, its content."""
         stratum = Counter(strata[index] for index in unit).most_common(1)[0][0]
         content = examples_fingerprint(examples[index] for index in unit)
+        # By content: another order of the rows gives the same split.
         mixed = hashlib.sha256(f"{seed} {content}".encode()).digest()
         return stratum, -len(unit), mixed
 
     sides, filled, total = [0] * len(examples), [0] * len(dev_part.shares), 0
+    # Neighbours are alike: dealt in turn to the side that lacks most, each side gets its share of
+    # every kind.
     for unit in sorted(units, key=order):
         total += len(unit)
         lacks = [share * total - size for share, size in zip(dev_part.shares, filled, strict=True)]
+        # Rounded, so that sums of shares in floating point do not decide between equal sides.
         side = max(range(len(lacks)), key=lambda at: round(lacks[at], 9))
         filled[side] += len(unit)
         for row in unit:

@@ -120,6 +120,7 @@ def apply_stability(
         raise ConfigError(message, where="stability.frozen", fix=f"Set it to {freezable} or less.")
     blocks = [(f"encoder.blocks.{i}.", block) for i, block in enumerate(model.encoder.blocks)]
     pooler = [("heads.pooler.", model.heads["pooler"])] if "pooler" in model.heads else []
+    # A generator of its own: other random draws of the run stay as they are.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng(seed, "reinitialise").integers(2**63)))
         for _, module in [*blocks[depth - new :], *pooler] if new else []:

@@ -147,6 +147,7 @@ def read_adapter(folder: Path) -> Adapter | None:
         raise FolderError(f"has settings that are not read: {pairs}", where=file, fix=_FIX)
     base = _base_folder(settings.get("base_model_name_or_path"), file)
     weights = open_adapter_weights(folder)
+    # PEFT calls the weight of an adapted layer LAYER.base_layer.weight.
     names = {
         name.removeprefix(_PREFIX).replace(".base_layer.", "."): name for name in weights.shapes
     }
@@ -233,8 +234,10 @@ def _change(
     if not embedding and set(names) != {"A", "B"}:
         message = f"holds one factor of {module} without the other"
         raise FolderError(message, where=adapter.weights.file, fix=AGAIN)
+    # A before B: the factor from the inputs, then the one to the outputs.
     into, out = sorted(names.values())
     (rank, inputs), (outputs, other) = (adapter.weights.shapes[name] for name in (into, out))
+    # Embeddings, and layers of GPT-2's kind, have the transposed matrix.
     turned = embedding or bool(adapter.settings.get("fan_in_fan_out"))
     shape = (inputs, outputs) if turned else (outputs, inputs)
     if target != shape or rank != other:

@@ -73,17 +73,18 @@ def save_average(names: Sequence[str], target: Path) -> list[str]:
 
 def _mean(names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
     """Return the model folder of the first model, and the mean of each of its tensors."""
-    folder, read = _open(names[0])
-    tensors = {tensor: read(tensor) for tensor in open_weights(folder).shapes}
+    folder, read_tensor = _open(names[0])
+    tensors = {tensor: read_tensor(tensor) for tensor in open_weights(folder).shapes}
+    # Sums in float64: the mean of equal models is the model to the bit.
     totals = {name: value.double() for name, value in tensors.items() if value.is_floating_point()}
     for source in names[1:]:
-        other, read = _open(source)
+        other, read_tensor = _open(source)
         if other != folder:
             _require_alike(folder, other)
         for name, value in tensors.items():
             if name in totals:
-                totals[name] += read(name)
-            elif not torch.equal(value, read(name)):
+                totals[name] += read_tensor(name)
+            elif not torch.equal(value, read_tensor(name)):
                 message = f"differs from {names[0]} in {name}, which has no mean"
                 raise FolderError(message, where=source, fix="Average models of one training.")
     means = {name: (total / len(names)).to(tensors[name].dtype) for name, total in totals.items()}
@@ -119,18 +120,18 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
         message = "holds the parts of several ranks, which only a run reads"
         raise FolderError(message, where=path, fix=advice)
     keys, state = read_hf_config(folder).keys, load_file(path / WEIGHTS)
-    own = {key.removeprefix(_OWN): state[key] for key in state if key.startswith(_OWN)}
-    named = to_file_names(keys, own)
+    own_tensors = {key.removeprefix(_OWN): state[key] for key in state if key.startswith(_OWN)}
+    named = to_file_names(keys, own_tensors)
     named |= {key.removeprefix(keys.prefix): tensor for key, tensor in named.items()}
 
-    def read(tensor: str) -> Tensor:
+    def read_tensor(tensor: str) -> Tensor:
         """Return a tensor of the checkpoint under its name in the model folder."""
         if tensor not in named:
             message = f"has no tensor for {tensor}, which the model of its run has"
             raise FolderError(message, where=path, fix=advice)
         return named[tensor]
 
-    return folder, read
+    return folder, read_tensor
 
 
 _SETTINGS = ("architectures", "id2label", "problem_type", "hidden_act", "rope_parameters")
@@ -145,10 +146,12 @@ def _layer_files(folder: Path) -> dict[str, str]:
 
 def _require_alike(folder: Path, other: Path) -> None:
     """Raise FolderError if two models differ in more than their weights."""
-    shapes, others = open_weights(folder).shapes, open_weights(other).shapes
+    shapes, other_shapes = open_weights(folder).shapes, open_weights(other).shapes
     first, second = (read_hf_config(path).raw for path in (folder, other))
     differs = [name for name in _SETTINGS if first.get(name) != second.get(name)]
-    differs += sorted(name for name in {**shapes, **others} if shapes.get(name) != others.get(name))
+    differs += sorted(
+        name for name in {**shapes, **other_shapes} if shapes.get(name) != other_shapes.get(name)
+    )
     layers = _layer_files(folder), _layer_files(other)  # which are copied, not averaged
     differs += sorted(name for name in {**layers[0], **layers[1]}
                       if layers[0].get(name) != layers[1].get(name))  # fmt: skip

@@ -282,6 +282,7 @@ def read_family_config(family: Family, raw: Mapping[str, Any], location: Path) -
         message = f"architectures must be a list of class names, not {classes!r:.40}"
         raise FolderError(message, where=location)
     encoder, unknown = family.config_rules.read_all(raw, str(location))
+    # Dropouts of heads are known settings, though the encoder does not have them.
     dropout_keys = {key for key, _ in family.dropouts.values()}
     dropouts = {
         kind: default if raw.get(key) is None else read_number(raw, key, 0.0, str(location))

@@ -169,6 +169,7 @@ def _reason(
     fresh: Collection[str],
 ) -> str:
     """Return the reason why a tensor of the file is not taken."""
+    # Two names of one tensor in the file: the other was read.
     if sources[full] != name:
         return f"{sources[full]} is the same"
     rules = table.origins(full)

@@ -50,6 +50,7 @@ class Card:
 
 def render_card(card: Card, architecture: Architecture) -> str:
     """Return the card as Markdown, with the header that the Hub reads."""
+    # The first head with a pipeline decides, in the order of the table.
     tags = (name for kind, name in _PIPELINES.items() if kind in architecture.heads)
     library = "bothways" if architecture.own else "transformers"
     tag = next(tags, "feature-extraction")

@@ -286,6 +286,7 @@ def _read_pooling(file: Path) -> tuple[Pooling | tuple[Pooling, ...], bool]:
     """Return the pooling modes, and whether the tokens of a prompt are pooled."""
     raw = read_object(file, FolderError)
     modes: Any = raw.get("pooling_mode")
+    # Older files have a flag for each way of pooling.
     if modes is None:
         on = {key for key, value in raw.items() if key.startswith(_STEM) and value}
         modes = [mode for key, mode in _KEYS.items() if key in on] + sorted(on - {*_KEYS})

@@ -164,8 +164,10 @@ def _open_safetensors(file: Path) -> Weights:
         target = tensor.view(torch.uint8).numpy().data
         with file.open("rb", buffering=0) as stream:
             stream.seek(8 + size + entry["data_offsets"][0])
+            # A read may return less than it was asked for, such as over 2 GiB on Linux.
             while target and (count := stream.readinto(target)):
                 target = target[count:]
+        # Size and time since the header was read: another program may have replaced the file.
         if target or _state(file) != state:
             fix = "Write a new folder and rename it, or wait until it is complete."
             raise FolderError("was changed while it was read", where=file, fix=fix)

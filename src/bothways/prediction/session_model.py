@@ -83,6 +83,7 @@ class SessionEncoder(nn.Module):
                 values = np.stack([outputs["start_logits"], outputs["end_logits"]], -1)
             case _:
                 values = outputs["logits"]
+        # The outputs at tokens, without those at padding, packed as the batch is.
         rows = values if self.head in POOLED else values[_places(batch)]
         if self.head == "replaced":
             rows = rows[:, None]

@@ -335,6 +335,7 @@ def _settings(
 ) -> config.PretrainConfig:
     """Return the settings of the run, given the number of tokens of the domain."""
     encoder, batch = start_encoder(source), TokenBudget(8192)
+    # Each token of the domain once; the replayed share is on top.
     least = max(tokens / (1 - share), LEAST_STEPS * batch.n)
     end = duration(until) if until else Tokens(round(least))
     base = config.PretrainConfig(

@@ -335,6 +335,7 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
         shares, size = [mixture[name] for mixture in mixtures], corpus.manifest.counts.tokens
         percentages = ", then ".join(dict.fromkeys(f"{share:.2%}" for share in shares))
         message = f"{name}: {size:,} tokens, {percentages} of the sequences"
+        # Without a number of tokens, as of a length in hours, a corpus with a share may be read.
         drawn = math.inf if any(shares) else 0.0
         if tokens is not None:
             read = [share * count for share, count in zip(shares, tokens, strict=True)]
@@ -379,6 +380,7 @@ def check_class(
     widths = {
         name: make().width for name, make in PRESETS.items() if preset_family(name) in suitable
     }
+    # The preset of a suitable family whose width is nearest.
     nearest = min(widths, key=lambda name: abs(widths[name] - encoder.width), default=None)
     advice = f": {argument(model=nearest)}" if nearest else ""
     fix = f"Set objective=masked_lm, or choose a model of another family ({alternatives}){advice}."

@@ -264,6 +264,7 @@ def scored_objective(source: str) -> Objective:
             return default_objective(loaded.model.config)
         if loaded.model.config.readout.shifted:
             return GPTBERT().evaluated
+        # A pair head without the pooler that feeds it cannot be computed.
         if not {"pooler", "pair"} <= kinds:
             return MaskedLM()
         return MaskedLMSentenceOrder() if _knows_order(loaded) else MaskedLMNextSentence()
@@ -302,6 +303,7 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.Repl
         )
         raise ConfigError(message, where="model", fix=fix)
     generator, encoder = load_model(folder).model, loaded.model.config
+    # Dropout changes no evaluation: it must not make the shapes differ.
     other = dataclasses.replace(generator.config, dropout=encoder.dropout)
     narrower = replaced_tokens.Narrower(min(1.0, other.width / encoder.width))
     shallower = replaced_tokens.Shallower(min(1.0, other.depth / encoder.depth))

@@ -148,6 +148,7 @@ def tokens_of_phases(settings: PretrainConfig, corpus_tokens: float) -> list[flo
     end, batch = settings.training.end, settings.batch
     if isinstance(batch, TokenRamp) and isinstance(end, Steps):
         ends = itertools.accumulate((phase.share for phase in settings.phases), initial=0.0)
+        # A ramp counts from the start of the run: phases are differences of its sums.
         totals = [batch.tokens(share * end.count) for share in ends]
         return [stop - start for start, stop in itertools.pairwise(totals)]
     result = list[float]()
@@ -258,6 +259,7 @@ class _Run:
     def _reading(self, phases: list[float]) -> _Work:
         """Return the work of a run that reads these tokens in each phase."""
         settings, step, training = self.settings, self.step, self.settings.training
+        # Rounded up but for an error of floating point: 300.0000001 are 300.
         updates, tokens = max(1, math.ceil(self._updates(phases) - 1e-6)), sum(phases)
         seconds = {
             "training": float(np.dot(phases, step.per_token)) / self.ranks,

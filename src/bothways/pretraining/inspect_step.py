@@ -287,6 +287,7 @@ class Repeat:
         )
         while self.state.steps < step:
             phase = self._begin_phase()
+            # Train to the end of the phase, or to the requested step within it.
             following = np.flatnonzero(self.entries["phase"][:step] > phase)
             end = int(following[0]) if len(following) else step
             self.state = loop.train(phases[phase].steps(self.state), Steps(end), self.state)
@@ -326,6 +327,7 @@ class Repeat:
             losses = training_module(batch.to(self.device))
         weights = training_module.weights(batch)
         torch.autograd.backward(weighted_sum(losses, weights, training_module.coefficients))
+        # Weights that this sequence does not reach have no gradient.
         gradients = [p.grad for p in training_module.parameters() if p.grad is not None]
         means = {
             name: float(loss.total.detach()) / (weights[name] or 1.0)

@@ -166,10 +166,12 @@ def _linear_measure(
         raise DataError(message, where=source, fix="Add texts, or leave it out of probes.")
     if cut := sum(item.cut > 0 for item in encoded):
         progress.message(f"note: probes: {source}: {cut:,} texts are cut to {length} tokens")
+    # A fold needs a text of each label: the rarest bounds their number.
     folds = StratifiedKFold(min(FOLDS, int(counts.min())))
     solver = make_pipeline(StandardScaler(), LogisticRegression(max_iter=ITERATIONS))
 
     def measure() -> float:
+        # Read again at each evaluation: the vectors change with the weights.
         rows = np.empty((len(sequences), model.config.width))
         with evaluating(model), torch.no_grad():
             for indices, batch in in_batches(sequences, max_tokens, device_of(model)):

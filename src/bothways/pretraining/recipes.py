@@ -530,6 +530,7 @@ def settings_of(
     make = recipe_named(recipe)
     if gpu and recipe in ON_GPU:
         make = ON_GPU[recipe]
+        # The rate of `short`, see NARROW.
         if encoder.width <= NARROW:
             training = dataclasses.replace(make.training, optimizer=short.training.optimizer)
             make = dataclasses.replace(make, training=training)
@@ -544,6 +545,7 @@ def settings_of(
         raise ConfigError(message, where="recipe", fix=fix) from error
     if start is None:
         return settings
+    # Phases and masks that help a model in its first updates are not for a trained one.
     if make.early:
         settings = dataclasses.replace(
             settings,

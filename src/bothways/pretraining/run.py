@@ -246,6 +246,7 @@ def _split(
         return all_documents, held_out(training_module, plan)
     train_ids: dict[str, DocumentIds] = {}
     evaluations = dict[str, HeldOut]()
+    # The tokens of an evaluation are shared out: several corpora take no longer than one.
     fewer = dataclasses.replace(
         settings, evaluation_tokens=max(1, settings.evaluation_tokens // len(corpora.parts))
     )
@@ -289,6 +290,7 @@ def phases_of(
 
     device = torch.device("cpu") if training_module is None else device_of(training_module)
     ends = np.cumsum([phase.share for phase in settings.phases])
+    # The sum of shares in floating point may miss 1 by a rounding.
     ends[-1] = 1.0
     return [
         run.TrainingPhase(settings.training.end.part(float(end)), steps, phase.rate)

@@ -110,6 +110,7 @@ def write_run_page(
     for key, value in metrics.items():
         if key.startswith("held-out/"):
             name = key.removeprefix("held-out/")
+            # The baseline of this metric, if it has one: unigrams or the majority.
             constant = [f"{k}/{name}" for k in BASELINES if f"{k}/{name}" in metrics]
             held_out.append([name, value, metrics[constant[0]] if constant else None])
     headline = ", ".join(

@@ -125,6 +125,7 @@ def _check_media_type(headers: Mapping[str, str]) -> None:
         media_type = kind.strip() or "nothing"
         message = f"send JSON, with content-type: application/json, not {media_type[:50]!r}"
         raise RequestError("unsupported_media_type", message)
+    # ASCII is a part of UTF-8.
     if charset is not None and charset[1] not in ("utf-8", "utf8", "us-ascii"):
         message = f"JSON is in UTF-8, not in charset={charset[1][:50]}"
         raise RequestError("unsupported_media_type", message)

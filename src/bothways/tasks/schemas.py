@@ -50,6 +50,7 @@ def json_schema(annotation: Any) -> Schema:
             properties[field.name] = json_schema(kind) | about.get(field.attribute, {})
             required += [] if field.optional else [field.name]
         return {"type": "object", "properties": properties, "required": required}
+    # What is left is a literal, a mapping, an optional value or a tuple.
     items = typing.get_args(annotation)
     if typing.get_origin(annotation) is Literal:
         return {"enum": list(items)}

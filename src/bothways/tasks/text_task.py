@@ -224,6 +224,7 @@ class Fit:
                 return [ids[:room]], len(ids) - room
             case "head_tail":
                 head = room // HEAD
+                # Beginning and end: best for classification in Sun et al. 2019.
                 head_and_tail = np.concatenate([ids[:head], ids[len(ids) - (room - head) :]])
                 return [head_and_tail], len(ids) - room
             case "windows":

@@ -149,6 +149,7 @@ def dress(backend: classes.Backend, pipeline: classes.Pipeline, specials: classe
     mask = tokenizers.AddedToken(
         backend.id_to_token(specials.mask), lstrip=strips, special=True, normalized=False
     )
+    # BigBird's own ends stay special, though [CLS] and [SEP] surround its texts.
     bigbird = isinstance(pipeline, classes.BigBird) and backend.token_to_id("</s>") is not None
     ends = ("<s>", "</s>") if bigbird else ()
     backend.add_special_tokens([mask, *map(_special, ends)])
@@ -455,6 +456,7 @@ def add_numbered(backend: classes.Backend, config: Mapping[str, Any], file: Path
     else:
         location, contents = file.with_name(classes.CONFIG), set()
         stated = _numbered(config[NUMBERED], location)
+    # In the order of their ids: the backend numbers new tokens itself, which is then checked.
     backend.add_tokens([token for _, token in stated if token.content not in contents])
     for id, token in stated:
         actual = backend.token_to_id(token.content)

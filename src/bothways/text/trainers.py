@@ -221,6 +221,7 @@ def _goes_on(letter: str, backend: Backend) -> bool:
 
 
 def _learn_byte_bpe(texts: Sample, kind: ByteBPE, reader: Reader) -> Backend:
+    # Sorted, since the library returns them in an order that varies.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     _check_size(
         kind.size, len(alphabet) if texts.characters else 0, f"{len(alphabet)} bytes", "raise size"

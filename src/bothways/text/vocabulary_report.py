@@ -164,6 +164,7 @@ def _count(
             characters += len(text)
             pieces.update(find(text))
     words = Counter[str]()
+    # Each distinct piece is normalised once, however often it occurs.
     for piece, count in pieces.items():
         for word, _ in _CUT.pre_tokenize_str(_CLEAN.normalize_str(piece)):
             if any(map(str.isalnum, word)):

@@ -54,6 +54,7 @@ class Cutter:
 def find_cutter(spec: Mapping[str, Any]) -> Cutter | None:
     """Return the pieces that a `tokenizer.json` treats independently; None if not proved."""
     added = spec["added_tokens"]
+    # A token with white space inside would be cut in two.
     if any(re.search(r"\s", token["content"]) for token in added):
         return None
     match spec["normalizer"], spec["pre_tokenizer"], spec["model"]:

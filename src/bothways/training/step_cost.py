@@ -314,6 +314,7 @@ class MemoryDemand:
     def _state(self) -> tuple[int, int, int]:
         """The bytes of the weights, of their gradients, and of the moments and the average."""
         trained = self.parameters if self.trained is None else self.trained
+        # Muon keeps one moment of a hidden matrix, AdamW two.
         of_hidden, of_others = moment_bytes(self.training.optimizer)
         hidden = min(trained, self.counts.hidden)
         moments = of_hidden * hidden + of_others * (trained - hidden)
@@ -360,6 +361,7 @@ class MemoryDemand:
     def largest_microbatch(self, free: float, device: torch.device, shards: int = 1) -> int:
         """Return the most tokens that may go through the model at once; 0 if none fit."""
         empty, single = (replace(self, microbatch=n).memory(device, shards) for n in (0, 1))
+        # Memory is linear in the tokens: what is left, over what one token takes.
         room = USABLE * free - empty.total
         return max(0, math.floor(room / (single.activations - empty.activations)))
 
@@ -477,6 +479,7 @@ def choose_parallelism(
     if sharding != "auto":
         return shard(plan, sharding)
     free = devices.memory_available(device)
+    # All ranks must choose alike: by the one with the least memory.
     local = torch.tensor(float("inf") if free is None else float(free), dtype=torch.float64)
     least = float(all_gather(plan, local).min())
     if demand.fits(least, device):
@@ -518,6 +521,7 @@ def check_machine(
         return findings
     memory = demand.memory(device, 1 if demand.fits(free, device) else ranks)
     available = f"but {size_text(free)} are free on {device}"
+    # What is held all the time does not fit with any microbatch: an error, not a warning.
     between_steps = memory.total - memory.activations - memory.gathered
     if between_steps > free:
         message = f"the model with its optimizer takes {size_text(between_steps)} of memory, "

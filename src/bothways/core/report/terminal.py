@@ -312,6 +312,7 @@ class FittedTable:
         style = box.HEAVY_HEAD if self.framed else box.SIMPLE_HEAD
         table = Table(box=style, show_header=any(titles), pad_edge=self.framed)
         for column, (title, width) in enumerate(zip(titles, widths, strict=True)):
+            # A column that is too wide for its room is folded; others keep their lines whole.
             long = max(_widths(*(row[column] for row in self.rows))) > width
             table.add_column(
                 Text(title),

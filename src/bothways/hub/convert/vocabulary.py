@@ -171,6 +171,7 @@ def _change(
     pieces = pieces_of(old, form) if form is not None else []
     if not pieces:
         return RowChange(id, token, "random", ())
+    # A piece that occurs twice counts twice in the mean.
     weights = Counter(pieces)
     sources = tuple((piece, n / len(pieces)) for piece, n in weights.items())
     return RowChange(id, token, "mean of pieces", sources)
@@ -269,6 +270,7 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
         case "WordPiece":
             vocabulary |= {token: next_id + n for n, token in enumerate(tokens)}
         case "Unigram" if len(vocabulary) == next_id:
+            # A new word wins over its pieces if its score is above the sum of theirs.
             scores = dict(map(tuple, vocabulary))
             lowest, split = min(scores.values()), tokenizer.backend.model.tokenize
             for token in tokens:
@@ -294,6 +296,7 @@ def form_of(tokenizer: Tokenizer, token: str) -> Form | None:
         return Form(token, not is_spaceless(token))
     match tokenizer.kind:
         case "BPE" if (raw := bytes_in(token)) is not None:
+            # A token that is part of a character loses bytes here and differs from itself: no form.
             text = raw.decode("utf-8", "ignore")
             return Form(text.lstrip(" "), text.startswith(" ")) if text.encode() == raw else None
         case "WordPiece":

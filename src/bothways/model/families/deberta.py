@@ -204,6 +204,7 @@ def _write_position(position: Learned | Disentangled) -> dict[str, Any]:
     settings = {
         "relative_attention": True,
         "pos_att_type": list(position.terms),
+        # −1 stands for the number of positions.
         "max_relative_positions": position.max_distance or -1,
         "position_biased_input": position.absolute == "input",
         "legacy": not _has_decoder(position),

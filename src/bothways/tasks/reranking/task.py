@@ -312,6 +312,7 @@ def joined_rows(
         single = columns.negatives is None and isinstance(row.values[columns.text_b], str)
         if group:
             last = group[-1]
+            # Rows with and without a label are never one example.
             alike = (last.labels is None) == (example.labels is None)
             if not (single and alike and last.query == example.query):
                 yield _join(group)

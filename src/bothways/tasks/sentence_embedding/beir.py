@@ -153,6 +153,7 @@ def _metrics(
     documents: Many[str], grades: Mapping[str, int], cutoffs: Iterable[int]
 ) -> list[float]:
     """Return the four metrics of one ranking at each number of first documents."""
+    # Documents without a grade are not relevant, nor those graded below 0.
     gains = [max(0, grades.get(name, 0)) for name in documents]
     ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
     hits = [rank for rank, gain in enumerate(gains, 1) if gain]

@@ -141,6 +141,7 @@ def scheme_of(labels: Iterable[str]) -> Spelling:
         for part, position in positions.items()
         if part.prefix == "I"
     ]
+    # IOB1 writes B only between neighbours of a type: B is absent, or was met after I.
     without_b = any(begin is None for _, begin in pairs)
     b_after_i = all(begin is None or begin > position for position, begin in pairs)
     return "iob1" if without_b or (pairs and b_after_i) else "iob2"

@@ -137,6 +137,7 @@ def _borders(text: str, span: CharacterSpan, location: str) -> tuple[int, int]:
         message = (
             f"the span {span} is {inside[:40]!r} in the text, and {span.text[:40]!r} in the data"
         )
+        # JavaScript counts in UTF-16: letters beyond the first plane are two there.
         units = text.encode("utf-16-le", "surrogatepass")[2 * span.start : 2 * span.end]
         if units.decode("utf-16-le", "replace").split() == span.text.split():
             message += ", by offsets in UTF-16"
@@ -156,6 +157,7 @@ def _cut(
     splitter: Splitter,
 ) -> DataError:
     """Return the error for a span that cuts a word, with the nearest borders of words."""
+    # Words that share a character with the span.
     touched = [(start, end) for start, end in words if start < span.end and end > span.start]
     start, end = touched[0][0], touched[-1][1]
     message = (

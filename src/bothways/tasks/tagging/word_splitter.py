@@ -83,6 +83,7 @@ def _is_wide_letter(character: str) -> bool:
 
 def _split_by_rules(text: str) -> list[tuple[int, int]]:
     letters = [_kind(character) for character in text]
+    # The apostrophe of a clitic begins a word: it's → it 's.
     for clitic in _CLITIC.finditer(text):
         letters[clitic.start()] = "`"
     addresses = itertools.chain(_addresses(text), [(len(text), len(text), len(text))])
@@ -96,6 +97,7 @@ def _split_by_rules(text: str) -> list[tuple[int, int]]:
             spans.append((position, address[2]))
         elif (word := _TITLE.match(text, position) or _SHAPE.match(shape, position)) is not None:
             spans.append(word.span())
+        # Behind the word that was found here, or one character on.
         position = spans[-1][1] if spans and spans[-1][0] == position else position + 1
     return spans
 

@@ -222,6 +222,7 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
         raise MalformedError(f"the block at {offset} does not match its checksum")
     if compression != b"\0":
         raise MalformedError(f"the block at {offset} is compressed, which is not supported")
+    # A block ends with the offsets of its restart points, 4 bytes each, and their number.
     restarts = int.from_bytes(content[-4:], "little")
     if len(content) < 4 * (restarts + 1):
         message = f"the block at {offset} is too short for its {restarts} restart points"

@@ -229,6 +229,7 @@ def _dialect(variables: Collection[str], part: ModelPart | None, index: Path) ->
         """Return True if a variable has this prefix."""
         return any(name.startswith(stem) for name in variables)
 
+    # A checkpoint of ELECTRA's pre-training holds both networks.
     if has("electra/"):
         untied = UNTIED_GENERATOR if has("generator/embeddings/") else GENERATOR
         return replace(_DISCRIMINATOR, paths=untied) if part == "generator" else _DISCRIMINATOR
