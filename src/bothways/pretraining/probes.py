@@ -126,7 +126,7 @@ def _pairs(source: str) -> list[TextExample]:
 def _pair_measure(
     model: Model, tokenizer: Tokenizer, length: int, pairs: list[TextExample]
 ) -> Measure:
-    """Return what computes the accuracy on minimal pairs, by the head that predicts tokens."""
+    """Return a function that computes the accuracy on minimal pairs by the head of tokens."""
     if not {"masked", "causal"} & {*model.heads}:
         message = "has minimal pairs, which need a model that predicts tokens"
         fix = "Give a labelled table, or another objective."
@@ -149,7 +149,7 @@ def _linear_measure(
     max_tokens: int,
     progress: Progress,
 ) -> tuple[Measure, float]:
-    """Return what computes the accuracy of a linear probe, and that of the most frequent label."""
+    """Return a function for the accuracy of a linear probe, and the share of the largest class."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.pipeline import make_pipeline

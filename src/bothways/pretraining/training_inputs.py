@@ -122,7 +122,7 @@ def state_before(
 
 
 def input_notes(settings: PretrainConfig, of_corpus: bool) -> list[str]:
-    """Return what the sequences of these settings do not show."""
+    """Return notes on settings that the sequences do not show."""
     notes, objective = [], settings.objective
     if objective.kind == "replaced_tokens":
         notes.append(
@@ -237,7 +237,7 @@ class TrainingInputs:
             console.print(Text(), terminal.render_report(section))
 
     def _tables(self, head: int | None) -> list[sections.TableSection]:
-        """Return where each token looks, and the vectors of all layers in a line each."""
+        """Return a table of each token's attention, and one of the vectors with a line a layer."""
         if self.layer is None:
             return []
         heads, tokens = self.layer.heads, [token.token for token in self.sequences[0].tokens]

@@ -158,7 +158,7 @@ def predict_rows(
     progress: Progress = SILENT,
     rows: list[Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield what `bothways predict` prints for each row of one file, in constant memory.
+    """Yield the printed prediction of each row of one file, in constant memory.
 
     Args:
         window: texts that are read before the first prediction.

@@ -108,7 +108,7 @@ class ZeroShotTask(ClassScores, TextTask[ClassPrediction]):
 
     @property
     def by_itself(self) -> bool:
-        """Whether each candidate is judged without the others."""
+        """True if each candidate is judged without the others."""
         return self.multi_label or len(self.candidates) == 1
 
     @property
