@@ -233,12 +233,21 @@ def commands() -> str:
     """Return the page of the command line, from the help of the commands."""
     from bothways.cli.main import app
 
+    def example(heading: re.Match[str]) -> str:
+        """Return the usage of a command, then the example that ends its help."""
+        command = app
+        for name in heading[1].split()[1:]:
+            command = command[name]
+        line = (command.help_epilogue or "").removeprefix("Example: ").strip("`")
+        return f"{heading[0]}\n```bash\n{line}\n```\n" if line else heading[0]
+
     text = app.generate_docs(output_format="markdown", heading_level=1)
     _, *parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
     kept = [part for part in parts if part.startswith("## bothways ") and "--install" not in part]
     head = "# Command line\n\nThe text of `bothways COMMAND --help`, for all commands.\n\n"
     # A default of a few lines would end the list.
-    return head + re.sub(r"\n {4}(?=\S)", " ", "".join(kept))
+    text = re.sub(r"\n {4}(?=\S)", " ", "".join(kept))
+    return head + re.sub(r"^#+ (bothways .*)\n\n```console\n.*\n```\n", example, text, flags=re.M)
 
 
 def guide_index(nav: list[dict[str, Any]], title: str) -> str:
