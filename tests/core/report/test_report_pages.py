@@ -17,7 +17,7 @@ from bothways.core.report import sections
 from bothways.core.report.charts import draw
 from bothways.core.report.html import to_html, write_html
 from bothways.core.report.sections import TableSection
-from bothways.core.report.terminal import render_report, show, sparkline, text_table
+from bothways.core.report.terminal import render_report, show, sparkline, table_cells, text_table
 from bothways.core.terminal import show_lines
 
 HOSTILE = "<script>alert('x')</script> & $x^2$"
@@ -139,7 +139,7 @@ def test_page_is_complete_and_well_formed():
     page = Outline(to_html(REPORT))
     expected = [
         "A title", REPORT.headline, "What was done.", "77.0 %", "± 2.0", "Which wins?", "77.0 % ± 2.0 %", "Loss curve",
-        "unigram, 6.47", "a note to curves", "Stages", "12,345", "a note to a table", "the [MASK] sat", "50.0 %", HOSTILE,
+        "unigram, 6.470", "a note to curves", "Stages", "12,345", "a note to a table", "the [MASK] sat", "50.0 %", HOSTILE,
         "Second paragraph.", "Settings", "256", "made by a test", "Mixed up", "a note to confusions", "a note to a cloud",
         "2 points: true against predicted",
     ]  # fmt: skip
@@ -232,7 +232,7 @@ def test_labels_of_close_baselines_are_lines_of_their_own():
 
 def test_a_legend_is_below_its_curves():
     heights = heights_of_texts(draw(CURVES))
-    assert heights["unigram, 6.47"] > heights[CURVES.x_label] > heights[CURVES.y_label]
+    assert heights["unigram, 6.470"] > heights[CURVES.x_label] > heights[CURVES.y_label]
     alone = sections.Curves("Rate", "steps", "rate", [sections.Line("rate of all", [0, 1], [1, 2])])
     assert "rate of all" not in draw(alone)
 
@@ -265,6 +265,10 @@ def test_a_comparison_has_a_band_of_one_deviation_to_each_side_of_the_mean():
     ]
 
 
+def test_labels_in_any_script_are_text_of_the_page():
+    assert "好评" in draw(sections.ConfusionMatrix("评论", ["好评", "差评"], [[3, 1], [0, 2]]))
+
+
 def test_curves_have_their_points_and_short_numbers_at_the_axis():
     axes = axes_of(figures._draw_curves, CURVES)
     assert [list(values) for values in axes.lines[0].get_data()] == [
@@ -289,7 +293,7 @@ def test_terminal_shows_the_same_figures_but_no_details():
         "accuracy 77.0 % ± 2.0",
         "pre-trained 77.0 % 2.0 % 75.0 % 77.0 % 79.0 %",
         "coin 50.0 %",
-        "6.5 → 4.25",
+        "6.500 → 4.250",
     ]
     expected += [
         "Mixed up",
@@ -322,11 +326,32 @@ def test_mean_and_spread_are_numpys(values):
         (0.123456, "0.1235"),
         (98765.4, "98,765.4"),
         (2.0, "2"),
-        (-1.5, "-1.5"),
+        (-1.5, "-1.500"),
+        (0.9, "0.9000"),
+        (12.5, "12.50"),
+        (0.000123456, "0.0001235"),
+        (float("nan"), "nan"),
     ],
 )
 def test_numbers_are_readable(value, text):
     assert sections.readable_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("column", "texts"),
+    [
+        ([0.9, 0.8712, 1.0], ["0.900", "0.871", "1.000"]),
+        ([0.9, 0.8712, 0], ["0.9000", "0.8712", "0.0000"]),
+        ([9.5, 10.25], ["9.50", "10.25"]),
+        ([3, 1234], ["3", "1,234"]),
+        ([0.9, 97.1754, 120], ["0.9000", "97.18", "120"]),  # of different sizes
+        ([-5.25, float("nan")], ["-5.250", "nan"]),
+        ([], []),
+    ],
+)
+def test_numbers_of_a_column_have_equally_many_decimals(column, texts):
+    table = sections.TableSection("", ["name", "value"], [["a", value] for value in column])
+    assert [row[1] for row in table_cells(table)] == texts
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))
@@ -380,9 +405,9 @@ def test_a_table_that_is_too_wide_has_a_line_for_each_cell():
         "  published           0.605",
         "SST-2",
         "  examples            872",
-        "  accuracy mean       0.9",
-        "  accuracy deviation  0",
-        "  published           1",
+        "  accuracy mean       0.9000",
+        "  accuracy deviation  0.0000",
+        "  published           1.000",
     ]
     models = [f"/runs/a-model-[{number}]" for number in range(6)]
     lines = printed(text_table("", ["metric", *models], [["accuracy", *["0.5000"] * 6]]))

@@ -294,7 +294,7 @@ def test_residuals_are_numpys():
     assert [row[1] for row in table.rows] == pytest.approx(expected)
     assert scores.add(TextExample("x", label="2.5"), predictions.ScorePrediction(1.0)).cost == 2.25
     assert (
-        "2.5, predicted 1"
+        "2.500, predicted 1.000"
         in scores.show(TextExample("x", "y", "2.5"), predictions.ScorePrediction(1.0)).truth
     )
 

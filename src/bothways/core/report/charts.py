@@ -6,9 +6,9 @@ remains text, so that it can be searched, read aloud and set in the font of the 
 
 from __future__ import annotations
 
-import functools
 import io
 import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import assert_never
@@ -19,6 +19,7 @@ from bothways.core.report import sections
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import Formatter
 
 # Placeholders for the colours of the page: all different, and none that matplotlib uses by default.
 INK, FAINT, GRID, CARD = "#010203", "#010204", "#010205", "#01020a"
@@ -81,7 +82,7 @@ _DASHED: Any = {"color": FAINT, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 
 
 def _draw_curves(axes: Axes, chart: sections.Curves) -> None:
-    number = functools.partial(sections.readable_number, percent=chart.percent)
+    number = sections.number_format([*chart.baselines.values()], chart.percent)
     for index, line in enumerate(chart.lines):
         colour = SERIES[index % len(SERIES)]
         axes.plot(
@@ -102,7 +103,7 @@ def _draw_curves(axes: Axes, chart: sections.Curves) -> None:
     if max((max(line.x, default=0) for line in chart.lines), default=0) >= 10_000:
         axes.xaxis.set_major_formatter(lambda value, _: _short(value))
     if chart.percent:
-        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+        axes.yaxis.set_major_formatter(_percent_ticks())
     if (
         len(chart.lines) + len(chart.baselines) > 1
     ):  # below the curves: in the axes it would hide some
@@ -112,7 +113,7 @@ def _draw_curves(axes: Axes, chart: sections.Curves) -> None:
 
 def _draw_comparison(axes: Axes, chart: sections.ComparisonChart) -> None:
     """Draw one row per contender: runs as dots, the mean as a bar, ± one σ as a band."""
-    number = functools.partial(sections.readable_number, percent=chart.percent)
+    number = sections.number_format([*map(chart.mean, chart.groups)], chart.percent)
     for row, name in enumerate(chart.groups):
         colour, mean, spread = SERIES[row % len(SERIES)], chart.mean(name), chart.spread(name)
         axes.barh(
@@ -159,7 +160,7 @@ def _draw_comparison(axes: Axes, chart: sections.ComparisonChart) -> None:
     axes.spines["left"].set_visible(False)
     axes.tick_params(left=False)
     if chart.percent:
-        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+        axes.xaxis.set_major_formatter(_percent_ticks())
 
 
 _CENTRED: Any = {"ha": "center", "va": "center", "fontsize": 9, "color": INK}
@@ -237,6 +238,13 @@ _NAMED = 40
 """Maximum number of rows of a map with their labels."""
 
 
+def _percent_ticks() -> Formatter:
+    """Return the format of the ticks of shares, all with equally many decimals."""
+    from matplotlib.ticker import PercentFormatter
+
+    return PercentFormatter(1, symbol=" %")
+
+
 def _short(value: float) -> str:
     """Abbreviate a number for the ticks of an axis: 12 000 000 → 12 M."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
@@ -254,12 +262,15 @@ _FONT = re.compile(
 
 def _to_svg(figure: Figure) -> str:
     file = io.StringIO()
-    figure.savefig(
-        file,
-        format="svg",
-        transparent=True,
-        metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-    )
+    with warnings.catch_warnings():
+        # Text is drawn by the page, in its fonts: matplotlib's own may lack the letters.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure.savefig(
+            file,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+        )
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)

@@ -14,7 +14,7 @@ from bothways.core.errors import ResourceError, optional
 from bothways.core.report import sections
 from bothways.core.report.charts import draw
 from bothways.core.report.sections import Chart, Report, percentage, readable_number
-from bothways.core.report.terminal import as_table, cell_text
+from bothways.core.report.terminal import as_table, table_cells
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -60,12 +60,13 @@ def _template() -> Template:
     environment.filters |= {
         "percentage": percentage,
         "readable": readable_number,
-        "cell": cell_text,
+        "cells": table_cells,
         "as_table": as_table,
         "chart": _chart,
     }
     environment.tests["number"] = lambda cell: isinstance(cell, int | float)
     environment.tests["marked"] = lambda piece: isinstance(piece, sections.Marked)
+    environment.globals |= {"zip": zip, "number_format": sections.number_format}
     environment.globals["kind"] = lambda section: type(section).__name__
     return environment.get_template("report.html.jinja")
 

@@ -6,7 +6,7 @@ A section holds data and no presentation.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -362,10 +362,33 @@ def percentage(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def readable_number(value: Number, percent: bool = False) -> str:
-    """Format a number: integers with thousands separators, others with four significant digits."""
+def number_format(values: Sequence[Number], percent: bool = False) -> Callable[[Number], str]:
+    """Return the format of the numbers of a column or a chart: equally many decimals.
+
+    These give the largest number four digits (0.9, 0.8712 → 0.9000, 0.8712). Numbers of different
+    sizes, of which some would have fewer than three digits so, are formatted one by one.
+    """
     if percent:
-        return percentage(value)
-    if float(value).is_integer() and abs(value) < 1e15:
+        return percentage
+    sizes = [abs(value) for value in values if value]
+    decimals = _decimals(max(sizes, default=0))
+    if all(map(_is_whole, sizes)) or min(sizes) < 10 ** (2 - decimals):
+        return readable_number
+    return lambda value: f"{value:,.{decimals}f}"
+
+
+def readable_number(value: Number) -> str:
+    """Format a number: integers with thousands separators, others with four digits."""
+    if _is_whole(value):
         return f"{value:,.0f}"
-    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+    size = abs(value)
+    return f"{value:,.{_decimals(size)}f}" if 0.01 <= size < 1e15 else f"{value:.4g}"
+
+
+def _is_whole(value: Number) -> bool:
+    return float(value).is_integer() and abs(value) < 1e15
+
+
+def _decimals(size: Number) -> int:
+    """Return how many decimals four digits leave, from 1 to 4: 0.5 → 4, 12.5 → 2, 1,234.5 → 1."""
+    return next((4 - digits for digits in range(3) if size < 10**digits), 1)

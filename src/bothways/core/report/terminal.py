@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -57,8 +56,9 @@ def render_report(section: sections.Section) -> RenderableType:
             table = as_table(section)
     indices = range(len(table.columns))
     numeric = [any(isinstance(row[index], int | float) for row in table.rows) for index in indices]
-    cells = [[cell_text(cell) for cell in row] for row in table.rows]
-    rendered = titled(table.title, FittedTable(table.columns, cells, numeric, total=table.total))
+    rendered = titled(
+        table.title, FittedTable(table.columns, table_cells(table), numeric, total=table.total)
+    )
     return Group(rendered, Text(table.note, style="dim")) if table.note else rendered
 
 
@@ -82,10 +82,15 @@ def as_table(
             columns = ["true \\ predicted", *labels]
             return sections.TableSection(title, columns, rows, note=note)
         case sections.Curves() | sections.ComparisonChart():
-            number = functools.partial(sections.readable_number, percent=section.percent)
-            baselines = [(name, number(value)) for name, value in section.baselines.items()]
+            pass
         case _:
             assert_never(section)
+    if isinstance(section, sections.Curves):
+        values = [line.y[end] for line in section.lines if line.y for end in (0, -1)]
+    else:
+        values = [value for runs in section.groups.values() for value in runs]
+    number = sections.number_format([*values, *section.baselines.values()], section.percent)
+    baselines = [(name, number(value)) for name, value in section.baselines.items()]
     if isinstance(section, sections.Curves):
         rows = [
             (line.name, sparkline(line), " → ".join(map(number, (line.y[0], line.y[-1]))))
@@ -116,17 +121,19 @@ def titled(title: str, table: RenderableType) -> RenderableType:
     return Group(Text(title, style="bold"), table) if title else table
 
 
-def cell_text(cell: sections.Cell) -> str:
-    """Format a cell of a table."""
-    match cell:
-        case None:
-            return ""
-        case str():
-            return cell
-        case int() | float():
-            return sections.readable_number(cell)
-        case _:
-            assert_never(cell)
+def table_cells(table: sections.TableSection) -> list[list[str]]:
+    """Format the cells of a table; the numbers of a column have equally many decimals."""
+    columns = [
+        sections.number_format([cell for cell in column if isinstance(cell, int | float)])
+        for column in zip(*table.rows, strict=True)
+    ]
+    return [
+        [
+            number(cell) if isinstance(cell, int | float) else cell or ""
+            for number, cell in zip(columns, row, strict=True)
+        ]
+        for row in table.rows
+    ]
 
 
 def sparkline(line: sections.Line, columns: int = _COLUMNS) -> str:

@@ -227,7 +227,8 @@ class ScoreAnalysis(TaskAnalysis[TextExample, p.ScorePrediction]):
 
     def show(self, example: TextExample, prediction: p.ScorePrediction) -> s.ReportExample:
         """Show the texts with the true and the predicted number."""
-        true, predicted = map(s.readable_number, (float(_label(example)), prediction.score))
+        scores = float(_label(example)), prediction.score
+        true, predicted = map(s.number_format(scores), scores)
         return _shown(example, f"{true}, predicted {predicted}", [])
 
     def baseline(self) -> Metrics:
