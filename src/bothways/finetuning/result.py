@@ -10,6 +10,7 @@ from typing import Any
 from bothways.core.config import reader as configs
 from bothways.core.config.values import require_choice
 from bothways.core.errors import Finding, places
+from bothways.core.report.html import metrics_html
 from bothways.core.terminal import result_line
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.failed_runs import Failure
@@ -70,6 +71,10 @@ class FinetuneResult:
             finished=None if self.finished else False,
             folder=self.folder,
         )
+
+    def _repr_html_(self) -> str | None:
+        title = f"Fine-tuned for {self.task_model.task.name}, {self.progress.steps:,} steps"
+        return metrics_html(title, {"dev": self.metrics, "majority baseline": self.baseline})
 
     def predictor(self, precision: PredictPrecision = "fp32") -> Predictor:
         """Return the model prepared for predictions.

@@ -22,6 +22,7 @@ from bothways.core.config.values import flatten
 from bothways.core.errors import installed
 from bothways.core.files import replace_text
 from bothways.core.progress import SILENT, Progress
+from bothways.core.report.html import metrics_html
 from bothways.core.runtime.devices import choose_device, device_of, own_torch_state
 from bothways.core.source import TrainingStep
 from bothways.core.terminal import result_line
@@ -74,6 +75,10 @@ class PretrainResult:
         metrics = {name.removeprefix("held-out/"): value for name, value in self.metrics.items()}
         steps = self.progress.steps
         return result_line("PretrainResult", metrics, steps=steps, folder=self.folder)
+
+    def _repr_html_(self) -> str | None:
+        title = f"Pre-trained, {self.progress.steps:,} steps, {self.progress.tokens:,} tokens"
+        return metrics_html(title, {"value": self.metrics})
 
     @property
     def model(self) -> Model:

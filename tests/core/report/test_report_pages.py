@@ -15,7 +15,7 @@ from bothways.core.errors import ResourceError
 from bothways.core.report import charts as figures
 from bothways.core.report import sections
 from bothways.core.report.charts import draw
-from bothways.core.report.html import to_html, write_html
+from bothways.core.report.html import metrics_html, to_html, write_html
 from bothways.core.report.sections import TableSection
 from bothways.core.report.terminal import render_report, show, sparkline, table_cells, text_table
 from bothways.core.terminal import show_lines
@@ -352,6 +352,16 @@ def test_numbers_are_readable(value, text):
 def test_numbers_of_a_column_have_equally_many_decimals(column, texts):
     table = sections.TableSection("", ["name", "value"], [["a", value] for value in column])
     assert [row[1] for row in table_cells(table)] == texts
+
+
+def test_metrics_are_a_table_in_a_notebook():
+    shown = metrics_html(
+        "Tuned <here>", {"dev": {"f1": 0.9, "loss": 0.25}, "baseline": {"f1": 0.5}}
+    )
+    assert "Tuned &lt;here&gt;" in shown
+    assert re.findall(r"<td[^>]*>(.*?)</td>", shown) == [
+        "f1", "0.9000", "0.5000", "loss", "0.2500", ""
+    ]  # fmt: skip
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))

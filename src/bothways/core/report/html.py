@@ -7,10 +7,11 @@ charts, which this package draws, are inserted verbatim.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.core.errors import ResourceError, optional
+from bothways.core.errors import ResourceError, installed, optional
 from bothways.core.report import sections
 from bothways.core.report.charts import draw
 from bothways.core.report.sections import Chart, Report, percentage, readable_number
@@ -23,6 +24,22 @@ if TYPE_CHECKING:
 def to_html(report: Report) -> str:
     """Return the page."""
     return _template().render(report=report)
+
+
+def metrics_html(title: str, columns: Mapping[str, Mapping[str, float]]) -> str | None:
+    """Return a table of metrics for a notebook, or None, for its `repr`, where jinja2 is missing.
+
+    Args:
+        title: stands above the table.
+        columns: metrics by the name of the column; the first one has all of them.
+    """
+    if not installed("jinja2"):
+        return None
+    names = next(iter(columns.values()))
+    rows = [[name, *(column.get(name) for column in columns.values())] for name in names]
+    table = sections.TableSection(title, ["metric", *columns], rows)
+    empty = Report("", "", "", ())  # the template is a page with macros
+    return str(_template().make_module({"report": empty}).table(table))
 
 
 def write_html(report: Report, file: Path) -> None:

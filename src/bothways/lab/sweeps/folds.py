@@ -20,6 +20,7 @@ from typing import Any
 from bothways.core.errors import ConfigError
 from bothways.core.files import replace_text
 from bothways.core.progress import SILENT, Progress
+from bothways.core.report.html import metrics_html
 from bothways.core.terminal import result_line
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import Rows, read_split
@@ -59,6 +60,10 @@ class CrossValidation:
     def __repr__(self) -> str:
         folds = len(self.series.runs)
         return result_line("CrossValidation", self.metrics, folds=folds, folder=self.folder)
+
+    def _repr_html_(self) -> str | None:
+        title = f"Cross-validation, {len(self.series.runs)} folds"
+        return metrics_html(title, {"mean": self.metrics, "deviation": self.deviations})
 
 
 @dataclass(frozen=True)
