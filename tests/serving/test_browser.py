@@ -160,6 +160,20 @@ def test_classify(show, application):
     assert shown == {name: f"{100 * p:.1f} %" for name, p in found.probabilities.items()}
 
 
+def test_two_models_are_shown_beside_each_other(show, application):
+    against = {"model": "classify", "against": "hostile-classify"}
+    page = settled(show(text=TEXT, **against))
+    expect(page.locator(".sides > section")).to_have_count(2)
+    answers = [application.models.named(name).predictor(TEXT) for name in against.values()]
+    shown = page.locator(".sides .headline").all_inner_texts()
+    assert shown[0] == answers[0].label
+    assert shown[1].replace(" ", "") == answers[1].label.replace(" ", "")
+    expect(page.locator(".panel strong").first).to_have_text("The answers differ.")
+    page.get_by_label("Beside").select_option("")
+    expect(page.locator(".sides")).to_have_count(0)
+    assert "against=" in page.url
+
+
 @pytest.mark.parametrize(
     ("model", "place", "count"),
     [

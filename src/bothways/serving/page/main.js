@@ -1,6 +1,7 @@
 // The page: models, input, views. Answers follow the last keystroke.
 
 import { ask, setKey } from "./api.js";
+import { comparison } from "./compare.js";
 import { fill, fresh, make, select, tabs } from "./dom.js";
 import { inputCard, requestFor } from "./inputs.js";
 import { resultView } from "./results.js";
@@ -17,10 +18,13 @@ const page = document.getElementById("page");
 
 let models = [], needsKey = false;
 let timer = 0, running = null;
-let last = { key: "", answer: null, extra: null };  // the answer to what is written, if it is known
+const known = new Map();  // answers to what was written last, by request
 let panel = null, tabList = null, status = null;
 
 const modelOf = () => models.find((model) => model.name === state.model) ?? models[0];
+const peersOf = (model) => models.filter((one) => one.task === model.task && one !== model && !one.index);
+/** The model whose answers are shown beside; of two models the other one, unless the choice is none. */
+const rivalOf = (model) => peersOf(model).find((one) => one.name === (state.against ?? (models.length === 2 ? one.name : "")));
 const viewOf = () => (VIEWS.includes(state.tab) ? state.tab : "result");
 
 async function begin() {
@@ -63,7 +67,7 @@ function frame(...content) {
     make("a", { class: "skip", href: "#output", on: { click: (event) => { event.preventDefault(); document.getElementById("output")?.focus(); } } }, t("skip")),
     make("header", { class: "top" },
       make("h1", {}, "bothways", make("span", {}, t("playground"))),
-      models.length > 1 ? modelPicker() : models.length ? make("span", { class: "only-model" }, models[0].name) : null,
+      models.length > 1 ? [modelPicker(), rivalPicker()] : models.length ? make("span", { class: "only-model" }, models[0].name) : null,
       make("div", { class: "settings" }, language, theme)),
     ...content,
   ];
@@ -75,6 +79,21 @@ function modelPicker() {
     change({ model: name, label: undefined, word: undefined, layer: undefined });
     build();
   });
+}
+
+function rivalPicker() {
+  const model = modelOf(), peers = peersOf(model).map((one) => [one.name, one.name]);
+  return peers.length ? select(t("against"), [["", t("none")], ...peers], rivalOf(model)?.name ?? "", (against) => {
+    change({ against });
+    build();
+  }) : null;
+}
+
+/** What a model is, as far as its folder says. */
+function factsOf(model) {
+  const rows = Object.entries(model.facts ?? {});
+  return rows.length ? make("details", { class: "numbers" }, make("summary", {}, t("facts", { name: model.name })),
+    make("dl", { class: "facts" }, rows.flatMap(([name, value]) => [make("dt", {}, t(`facts_${name}`)), make("dd", {}, value)]))) : null;
 }
 
 function askForKey(wrong) {
@@ -99,6 +118,7 @@ function build(focus) {
   status = make("p", { class: "status", role: "status" });
   tabList = make("div");
   const output = make("section", { class: "card output", "aria-label": t("result") }, tabList, panel, status);
+  output.append(...[model, rivalOf(model)].filter(Boolean).map(factsOf).filter(Boolean));
   fill(page, frame(make("main", { class: "columns" }, inputCard(model, soon, build), output)));
   choices();
   if (focus) page.querySelector(".input textarea")?.focus();
@@ -151,11 +171,16 @@ async function refresh() {
 }
 
 async function answered(mine, model, request, view) {
-  if (!request.missing) await compute(model, request, mine.signal);
-  const line = request.missing ? "" : last.line;
-  const answer = request.missing ? null : request.listed ? last.answer[0] : last.answer;
-  if (view === "result") show(mine, resultView(model, answer, request.body, last.extra, put), line);
-  else if (view === "code") show(mine, codeView(request, last.answer, needsKey), line);
+  const { answer = null, whole, line = "", extra } = request.missing ? {} : await compute(model, request, mine.signal);
+  const rival = rivalOf(model);
+  if (view === "result" && rival) {
+    const other = requestFor(rival);
+    if (other.missing) return show(mine, [emptyBox(other.missing)], "");
+    const second = await compute(rival, other, mine.signal);
+    const views = [resultView(model, answer, request.body, extra, put), resultView(rival, second.answer, other.body, second.extra, put)];
+    show(mine, comparison([model, rival], [answer, second.answer], views), line);
+  } else if (view === "result") show(mine, resultView(model, answer, request.body, extra, put), line);
+  else if (view === "code") show(mine, codeView(request, whole, needsKey), line);
   else {
     const found = await whyView(model, answer, mine.signal, refresh);
     if (Array.isArray(found)) return show(mine, found, "");
@@ -174,18 +199,21 @@ async function answered(mine, model, request, view) {
   }
 }
 
-/** Ask for a prediction, unless it is known. */
+/** Return the answer to a request, its only part if it has one, and what is said of it; asked for unless it is known. */
 async function compute(model, request, signal) {
   const key = JSON.stringify([request.path, request.body]);
-  if (last.key === key) return;
+  if (known.has(key)) return known.get(key);
   const tokens = model.task === "likelihood"
     ? ask("tokenize", { model: model.name, inputs: request.body.inputs, add_special_tokens: false }, signal) : null;
   tokens?.catch(() => {});
-  const { answer, milliseconds, headers } = await ask(request.path, request.body, signal);
+  const { answer: whole, milliseconds, headers } = await ask(request.path, request.body, signal);
   const inModel = /model;dur=([\d.]+)/.exec(headers.get("server-timing") ?? "")?.[1] ?? "0";
   const cut = Number(headers.get("x-truncated") ?? 0) > 0;
   const line = [t("time", { ms: milliseconds.toFixed(0), model: Number(inModel).toFixed(1) }), cut ? t("truncated") : ""].filter(Boolean).join(" · ");
-  last = { key, answer, extra: tokens ? (await tokens).answer[0] : null, line };
+  const computed = { answer: request.listed ? whole[0] : whole, whole, extra: tokens ? (await tokens).answer[0] : null, line };
+  if (known.size > 3) known.clear();
+  known.set(key, computed);
+  return computed;
 }
 
 function show(mine, elements, line) {

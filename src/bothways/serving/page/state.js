@@ -1,6 +1,6 @@
 // What the page shows, in the part of the address that is never sent to a server.
 
-const KNOWN = ["model", "lang", "theme", "tab", "method", "text", "second", "items", "label", "word", "layer", "mode", "rerank", "rate", "unit", "draw"];
+const KNOWN = ["model", "against", "lang", "theme", "tab", "method", "text", "second", "items", "label", "word", "layer", "mode", "rerank", "rate", "unit", "draw"];
 
 export const state = {};
 const listeners = new Set();

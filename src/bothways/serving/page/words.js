@@ -33,6 +33,8 @@ const EN = {
   unreachable: "The server does not answer. Is it still running?", keyNeeded: "This server asks for a key.", key: "API key", keyNote: "It stays in the memory of this page, and is gone when you close it.", open: "Open", wrongKey: "The key was not accepted.",
   time: "{ms} ms in all, {model} ms in the model", truncated: "The text is longer than the model reads: its end was ignored.", retry: "Try again", top: "The most probable", more: "{n} more", least: "least", most: "most",
   mode: "Search by", vectors: "Meaning", bm25: "Words", hybrid: "Both", reranker: "Ranked by", indexNote: "{n} documents, vectors in {stored}.", noHits: "No document was found.", emptyQuery: "Write a query.",
+  against: "Beside", agree: "Both give the same answer.", differ: "The answers differ.", answer_: "Answer", facts: "What {name} is",
+  facts_base: "Made of", facts_data: "Trained on", facts_dev: "Chosen on", facts_tokens: "Tokens read", facts_date: "Date", facts_labels: "Labels", facts_size: "Size",
   noTask: "This page has no view for the task {task}; the code tab shows how to use it.", weight: "Weight", looksAt: "Looks most at", positive: "darker: closer", share: "Share",
 };
 
@@ -69,6 +71,8 @@ const ZH = {
   unreachable: "服务器没有响应。它还在运行吗？", keyNeeded: "此服务器需要密钥。", key: "API 密钥", keyNote: "密钥只保存在本页内存中，关闭页面即消失。", open: "打开", wrongKey: "密钥未被接受。",
   time: "共 {ms} 毫秒，其中模型 {model} 毫秒", truncated: "文本超过模型可读的长度：末尾未读入。", retry: "重试", top: "最可能", more: "另有 {n} 个", least: "最低", most: "最高",
   mode: "搜索依据", vectors: "含义", bm25: "词", hybrid: "两者", reranker: "重排模型", indexNote: "{n} 篇文档，向量为 {stored}。", noHits: "没有找到文档。", emptyQuery: "请输入查询。",
+  against: "对比", agree: "两个模型的回答相同。", differ: "两个模型的回答不同。", answer_: "答案", facts: "{name} 的来历",
+  facts_base: "基础模型", facts_data: "训练数据", facts_dev: "选优数据", facts_tokens: "读过的词元", facts_date: "日期", facts_labels: "标签", facts_size: "大小",
   noTask: "本页没有任务 {task} 的视图；“代码”一栏说明如何使用。", weight: "权重", looksAt: "最关注", positive: "越深越接近", share: "份额",
 };
 
