@@ -1,5 +1,7 @@
 """`bothways describe`: for a preset, a folder and an id on the Hub."""
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -8,10 +10,12 @@ from transformers import ElectraConfig
 
 from bothways.core.config.reader import load
 from bothways.core.errors import FolderError
+from bothways.hub.provenance import model_facts
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from commands import run_line
 from model_folders import VOCAB, WIDTH, change_settings, folder_of, peer, with_decoder
+from toy_folder import make_folder
 
 
 def described(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -31,6 +35,31 @@ def rows(text: str) -> dict[str, list[str]]:
         if line.startswith("│")
     ]
     return {first: rest for first, *rest in lines}
+
+
+def test_a_folder_says_what_the_model_was_made_of(tmp_path, capsys):
+    make_folder(tmp_path / "bert")
+    assert [*model_facts(tmp_path / "bert")] == ["size"]
+    examples = {"name": "train.tsv", "examples": 1200, "sha256": "0"}
+    record = {"base": {"name": "bert-base"}, "data": {"train": examples}, "date": "2026-11-27"}
+    (tmp_path / "bert" / "bothways.json").write_text(json.dumps(record))
+    facts = model_facts(tmp_path / "bert", ["bad", "good"])
+    size = (tmp_path / "bert" / "model.safetensors").stat().st_size
+    assert facts == {
+        "base": "bert-base", "data": "train.tsv, 1,200 examples", "date": "2026-11-27",
+        "labels": "bad, good", "size": f"{size / 2**20:.1f} MiB",
+    }  # fmt: skip
+    table = rows(described(capsys, str(tmp_path / "bert")))
+    assert [table[name] for name in ("base", "data")] == [[facts["base"]], [facts["data"]]]
+
+
+@pytest.mark.parametrize(
+    "record", [{"base": "bert"}, {"data": [1]}, {"data": {"train": 3}}, {"tokens": "many"}]
+)
+def test_a_record_of_another_form_says_nothing(record, tmp_path):
+    make_folder(tmp_path / "bert")
+    (tmp_path / "bert" / "bothways.json").write_text(json.dumps(record))
+    assert [*model_facts(tmp_path / "bert")] == ["size"]
 
 
 def test_a_preset_is_counted_to_the_last_parameter(capsys):

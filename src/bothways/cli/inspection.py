@@ -7,6 +7,7 @@ step of a run again.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
@@ -49,7 +50,9 @@ def describe(model: str, /, *, length: int = 128) -> None:
         [field.name, _text(getattr(config, field.name))] for field in dataclasses.fields(config)
     ]
     rows.append(["(heads)", ", ".join(map(_head_text, description.heads)) or "none"])
+    origin = options.CommandTable("Origin", ("", ""), [*description.facts.items()], 2)
     options.show_tables(
+        *([origin] if description.facts else []),
         options.CommandTable("Configuration", ("setting", "value"), rows),
         _parameters(description),
         _costs(description, length),
@@ -78,6 +81,7 @@ class _Found:
     config: EncoderConfig
     heads: tuple[Head, ...]
     report: LoadReport | None = None
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def _find(model: str) -> _Found:
@@ -120,6 +124,7 @@ def _folder(model: str, local: bool) -> _Found:
     from bothways.core.errors import FolderError
     from bothways.hub.hf_config import open_model, read_hf_config
     from bothways.hub.model_folder import heads_of, plan_model
+    from bothways.hub.provenance import model_facts
     from bothways.hub.resolve import CONFIG_FILES, resolve, resolve_run
     from bothways.model.families.catalogue import nearest_preset
 
@@ -140,7 +145,8 @@ def _folder(model: str, local: bool) -> _Found:
     settings, weights = open_model(folder)
     heads = heads_of(settings, weights.shapes)
     _, report = plan_model(settings, weights, heads)
-    return _Found(origin, settings.encoder, heads, report)
+    labels = settings.labels() if "id2label" in settings.raw else ()
+    return _Found(origin, settings.encoder, heads, report, model_facts(folder, labels))
 
 
 def _text(value: object) -> str:

@@ -19,6 +19,7 @@ from bothways.finetuning.stability import Stability
 from bothways.hub.adapter import LowRankChange, TrainedAdapter
 from bothways.hub.model_card import Card, limits_of_finetuned, run_of
 from bothways.hub.model_folder import save_model
+from bothways.hub.provenance import today
 from bothways.hub.resolve import portable_name
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
@@ -104,6 +105,7 @@ class FinetuneResult:
             "steps": self.progress.steps,
             "seconds": round(self.progress.seconds, 1),
             "early": self.progress.early,
+            "date": today(),
             "metrics": dict(self.metrics),
             "failure": list(self.failure.failed) if self.failure else [],
             **self.origin,

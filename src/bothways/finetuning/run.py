@@ -43,6 +43,7 @@ from bothways.finetuning.metrics import scored
 from bothways.finetuning.prepare import PreparedRun, prepare_run, remarks
 from bothways.finetuning.result import FinetuneResult, build_card
 from bothways.finetuning.stability import parameter_rules
+from bothways.hub.provenance import model_facts
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction.analysis.report import analyse_encoded, is_analysed, write_report
@@ -213,7 +214,10 @@ def _write_report(run: PreparedRun, folder: Path, progress: Progress) -> None:
     analysis = analyse_encoded(task_model, dev_windows(data), counts=counts)
     progress.stage("writing the report")
     source, page = settings.sources["dev"], folder / "report.html"
-    write_report(task_model, analysis, page, model=str(folder), data=source, training=settings)
+    facts = model_facts(folder, data.labels)
+    write_report(
+        task_model, analysis, page, model=str(folder), data=source, facts=facts, training=settings
+    )
 
 
 def _save(

@@ -9,14 +9,23 @@ import fnmatch
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from bothways.core.files import file_digest
+from bothways.core.terminal import listed
 from bothways.hub.adapter import read_adapter
 from bothways.hub.hf_config import RECORD
-from bothways.hub.resolve import MODEL_FILES, PICKLE_FILES, SENTENCE_FILES, resolve, resolve_run
+from bothways.hub.resolve import (
+    MODEL_FILES,
+    PICKLE_FILES,
+    SENTENCE_FILES,
+    object_in,
+    resolve,
+    resolve_run,
+)
 
 PATHS = ("model", "train", "dev")
 """The settings of a run that are paths."""
@@ -61,6 +70,48 @@ def digest_of_model(name: str, *, whole: bool = False) -> str:
         return digest
     digest += digest_of_model(str(adapter.base), whole=whole)
     return hashlib.sha256(digest.encode()).hexdigest()
+
+
+def model_facts(name: str | Path, labels: Iterable[str] = ()) -> dict[str, str]:
+    """Return what a model is, as far as its folder says: base, data, date, labels and size.
+
+    Args:
+        name: a model folder, the folder of a run, or an id on the Hub.
+        labels: the names of its outputs.
+    """
+    folder = resolve(resolve_run(str(name)))
+    record = object_in(folder / RECORD)
+
+    def source(*path: str) -> str:
+        """Return the name of data or of a model in the record, with the number of examples."""
+        value: Any = record
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        value = value if isinstance(value, Mapping) else {}
+        examples = value.get("examples")
+        count = f", {examples:,} examples" if isinstance(examples, int) else ""
+        return f"{value['name']}{count}" if "name" in value else ""
+
+    tokens = record.get("tokens")
+    weights = (file for file in folder.iterdir() if file.suffix in _WEIGHTS)
+    facts = {
+        "base": source("base"),
+        "data": source("data", "train"),
+        "dev": source("data", "dev"),
+        "tokens": f"{tokens:,}" if isinstance(tokens, int) else "",
+        "date": str(record.get("date", "")),
+        "labels": listed(labels),
+        "size": f"{sum(file.stat().st_size for file in weights) / 2**20:,.1f} MiB",
+    }
+    return {key: text for key, text in facts.items() if text}
+
+
+_WEIGHTS = {".safetensors", ".bin", ".onnx", ".data"}
+
+
+def today() -> str:
+    """Return the date in UTC, for the record of a model: 2018-10-11."""
+    return f"{datetime.now(timezone.utc):%Y-%m-%d}"
 
 
 def digest_of_file(file: Path) -> str:

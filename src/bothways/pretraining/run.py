@@ -33,7 +33,7 @@ from bothways.data.loader import ahead
 from bothways.data.mixture import Corpora, Smoothed
 from bothways.hub.model_card import Card, data_of_corpus, limits_of_pretrained
 from bothways.hub.model_folder import save_model
-from bothways.hub.provenance import digest_of_model
+from bothways.hub.provenance import digest_of_model, today
 from bothways.model.model import Encoder, Model
 from bothways.model.positions import Rotary
 from bothways.pretraining import build
@@ -352,6 +352,7 @@ def _card(
         "pretraining": configs.to_dict(settings),
         "corpus": digest,
         "tokens": done.progress.tokens,
+        "date": today(),
         "metrics": dict(done.metrics),
     }
     return card, record

@@ -32,6 +32,7 @@ class ServedModel:
         predictor: the model, prepared.
         created: seconds since 1970 at which it was opened.
         digest: the SHA-256 of its folder; empty if it was not opened from one.
+        facts: what it is (`hub.provenance.model_facts`).
         variant: the model with a task of other settings, for one request.
     """
 
@@ -39,6 +40,7 @@ class ServedModel:
     predictor: Predictor
     created: int = field(default=0, compare=False)
     digest: str = field(default="", compare=False)
+    facts: Mapping[str, str] = field(default_factory=dict, compare=False)
     variant: TaskModel[Any, Any] | None = field(default=None, compare=False)
 
     @property

@@ -27,7 +27,7 @@ import orjson
 
 from bothways.core.errors import ConfigError, ResourceError, optional
 from bothways.core.terminal import ErrorStream
-from bothways.hub.provenance import digest_of_model
+from bothways.hub.provenance import digest_of_model, model_facts
 from bothways.prediction.predictor import open_task
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.search.index import Index
@@ -99,7 +99,8 @@ class Deployment:
                 batch_invariant=True,
             )
             digest = digest_of_model(folder, whole=True)
-            models[name] = ServedModel(name, predictor, int(time.time()), digest)
+            facts = model_facts(folder, predictor.task_model.labels)
+            models[name] = ServedModel(name, predictor, int(time.time()), digest, facts)
         indexes = open_indexes(self.indexes, models.values(), self.length)
         return App(models, self.limits, self.keys, self.hosts, self.playground, indexes)
 

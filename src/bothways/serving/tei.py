@@ -236,6 +236,7 @@ class ModelInfo(TypedDict):
     labels: list[str]
     since: int
     digest: str | None
+    facts: dict[str, str]
     prompts: NotRequired[list[str]]
     pairs: bool
     layers: int
@@ -318,6 +319,7 @@ def _described(model: ServedModel) -> ModelInfo:
         "labels": list(model.task_model.labels),
         "since": model.created,
         "digest": model.digest or None,
+        "facts": dict(model.facts),
         "pairs": getattr(columns, "text_b", None) is not None,
         "layers": model.task_model.model.config.depth,
         "mask": tokenizer.token(tokenizer.specials.mask),

@@ -33,6 +33,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.data.tables import open_table
 from bothways.data.text_io import COMPRESSED
 from bothways.hub.model_folder import read_record
+from bothways.hub.provenance import model_facts
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import Pooling
 from bothways.prediction.analysis.report import analyse, write_report
@@ -452,6 +453,7 @@ class EvaluationData:
         write_report(
             predictor.task_model, analysis, report,
             model=self.folder, data=self.name, precision=predictor.precision,
+            facts=model_facts(self.folder, predictor.task_model.labels),
         )  # fmt: skip
         return analysis.metrics
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from bothways.core.config import reader as configs
@@ -153,6 +154,7 @@ def write_report(
     *,
     model: str,
     data: str,
+    facts: Mapping[str, str] = MappingProxyType({}),
     training: Any = None,
     precision: Precision | Literal["int8"] = "fp32",
 ) -> None:
@@ -161,7 +163,8 @@ def write_report(
     Raises:
         ResourceError: the file cannot be written.
     """
-    write_html(analysis_report(task_model, analysis, model, data, training, precision), file)
+    report = analysis_report(task_model, analysis, model, data, facts, training, precision)
+    write_html(report, file)
 
 
 def analysis_report(
@@ -169,6 +172,7 @@ def analysis_report(
     analysis: AnalysisResult,
     model: str,
     data: str,
+    facts: Mapping[str, str] = MappingProxyType({}),
     training: Any = None,
     precision: Precision | Literal["int8"] = "fp32",
 ) -> s.Report:
@@ -176,6 +180,7 @@ def analysis_report(
 
     Args:
         model, data: their names.
+        facts: what the model is (`hub.provenance.model_facts`).
         training: the configuration of the run that trained the model, if known.
         precision: the precision of the evaluation.
     """
@@ -200,7 +205,6 @@ def analysis_report(
     }
     configurations |= {} if training is None else {"run": configs.to_dict(training)}
     settings: list[Sequence[s.Cell]] = [
-        ["model", model],
         ["data", data],
         ["precision", precision],
         ["length", task_model.length],
@@ -218,6 +222,7 @@ def analysis_report(
         (
             s.KeyFigures(figures),
             *analysis.sections,
+            s.TableSection("The model", ["", ""], [["model", model], *facts.items()]),
             s.Details("All metrics and settings", details),
         ),
         s.colophon(device_of(task_model)),
