@@ -29,6 +29,7 @@ from bothways.lab.quickstart.gain import (
     chance_difference,
     choose_length,
     choose_shape,
+    masked_words,
     quickstart_report,
     run_quickstart,
 )
@@ -165,6 +166,18 @@ def test_mistakes_are_errors(tmp_path):
 
     with pytest.raises(ConfigError, match=r"minutes: must be at least 0\.5"):
         quickstart(minutes=0.1, out=tmp_path / "never")
+
+
+def test_hidden_words_are_those_of_test_sentences_the_right_guesses_first(result):
+    section = masked_words(result)
+    written = {e.text for e in result.labelled.dev_examples if e.label == "as written"}
+    right = [example.guesses[0].answer == example.truth for example in section.examples]
+    assert right == sorted(right, reverse=True)
+    assert 0 < len(right) <= 4
+    for example in section.examples:
+        before, hidden, after = example.parts
+        assert (hidden.text, len(example.guesses)) == ("[MASK]", 3)
+        assert f"{before}{example.truth}{after}" in written
 
 
 @pytest.mark.parametrize(("pretrained", "gains"), [((0.72, 0.73), True), ((0.503, 0.492), False)])

@@ -17,7 +17,9 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ from bothways.core.errors import ResourceError, os_errors
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.report import sections as s
 from bothways.core.runtime import devices
+from bothways.core.source import rng
 from bothways.core.terminal import quantity, time_text
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.loader import ExampleBudget, TokenBudget
@@ -40,15 +43,18 @@ from bothways.finetuning.result import FinetuneResult
 from bothways.finetuning.run import finetune
 from bothways.hub.model_folder import save_model
 from bothways.lab.bench.race import Workload, make_batch, ours
-from bothways.lab.quickstart.documents import gather_documents, labelled_examples
+from bothways.lab.quickstart.documents import AS_WRITTEN, gather_documents, labelled_examples
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.positions import Learned
 from bothways.objectives.masked_lm import MaskedLMNextSentence
+from bothways.prediction.predictor import Predictor
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import short
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.run_page import curves, read_records
+from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.metrics import error_reduction, errors_text
+from bothways.tasks.text_task import TextExample
 from bothways.text.trainers import WordPiece, train_vocabulary
 from bothways.training.checkpoint import latest_checkpoint
 from bothways.training.optimizers import AdamW
@@ -340,11 +346,45 @@ def quickstart_report(result: QuickstartResult) -> s.Report:
         (
             s.KeyFigures(figures),
             comparison,
+            masked_words(result),
             *curves(records, metrics, "The training curve jumps where sequences get longer."),
             s.Details("Settings", (s.settings_table(result.settings),)),
         ),
         s.colophon(torch.device("cpu")),
     )
+
+
+def masked_words(result: QuickstartResult) -> s.ExampleSection:
+    """Hide a word of each test sentence as it was written, and show what the model puts there."""
+    model, data = result.pretrained.model, result.labelled
+    tokenizer, draws = data.tokenizer, rng(0, "masked words")
+    cases = list[tuple[TextExample, re.Match[str]]]()
+    mask, vocabulary = tokenizer.token(tokenizer.specials.mask), tokenizer.backend.get_vocab()
+    for example in data.dev_examples:
+        found = [match for match in _WORD.finditer(example.text) if match[0] in vocabulary]
+        if example.label == AS_WRITTEN and found:
+            cases.append((example, found[draws.integers(len(found))]))
+    task_model = MaskFillingTask(top=3).bind(model, tokenizer, (), model.config.max_positions)
+    texts = [f"{e.text[: m.start()]}{mask}{e.text[m.end() :]}" for e, m in cases]
+    counts = Counter(match[0] for _, match in cases)
+    shown = dict[bool, list[s.ReportExample]]({True: [], False: []})
+    answers = zip(Predictor(task_model)(texts), cases, strict=True)
+    for prediction, (example, match) in sorted(answers, key=lambda pair: counts[pair[1][1][0]]):
+        guesses = [
+            s.ReportGuess(guess.token, guess.probability, guess.token == match[0])
+            for guess in prediction.masks[0]
+        ]
+        parts = example.text[: match.start()], s.Marked(mask), example.text[match.end() :]
+        shown[guesses[0].right].append(s.ReportExample(parts, match[0], guesses, example.where))
+    share = s.percentage(len(shown[True]) / max(1, len(cases)))
+    note = (
+        f"A word of each of {len(cases):,} test sentences was hidden; the first guess is right for "
+        f"{share}. Shown are right guesses of words that are hidden least often, then a wrong one."
+    )
+    return s.ExampleSection("Hidden words", [*shown[True][:3], *shown[False][:1]], note)
+
+
+_WORD = re.compile(r"\b[a-z]{4,}\b")
 
 
 def chance_difference(comparison: s.ComparisonChart, examples: int) -> float:
