@@ -5,6 +5,7 @@ A section holds data and no presentation.
 
 from __future__ import annotations
 
+import numbers
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -382,11 +383,15 @@ def readable_number(value: Number) -> str:
     if _is_whole(value):
         return f"{value:,.0f}"
     size = abs(value)
-    return f"{value:,.{_decimals(size)}f}" if 0.01 <= size < 1e15 else f"{value:.4g}"
+    readable = 0.01 <= size < 1e15 or not size
+    return f"{value:,.{_decimals(size)}f}" if readable else f"{value:.4g}"
 
 
 def _is_whole(value: Number) -> bool:
-    return float(value).is_integer() and abs(value) < 1e15
+    """Return True for a count; a float below 10, such as an accuracy of 1.0, is a measurement."""
+    if isinstance(value, numbers.Integral):
+        return True
+    return float(value).is_integer() and 10 <= abs(value) < 1e15
 
 
 def _decimals(size: Number) -> int:
