@@ -276,6 +276,8 @@ def test_curves_have_their_points_and_short_numbers_at_the_axis():
         [6.5, 5.0, 4.25],
     ]
     assert list(axes.lines[1].get_ydata()) == [6.47, 6.47]
+    fast = sections.Curves("", "", "", [sections.Line("a", [1, 2], [5, 20_000])])
+    assert axes_of(figures._draw_curves, fast).yaxis.get_major_formatter()(20_000, 0) == "20 k"
     short = axes.xaxis.get_major_formatter()
     assert [short(value, 0) for value in (0.0, 500.0, 1e3, 2.5e6, 1e9)] == [
         "0",

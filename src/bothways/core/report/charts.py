@@ -100,8 +100,9 @@ def _draw_curves(axes: Axes, chart: sections.Curves) -> None:
     axes.set_xlabel(chart.x_label)
     axes.set_title(chart.y_label, loc="left", fontsize=9.5, color=FAINT)
     axes.margins(x=0.01)
-    if max((max(line.x, default=0) for line in chart.lines), default=0) >= 10_000:
-        axes.xaxis.set_major_formatter(lambda value, _: _short(value))
+    for axis, name in ((axes.xaxis, "x"), (axes.yaxis, "y")):
+        if any(value >= 10_000 for line in chart.lines for value in getattr(line, name)):
+            axis.set_major_formatter(lambda value, _: _short(value))
     if chart.percent:
         axes.yaxis.set_major_formatter(_percent_ticks())
     if (

@@ -39,7 +39,7 @@ def metrics_html(title: str, columns: Mapping[str, Mapping[str, float]]) -> str 
     rows = [[name, *(column.get(name) for column in columns.values())] for name in names]
     table = sections.TableSection(title, ["metric", *columns], rows)
     empty = Report("", "", "", ())  # the template is a page with macros
-    return str(_template().make_module({"report": empty}).table(table))
+    return str(vars(_template().make_module({"report": empty}))["table"](table))
 
 
 def write_html(report: Report, file: Path) -> None:
