@@ -269,7 +269,7 @@ def test_points_that_determine_nothing_are_said_to():
     parameters, tokens = np.geomspace(1e5, 1e7, 8), np.geomspace(1e6, 1e7, 8)
     problems = {
         "vary together": (parameters, tokens[::-1]),
-        "too few": (parameters[:3], np.full(3, 1e6)),
+        "a fit needs 4 runs of different sizes, and there are 3": (parameters[:3], np.full(3, 1e6)),
         "three different numbers of tokens": (parameters, np.array([1e6, 2e6] * 4)),
     }
     for words, (n, d) in problems.items():
@@ -304,6 +304,12 @@ def test_sizes_of_a_table_are_fitted(place, tmp_path):
     assert len(titles["Loss by parameters and tokens, fitted"].lines) == 6
     written = json.loads(write_table_results(request, rows).read_text())["fit"]
     assert {*written["exponents"]} == {"parameters", "tokens"}
+    few = {
+        section.title: section for section in table_report(request, rows[:3], device="cpu").sections
+    }
+    (text,) = few["Loss by parameters and tokens"].paragraphs
+    assert "No fit: a fit needs 4 runs of different sizes, and there are 1." in text
+    assert "at the level of word frequencies: l-3-h-768-a-12." in text
 
 
 def test_interrupted_cell_resumes(place, tmp_path, monkeypatch):

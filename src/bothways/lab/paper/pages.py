@@ -409,7 +409,7 @@ def _scaling_sections(request: TableRequest, rows: Many[RowOutcome]) -> Iterator
     if left_out:
         note += f"Left out, at the level of word frequencies: {', '.join(left_out)}. "
     if fit.irreducible is None:
-        yield s.Prose(title, [f"No fit: {fit.problem}."])
+        yield s.Prose(title, [f"No fit: {fit.problem}. {note}"])
         return
     named = {"E, nats": fit.irreducible}
     for term, letters in (("parameters", "Aα"), ("tokens", "Bβ")):

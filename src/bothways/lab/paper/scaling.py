@@ -83,9 +83,11 @@ def fit_scaling(
         for name, values in sizes.items()
     }
     names = [name for name, count in levels.items() if count > 1]
-    different = len({*zip(*(sizes[name] for name in names), strict=True)})
+    different = len({*zip(*(sizes[name] for name in names or sizes), strict=True)})
     if different < (needed := max(4, 2 * len(names) + 2)):
-        return ScalingFit(f"{different} runs of different sizes are too few: a fit needs {needed}")
+        return ScalingFit(
+            f"a fit needs {needed} runs of different sizes, and there are {different}"
+        )
     if few := [name for name in names if levels[name] == 2]:
         return ScalingFit(f"an exponent needs three different numbers of {' and '.join(few)}")
     centres = {name: float(np.exp(np.log(sizes[name]).mean())) for name in names}
