@@ -178,8 +178,21 @@ def test_what_is_malformed_is_refused(data, tmp_path):
         folder / "a.jsonl",
         [{"sentence_good": "ape", "sentence_bad": "bee"}, {"sentence_good": "ape"}],
     )
-    with pytest.raises(DataError, match=r"a\.jsonl: has rows with sentence_good and sentence_bad"):
+    with pytest.raises(DataError, match=r"a\.jsonl:2: lacks sentence_good and sentence_bad"):
         evaluate_run("none", folder)
+    for row in (
+        {"sentence_good": "ape", "sentence_bad": 3},
+        {"input_prefix": "ape", "options": [" bee"], "numops": 0},
+        {"input_prefix": "ape", "options": [], "numops": 0},
+    ):
+        write(folder / "a.jsonl", [row])
+        with pytest.raises(DataError, match=r"a\.jsonl:1: .* fewer than two options"):
+            evaluate_run("none", folder)
+    (folder / "list.json").write_text("[1]")  # of another form: named in a note
+    write(folder / "a.jsonl", [{"sentence_good": "ape", "sentence_bad": "bee"}])
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderError, match="file: is a file, not a folder"):
+        evaluate_run("none", folder, tmp_path / "file")
     make_masked(tmp_path, positions=POSITIONS)
     write(folder / "a.jsonl", [{"sentence_good": "", "sentence_bad": "bee"}])
     with pytest.raises(

@@ -26,7 +26,7 @@ from typing import Any
 
 from bothways.core.config.values import Tree
 from bothways.core.errors import DataError, FolderError
-from bothways.core.files import local_path, read_object, replace_text
+from bothways.core.files import local_path, make_folder, read_json, replace_text
 from bothways.core.progress import SILENT, Progress
 from bothways.data.tables import TableRow, open_table
 from bothways.data.text_io import COMPRESSED
@@ -37,6 +37,11 @@ from bothways.tasks.likelihood.task import CompletionTask
 from bothways.tasks.text_task import TextExample
 
 FORMS = "sentence_good and sentence_bad, input_prefix and options, or Context1, Target1 and Target2"
+_COLUMNS = (
+    {"sentence_good", "sentence_bad"},
+    {"input_prefix", "options", "numops"},
+    {"Context1", "Target1", "Target2"},
+)
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,10 @@ def evaluate_run(
     settings = settings if isinstance(settings, Mapping) else tuple(settings)
     checkpoints, suites, words = find_checkpoints(model), *find_suites(data, progress)
     results = {}
+    if out is not None:
+        if out.is_file():
+            raise FolderError("is a file, not a folder", where=out, fix="Name a folder.")
+        make_folder(out)
     for number, (name, folder) in enumerate(checkpoints.items(), 1):
         progress.stage(f"{name}, {number} of {len(checkpoints)}", len(suites) + bool(words))
         predictor = _open(folder, settings, device, precision)
@@ -119,12 +128,8 @@ def evaluate_run(
         scores.surprisals = [{"step": name, **row} for row in surprisals(predictor, words)]
         if out is not None:
             # Write the scores so far.
-            try:
-                out.mkdir(parents=True, exist_ok=True)
-            except FileExistsError as error:
-                raise FolderError("is a file, not a folder", where=out) from error
             tree = {name: scores.to_json() for name, scores in results.items()}
-            replace_text(out / "results.json", json.dumps(tree, indent=2))
+            replace_text(out / "results.json", json.dumps(tree, indent=2, ensure_ascii=False))
             rows = [row for scores in results.values() for row in scores.surprisals]
             if rows:
                 metadata = {
@@ -162,12 +167,13 @@ def find_suites(
     endings = tuple(f".jsonl{suffix}" for suffix in ("", *COMPRESSED))
     for file in sorted(path for path in data.rglob("*") if path.is_file()):
         if file.name.endswith(endings):
-            rows = open_table(str(file)).rows
+            rows = list(open_table(str(file)).rows)
             choices = [_choice(row, file.name.split(".jsonl")[0]) for row in rows]
             if read := [choice for choice in choices if choice is not None]:
                 if len(read) < len(choices):
-                    message = f"has rows with {FORMS}, and others"
-                    raise DataError(message, where=file, fix="Correct the file.")
+                    message = f"lacks {FORMS}, which other rows of the file have"
+                    where = rows[choices.index(None)].where
+                    raise DataError(message, where=where, fix="Correct the row.")
                 inner = file.parent.relative_to(data).as_posix()
                 suites[data.name if inner == "." else inner] += read
                 continue
@@ -187,12 +193,15 @@ def _choice(row: TableRow, stem: str) -> CompletionChoice | None:
         case {"sentence_good": str(good), "sentence_bad": str(bad)}:
             name = str(row.values.get("UID", stem))
             return CompletionChoice("", (good, bad), (name, ""), row.where)
-        case {"input_prefix": str(beginning), "options": [*options], "numops": count}:
+        case {"input_prefix": str(beginning), "options": [_, _, *_] as options, "numops": count}:
             group = (stem, f"{count} operations")
             return CompletionChoice(beginning, tuple(map(str, options)), group, row.where)
         case {"Context1": str(context), "Target1": str(right), "Target2": str(wrong)}:
             domain = str(row.values.get("Domain", stem))
             return CompletionChoice(context, (f" {right}", f" {wrong}"), (domain, ""), row.where)
+        case _ if any(columns <= row.values.keys() for columns in _COLUMNS):
+            message = "has a value that is not a text, or fewer than two options"
+            raise DataError(message, where=row.where, fix="Correct the row.")
         case _:
             return None
 
@@ -200,7 +209,8 @@ def _choice(row: TableRow, stem: str) -> CompletionChoice | None:
 def _contexts(file: Path) -> dict[str, list[str]]:
     """Return words of two letters or more with their contexts; {} for a file of another form."""
     words = {}
-    for word, rows in read_object(file).items():
+    table = read_json(file)
+    for word, rows in table.items() if isinstance(table, dict) else ():
         if not isinstance(rows, list) or not all(
             isinstance(row, dict) and isinstance(row.get("context"), str) for row in rows
         ):
