@@ -311,7 +311,13 @@ def show(  # noqa: PLR0913 – one option per question
     else:
         tokenizer = Tokenizer.load(str(source))
     run_settings, notes = None, list[str]()
-    if text is None or objective is not None or recipe or config or settings:
+    trained = objective is not None or recipe or config or settings
+    unread = {"count": count, "step": None if step == 1 else step, "model": model, "start": start}
+    if text is not None and not trained and (named := [k for k, v in unread.items() if v]):
+        message = "is of a text in training, and without an objective it is shown as in use"
+        fix = f"Leave it out, or add {argument(objective='masked_lm')}."
+        raise ConfigError(message, where=named[0], fix=fix)
+    if text is None or trained:
         first = None if start is None else str(start)
         if loaded is not None and model is None and first is None:
             encoder = loaded.config

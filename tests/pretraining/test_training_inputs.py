@@ -202,6 +202,9 @@ def test_what_cannot_be_shown_is_refused(corpus, my_bert, tmp_path):
     refused(my_bert, "a film", objective="masked-lm-sbo", match="how often a corpus has each token")
     refused(tmp_path, match="is not a corpus", error=DataError)
     refused(tmp_path, "a film", match=str(tmp_path), error=BothwaysError)
+    for unread in ({"count": 2}, {"step": 2}, {"model": "bert-tiny"}, {"start": str(my_bert)}):
+        [name] = unread
+        refused(my_bert, "a film", match=f"{name}: is of a text in training", **unread)
     refused(corpus, count=0, match=r"count: must be at least 1")
     short = [Document(f"the {word} sleeps.", word) for word in ANIMALS]
     single = bothways.build_corpus(
@@ -218,13 +221,20 @@ def test_what_cannot_be_shown_is_refused(corpus, my_bert, tmp_path):
         short[:2], corpus.tokenizer, tmp_path / "two", workers=1, progress=False
     )
     refused(
-        two,
-        objective="masked-lm-nsp",
-        phases=[{"length": 32}],
-        match="other documents",
-        error=DataError,
+        two, objective="masked-lm-nsp", match="and the corpus has 2 documents", error=BothwaysError
     )
     assert bothways.show(corpus, "the dog sleeps", objective="masked-lm-sbo", progress=False)
+
+
+def test_a_note_says_what_words_of_a_chinese_text_are(tmp_path):
+    tokenizer = bothways.train_tokenizer(["中文 film"] * 9, 300, progress=False)
+    tokenizer.save(tmp_path)
+    for text, unit, noted in (
+        ("中文", "whole_words", True), ("中文", "tokens", False), ("film", "whole_words", False)
+    ):  # fmt: skip
+        settings = {"objective.masking.unit": unit}
+        shown = bothways.show(tmp_path, text, objective="masked-lm", progress=False, **settings)
+        assert any("the words of this text" in note for note in shown.notes) == noted, (text, unit)
 
 
 def test_the_command_prints_and_writes(corpus, my_bert, tmp_path, capsys, monkeypatch):

@@ -45,6 +45,7 @@ from typing_extensions import assert_never
 
 from bothways.core import source
 from bothways.core.errors import ConfigError, DataError, Finding, argument
+from bothways.core.terminal import quantity
 from bothways.data.epoch_order import BLOCK, EpochBlock, Selection, Whole
 
 if TYPE_CHECKING:
@@ -260,6 +261,13 @@ class PairSegments(Segments):
         return [Finding("heads", "error", message, "objective.segments", fix)]
 
 
+_FROM_OTHERS = "next sentence prediction draws its random segments from other documents"
+_FOUR_DOCUMENTS = (
+    "Give four documents or more (a blank line ends one in a .txt file), or set "
+    "objective=masked_lm."
+)
+
+
 @dataclass(frozen=True)
 class NextSentence(PairSegments):
     """Two segments: the second follows the first (label 0) or is random (label 1), as in BERT.
@@ -295,17 +303,20 @@ class NextSentence(PairSegments):
         """Return True for the pairs that are not random."""
         return np.asarray(pairs[:, 4] == 0)
 
+    def check(self, corpus: Corpus) -> list[Finding]:
+        """Return the findings about pairs, and about a corpus that is too small to split."""
+        findings = super().check(corpus)
+        if len(corpus) < 4:  # of fewer, the training or the held-out documents are one
+            message = f"{_FROM_OTHERS}, and the corpus has {quantity(len(corpus), 'document(s)')}"
+            findings.append(Finding("balance", "error", message, "segments", _FOUR_DOCUMENTS))
+        return findings
+
     def require(self, selection: Selection, template: Template) -> None:
         """Raise DataError for a single document, which has no random segments."""
         super().require(selection, template)
         if len(selection) == 1:
-            raise DataError(
-                "next sentence prediction draws its random segments from other documents, "
-                "and only one document has text",
-                where="segments",
-                fix="Give four documents or more (a blank line ends one in a .txt file), "
-                "or set objective=masked_lm.",
-            )
+            message = f"{_FROM_OTHERS}, and only one document has text"
+            raise DataError(message, where="segments", fix=_FOUR_DOCUMENTS)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from bothways.core.report import html, sections, terminal
 from bothways.core.sequence import Sequence
 from bothways.core.source import rng
 from bothways.data.corpus import Corpus
-from bothways.data.masking import Vocabulary
+from bothways.data.masking import NGrams, Spans, Vocabulary, WholeWords
 from bothways.data.mixture import Corpora
+from bothways.data.words import chinese_share
 from bothways.model.model import Model
 from bothways.objectives.span_boundary import BoundaryTargets
 from bothways.pretraining import build
@@ -376,9 +377,17 @@ def show_text(
     else:
         objective = settings.objective_of(settings.phases[0])
         title, notes = f"Objective {objective.kind}", input_notes(settings, of_corpus=False)
+        masking = objective.masking
+        by_words = masking is not None and isinstance(masking.unit, WholeWords | NGrams | Spans)
+        if by_words and chinese_share(original.ids, tokenizer):
+            notes.append(
+                "the words of this text are those that the vocabulary shows, in Chinese mostly one "
+                "character; a run masks the words that its corpus stores "
+                f"({call('corpus build', 'FILES', words='jieba')})"
+            )
         if corpora is not None:
             vocabulary = build.vocabulary_of(Corpora.of(corpora, None), objective)
-        elif objective.masking is not None and objective.masking.needs_counts:
+        elif masking is not None and masking.needs_counts:
             message = f"the masking of {objective.kind} reads how often a corpus has each token"
             fix = f"Name a corpus: {call('show', 'CORPUS', 'TEXT')}"
             raise ConfigError(message, where="source", fix=fix)
