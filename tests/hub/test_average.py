@@ -109,6 +109,20 @@ def test_the_mean_of_a_runs_checkpoints_is_that_of_its_weights(corpus, tmp_path,
     assert all(torch.equal(same[name], value) for name, value in run.model.state_dict().items())
 
 
+def test_checkpoints_of_phases_with_other_rotary_bases_are_refused(corpus, tmp_path):
+    shape = {"width": 16, "heads": 2, "depth": 2, "intermediate_size": 24, "embedding": None}
+    run = bothways.pretrain(
+        corpus, "modernbert-base", "masked-lm", until="4 steps", out=tmp_path / "run",
+        training={"save": "1 steps", "keep": {"last": 9}}, encoder=shape, progress=False,
+        phases=[{"length": 16, "share": 0.5, "bases": [100.0]}, {"length": 16, "share": 0.5}],
+    )  # fmt: skip
+    steps = [tmp_path / "run" / f"step-{n}" for n in (1, 2, 3, 4)]
+    for models in (steps, [steps[3], steps[1]], [steps[0], run.folder]):
+        with pytest.raises(FolderError, match="has other bases of rotary positions"):
+            bothways.average(models, tmp_path / "mean")
+    bothways.average([steps[3], run.folder], tmp_path / "mean")
+
+
 def test_models_that_differ_in_more_than_weights_are_refused(tokenizer, corpus, tmp_path):
     first = save(tmp_path / "first", tokenizer, 0)
     for other, difference in (

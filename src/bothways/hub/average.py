@@ -77,8 +77,13 @@ def _mean(names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
     tensors = {tensor: read_tensor(tensor) for tensor in open_weights(folder).shapes}
     # Sums in float64: the mean of equal models is the model to the bit.
     totals = {name: value.double() for name, value in tensors.items() if value.is_floating_point()}
+    bases = _bases(names[0])
     for source in names[1:]:
         other, read_tensor = _open(source)
+        if _bases(source) != bases:
+            message = f"has other bases of rotary positions than {names[0]}"
+            fix = "Average checkpoints of phases with equal bases."
+            raise FolderError(message, where=source, fix=fix)
         if other != folder:
             _require_alike(folder, other)
         for name, value in tensors.items():
@@ -132,6 +137,19 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
         return named[tensor]
 
     return folder, read_tensor
+
+
+def _bases(name: str) -> list[float] | None:
+    """Return the rotary base of each layer, of a checkpoint in its phase; None without bases."""
+    path = Path(name)
+    checkpoint = read_checkpoint(path) if (path / MANIFEST).is_file() else None
+    folder = path.absolute().parent / "model" if checkpoint else resolve(resolve_run(name))
+    encoder = read_hf_config(folder).encoder
+    bases = getattr(encoder.position, "bases", None)
+    if bases and checkpoint and (phases := checkpoint.config.get("phases")):
+        own = phases[checkpoint.progress.phase]["bases"]
+        bases = own or checkpoint.config["encoder"]["position"]["bases"]
+    return bases and [bases[layer % len(bases)] for layer in range(encoder.depth)]
 
 
 _SETTINGS = ("architectures", "id2label", "problem_type", "hidden_act", "rope_parameters")
