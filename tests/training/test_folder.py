@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import threading
 
@@ -195,3 +196,16 @@ def test_the_resume_command_is_the_one_that_was_given(monkeypatch):
         "torchrun --nnodes=3 --rdzv-backend=c10d --rdzv-endpoint=first:29500 --nproc-per-node=2 "
         "-m bothways pretrain run --resume"
     )
+
+
+def remove_and_write(folder):
+    shutil.rmtree(folder)
+    (folder / "metrics.jsonl").touch()
+
+
+def test_a_folder_that_was_removed_is_one_message(tmp_path):
+    with (
+        pytest.raises(ResourceError, match="was removed while the run was writing to it"),
+        run_folder(tmp_path / "run", resume=False) as folder,
+    ):
+        remove_and_write(folder)

@@ -494,7 +494,11 @@ def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> It
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         try:
             yield folder
-        except BaseException:
+        except BaseException as error:
+            if not folder.is_dir():
+                message = "was removed while the run was writing to it"
+                fix = "Start the run again, in a folder that stays."
+                raise errors.ResourceError(message, where=folder, fix=fix) from error
             if not begun and {file.name for file in folder.iterdir()} <= {MARK, LOCK, OWNER}:
                 (folder / MARK).unlink()  # the run was refused
             raise
