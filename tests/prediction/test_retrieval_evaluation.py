@@ -1,6 +1,7 @@
 """Folders as BEIR's: the metrics of vectors and of BM25, their table, and a task of mteb."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from bothways.core.errors import ConfigError
 from bothways.prediction.search import evaluation
 from bothways.tasks.sentence_embedding.beir import read_beir
 from commands import run_line
+from heard_progress import Heard
 from toy_masked import make_masked
 
 TEXTS = ["the cat", "a dog", "the bird sleeps", "cat and dog", "rain", "the dog sleeps"]
@@ -60,6 +62,10 @@ def test_a_folder_is_ranked_as_by_all_cosines(tmp_path, model, capsys):
         assert value == pytest.approx(np.mean(both))
     run_line("evaluate", model, tmp_path / "all")
     assert "mean" in capsys.readouterr().out
+    for split in ("dev", "train"):
+        shutil.copy(folders[0] / "qrels" / "test.tsv", folders[0] / "qrels" / f"{split}.tsv")
+    bothways.evaluate(model, folders[0], progress=(heard := Heard()))
+    assert "a: of dev, test, train, the grades are of test" in heard.text
     with pytest.raises(ConfigError, match="does nothing with retrieval data"):
         bothways.evaluate(model, folders[0], text="body", progress=False)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bothways.core.progress import SILENT, Progress
+from bothways.core.terminal import listed
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.search.bm25 import BM25
 from bothways.tasks.sentence_embedding.beir import (
@@ -48,7 +49,10 @@ def evaluate_retrieval(
     results = dict[str, dict[str, Scores]]()
     for folder in folders:
         splits = splits_of(folder)
-        data = read_beir(folder, next((name for name in _SPLITS if name in splits), "test"))
+        split = next((name for name in _SPLITS if name in splits), "test")
+        data = read_beir(folder, split)
+        if len(splits) > 1:
+            progress.message(f"note: {folder.name}: of {listed(splits)}, the grades are of {split}")
         runs = {"vectors": rank_by_vectors(embedder, data, max(CUTOFFS), progress)}
         if has_words:
             runs["bm25"] = rank_by_words(data, max(CUTOFFS))
