@@ -109,6 +109,7 @@ def test_folder_is_opened_by_every_command_for_vectors(
         embed.encode(["good", 3])
     assert caught.value.where == "input 2"
 
+    assert "SentenceTransformer(" in (place / "out" / "model" / "README.md").read_text("utf8")
     monkeypatch.chdir(place)
     commands = [
         ["embed", "out", "text.txt", "--out", "vectors.npy"],

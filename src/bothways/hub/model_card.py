@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bothways._version import __version__
 from bothways.core.errors import Finding
+from bothways.hub.static_embedding import STATIC
 from bothways.model.config import EncoderConfig
 from bothways.model.families.family import Architecture
 from bothways.model.heads import MaskedHead, NextTokenHead, token_head
@@ -53,6 +54,7 @@ def render_card(card: Card, architecture: Architecture) -> str:
     # The first head with a pipeline decides, in the order of the table.
     tags = (name for kind, name in _PIPELINES.items() if kind in architecture.heads)
     library = "bothways" if architecture.own else "transformers"
+    library = "sentence-transformers" if architecture.name == STATIC else library
     tag = next(tags, "feature-extraction")
     header = f"---\nlibrary_name: {library}\npipeline_tag: {tag}\ntags:\n- bothways\n---\n\n"
     limits = "".join(f"- {_line(limit)}\n" for limit in card.limits)
@@ -80,6 +82,9 @@ def _usage(architecture: Architecture) -> str:
         note = "transformers has no class for this model and does not open the folder."
         return f"```python\n{code}\n```\n\n{note}"
     name = architecture.name
+    if name == STATIC:
+        code = "from sentence_transformers import SentenceTransformer\n\n"
+        return f'```python\n{code}model = SentenceTransformer("…")\n```'
     code = f'from transformers import AutoTokenizer, {name}\n\nmodel = {name}.from_pretrained("…")'
     return f"```python\n{code}\n```"
 
@@ -88,10 +93,11 @@ def _versions(architecture: Architecture) -> dict[str, str]:
     import torch
 
     name = architecture.name
+    own = architecture.own or name == STATIC
     return {
         "bothways": __version__,
         "torch": torch.__version__,
-        "format": name if architecture.own else f"Hugging Face transformers, {name}",
+        "format": name if own else f"Hugging Face transformers, {name}",
     }
 
 

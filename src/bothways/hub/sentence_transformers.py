@@ -28,13 +28,14 @@ from typing_extensions import assert_never
 from bothways.core.errors import FolderError
 from bothways.core.files import read_json, read_object, replace_folder
 from bothways.hub.hf_config import RECORD, write_hf_config
-from bothways.hub.model_card import Card
+from bothways.hub.model_card import Card, render_card
 from bothways.hub.model_folder import check_replaceable, save_model, write_files
 from bothways.hub.resolve import MODULES, PROGRAM, modules_folder, object_in, require_inside
 from bothways.hub.static_embedding import STATIC, StaticEncoder, StaticTokenizer, static_files
 from bothways.hub.weight_files import open_weights
 from bothways.model.block import activate
 from bothways.model.config import Activation
+from bothways.model.families.family import Architecture
 from bothways.model.kernels.linear import on_round_rows
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
@@ -337,6 +338,8 @@ def save_sentence_folder(
         check_replaceable(Path(folder))
         with replace_folder(Path(folder)) as hidden:
             write_files(hidden, files)
+            text = render_card(card or Card("Static vectors"), Architecture(STATIC, frozenset()))
+            (hidden / "README.md").write_text(text, encoding="utf8")
         return
     if PROJECTION in model.heads:  # is in files of its own
         heads = {kind: head for kind, head in model.heads.items() if kind != PROJECTION}

@@ -23,6 +23,7 @@ from bothways.core.progress import Progress
 from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import result_line
 from bothways.data.corpus import Corpus
+from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
 from bothways.hub.static_embedding import UNLIMITED, StaticEncoder, static_tokenizer
@@ -118,7 +119,8 @@ def distil_static(
     task = SentenceEmbeddingTask(normalised=True)
     result = task.bind(UnpackedModel(encoder, {}), static, (), UNLIMITED)
     if folder is not None:
-        save_sentence_encoder(folder, result, record={"teacher": teacher})
+        summary = f"A vector of each token, from the model {teacher}; that of a text is their mean."
+        save_sentence_encoder(folder, result, Card("Static vectors", summary), {"teacher": teacher})
     return StaticResult(result, explained, folder)
 
 
