@@ -55,6 +55,11 @@ from bothways.text.template import assemble
 from bothways.text.tokenizer import Encoded, Tokenizer
 
 Variant = Literal["original", "word_l2r", "causal", "both"]
+NEEDS_DIRECTION = (
+    "Choose variant=original or variant=word_l2r, or a model that was trained with "
+    "objective=gpt_bert or objective=causal_lm."
+)
+"""What to do about a variant that reads from left to right with a model that does not."""
 
 
 class MaskedScorer(base.TaskModel[TextExample, base.P]):
@@ -374,5 +379,4 @@ def _require_direction(variant: Variant, model: Model) -> None:
     """Raise ConfigError unless a model with a masked head has learned what a variant computes."""
     if variant in ("causal", "both") and not model.config.readout.shifted:
         message = f"{variant!r} reads from left to right, which this model has not learned"
-        fix = "Choose original or word_l2r, or a model that was trained with objective=gpt_bert."
-        raise ConfigError(message, where="variant", fix=fix)
+        raise ConfigError(message, where="variant", fix=NEEDS_DIRECTION)
