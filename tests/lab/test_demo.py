@@ -45,8 +45,9 @@ def test_the_commands_have_every_task(folder, tmp_path, capsys):
         words[words.index("--task") + 1] for words in map(str.split, COMMANDS) if "--task" in words
     }
     assert tasks | {"classify"} == {*TASKS}
-    run_line("demo", tmp_path / "new")
+    run_line("demo", tmp_path / "a new one")
     shown = capsys.readouterr().out
+    assert shown.startswith("cd '")
     assert [line for line in COMMANDS if f"bothways {line}\n" not in shown] == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,7 +27,7 @@ def demo(folder: Path) -> None:
 
     files = bothways.demo(folder)
     say(error_console(), f"{len(files)} files are in {folder}. In this folder, these commands run:")
-    for line in (f"cd {folder}", *(f"bothways {line}" for line in COMMANDS)):
+    for line in (f"cd {shlex.quote(str(folder))}", *(f"bothways {line}" for line in COMMANDS)):
         say(output_console(), line)
 
 
@@ -211,7 +212,8 @@ def babylm(
     if json:
         from json import dumps
 
-        print(dumps({name: scores.to_json() for name, scores in results.items()}))
+        tree = {name: scores.to_json() for name, scores in results.items()}
+        print(dumps(tree, ensure_ascii=False))
         return
     names = list(dict.fromkeys(name for scores in results.values() for name in scores.metrics))
     rows = [
