@@ -237,6 +237,14 @@ def test_a_legend_is_below_its_curves():
     assert "rate of all" not in draw(alone)
 
 
+def test_names_are_in_the_legend_whatever_their_letters():
+    """matplotlib leaves out "_name", and warns of letters that its own font lacks."""
+    names = ("训练", "_run", "$x$")
+    lines = [sections.Line(name, [1, 2], [1, at]) for at, name in enumerate(names)]
+    svg = draw(sections.Curves("Loss", "steps", "nats", lines, {"_基线": 1.5}))
+    assert [name for name in (*names, "_基线") if name not in svg] == []
+
+
 def test_a_scale_of_percentages_does_not_magnify_a_tenth_of_a_point():
     chart = sections.ComparisonChart("", "m", {"a": [0.5], "b": [0.501]}, percent=True)
     left, right = axes_of(figures._draw_comparison, chart).get_xlim()

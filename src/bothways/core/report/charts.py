@@ -52,7 +52,9 @@ def draw(chart: sections.Chart) -> str:
         import matplotlib as mpl
         from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE | {"svg.hashsalt": chart.title}):
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": chart.title}), warnings.catch_warnings():
+        # The font of the page has what matplotlib's lacks, such as Chinese.
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from")
         match chart:
             case sections.Curves():
                 figure = Figure(figsize=_CURVES)
@@ -81,6 +83,11 @@ _NARROWEST = 0.05
 _DASHED: Any = {"color": FAINT, "linewidth": 1.2, "linestyle": (0, (4, 3))}
 
 
+def _legend_entry(name: str) -> str:
+    """Return a name that matplotlib shows: it leaves out those that begin with an underscore."""
+    return f" {name}" if name.startswith("_") else name
+
+
 def _draw_curves(axes: Axes, chart: sections.Curves) -> None:
     number = sections.number_format([*chart.baselines.values()], chart.percent)
     for index, line in enumerate(chart.lines):
@@ -91,12 +98,12 @@ def _draw_curves(axes: Axes, chart: sections.Curves) -> None:
             color=colour,
             linewidth=1.8 if len(line.x) < 60 else 1.1,
             solid_capstyle="round",
-            label=line.name,
+            label=_legend_entry(line.name),
         )
         if len(line.x) == 1:
             axes.plot(line.x, line.y, "o", color=colour)
     for name, value in chart.baselines.items():
-        axes.axhline(value, label=f"{name}, {number(value)}", **_DASHED)
+        axes.axhline(value, label=_legend_entry(f"{name}, {number(value)}"), **_DASHED)
     axes.set_xlabel(chart.x_label)
     axes.set_title(chart.y_label, loc="left", fontsize=9.5, color=FAINT)
     axes.margins(x=0.01)
