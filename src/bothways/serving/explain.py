@@ -27,6 +27,7 @@ from bothways.data.masking import (
     WholeWords,
     mask_tokens,
 )
+from bothways.hub.static_embedding import StaticEncoder
 from bothways.prediction.explanation import (
     ExplainedOutput,
     attentions,
@@ -162,11 +163,16 @@ def _mask(model: ServedModel, request: ExplainRequest) -> TrainedInput:
     texts = (request.inputs,) if isinstance(request.inputs, str) else request.inputs
     if not isinstance(texts, tuple):
         raise RequestError("invalid", "inputs must be a text or a list of two", param="inputs")
-    tokenizer = model.task_model.tokenizer
+    if isinstance(model.task_model.model.encoder, StaticEncoder):
+        message = "a static model is not trained on masked tokens"
+        raise RequestError("invalid", message, param="method")
+    tokenizer, length = model.task_model.tokenizer, model.task_model.length
     with request_errors():
         ids = tokenizer.encode(texts)
-    second = ids[1] if len(ids) == 2 else None
-    original = assemble(ids[0], second, tokenizer.template, model.task_model.length)
+    original = assemble(ids[0], ids[1] if len(ids) == 2 else None, tokenizer.template)
+    if not all(map(len, ids)) or len(original) > length:
+        message = f"inputs has {len(original)} tokens, and must have text and at most {length}"
+        raise RequestError("invalid", message, param="inputs")
     masked = mask_tokens(
         original,
         Masking(request.rate, _UNITS[request.unit]),
