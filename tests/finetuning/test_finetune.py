@@ -221,7 +221,7 @@ def test_every_flaw_is_in_one_message(files, tmp_path):
     message = str(caught.value)
     assert "4 errors must be corrected before training:" in message
     assert (
-        "length: sequences of 64 tokens are longer than the model's 32 positions. Set length=32 or less."
+        "length: sequences of 64 tokens are longer than the model's 32 positions. Set it to 32 or less."
         in message
     )
     assert f"1 example has an empty text: {tmp_path}/train.csv:3" in message

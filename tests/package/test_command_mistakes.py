@@ -17,7 +17,7 @@ from bothways.cli import main as cli
 from bothways.cli import mistakes
 from bothways.cli.mistakes import explain_mistake, rename_options
 from bothways.cli.options import run_progress, stop_saved
-from bothways.core.errors import BothwaysError, ResourceError
+from bothways.core.errors import BothwaysError, ResourceError, render
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
@@ -39,11 +39,16 @@ def mistake(line: str) -> tuple[str | None, str]:
 @pytest.mark.parametrize(
     ("line", "where", "named"),
     [
-        ("corpus build x.txt --out c", "--tokenizer", ["is missing", "corpus build --help"]),
+        (
+            "corpus build x.txt --out c",
+            "--tokenizer",
+            ["is missing", "tokenizer.json", "corpus build --help"],
+        ),
         ("finetune", "MODEL", ["is missing"]),
         ("finetune m d.tsv --out", "--out", ["needs a value"]),
         ("finetune m d.tsv --lr abc", "--lr", ["'abc'", "number"]),
         ("finetune m d.tsv --lr 1 --lr 2", "--lr", ["twice"]),
+        ("embed m x.txt", "--out", ["is missing", ".npy"]),
         ("predict m f.txt --precision=fp6", "--precision", ["'fp6'", "fp32"]),
         ("finetune m d.tsv --epochss 3", "--epochss", ["did you mean --epochs?"]),
         ("describe a b", "bothways describe", ["b"]),
@@ -98,6 +103,8 @@ def place(tmp_path_factory) -> Path:
     save_model(folder / "classifier", model, loaded.tokenizer(), labels=("neg", "pos"))
     write_tsv(folder / "train.tsv", make_examples(16, 0))
     (folder / "empty.tsv").touch()
+    (folder / "tickets.csv").write_text("id,message,queue\n1,a film,good\n")
+    (folder / "semicolons.csv").write_text("text;label\na film;good\n")
     (folder / "header.tsv").write_text("text\tlabel\n")
     (folder / "unseen.tsv").write_text("sentence\tlabel\na good film\tpso\na bad play\tneg\n")
     (folder / "long.txt").write_text("the film was good " * 200 + "\n")
@@ -147,6 +154,28 @@ def test_a_mistake_is_one_message(line, where, place, monkeypatch):
     with pytest.raises(BothwaysError) as caught:
         run_line(*(words + ["--out", "run"] * (words[0] == "finetune")))
     assert caught.value.where == where or str(caught.value.where) == where
+
+
+@pytest.mark.parametrize(
+    ("line", "named", "unnamed"),
+    [
+        ("finetune bert long.txt", "has one column, text, and no label", "--label"),
+        ("finetune bert tickets.csv", "use --text NAME --label NAME", "header"),
+        ("predict classifier tickets.csv", "use --text NAME", "--label"),
+        ("finetune bert semicolons.csv", "separated by semicolons", "--text"),
+        ("finetune bert trian.tsv", "Did you mean train.tsv?", "Supported"),
+        ("finetune bert wide.csv --text c1000", "did you mean", "Name the columns"),
+        ("finetune bert train.tsv dropoutt=0.1", "did you mean dropout?", "Known here"),
+        ("finetune bert train.tsv --task clasify", "did you mean 'classify'?", "Name one of these"),
+    ],
+)
+def test_the_nearest_answer_is_the_only_advice(line, named, unnamed, place, monkeypatch):
+    monkeypatch.chdir(place)
+    with pytest.raises(BothwaysError) as caught:
+        run_line(*line.split(), "--out", "run")
+    message = render(f"{caught.value.what} {caught.value.fix}", "command")
+    assert named in message
+    assert unnamed not in message
 
 
 def test_a_text_that_is_too_long_is_answered_with_a_warning(place, monkeypatch, capsys):

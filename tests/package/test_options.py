@@ -26,7 +26,7 @@ def test_the_help_names_every_task(capsys):
 
 def test_a_task_is_known_by_its_usual_names(tmp_path):
     assert trainable_task("NER").name == "tag"
-    with pytest.raises(ConfigError, match=r"'clasify' is not a task; .* did you mean 'classify'"):
+    with pytest.raises(ConfigError, match=r"'clasify' is not a task; did you mean 'classify'"):
         run_line("finetune", "m", "d.tsv", "--task", "clasify")
 
 

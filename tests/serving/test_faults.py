@@ -432,5 +432,5 @@ def test_a_model_may_have_a_task_of_its_own(tmp_path):
         "whole": (f"{bert}:rerank", None),
         "mini": ("hub:owner/mini", None),
     }
-    with pytest.raises(ConfigError, match=r"'rernk' is not a task; .* did you mean 'rerank'"):
+    with pytest.raises(ConfigError, match=r"'rernk' is not a task; did you mean 'rerank'"):
         named_models((f"x={bert}:rernk",))

@@ -132,11 +132,12 @@ def _folder(model: str, local: bool) -> _Found:
         folder = resolve(resolve_run(model), CONFIG_FILES)
     except FolderError as error:
         near = nearest_preset(model)
-        raise FolderError(
-            error.what,
-            where=error.where,
-            fix=f"Did you mean {near}? {error.fix}" if near else error.fix,
-        ) from error
+        fix, guess = error.fix or "", "Did you mean "
+        if near and guess in fix:
+            fix = f"{guess}{near} or {fix.removeprefix(guess)}"
+        elif near:
+            fix = f"{guess}{near}? {fix}"
+        raise FolderError(error.what, where=error.where, fix=fix) from error
     settings = read_hf_config(folder)
     class_name = settings.architecture.name if settings.architecture else "no known class"
     origin = f"{settings.model_type}, {class_name}"

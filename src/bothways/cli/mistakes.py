@@ -79,14 +79,22 @@ def _names(arguments: ArgumentCollection) -> set[str]:
     return {name for argument in arguments for name in argument.names}
 
 
+def _help_of(error: MissingArgumentError) -> str:
+    """Return the help of an argument, which cyclopts reads from docstrings for a help page only."""
+    if error.argument is None or error.app is None:
+        return ""
+    described = error.app.assemble_argument_collection(parse_docstring=True)
+    texts = {name: item.parameter.help for item in described for name in item.names}
+    return next((texts[name] or "" for name in error.argument.names if name in texts), "")
+
+
 def explain_mistake(error: CycloptsError) -> BothwaysError:
     """Return the error of a command line as one of ours: what, where, and what to type."""
     command = " ".join(["bothways", *(error.command_chain or ())])
     fix = f"{command} --help lists the options."
     match error:
         case MissingArgumentError(keyword=None):
-            help_text = (error.argument.parameter.help or "") if error.argument else ""
-            about = " ".join(help_text.split())
+            about = " ".join(_help_of(error).split())
             return ConfigError("is missing", where=_shown(error), fix=f"{about} {fix}".strip())
         case MissingArgumentError():
             return ConfigError("needs a value", where=error.keyword, fix=fix)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -14,6 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError, os_errors
+
+
+def near_path(path: Path, accepts: Callable[[Path], bool] = Path.is_file) -> Path | None:
+    """Return a file (or what else is accepted) next to a missing one with a similar name."""
+    if not path.parent.is_dir():
+        return None
+    some = itertools.islice(path.parent.iterdir(), 10_000)  # a huge folder would take seconds
+    names = [other.name for other in some if accepts(other)]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return path.parent / near[0] if near else None
 
 
 def is_url(name: object) -> bool:

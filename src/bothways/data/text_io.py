@@ -26,7 +26,7 @@ from typing import IO, Any
 from typing_extensions import Buffer
 
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError, optional
-from bothways.core.files import is_url, local_path
+from bothways.core.files import is_url, local_path, near_path
 from bothways.core.terminal import write_stderr
 
 COMPRESSED = (".gz", ".xz", ".zst", ".bz2")
@@ -205,6 +205,8 @@ def file_at(name: Path | str, fix: str = "Check the name.") -> Path:
         if path.is_dir():
             raise DataError("is a folder", where=name, fix="Name a file in it.")
         if not path.exists():
+            near = near_path(path)
+            fix = f"Did you mean {near}?" if near else fix
             raise DataError("no such file", where=name, fix=fix)
     return path
 

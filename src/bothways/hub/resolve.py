@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bothways.core.errors import FolderError, os_errors
-from bothways.core.files import local_path, read_json, read_object, recover_folder, require_utf8
+from bothways.core.files import (
+    local_path,
+    near_path,
+    read_json,
+    read_object,
+    recover_folder,
+    require_utf8,
+)
 
 MODULES, PROGRAM = "modules.json", "config_sentence_transformers.json"
 """Files of sentence-transformers: the modules of a model, and the settings of the program."""
@@ -97,7 +103,7 @@ def resolve(name: str | Path, files: Sequence[str] = MODEL_FILES) -> Path:
         raise FolderError("is a file, not a model folder", where=name, fix=_FIX)
     hub_id = _hub_id(name)
     if hub_id is None:
-        near = _near_folder(folder)
+        near = near_path(folder, Path.is_dir)
         fix = f"Did you mean {near}?" if near else _FIX
         raise FolderError("no such folder, and not the id of a Hub model", where=name, fix=fix)
     snapshot = _download(hub_id, files)
@@ -134,15 +140,6 @@ def _hub_id(name: str | Path) -> str | None:
         return next((f"{owner}/{bare}" for owner in owners), None)
     local = name == bare and Path(name).parent.is_dir()
     return bare if _HUB_ID.fullmatch(bare) and not local else None
-
-
-def _near_folder(folder: Path) -> Path | None:
-    """Return a folder next to this one with a similar name."""
-    if not folder.parent.is_dir():
-        return None
-    names = [path.name for path in folder.parent.iterdir() if path.is_dir()]
-    near = difflib.get_close_matches(folder.name, names, n=1)
-    return folder.parent / near[0] if near else None
 
 
 def modules_folder(folder: Path) -> Path:
@@ -189,7 +186,7 @@ def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
         message = "is open only to users who have accepted its conditions"
         raise FolderError(message, where=hub_id, fix=fix) from error
     except RepositoryNotFoundError as error:
-        near = _near_folder(Path(hub_id))
+        near = near_path(Path(hub_id), Path.is_dir)
         fix = (
             f"Did you mean the folder {near}?"
             if near
@@ -199,6 +196,7 @@ def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
         raise FolderError(message, where=hub_id, fix=fix) from error
     except (OSError, ValueError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        message = f"is not a folder here, and could not be downloaded from the Hub: {lines[0]}"
+        cause = lines[0].removeprefix("Got: ")
+        message = f"is not a folder here, and could not be downloaded from the Hub: {cause}"
         fix = "Check the network, or download it elsewhere and give the folder."
         raise FolderError(message, where=hub_id, fix=fix) from error

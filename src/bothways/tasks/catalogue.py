@@ -55,8 +55,8 @@ def task_kind(name: str) -> str:
     kind = name if name in ALL_TASKS else ALIASES.get(plain, plain)
     if kind not in ALL_TASKS:
         near = did_you_mean(plain, [*ALL_TASKS, *ALIASES])
-        message = f"{name!r} is not a task; there are {', '.join(ALL_TASKS)}{near}"
-        raise ConfigError(message, where="task", fix="Name one of these.")
+        fix = f"The tasks are {', '.join(ALL_TASKS)}."
+        raise ConfigError(f"{name!r} is not a task{near}", where="task", fix=fix)
     return kind
 
 

@@ -90,8 +90,14 @@ class Column:
         numbered = self.numbered is not None and any(map(self.numbered.fullmatch, free))
         return len(usual_columns(self.names, free)) == 1 or numbered
 
-    def guessed(self, names: Many[str], where: str, taken: Many[str]) -> dict[str, Any]:
-        """Return the columns with common names; `taken` are those of other roles.
+    def guessed(
+        self, names: Many[str], where: str, taken: Many[str], unclear: Many[str] = ()
+    ) -> dict[str, Any]:
+        """Return the columns with common names.
+
+        Args:
+            taken: the columns of other roles.
+            unclear: other roles whose columns have no common name, for the message.
 
         Raises:
             DataError: no column has a common name, or several do.
@@ -104,14 +110,16 @@ class Column:
         # Several pairs, or one and another name, are not clear, which `guess_column` reports.
         candidates = [*dict.fromkeys([*(pairs[0] if self.both and pairs else ()), *self.names])]
         if self.numbered is None:
-            return {self.role: guess_column(self, candidates, names, where, free)}
+            return {self.role: guess_column(self, candidates, names, where, free, unclear)}
         # By number: sorted as texts, "ending10" would come before "ending2".
         numbered = sorted(
             filter(self.numbered.fullmatch, free), key=lambda name: int(re.sub(r"\D", "", name))
         )
         if numbered and not usual_columns(candidates, free):
             return {self.role: tuple(numbered)}
-        return {self.role: (guess_column(self, [*candidates, *numbered], names, where, free),)}
+        return {
+            self.role: (guess_column(self, [*candidates, *numbered], names, where, free, unclear),)
+        }
 
 
 def choose_columns(
@@ -151,7 +159,14 @@ def choose_columns(
         if not selected and (
             clear or not (column.optional or (column.answer and labelled is None))
         ):
-            selected = column.guessed(names, where, taken)
+            unclear = [
+                other.role
+                for other in table
+                if other is not column
+                and not (other.optional or other.replaced_by or (other.answer and not labelled))
+                and not (other.chosen(requested, names) or other.is_clear(names))
+            ]
+            selected = column.guessed(names, where, taken, unclear)
             if second := getattr(requested, column.companion, None):
                 selected[column.companion] = second
             trained = getattr(defaults, column.companion, None)
@@ -269,10 +284,9 @@ def require_columns(requested: Many[str | None], names: Many[str], location: str
     """Raise a DataError for the first column that is asked for and not among `names`."""
     for name in requested:
         if name is not None and name not in names:
-            message = (
-                f"has no column {name!r}; it has {listed(names, MOST)}{did_you_mean(name, names)}"
-            )
-            raise DataError(message, where=location, fix=fix)
+            near = "" if separator_advice(names) else did_you_mean(name, names)
+            message = f"has no column {name!r}; it has {listed(names, MOST)}{near}"
+            raise DataError(message, where=location, fix=None if near else fix)
 
 
 def usual_columns(aliases: Many[str], names: Many[str]) -> list[str]:
@@ -289,6 +303,7 @@ def guess_column(
     names: Many[str],
     location: str,
     free: Many[str] | None = None,
+    unclear: Many[str] = (),
 ) -> str:
     """Return the one column that has a known name.
 
@@ -296,6 +311,7 @@ def guess_column(
         column: its role and noun are for messages.
         aliases: common aliases of such a column.
         free: the columns that it may be; None for all.
+        unclear: other roles that have to be named as well.
 
     Raises:
         DataError: no column has a known name, or several do.
@@ -306,9 +322,14 @@ def guess_column(
     verb = "has" if column.noun.endswith("s") else "is"
     listing = listed(matching or names, MOST)
     message = f"cannot tell which column {verb} the {column.noun} ({listing})"
-    message += f"; use {_spelled({column.role: 'NAME'})}"
-    fix = separator_advice(names) or (columns_advice([column]) if column.several else None)
-    raise DataError(message, where=location, fix=fix)
+    fix = separator_advice(names)
+    if not fix and column.answer and len(names) == 1:
+        message = f"has one column, {listing}, and no {column.noun}"
+        fix = "Give a .csv, .tsv, .jsonl or .parquet with both."
+    elif not fix:
+        message += f"; use {_spelled(dict.fromkeys([column.role, *unclear], 'NAME'))}"
+        fix = columns_advice([column]) if column.several else ""
+    raise DataError(message, where=location, fix=fix or None)
 
 
 def cell_of(row: Row, column: str, location: str) -> Any:

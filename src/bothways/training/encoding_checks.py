@@ -113,7 +113,7 @@ def check_model(encoder: EncoderConfig, tokenizer: Tokenizer, length: int) -> li
         findings.append(Finding("ids", "error", message, "tokenizer", fix))
     if length > (max_length := encoder.max_positions):
         message = f"sequences of {length} tokens are longer than the model's {max_length} positions"
-        fix = f"Set length={max_length} or less."
+        fix = f"Set it to {max_length} or less."
         findings.append(Finding("positions", "error", message, "length", fix))
     return findings
 

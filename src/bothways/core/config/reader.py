@@ -436,9 +436,8 @@ def _unknown(
 ) -> ConfigError:
     near = [*deeper, *difflib.get_close_matches(raw, list(names), 1)]
     guess = f"; did you mean {near[0]}?" if near else ""
-    return ConfigError(
-        f"unknown {kind} {raw!r}{guess}", where=location, fix=f"Known here: {', '.join(names)}."
-    )
+    fix = None if near else f"Known here: {', '.join(names)}."
+    return ConfigError(f"unknown {kind} {raw!r}{guess}", where=location, fix=fix)
 
 
 def _refuse_other_kind(key: str, union: Iterable[type[Any]], location: str) -> None:

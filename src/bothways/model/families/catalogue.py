@@ -91,7 +91,8 @@ def preset(name: str) -> EncoderConfig:
         near = nearest_preset(name)
         guess = f"; did you mean {near!r}?" if near else ""
         weights = "To begin with the weights of a model, give it as start. " if "/" in name else ""
-        fix = f"{weights}The presets are {', '.join(PRESETS)}."
+        names = difflib.get_close_matches(name, PRESETS, n=5, cutoff=0.4) if near else PRESETS
+        fix = f"{weights}Choose from {', '.join(names)}."
         raise ConfigError(f"there is no preset {name!r}{guess}", where="model", fix=fix)
     return PRESETS[name]()
 
