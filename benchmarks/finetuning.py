@@ -1,12 +1,12 @@
 """Fine-tuning with this library and with transformers' Trainer: scores and time, in one run.
 
     python benchmarks/finetuning.py DATA_FOLDER CoLA [RTE …] [--model FOLDER] [--limit N]
-                                    [--seeds 3] [--epochs 3] [--threads 2]
+                                    [--seeds 3] [--epochs 3] [--batch 32] [--threads 2]
 
 Both sides use the same model, data, rate, schedule, batch size and seeds. They get token ids made
 in advance and train in fp32, or in bf16 with `--precision bf16`, with AdamW at 5e-5 (decay 0.01,
-10 % warm-up, linear to 0, gradient norm clipped at 1) and 32 examples per step, and predict the dev
-data once at the end; scikit-learn, scipy, seqeval or SQuAD's formula score both. The ids are equal,
+10 % warm-up, linear to 0, gradient norm clipped at 1) and 32 examples per step (or `--batch`), and
+predict the dev data once at the end; scikit-learn, scipy, seqeval or SQuAD's formula score both. The ids are equal,
 except for SQuAD, where the Trainer's are those of transformers' own example (`peers.answers`). The
 Trainer pads each batch to its longest sequence, as its examples do. Time is that of training alone.
 The sides alternate, seed by seed; runs that FILE (--out) already has are not repeated. The Trainer
@@ -39,9 +39,10 @@ import transformers
 from peers.answers import ANSWERS
 from peers.choices import CHOICES
 from peers.labels import CLASSES, NUMBERS
-from peers.peer import Peer, Plan, Trained
+from peers.peer import BATCH, Peer, Plan, Trained
 from peers.tags import TAGS
 
+from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData, label, predictions
 from bothways.finetuning.run import finetune
@@ -149,9 +150,10 @@ DATA = {
 def ours(job: Data, data: LabelledData, plan: Plan) -> Trained:
     """Train with this library."""
     training = dataclasses.replace(finetune_adam(), until=Epochs(plan.epochs), evaluate=None)
-    training = (
-        training if plan.defaults else dataclasses.replace(training, precision=plan.precision)
-    )
+    batch = ExampleBudget(32)
+    if not plan.defaults:
+        training = dataclasses.replace(training, precision=plan.precision)
+        batch = ExampleBudget(plan.batch)
     times: list[float] = []
 
     def on_event(event: Event) -> None:
@@ -162,7 +164,7 @@ def ours(job: Data, data: LabelledData, plan: Plan) -> Trained:
     unjudged = dataclasses.replace(
         data, dev=(), dev_examples=()
     )  # the dev data is answered once, below
-    method = FinetuneConfig(training, plan.length, task=job.task)
+    method = FinetuneConfig(training, plan.length, batch, task=job.task)
     begin = time.perf_counter()
     settings = dataclasses.replace(method, seed=plan.seed)
     done = finetune(settings, start=model, train=unjudged, device="cpu", on_event=on_event)
@@ -190,6 +192,7 @@ def plan_of(job: Data, options: argparse.Namespace) -> Plan:
         job.length,
         options.epochs,
         seed=0,
+        batch=options.batch,
         precision=options.precision,
     )
     return (
@@ -248,6 +251,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=float, default=3.0)
+    parser.add_argument("--batch", type=int, default=BATCH, help="examples per step of both sides")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument(
         "--precision", choices=["fp32", "bf16"], default="fp32", help="precision of both sides"
@@ -274,6 +278,7 @@ def main() -> None:
         plan = plan_of(job, options)
         data = read(job, options.data, Tokenizer.load(plan.folder), options.limit)
         common = {"data": name, "epochs": options.epochs, "threads": options.threads}
+        common |= {"batch": options.batch} if options.batch != BATCH else {}
         common |= {"limit": options.limit} if options.limit else {}
         common |= {"defaults": True} if options.defaults else {"precision": options.precision}
         for seed in range(options.seeds):
@@ -290,7 +295,7 @@ def main() -> None:
 
 def rows_of(file: Path, key: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the finished runs with this key; absent keys have their default."""
-    defaults = {"limit": None, "defaults": False, "precision": "fp32"}
+    defaults = {"limit": None, "defaults": False, "precision": "fp32", "batch": BATCH}
     with contextlib.suppress(FileNotFoundError):
         rows = [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
         return [row for row in rows if (defaults | row).items() >= (defaults | key).items()]
