@@ -14,6 +14,7 @@ from bothways.core.report.html import write_html
 from bothways.core.report.sections import Curves
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences, NextSentence
+from bothways.lab.paper import cost
 from bothways.lab.paper import pretraining_runs as runs
 from bothways.lab.paper.cost import table_cost
 from bothways.lab.paper.pages import difference, table_report, write_table_results
@@ -369,7 +370,9 @@ def test_cost_is_estimated_without_writing(place, tmp_path, capsys):
     assert "fine-tuning CoLA" in shown
 
 
-def test_wrong_requests_are_refused(place, tmp_path):
+def test_wrong_requests_are_refused(place, tmp_path, monkeypatch):
+    # A mistake is reported before the minutes of measuring.
+    monkeypatch.setattr(cost, "_pretraining_seconds", lambda *_: pytest.fail("measured"))
     for changes, words in (
         ({"table": "bert-9"}, r"table: unknown name 'bert-9'; there are: bert-5, bert-6"),
         ({"cells": ("nsp",)}, r"cells: unknown name 'nsp'; there are: base, no-nsp"),
@@ -384,6 +387,8 @@ def test_wrong_requests_are_refused(place, tmp_path):
         table_cost(request_of(place, tmp_path, text=("nowhere.txt",)), device="cpu")
     with pytest.raises(BothwaysError, match="unknown"):
         table_cost(request_of(place, tmp_path, overrides=("nothing=1",)), device="cpu")
+    with pytest.raises(BothwaysError, match="unknown"):
+        table_cost(request_of(place, tmp_path, finetuning=("nothing=1",)), device="cpu")
 
 
 def test_difference_matches_welch():

@@ -127,7 +127,16 @@ def table_cost(request: pretraining_runs.TableRequest, *, device: str = "auto") 
     """
     base = pretraining_runs.base_settings(request)
     next(iter(read_documents(request.text)), None)  # a text that is not there is an error
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        with torch.device("meta"):  # some columns depend on the encoder's layers
+            config = write_hf_config(
+                Model(base.encoder, (token_head(base.encoder),)), None, (), None, folder
+            )
+        (folder / "config.json").write_text(json.dumps(config.raw), encoding="utf8")
+        columns = [*pretraining_runs.experiments_of(request, folder, folder)]
     rows, total, finished = list[list[Cell]](), 0.0, 0
+    # Measured last: a mistake in the settings of fine-tuning need not wait for it.
     for cell in request.chosen:
         runs = [*pretraining_runs.runs_of(request, cell, base)]
         done = sum((request.out / "cells" / name / RESULT).exists() for name, _ in runs)
@@ -137,14 +146,6 @@ def table_cost(request: pretraining_runs.TableRequest, *, device: str = "auto") 
         total, finished = total + seconds, finished + done
         time = time_text(seconds) if seconds or done else "–"
         rows.append([f"pre-training {cell.name}", len(runs), done, time])
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        with torch.device("meta"):  # some columns depend on the encoder's layers
-            config = write_hf_config(
-                Model(base.encoder, (token_head(base.encoder),)), None, (), None, folder
-            )
-        (folder / "config.json").write_text(json.dumps(config.raw), encoding="utf8")
-        columns = [*pretraining_runs.experiments_of(request, folder, folder)]
     fine_tuned = sum(cell.finetuned for cell in request.chosen) * request.pretraining_seeds
     for column, entry in columns:
         results = (request.out / "finetuning").glob(f"*/runs/{entry.name}/*/{RESULT}")
