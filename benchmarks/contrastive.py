@@ -207,7 +207,7 @@ def compare(name: str, folder: Path, seeds: int, limit: int) -> None:
             print(f"  seed {seed} {side:22} {found[side][-1][0]:.4f} {seconds:7.1f} s", flush=True)
     for side, values in found.items():
         scores = [score for score, _ in values]
-        spread = statistics.stdev(scores) if seeds > 1 else float("nan")
+        spread = float(np.std(scores, ddof=1)) if seeds > 1 else float("nan")
         print(f"  {side:22} {statistics.mean(scores):.4f} ± {spread:.4f}")
     pairs = zip(*(found[side] for side in SIDES), strict=True)
     ratios = [peer[1] / own[1] for own, peer in pairs]

@@ -307,7 +307,7 @@ def show(name: str, rows: list[dict[str, Any]]) -> None:
     by_side = {side: [row for row in rows if row["side"] == side] for side in SIDES}
     for side, runs in by_side.items():
         scores = [run["score"] for run in runs]
-        spread = statistics.stdev(scores) if len(scores) > 1 else float("nan")
+        spread = float(np.std(scores, ddof=1)) if len(scores) > 1 else float("nan")
         rate = statistics.median(run["tokens"] / run["seconds"] for run in runs)
         listed = ", ".join(f"{100 * score:.1f}" for score in scores)
         print(

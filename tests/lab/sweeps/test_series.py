@@ -181,6 +181,8 @@ def test_spread_is_over_scored_runs():
     )
     found = seed_spread(Series(runs))
     assert found == SeedSpread("m", 0.59375, 0.625, 0.875, statistics.stdev(values), 2)
+    undefined = tuple(SweepOutcome(str(v), {"m": v}, (), "m") for v in (0.5, math.nan, 0.25))
+    assert math.isnan(seed_spread(Series(undefined)).deviation)  # the correlation of equal answers
 
 
 def test_series_needs_dev_data_and_own_folder(base, tmp_path):

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bothways._version import __version__
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
@@ -101,7 +103,8 @@ class ComparisonChart:
     def spread(self, name: str) -> float:
         """Return the sample standard deviation over a contender's runs; 0 for one run."""
         values = self.groups[name]
-        return statistics.stdev(values) if len(values) > 1 else 0.0
+        # Not `statistics.stdev`, which raises for the NaN that a metric of constant answers is.
+        return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 @dataclass(frozen=True)

@@ -368,7 +368,7 @@ def _cell_text(request: TableRequest, done: RowOutcome, column: str) -> s.Cell:
         return None
     digits = 1 if column in done.tasks else 2
     text = f"{statistics.fmean(values):.{digits}f}" if values else ""
-    text += f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    text += f" ± {float(np.std(values, ddof=1)):.{digits}f}" if len(values) > 1 else ""
     failed = sum(bool(run.failed) or not run.metrics for run in runs)
     return f"{text} ({failed} of {len(runs)} failed)".strip() if failed else text
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bothways.core.errors import ConfigError
 from bothways.core.files import replace_text
 from bothways.core.progress import SILENT, Progress
@@ -168,7 +170,7 @@ def cross_validate(
         }
         means = {name: statistics.fmean(numbers) for name, numbers in values.items()}
         deviations = {
-            name: statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+            name: float(np.std(numbers, ddof=1)) if len(numbers) > 1 else 0.0
             for name, numbers in values.items()
         }
         predictions: list[dict[str, Any]] = []

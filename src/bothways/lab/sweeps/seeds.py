@@ -14,6 +14,8 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bothways.core.errors import ConfigError
 from bothways.finetuning.config import FinetuneConfig
 from bothways.lab.sweeps import runs
@@ -95,6 +97,6 @@ def seed_spread(series: runs.Series) -> SeedSpread | None:
         statistics.fmean(values),
         statistics.median(values),
         best.metrics[best.metric],
-        statistics.stdev(values) if len(values) > 1 else None,
+        float(np.std(values, ddof=1)) if len(values) > 1 else None,
         sum(bool(run.failed) for run in series.runs),
     )
