@@ -47,13 +47,16 @@ def _show_panel(console: Console, options: ConsoleOptions, panel: HelpPanel) -> 
     """Print a panel of a command's help, with one name for each argument."""
     from cyclopts.help import DefaultFormatter
 
-    panel.entries = [
-        entry.copy(
-            positive_names=() if entry.positional_label else entry.positive_names,
-            negative_names=() if entry.type is bool else entry.negative_names,
-        )
-        for entry in panel.entries
-    ]
+    entries = []
+    for entry in panel.entries:
+        names = entry.positive_names
+        if getattr(entry, "positional_label", None):
+            names = ()
+        elif names and not names[0].startswith("-"):
+            names = names[:1]  # cyclopts 4, the last for Python 3.10, has the label as first name
+        negative_names = () if entry.type is bool else entry.negative_names
+        entries.append(entry.copy(positive_names=names, negative_names=negative_names))
+    panel.entries = entries
     DefaultFormatter()(console, options, panel)
 
 
