@@ -88,7 +88,9 @@ def test_what_cannot_be_inspected_is_refused(corpus, run, tmp_path):
         repeat_step(run, 0, corpus)
     with pytest.raises(CheckpointError, match=r"is not the folder of a pre-training run"):
         repeat_step(tmp_path, 1, corpus)
-    documents = [Document("the dog sleeps. " * 3, f"other:{number}") for number in range(40)]
+    documents = [
+        Document("the dog sleeps. " * (number + 1), f"other:{number}") for number in range(40)
+    ]
     other = write_corpus(documents, corpus.tokenizer, tmp_path / "other", workers=1)
     with pytest.raises(CheckpointError, match=r"was trained on another corpus"):
         repeat_step(run, 6, other)
@@ -302,7 +304,9 @@ def trained_on_two(rank: int, world: int, port: int, corpora: list[Path], folder
 
 
 def test_ranks_that_differ_stop_and_ranks_that_agree_repeat(corpus, tmp_path):
-    documents = [Document("the dog sleeps. " * 3, f"other:{number}") for number in range(40)]
+    documents = [
+        Document("the dog sleeps. " * (number + 1), f"other:{number}") for number in range(40)
+    ]
     other = write_corpus(documents, corpus.tokenizer, tmp_path / "other", workers=1)
     make_folder(tmp_path / "bert")
     on_ranks(2, trained_on_two, [corpus.folder, other.folder], tmp_path)

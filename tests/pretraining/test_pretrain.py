@@ -19,7 +19,6 @@ from bothways.core.errors import (
     BothwaysError,
     CheckpointError,
     ConfigError,
-    DataError,
     Finding,
     FolderError,
 )
@@ -357,7 +356,7 @@ def test_mistakes_are_named(corpus, tmp_path):
         tmp_path / "lone",
         workers=1,
     )
-    with pytest.raises(DataError, match="document"):
+    with pytest.raises(BothwaysError, match=r"segments: .*the corpus has 1 document"):
         pretrain(settings(corpus), lone, tmp_path / "run")
 
 
