@@ -105,7 +105,11 @@ def test_marks_that_are_sorted_by_their_class_are_the_backends():
 @compiled
 @pytest.mark.parametrize(
     "normalizer",
-    [{}, {"lowercase": False}, {"clean_text": False, "strip_accents": False}],
+    [
+        {},
+        pytest.param({"lowercase": False}, marks=pytest.mark.slow),
+        pytest.param({"clean_text": False, "strip_accents": False}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_every_code_point_alone_and_in_words(normalizer):
