@@ -73,7 +73,7 @@ def digest_of_model(name: str, *, whole: bool = False) -> str:
 
 
 def model_facts(name: str | Path, labels: Iterable[str] = ()) -> dict[str, str]:
-    """Return what a model is, as far as its folder says: base, data, date, labels and size.
+    """Return base, data, date, labels and size of a model, as far as its folder says.
 
     Args:
         name: a model folder, the folder of a run, or an id on the Hub.

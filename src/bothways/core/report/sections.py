@@ -398,5 +398,5 @@ def _is_whole(value: Number) -> bool:
 
 
 def _decimals(size: Number) -> int:
-    """Return how many decimals four digits leave, from 1 to 4: 0.5 → 4, 12.5 → 2, 1,234.5 → 1."""
+    """Return the decimals that four digits leave, from 1 to 4: 0.5 → 4, 12.5 → 2, 1,234.5 → 1."""
     return next((4 - digits for digits in range(3) if size < 10**digits), 1)
