@@ -300,7 +300,13 @@ def inspect_step(
     console = output_console()
     for sequence in inspected.sequences:
         console.print(terminal.token_text(sequence.read), "")
-    names = [*inspected.sequences[0].losses]
+    options.show_tables(_step_table(inspected))
+    for line in _comparison(inspected):
+        say(console, line)
+
+
+def _step_table(step: InspectedStep) -> options.CommandTable:
+    names = [*step.sequences[0].losses]
     rows = [
         [
             item.read.title,
@@ -308,19 +314,13 @@ def inspect_step(
             *(f"{item.losses[name]:.4g}" for name in names),
             f"{item.gradient_norm:.4g}",
         ]
-        for item in inspected.sequences
+        for item in step.sequences
     ]
-    tokens = sum(len(sequence.read.tokens) for sequence in inspected.sequences)
-    losses = (
-        f"{inspected.losses[name]:.4g}" if name in inspected.losses else "–" for name in names
-    )
-    rows.append(["the whole step", str(tokens), *losses, f"{inspected.gradient_norm:.4g}"])
-    title = f"Step {inspected.step:,}: {quantity(len(inspected.sequences), 'sequence(s)')}"
-    options.show_tables(
-        options.CommandTable(title, ("sequence", "tokens", *names, "gradient norm"), rows)
-    )
-    for line in _comparison(inspected):
-        say(console, line)
+    tokens = sum(len(sequence.read.tokens) for sequence in step.sequences)
+    losses = (f"{step.losses[name]:.4g}" if name in step.losses else "–" for name in names)
+    rows.append(["the whole step", str(tokens), *losses, f"{step.gradient_norm:.4g}"])
+    title = f"Step {step.step:,}: {quantity(len(step.sequences), 'sequence(s)')}"
+    return options.CommandTable(title, ("sequence", "tokens", *names, "gradient norm"), rows)
 
 
 def _comparison(step: InspectedStep) -> list[str]:

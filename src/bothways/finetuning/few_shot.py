@@ -101,17 +101,16 @@ def sample_pairs(sequences: Many[Sequence], settings: FewShot, seed: int) -> lis
             # Of n others one of the n − 1 behind this one, in a circle
             step = draws.integers(1, len(others)) if len(others) > 1 else 0
             other = others[(np.searchsorted(others, index) + step) % len(others)]
-            # Two texts that do not attend to each other, with their classes as keys.
-            first = sequences[index]
-            key, no_score = np.array([_label(first)]), np.array([np.nan], dtype=np.float32)
-            texts = zip((losses.ANCHOR, losses.POSITIVE), (first, sequences[other]), strict=True)
-            targets = [
-                (losses.TextTargets(np.array([role]), key, no_score), text) for role, text in texts
-            ]
-            pairs.append(
-                together([dataclasses.replace(t, targets={"texts": known}) for known, t in targets])
-            )
+            pairs.append(_pair(sequences[index], sequences[other]))
     return pairs
+
+
+def _pair(first: Sequence, second: Sequence) -> Sequence:
+    """Return two texts that do not attend to each other, with their classes as keys."""
+    key, no_score = np.array([_label(first)]), np.array([np.nan], dtype=np.float32)
+    texts = zip((losses.ANCHOR, losses.POSITIVE), (first, second), strict=True)
+    targets = [(losses.TextTargets(np.array([role]), key, no_score), text) for role, text in texts]
+    return together([dataclasses.replace(t, targets={"texts": known}) for known, t in targets])
 
 
 def _label(sequence: Sequence) -> int:

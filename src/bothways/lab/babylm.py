@@ -127,17 +127,7 @@ def evaluate_run(
             scores.accuracies[suite] = score_choices(predictor, choices)
         scores.surprisals = [{"step": name, **row} for row in surprisals(predictor, words)]
         if out is not None:
-            # Write the scores so far.
-            tree = {name: scores.to_json() for name, scores in results.items()}
-            replace_text(out / "results.json", json.dumps(tree, indent=2, ensure_ascii=False))
-            rows = [row for scores in results.values() for row in scores.surprisals]
-            if rows:
-                metadata = {
-                    "model_name": model, "use_bos_only": False, "total_steps": len(checkpoints),
-                    "completed_steps": len(results),
-                }  # fmt: skip
-                table = json.dumps({"metadata": metadata, "results": rows}, ensure_ascii=False)
-                replace_text(out / "surprisal.json", table)
+            _write(out, model, results, len(checkpoints))
     return results
 
 
@@ -275,3 +265,17 @@ def _mean_of_means(groups: Mapping[tuple[str, str], float]) -> float:
     for (part, _), value in groups.items():
         parts[part].append(value)
     return statistics.fmean(map(statistics.fmean, parts.values()))
+
+
+def _write(out: Path, model: str, results: Mapping[str, CheckpointScores], total: int) -> None:
+    """Write the scores so far."""
+    tree = {name: scores.to_json() for name, scores in results.items()}
+    replace_text(out / "results.json", json.dumps(tree, indent=2, ensure_ascii=False))
+    rows = [row for scores in results.values() for row in scores.surprisals]
+    if rows:
+        metadata = {
+            "model_name": model, "use_bos_only": False, "total_steps": total,
+            "completed_steps": len(results),
+        }  # fmt: skip
+        table = json.dumps({"metadata": metadata, "results": rows}, ensure_ascii=False)
+        replace_text(out / "surprisal.json", table)

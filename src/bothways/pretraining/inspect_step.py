@@ -42,7 +42,7 @@ from bothways.training.optimizers import build_optimizer
 from bothways.training.parallel import Single
 from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import RunState, Steps
-from bothways.training.step_record import recorded_steps
+from bothways.training.step_record import StepEntries, recorded_steps
 
 
 @dataclass(frozen=True)
@@ -213,22 +213,7 @@ class Repeat:
             message = f"was trained on another {' and another '.join(names)}"
             fix = "Name what the run was trained on, several corpora in the same order."
             raise CheckpointError(message, where=folder, fix=fix)
-        # Begin at the newest checkpoint that is older than the step, or at the start.
-        if step < 1:
-            raise ConfigError(f"must be at least 1, not {step}", where="step")
-        if step > len(self.entries):
-            message = f"the run ends with step {len(self.entries)}: there is no step {step}"
-            raise ConfigError(message, where="step")
-        numbers = {path: int(path.name.removeprefix("step-")) for path in checkpoints(folder)}
-        candidates = [path for path, number in numbers.items() if number < step]
-        began = numbers[candidates[-1]] if candidates else 0
-        if np.isnan(self.entries["rate"][began:step]).any():
-            message = (
-                f"steps {began + 1} to {step} were trained by a version that did not record them"
-            )
-            fix = "Steps after the next checkpoint can be repeated."
-            raise CheckpointError(message, where=folder, fix=fix)
-        checkpoint_folder = candidates[-1] if candidates else None
+        checkpoint_folder = _steps_before(folder, step, self.entries)
         module = self.training_module = build_training_module(settings, corpora, device)
         torch.manual_seed(settings.seed + 1)
         parameters, matrices = module.trained_parameters(), module.matrices()
@@ -352,3 +337,25 @@ def _settings(folder: Path, text: Corpus | Mapping[str, Corpus]) -> PretrainConf
     if isinstance(text, Mapping) and settings.mixture is None:
         settings = dataclasses.replace(settings, mixture=Smoothed())
     return settings
+
+
+def _steps_before(folder: Path, step: int, entries: StepEntries) -> Path | None:
+    """Return the folder of the newest checkpoint that is older than a step, if there is one.
+
+    Raises:
+        ConfigError: the run has no such step.
+        CheckpointError: a step from there on was not recorded.
+    """
+    if step < 1:
+        raise ConfigError(f"must be at least 1, not {step}", where="step")
+    if step > len(entries):
+        message = f"the run ends with step {len(entries)}: there is no step {step}"
+        raise ConfigError(message, where="step")
+    numbers = {path: int(path.name.removeprefix("step-")) for path in checkpoints(folder)}
+    candidates = [path for path, number in numbers.items() if number < step]
+    began = numbers[candidates[-1]] if candidates else 0
+    if np.isnan(entries["rate"][began:step]).any():
+        message = f"steps {began + 1} to {step} were trained by a version that did not record them"
+        fix = "Steps after the next checkpoint can be repeated."
+        raise CheckpointError(message, where=folder, fix=fix)
+    return candidates[-1] if candidates else None

@@ -137,8 +137,13 @@ def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> 
         fix = "Only depth, segments, dropout and readout may differ; or leave start_layers out."
         raise ConfigError(message, where="encoder", fix=fix)
     student = Model(encoder, model.specification)
-    # The tensors of these layers under their new numbers, and all that are in none.
-    state = model.state_dict()
+    student.load_state_dict(_chosen(model.state_dict(), layers, not encoder.segments))
+    student.kept = model.kept
+    return student
+
+
+def _chosen(state: dict[str, Tensor], layers: Sequence[int], folded: bool) -> dict[str, Tensor]:
+    """Return the tensors of these layers under their new numbers, and all that are in none."""
     selected = {name: tensor for name, tensor in state.items() if not name.startswith(_BLOCK)}
     for number, layer in enumerate(layers):
         prefix = f"{_BLOCK}{layer - 1}."
@@ -147,8 +152,6 @@ def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> 
             for name, tensor in state.items()
             if name.startswith(prefix)
         }
-    if not encoder.segments and _SEGMENT in selected:
+    if folded and _SEGMENT in selected:
         selected[_POSITION] = selected[_POSITION] + selected.pop(_SEGMENT)[0]
-    student.load_state_dict(selected)
-    student.kept = model.kept
-    return student
+    return selected

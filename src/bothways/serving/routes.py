@@ -138,17 +138,7 @@ def document(
         guarded: whether clients need a key.
         playground: whether there is the route `/explain`.
     """
-    fields = {
-        "message": TEXT,
-        "type": {"enum": ["invalid_request_error", "server_error"]},
-        "code": {"enum": CODES},
-        "param": {"type": ["string", "null"]},
-    }
-    error = {"type": "object", "properties": fields, "required": list(fields)}
-    properties = {"error": error, "error_type": {"enum": CODES}}
-    schemas: dict[str, Schema] = {
-        "Error": {"type": "object", "properties": properties, "required": list(properties)}
-    }
+    schemas: dict[str, Schema] = {"Error": _error_schema()}
     paths = {path: {"get": _get(path, answer, models, schemas)} for path, answer in GETS.items()}
     routes = {**ROUTES, "/tokenize": TOKENIZE, **({"/explain": EXPLAIN} if playground else {})}
     if models.indexes:
@@ -175,6 +165,18 @@ def document(
     header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
     components["securitySchemes"] = {"bearer": bearer, "key": header}
     return {**result, "security": [{"bearer": []}, {"key": []}]}
+
+
+def _error_schema() -> Schema:
+    fields = {
+        "message": TEXT,
+        "type": {"enum": ["invalid_request_error", "server_error"]},
+        "code": {"enum": CODES},
+        "param": {"type": ["string", "null"]},
+    }
+    error = {"type": "object", "properties": fields, "required": list(fields)}
+    properties = {"error": error, "error_type": {"enum": CODES}}
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def _responses() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import normalizers, pre_tokenizers
 
 from bothways.core.errors import DataError
+from bothways.core.sequence import Ids
 from bothways.text.tokenizer import Tokenizer, bytes_in
 from bothways.text.word_cache import bert_words
 
@@ -88,14 +89,7 @@ def vocabulary_report(
         message = "there is no word in the text"
         raise DataError(message, fix="Give a text that the vocabulary is meant for.")
     ranked = sorted(words, key=lambda word: (-words[word], word))
-    # The ids of each word, as of its tokens in running text. A tokenizer that puts a space before
-    # every text has a token for the one before an ideograph: ▁ 的 → 的.
-    marks = [id for mark in _SPACES if (id := tokenizer.id(mark)) is not None]
-    spelled = tokenizer.encode([" " + word for word in ranked])
-    for at, (word, ids) in enumerate(zip(ranked, spelled, strict=True)):
-        # BERT's normaliser puts an ideograph between spaces.
-        if len(word) == 1 < len(ids) and ids[0] in marks and _CLEAN.normalize_str(word) != word:
-            spelled[at] = ids[1:]
+    spelled = _spelled(tokenizer, ranked)
     counts = np.array([words[word] for word in ranked])
     # Characters of a word, times its occurrences
     letters = counts * np.array(list(map(len, ranked)))
@@ -130,6 +124,21 @@ def vocabulary_report(
         split=show((lengths > 1) & ~strange),
         strange=show(strange),
     )
+
+
+def _spelled(tokenizer: Tokenizer, words: list[str]) -> list[Ids]:
+    """Return the ids of each word, as of its tokens in running text.
+
+    A tokenizer that puts a space before every text has a token for the one before an ideograph:
+    ▁ 的 → 的.
+    """
+    marks = [id for mark in _SPACES if (id := tokenizer.id(mark)) is not None]
+    spelled = tokenizer.encode([" " + word for word in words])
+    for at, (word, ids) in enumerate(zip(words, spelled, strict=True)):
+        # BERT's normaliser puts an ideograph between spaces.
+        if len(word) == 1 < len(ids) and ids[0] in marks and _CLEAN.normalize_str(word) != word:
+            spelled[at] = ids[1:]
+    return spelled
 
 
 def _readable_token(tokenizer: Tokenizer, id: int) -> tuple[int, str]:

@@ -70,15 +70,7 @@ def change_index(
             fix = "Name a new folder."
             raise FolderError("holds other files than an index", where=folder, fix=fix)
         record = record if index is None else index.record
-        # Remove the files of earlier changes that were replaced, or killed.
-        named = {segment.number for segment in record.segments}
-        for path in list(folder.iterdir()):
-            match = _FILES.fullmatch(path.name)
-            if match is None:
-                continue
-            kept = {"deleted": {record.deleted}, "bm25": {record.bm25}}.get(match[1], named)
-            if int(match[2]) not in kept:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        _remove_unnamed(folder, record)
         change = _Change(folder, record, index, record.changes + 1, progress)
         change.write(documents, embed, frozenset(delete), graph)
         if bm25 or record.bm25 is not None:
@@ -89,6 +81,18 @@ def change_index(
 
 def _is_foreign(path: Path) -> bool:
     return not path.name.startswith(".") and _FILES.fullmatch(path.name) is None
+
+
+def _remove_unnamed(folder: Path, record: IndexRecord) -> None:
+    """Remove the files of earlier changes that were replaced, or killed."""
+    named = {segment.number for segment in record.segments}
+    for path in list(folder.iterdir()):
+        match = _FILES.fullmatch(path.name)
+        if match is None:
+            continue
+        kept = {"deleted": {record.deleted}, "bm25": {record.bm25}}.get(match[1], named)
+        if int(match[2]) not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 class _Change:

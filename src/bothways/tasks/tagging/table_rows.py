@@ -86,18 +86,7 @@ def choose_tag_columns(
     require_columns(columns, names, where, columns_advice([_TEXT, _LABEL]))
     text = next((name for name in (requested.text, defaults.text) if name in names), None)
     if text is None:
-        # The column of words; that of a text, if there are no words or no tags for them.
-        words = [  # lists of objects, such as the tokens of Prodigy, are no words
-            name
-            for name in usual_columns((*WORDS, *WORD), tuple(row))
-            if not isinstance(value := row[name], list | tuple)
-            or not any(isinstance(item, Mapping) for item in value)
-        ]
-        texts = usual_columns(TEXTS, tuple(row))
-        if labelled is not False and texts and not usual_columns(TAGS, tuple(row)):
-            words = []
-        # Words win over the text that they come from.
-        text = guess_column(_TEXT, words[:1] or TEXTS, tuple(row), where)
+        text = _guess_text(row, where, labelled=labelled is not False)
     tag_names = _usual_labels(row, text)
     if labelled is None:
         labelled = defaults.label in names or bool(tag_names)
@@ -111,6 +100,21 @@ def choose_tag_columns(
         )
     )  # fmt: skip
     return TagColumns(text, label, document, sentence)
+
+
+def _guess_text(row: Row, location: str, *, labelled: bool) -> str:
+    """Return the column of words; that of a text, if there are no words or no tags for them."""
+    words = [  # lists of objects, such as the tokens of Prodigy, are no words
+        name
+        for name in usual_columns((*WORDS, *WORD), tuple(row))
+        if not isinstance(value := row[name], list | tuple)
+        or not any(isinstance(item, Mapping) for item in value)
+    ]
+    texts = usual_columns(TEXTS, tuple(row))
+    if labelled and texts and not usual_columns(TAGS, tuple(row)):
+        words = []
+    # Words win over the text that they come from.
+    return guess_column(_TEXT, words[:1] or TEXTS, tuple(row), location)
 
 
 def _usual_labels(row: Row, text: str) -> list[str]:

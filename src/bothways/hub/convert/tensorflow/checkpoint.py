@@ -30,7 +30,7 @@ from bothways.hub.load_report import LoadReport, head_of
 from bothways.hub.model_folder import build_model, heads_of
 from bothways.hub.weight_files import Weights
 from bothways.model.families import albert, bert, electra, weight_names
-from bothways.model.families.family import Family, read_choice
+from bothways.model.families.family import Architecture, Family, read_choice
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Bert
@@ -270,22 +270,7 @@ def _settings(dialect: Dialect, weights: Weights) -> HFConfig:
     labels = {str(at): label_name(at) for at in range(outputs)}
     settings = {**raw, **sizes, "hidden_act": activation, "id2label": labels}
     config = read_family_config(dialect.family, settings, location)
-    # The class with the most heads among those whose heads all have tensors.
-    rules = (rule for name in weights.shapes for rule in dialect.family.keys.origins(name))
-    kinds = {
-        kind
-        for rule in rules
-        if not isinstance(rule, weight_names.Tie) and (kind := head_of(rule.name))
-    }
-    candidates = [each for each in dialect.family.architectures if each.heads <= kinds]
-    if not candidates:
-        heads = listed(sorted(kinds)) or "none"
-        message = f"has the heads {heads}, for which transformers has no class"
-        fix = "Take a checkpoint with its pooler or a head."
-        raise FolderError(message, where=weights.file, fix=fix)
-    return replace(
-        config, architecture=max(candidates, key=lambda architecture: len(architecture.heads))
-    )
+    return replace(config, architecture=_architecture(dialect.family, weights))
 
 
 def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
@@ -313,6 +298,23 @@ def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
         pattern = re.compile(re.escape(name).replace(r"\{\}", "[0-9]+"))
         sizes[setting] = sum(pattern.fullmatch(actual) is not None for actual in weights.shapes)
     return sizes
+
+
+def _architecture(family: Family, weights: Weights) -> Architecture:
+    """Return the class with the most heads among those whose heads all have tensors."""
+    rules = (rule for name in weights.shapes for rule in family.keys.origins(name))
+    kinds = {
+        kind
+        for rule in rules
+        if not isinstance(rule, weight_names.Tie) and (kind := head_of(rule.name))
+    }
+    candidates = [each for each in family.architectures if each.heads <= kinds]
+    if not candidates:
+        heads = listed(sorted(kinds)) or "none"
+        message = f"has the heads {heads}, for which transformers has no class"
+        fix = "Take a checkpoint with its pooler or a head."
+        raise FolderError(message, where=weights.file, fix=fix)
+    return max(candidates, key=lambda architecture: len(architecture.heads))
 
 
 def _why(variable: str, variables: Collection[str]) -> str:
