@@ -16,6 +16,8 @@ from bothways.tasks.metrics import (
     Confusion,
     classification_metrics,
     correlation,
+    error_reduction,
+    errors_text,
     macro_thresholds,
     micro_thresholds,
     multilabel_metrics,
@@ -248,3 +250,21 @@ def test_conformal_threshold_is_the_right_order_statistic():
         with pytest.raises(ConfigError) as refused:
             calibration.conformal_threshold(right, error)
         assert refused.value.where == "error"
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "best", "text"),
+    [
+        (0.90, 0.92, 1.0, "20 % fewer errors"),
+        (0.5, 0.6, 1.0, "20 % fewer errors"),
+        (0.9, 0.9034, 1.0, "3.4 % fewer errors"),
+        (0.9, 1.0, 1.0, "100 % fewer errors"),
+        (0.99, 0.97, 1.0, "200 % more errors"),
+        (101.0, 51.0, 1.0, "50 % fewer errors"),
+        (-2.0, -1.0, 0.0, "50 % fewer errors"),
+        (0.9, 0.9, 1.0, ""),
+        (1.0, 0.9, 1.0, ""),
+    ],
+)
+def test_differences_are_relative_to_errors(base, other, best, text):
+    assert errors_text(error_reduction(base, other, best)) == text

@@ -20,10 +20,11 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError, Resource
 
 def near_path(path: Path, accepts: Callable[[Path], bool] = Path.is_file) -> Path | None:
     """Return a file (or what else is accepted) next to a missing one with a similar name."""
-    if not path.parent.is_dir():
+    try:
+        some = itertools.islice(path.parent.iterdir(), 10_000)  # a huge folder would take seconds
+        names = [other.name for other in some if accepts(other)]
+    except OSError:  # no folder, or one that this user may not list
         return None
-    some = itertools.islice(path.parent.iterdir(), 10_000)  # a huge folder would take seconds
-    names = [other.name for other in some if accepts(other)]
     near = difflib.get_close_matches(path.name, names, n=1)
     return path.parent / near[0] if near else None
 

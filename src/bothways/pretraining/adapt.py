@@ -148,7 +148,7 @@ class Adaptation:
             for metric, before in metrics.items():
                 after = self.after[name][metric]
                 if metric == "perplexity":
-                    change = f"{100 * (after / before - 1):+.2g} %"
+                    change = f"{100 * (after / before - 1):+,.1f} %"
                 elif metric.startswith(("accuracy/", "f1/")):
                     change = errors_text(error_reduction(before, after))
                 else:

@@ -52,7 +52,9 @@ def errors_text(reduction: float | None) -> str:
     """Return an error reduction in words: "20 % fewer errors"; "" for none."""
     if not reduction:
         return ""
-    return f"{100 * abs(reduction):.2g} % {'more' if reduction < 0 else 'fewer'} errors"
+    percent = 100 * abs(reduction)
+    digits = 0 if percent >= 9.95 else 1
+    return f"{percent:,.{digits}f} % {'more' if reduction < 0 else 'fewer'} errors"
 
 
 class Confusion:

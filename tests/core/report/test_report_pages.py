@@ -1,6 +1,7 @@
 """Reports: complete, self-contained, escaped, well-formed, the same in browser and terminal; tables of any width."""
 
 import io
+import math
 import re
 from html.parser import HTMLParser
 
@@ -353,6 +354,7 @@ def test_numbers_are_readable(value, text):
     ("column", "texts"),
     [
         ([0.9, 0.8712, 1.0], ["0.900", "0.871", "1.000"]),
+        ([math.nan, 0.9, 0.8712], ["nan", "0.9000", "0.8712"]),
         ([0.9, 0.8712, 0], ["0.9000", "0.8712", "0.0000"]),
         ([9.5, 10.25], ["9.50", "10.25"]),
         ([3, 1234], ["3", "1,234"]),

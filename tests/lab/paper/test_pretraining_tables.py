@@ -296,12 +296,14 @@ def test_sizes_of_a_table_are_fitted(place, tmp_path):
     rows[0] = RowOutcome(
         cells[0], (SweepOutcome(cells[0].name, {**metrics, "held-out/loss/masked": 6.99}),)
     )
+    rows[-1] = RowOutcome(cells[-1], (SweepOutcome(cells[-1].name, {}, ("diverged",)),))
     titles = {
         section.title: section for section in table_report(request, rows, device="cpu").sections
     }
     table = titles["Loss by parameters and tokens"]
-    assert "Left out, at the level of word frequencies: l-3-h-768-a-12." in table.note
-    assert "11 runs" in table.note
+    names = f"l-3-h-768-a-12, {cells[-1].name}"
+    assert f"Excluded, diverged or at the level of word frequencies: {names}." in table.note
+    assert "10 runs" in table.note
     assert len(titles["Loss by parameters and tokens, fitted"].lines) == 6
     written = json.loads(write_table_results(request, rows).read_text())["fit"]
     assert {*written["exponents"]} == {"parameters", "tokens"}

@@ -53,8 +53,8 @@ def draw(chart: sections.Chart) -> str:
         from matplotlib.figure import Figure
 
     with mpl.rc_context(_STYLE | {"svg.hashsalt": chart.title}), warnings.catch_warnings():
-        # The font of the page has what matplotlib's lacks, such as Chinese.
-        warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from")
+        # Text is drawn by the page, in its fonts: matplotlib's own may lack letters.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         match chart:
             case sections.Curves():
                 figure = Figure(figsize=_CURVES)
@@ -270,15 +270,12 @@ _FONT = re.compile(
 
 def _to_svg(figure: Figure) -> str:
     file = io.StringIO()
-    with warnings.catch_warnings():
-        # Text is drawn by the page, in its fonts: matplotlib's own may lack the letters.
-        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        figure.savefig(
-            file,
-            format="svg",
-            transparent=True,
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-        )
+    figure.savefig(
+        file,
+        format="svg",
+        transparent=True,
+        metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
+    )
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)

@@ -5,6 +5,7 @@ A section holds data and no presentation.
 
 from __future__ import annotations
 
+import math
 import numbers
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -374,7 +375,7 @@ def number_format(values: Sequence[Number], percent: bool = False) -> Callable[[
     """
     if percent:
         return percentage
-    sizes = [abs(value) for value in values if value]
+    sizes = [abs(value) for value in values if value and math.isfinite(value)]
     decimals = _decimals(max(sizes, default=0))
     if all(map(_is_whole, sizes)) or min(sizes) < 10 ** (2 - decimals):
         return readable_number

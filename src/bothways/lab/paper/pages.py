@@ -376,27 +376,29 @@ def _cell_text(request: TableRequest, done: RowOutcome, column: str) -> s.Cell:
 def _scaling(
     request: TableRequest, rows: Many[RowOutcome]
 ) -> tuple[ScalingFit, dict[str, NDArray[np.float64]], list[str]]:
-    """Fit the losses of all runs; return the fit, what it fits, and the names of runs left out.
+    """Fit the losses of all runs; return the fit, what it fits, and the names of excluded runs.
 
-    A run at the level of word frequencies has learned nothing that a power law could describe.
+    A run that diverged has no loss, and one at the level of word frequencies has learned nothing
+    that a power law could describe.
     """
-    base, metric, left_out = base_settings(request), request.plan.fitted, list[str]()
+    base, metric, excluded = base_settings(request), request.plan.fitted, list[str]()
     columns = dict[str, list[float]](loss=[], parameters=[], tokens=[], share=[])
     for done in rows:
         entries = parameter_table(done.cell.settings(base).encoder).entries
         parameters = sum(x.count for x in entries if not x.part.endswith("embedding"))
         for run in done.pretrained:
+            loss = run.metrics.get(metric, math.inf)
             frequencies = run.metrics.get(metric.replace("held-out", "unigram"), math.inf)
-            if run.metrics.get(metric, math.inf) > frequencies * 0.99:
-                left_out.append(run.name)
+            records = _records(request, run)
+            if not (math.isfinite(loss) and loss <= 0.99 * frequencies and records):
+                excluded.append(run.name)
                 continue
-            tokens = _records(request, run)[-1]["tokens"]
-            numbers = (run.metrics[metric], parameters, tokens, done.cell.share)
+            numbers = (loss, parameters, records[-1]["tokens"], done.cell.share)
             for values, number in zip(columns.values(), numbers, strict=True):
                 values.append(float(number))
     points = {name: np.array(values) for name, values in columns.items()}
     sizes = {name: points[name] for name in ("parameters", "tokens")}
-    return fit_scaling(points["loss"], sizes), points, left_out
+    return fit_scaling(points["loss"], sizes), points, excluded
 
 
 def _scaling_sections(request: TableRequest, rows: Many[RowOutcome]) -> Iterator[s.Section]:
@@ -404,10 +406,10 @@ def _scaling_sections(request: TableRequest, rows: Many[RowOutcome]) -> Iterator
     if not request.plan.fitted:
         return
     title = "Loss by parameters and tokens"
-    fit, points, left_out = _scaling(request, rows)
+    fit, points, excluded = _scaling(request, rows)
     note = "Least squares of L = E + A / N^α + B / D^β in nats; N counts no embedding tables. "
-    if left_out:
-        note += f"Left out, at the level of word frequencies: {', '.join(left_out)}. "
+    if excluded:
+        note += f"Excluded, diverged or at the level of word frequencies: {', '.join(excluded)}. "
     if fit.irreducible is None:
         yield s.Prose(title, [f"No fit: {fit.problem}. {note}"])
         return
