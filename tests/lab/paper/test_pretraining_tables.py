@@ -261,6 +261,7 @@ def test_exponents_of_a_law_are_found():
     noisy = fit_scaling((losses + noise).ravel(), again)
     for name, exponent in (("parameters", 0.34), ("tokens", 0.28)):
         assert noisy.exponents[name].low < exponent < noisy.exponents[name].high
+    assert noisy.loss(parameters=3e6, tokens=9e6) == pytest.approx(law(3e6, 9e6), abs=2e-2)
     equal = fit_scaling(losses[:6], {"parameters": parameters[:6], "tokens": tokens[:6]})
     assert {*equal.exponents} == {"parameters"}
     assert equal.irreducible.value == pytest.approx(2.0 + 70.0 * 8e6**-0.28, abs=1e-2)
