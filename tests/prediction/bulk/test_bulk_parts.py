@@ -342,6 +342,25 @@ def test_output_that_changes_is_not_complete_until_the_end(model, tmp_path):
     assert [row["id"] for row in lines(out)] == [*range(3000, 3006), *range(2000, 2020)]
 
 
+def test_parts_of_a_changed_file_that_were_at_work_are_computed_again(model, tmp_path, monkeypatch):
+    """The file was read to its end and noted before its parts were written."""
+    asked, out = request(model, tmp_path), tmp_path / "out"
+    predict_files(asked, out)
+    write_rows(tmp_path / "2.jsonl", make_rows(20, 3))
+
+    def interrupted(worker: Any, jobs: Any, *_: object) -> Any:
+        first, *_ = [*jobs]
+        yield worker(first)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "map_in_order", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(asked, out, processes=2)
+    monkeypatch.undo()
+    assert predict_files(asked, out).again == 6
+    assert [row["id"] for row in lines(out)] == [*range(1000, 1020), *range(3000, 3020)]
+
+
 def test_a_refused_job_leaves_nothing_behind(model, tmp_path, monkeypatch):
     def killed(*_: object) -> None:
         raise ResourceError("a worker process was killed (signal 9)")
@@ -350,6 +369,28 @@ def test_a_refused_job_leaves_nothing_behind(model, tmp_path, monkeypatch):
     with pytest.raises(ResourceError, match="was killed"):
         predict_files(request(model, tmp_path), tmp_path / "out", processes=2)
     assert not (tmp_path / "out").exists()
+
+
+def test_types_of_an_earlier_call_stay(model, tmp_path):
+    """The rows that come after a finished file have whole numbers, its own have others."""
+    rows = make_rows(8)
+    for row in rows[:4]:
+        row["id"] = 0.5
+    files = [write_rows(tmp_path / f"{n}.jsonl", rows[n : n + 4]) for n in (0, 4)]
+    asked, out = BulkRequest(model, tuple(files), keep=("id",), form="parquet"), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(asked, out, progress=Interrupting(3))
+    assert predict_files(asked, out).again == 1
+    table = dataset.dataset(out, format="parquet").to_table()
+    assert table["id"].to_pylist() == [0.5] * 4 + [4.0, 5.0, 6.0, 7.0]
+
+
+def test_vectors_of_other_types_continue(tmp_path):
+    bert = str(make_folder(tmp_path / "bert"))
+    asked = replace(request(bert, tmp_path), task="embed", keep=(), vectors="int8")
+    asked = replace(asked, ranges=((-1.0,) * 32, (1.0,) * 32))
+    assert predict_files(asked, tmp_path / "out").again == 0
+    assert predict_files(asked, tmp_path / "out").again == 10
 
 
 def test_a_data_set_of_the_hub_is_read_in_one_revision(model, tmp_path):
@@ -372,7 +413,6 @@ def test_a_data_set_of_the_hub_is_read_in_one_revision(model, tmp_path):
     assert predict_files(named, out).again == len(before)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bothways.data.tables.HubData.rows", lambda _: 1 / 0)
-        patch.setattr("bothways.prediction.bulk.run._first_part", lambda *_: None)
         assert predict_files(asked, out, progress=heard).again == 5, "what is finished is not read"
     assert [row["id"] for row in lines(out)] == [*range(9)]
 
@@ -385,7 +425,7 @@ def test_a_data_set_that_changes_before_it_is_read_ends_the_work(model, tmp_path
     files = (write_rows(tmp_path / "a.jsonl", make_rows(3)), f"hub:{data}")
     rows = write_rows(tmp_path / "b.jsonl", make_rows(9, 1))
     changing = Changing(data / "train.jsonl", Path(rows).read_bytes())
-    with pytest.raises(DataError, match=r"texts: has changed since .*\n  Run the same command"):
+    with pytest.raises(DataError, match=r"texts: has changed since .*\n  Delete .*_files to begin"):
         predict_files(BulkRequest(model, files), tmp_path / "out", progress=changing)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.prediction.bulk import run
 from bothways.prediction.bulk.folder import PARTS, SUCCESS, parts_folder, rejects_file
 from bothways.prediction.bulk.parts import BulkRequest
@@ -126,6 +126,26 @@ def test_rejected_rows_are_in_a_file_beside_it(model, tmp_path):
     assert json.loads(rejected)["where"].endswith("rows.jsonl:2")
 
 
+def test_a_pipe_is_read_once(model, tmp_path):
+    """Its parts cannot be continued, and its rows have the types of the first of them."""
+    rows = [json.dumps(row) for row in make_rows(9)]
+    words = ["predict", model, "-", "--text", "text", "--keep", "id", "--rows", "4"]
+    out = tmp_path / "out.parquet"
+    done = subprocess.run(
+        [sys.executable, "-m", "bothways", *words, "--out", out],
+        input="\n".join(rows), text=True, capture_output=True, check=True,
+    )  # fmt: skip
+    assert "9 rows" in done.stderr
+    assert parquet.read_table(out)["id"].to_pylist() == [*range(9)]
+    rows[5] = "{"
+    broken = subprocess.run(
+        [sys.executable, "-m", "bothways", *words, "--out", tmp_path / "b.csv"],
+        input="\n".join(rows), text=True, capture_output=True, check=False,
+    )  # fmt: skip
+    assert "standard input:6" in broken.stderr
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.parquet"]
+
+
 def test_names_that_cannot_be_written_are_refused(model, table):
     for words, where in (
         (["--out", "x.json"], "out"),
@@ -136,7 +156,7 @@ def test_names_that_cannot_be_written_are_refused(model, table):
             run_line("predict", model, table, *words)
         assert refused.value.where == where
     before = table.read_bytes()
-    with pytest.raises(DataError, match="is the input, too"):
+    with pytest.raises(ResourceError, match="the output is also an input"):
         run_line("predict", model, table, "--out", table)
     with pytest.raises(DataError, match="'nothing'"):
         run_line("predict", model, table, "--keep", "nothing")

@@ -3,7 +3,7 @@
     part-00002-00017.jsonl      the 18th part of the third file
     _parts/00002-00017.json     its marker: rows, digest of the input, size of the part
     _rejects/00002-00017.jsonl  rows of that part without a prediction
-    _files/00002.json           marker of a file whose parts are all finished
+    _files/00002.json           marker of a file that has been read: the number of its parts
     _files/versions.json        the commits of data sets of the Hub
     _job.json                   what was asked
     _SUCCESS                    totals, written at the end
@@ -22,10 +22,9 @@ Or one file, into which the parts of a hidden folder next to it are joined at th
 from __future__ import annotations
 
 import csv
+import itertools
 import json
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,20 +32,19 @@ from typing import Any
 import numpy as np
 
 from bothways.core.config import reader as configs
-from bothways.core.errors import (
-    BothwaysError,
-    ConfigError,
-    DataError,
-    ResourceError,
-    argument,
-    optional,
-)
-from bothways.core.files import HIDDEN, make_folder, read_object, replace_file
+from bothways.core.errors import BothwaysError, ConfigError, ResourceError, argument, optional
+from bothways.core.files import HIDDEN, make_folder, read_object, replace_file, replace_text
 from bothways.core.folder_lock import LOCK, OWNER
 from bothways.data.documents import Origin, check_versions, origin_of
 from bothways.data.tables import HUB, without_revision
-from bothways.data.text_io import STANDARD_INPUT, STDIN, file_at, read_lines, standard_input
-from bothways.prediction.bulk.parts import BulkRequest, PartFormat, PartJob, PartMarker, PartResult
+from bothways.data.text_io import file_at
+from bothways.prediction.bulk.parts import (
+    BulkRequest,
+    PartFormat,
+    PartMarker,
+    PartResult,
+    is_pipe,
+)
 
 JOB, SUCCESS = "_job.json", "_SUCCESS"
 PARTS, REJECTS, FILES = "_parts", "_rejects", "_files"
@@ -56,7 +54,7 @@ BEGUN, FINISHED = (JOB, PARTS, REJECTS, FILES), ("part-*", f"{PARTS}/[!.]*.json"
 
 @dataclass(frozen=True)
 class FileMarker:
-    """Record of a finished file: its parts, its size and, as in `Origin`, its version."""
+    """Record of a file that has been read: its parts, its size and, as in `Origin`, its version."""
 
     parts: int
     size: int
@@ -64,15 +62,10 @@ class FileMarker:
 
 
 class BulkFolder:
-    """A folder that this process has locked.
-
-    Attributes:
-        origins: data sets of the Hub as they are when the work begins, files when they are read.
-    """
+    """A folder that this process has locked."""
 
     def __init__(self, out: Path, request: BulkRequest) -> None:
         self.out, self.request = out, request
-        self.origins = [*map(_origin, request.files)]
 
     def begin(self) -> None:
         """Check that the folder is empty or holds the same job, and write down the job.
@@ -84,40 +77,61 @@ class BulkFolder:
         """
         record, job_file = self.request.record(), self.out / JOB
         if job_file.exists():
-            _check_same(read_object(job_file), record, job_file)
+            old = read_object(job_file)
+            for name in {**record, **old}:
+                if old.get(name) != record.get(name):
+                    message = f"the folder was begun with {name} = {old.get(name)!r}"
+                    other = f"or choose another folder: {argument(out='FOLDER')}."
+                    raise ConfigError(
+                        f"{message}, not {record.get(name)!r}", where=job_file,
+                        fix=f"Continue with the same settings, {other}",
+                    )  # fmt: skip
         else:
-            passed = {LOCK, OWNER}
-            names = [path.name for path in self.out.iterdir() if path.name not in passed]
-            # Files that were being written when an earlier run was killed.
-            foreign = [name for name in names if not name.startswith(HIDDEN)]
-            if foreign:
-                message = f"holds other files, such as {sorted(foreign)[0]!r}"
+            # Hidden are files that were being written when an earlier run was killed.
+            names = sorted(path.name for path in self.out.iterdir())
+            if foreign := [x for x in names if not x.startswith((LOCK, OWNER, HIDDEN))]:
+                message = f"holds other files, such as {foreign[0]!r}"
                 fix = "Choose a new or empty folder."
                 raise ResourceError(message, where=self.out, fix=fix)
         for name in (PARTS, REJECTS, FILES):
             make_folder(self.out / name)
-        origins = [replace(x, name=without_revision(x.name)) for x in self.origins]
-        check_versions(self.out / FILES, origins)
+        for name in self.request.files:
+            self.origin(name)
         _write_json(job_file, record)
+        (self.out / SUCCESS).unlink(missing_ok=True)
 
-    def finished_part(self, job: PartJob) -> PartMarker | None:
-        """Return the marker of a part that is finished for the same rows."""
-        marker = self._marker(job.file, job.part)
-        return None if marker is None or marker.digest != job.digest else marker
+    def origin(self, name: str) -> Origin:
+        """Return an input as it is now.
 
-    def finished_file(self, number: int) -> list[PartMarker] | None:
-        """Return the markers of a file that is finished and has not changed since.
-
-        A file that is not is to be read now: what changes later is found when the work continues.
+        Raises:
+            DataError: a data set of the Hub has changed since the work began.
         """
-        if not self.request.files[number].startswith(HUB):
-            self.origins[number] = _origin(self.request.files[number])
-        origin, marker = self.origins[number], _read(self._finished(number), FileMarker)
+        if is_pipe(name):
+            return Origin(name)
+        origin = origin_of(name if name.startswith(HUB) else str(file_at(name)))
+        check_versions(self.out / FILES, [replace(origin, name=without_revision(name))])
+        return origin
+
+    def marker(self, number: int, part: int) -> PartMarker | None:
+        """Return the marker of a part whose file is there."""
+        content, _, marker_file = self.part_files(number, part)
+        marker: PartMarker | None = _read(marker_file, PartMarker)
+        if marker is None or marker.size is None:
+            return marker
+        return marker if content.is_file() and content.stat().st_size == marker.size else None
+
+    def finished_file(self, number: int, origin: Origin) -> list[PartMarker] | None:
+        """Return the markers of a file that is finished and has not changed since."""
+        marker = _read(self._file_marker(number), FileMarker)
         if marker is None or (marker.size, marker.modified) != (origin.size, origin.modified):
             return None
-        markers = [self._marker(number, part) for part in range(marker.parts)]
+        markers = [self.marker(number, part) for part in range(marker.parts)]
         complete = [item for item in markers if item is not None]
         return complete if len(complete) == marker.parts else None
+
+    def forget(self, number: int, part: int) -> None:
+        """Delete the marker of a part that is computed again."""
+        self.part_files(number, part)[-1].unlink(missing_ok=True)
 
     def write(self, result: PartResult) -> None:
         """Write a part, its rejected rows, then its marker.
@@ -125,51 +139,36 @@ class BulkFolder:
         Raises:
             ResourceError: no space, or no permission.
         """
-        self._reopen()
-        part_file, rejects, marker_file = self._places(result.file, result.part)
-        content = result.content
-        if content is None:
-            part_file.unlink(missing_ok=True)
-        else:
-            replace_file(part_file, lambda file: file.write_bytes(content))
-        if result.rejected:
-            rows = (json.dumps(asdict(row), ensure_ascii=False) for row in result.rejected)
-            lines = "".join(f"{row}\n" for row in rows).encode(errors="replace")
-            replace_file(rejects, lambda file: file.write_bytes(lines))
-        else:
-            rejects.unlink(missing_ok=True)
+        part_file, rejects, marker_file = self.part_files(result.file, result.part)
+        rows = (json.dumps(row._asdict(), ensure_ascii=False) for row in result.rejected)
+        lines = "".join(f"{row}\n" for row in rows).encode(errors="replace")
+        for path, content in ((part_file, result.content), (rejects, lines)):
+            if content:
+                replace_file(path, lambda file, content=content: file.write_bytes(content))
+            else:
+                path.unlink(missing_ok=True)
         # The marker comes last: a part with a marker is complete, whatever was killed.
         _write_json(marker_file, asdict(result.marker))
 
-    def finish_file(self, number: int, parts: int) -> None:
-        """Mark a file whose parts are all finished; remove parts beyond them of an earlier try."""
-        beyond = parts
-        while any(path.exists() for path in self._places(number, beyond)):
-            self._reopen()
-            for path in self._places(number, beyond):
-                path.unlink(missing_ok=True)
-            beyond += 1
-        origin = self.origins[number]
+    def finish_file(self, number: int, parts: int, origin: Origin) -> None:
+        """Note the parts of a file that has been read; remove those beyond, of an earlier try.
+
+        Some may still be at work: they have no marker, which one that was computed before has lost.
+        """
+        for beyond in itertools.count(parts):
+            found = [path for path in self.part_files(number, beyond) if path.exists()]
+            if not found:
+                break
+            for path in found:
+                path.unlink()
         marker = FileMarker(parts, origin.size, origin.modified)
-        _write_json(self._finished(number), asdict(marker))
+        _write_json(self._file_marker(number), asdict(marker))
 
     def finish(self, totals: Mapping[str, int]) -> None:
         """Mark the whole output as complete."""
-        _write_json(self.out / SUCCESS, dict(totals))
+        _write_json(self.out / SUCCESS, totals)
 
-    def _reopen(self) -> None:
-        """Take back that the output is complete, before it changes."""
-        (self.out / SUCCESS).unlink(missing_ok=True)
-
-    def _marker(self, number: int, part: int) -> PartMarker | None:
-        """Return the marker of a part whose file is there."""
-        content, _, marker_file = self._places(number, part)
-        marker: PartMarker | None = _read(marker_file, PartMarker)
-        if marker is None or marker.size is None:
-            return marker
-        return marker if content.is_file() and content.stat().st_size == marker.size else None
-
-    def _places(self, number: int, part: int) -> tuple[Path, Path, Path]:
+    def part_files(self, number: int, part: int) -> tuple[Path, Path, Path]:
         """Return the files of a part, of its rejected rows and of its marker."""
         name, form = f"{number:05d}-{part:05d}", self.request.form
         return (
@@ -178,22 +177,8 @@ class BulkFolder:
             self.out / PARTS / f"{name}.json",
         )
 
-    def _finished(self, number: int) -> Path:
+    def _file_marker(self, number: int) -> Path:
         return self.out / FILES / f"{number:05d}.json"
-
-
-def _origin(name: str) -> Origin:
-    return origin_of(name if name.startswith(HUB) else str(file_at(name)))
-
-
-def _check_same(old: Mapping[str, Any], new: Mapping[str, Any], path: Path) -> None:
-    """Raise ConfigError for the first setting that differs."""
-    for name in {**new, **old}:
-        if old.get(name) != new.get(name):
-            message = f"the folder was begun with {name} = {old.get(name)!r}, not {new.get(name)!r}"
-            other = argument(out="FOLDER")
-            fix = f"Continue with the same settings, or choose another folder: {other}."
-            raise ConfigError(message, where=path, fix=fix)
 
 
 def _read(path: Path, kind: type[Any]) -> Any:
@@ -205,8 +190,7 @@ def _read(path: Path, kind: type[Any]) -> Any:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
-    replace_file(path, lambda file: file.write_text(text, encoding="utf8", errors="replace"))
+    replace_text(path, json.dumps(value, indent=1) + "\n")
 
 
 SUFFIXES: dict[str, PartFormat] = {
@@ -230,40 +214,13 @@ def rejects_file(out: Path) -> Path:
     return out.with_name(f"{out.name}.rejects.jsonl")
 
 
-@contextmanager
-def spooled(name: str, suffix: str) -> Iterator[str]:
-    """Copy a pipe to a temporary file, since parts are made of what can be read again.
-
-    Errors name the pipe.
-    """
-    lines = standard_input() if name == STDIN else read_lines(file_at(name))
-    with tempfile.NamedTemporaryFile("w", suffix=suffix, encoding="utf8") as file:
-        file.writelines(f"{text}\n" for _, text in lines)
-        file.flush()
-        try:
-            yield file.name
-        except BothwaysError as error:
-            if error.where is not None:
-                shown = STANDARD_INPUT if name == STDIN else name
-                error.where = str(error.where).replace(file.name, shown)
-            raise
-
-
 def part_format(request: BulkRequest, out: Path) -> PartFormat:
-    """Return the format of the parts of a file.
-
-    Raises:
-        ConfigError: the request names another format.
-        DataError: the file is one of the inputs.
-    """
+    """Return the format of the parts of a file; raise ConfigError if another one is named."""
     spans = request.form == "spans" and out.suffix == ".jsonl"
     form: PartFormat = "spans" if spans else SUFFIXES[out.suffix]
     if request.form not in (None, form):
         message = f"{request.form!r} is not the format of {out.name}"
         raise ConfigError(message, where="format", fix="Leave it out: the ending names the format.")
-    for name in request.files:
-        if not name.startswith(HUB) and file_at(name).resolve() == out.resolve():
-            raise DataError("is the input, too", where=out, fix="Choose another file.")
     return form
 
 
@@ -317,8 +274,8 @@ def _join_arrays(parts: list[Path], file: Path) -> None:
     header = {"descr": arrays[0].dtype.str, "fortran_order": False, "shape": shape}
     with file.open("wb") as stream:
         np.lib.format.write_array_header_1_0(stream, header)
-        for part in parts:
-            stream.write(np.load(part).tobytes())
+        for array in arrays:
+            stream.write(array.tobytes())
 
 
 def _rows(parts: list[Path], flat: bool) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,6 @@ Each part has the key by which it is known again.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import glob
 import hashlib
@@ -16,24 +15,23 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from bothways.core.config.values import nest, require_at_least
 from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, optional
 from bothways.core.files import is_url, local_path
+from bothways.core.progress import Progress
 from bothways.data.tables import HUB, RowError, without_revision
 from bothways.data.text_io import file_at, is_stream, matching_files
 from bothways.hub.provenance import digest_of_model
-from bothways.prediction import engine
 from bothways.prediction.predictor import Predictor, named_columns, open_task, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.session_model import Runtime
 from bothways.tasks.base import Reading, Task
-from bothways.tasks.columns import require_columns
+from bothways.tasks.columns import reads_as_trained, require_columns
 from bothways.tasks.sentence_embedding.quantized import VectorType, quantize
-from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns
 
@@ -132,61 +130,46 @@ class BulkRequest:
         """Return the request with the format of the parts, the usual one if none is named.
 
         Raises:
-            ConfigError: .npy holds neither predictions other than vectors nor columns.
+            ConfigError: the task, or a column to keep, has no place in this format or this type of
+                vectors.
         """
-        vectors = isinstance(task, SentenceEmbeddingTask)
-        check_format(self.form, task)
-        self.check_vectors(task)
-        if self.form == "npy" and not vectors:
+        vectors, message, where, fix = (
+            task.name == "embed",
+            "",
+            "format",
+            "Choose jsonl or parquet.",
+        )
+        if self.form == "spans" and not isinstance(task, TaggingTask):
+            message = f"spans are of the task 'tag', and the task is {task.name!r}"
+        elif self.form == "npy" and not vectors:
             message = f"npy holds vectors, and the task is {task.name!r}"
-            raise ConfigError(message, where="format", fix="Choose jsonl or parquet.")
-        if self.form == "npy" and self.keep:
+        elif self.form == "npy" and self.keep:
             message = "npy holds no columns to keep"
-            raise ConfigError(message, where="format", fix="Choose parquet or jsonl.")
+        elif self.vectors != "float32" and not vectors:
+            message, where = f"is for vectors, and the task is {task.name!r}", "output_dtype"
+            fix = "Leave it out."
+        elif self.vectors in ("int8", "uint8") and self.ranges is None:
+            message, where = f"{self.vectors} needs the range of each component", "output_dtype"
+            fix = f"Name vectors of some texts: {argument(calibration='vectors.npy')}."
+        elif self.vectors not in ("int8", "uint8") and self.ranges is not None:
+            message, where = f"{self.vectors} takes no calibration", "output_dtype"
+            fix = "Leave it out."
+        if message:
+            raise ConfigError(message, where=where, fix=fix)
         # Tables stay tables, vectors are an array unless columns are kept next to them.
         form: PartFormat = "npy" if vectors and not self.keep else "jsonl"
         if all(name.endswith(".parquet") for name in self.files) or (vectors and self.keep):
             form = "parquet"
         return dataclasses.replace(self, form=self.form or form)
 
-    def check_vectors(self, task: Task[Any, Any]) -> None:
-        """Raise ConfigError for a type of vectors without ranges, or of a task without vectors."""
-        where, fix = "output_dtype", "Leave it out."
-        if self.vectors != "float32" and not isinstance(task, SentenceEmbeddingTask):
-            message = f"is for vectors, and the task is {task.name!r}"
-            raise ConfigError(message, where=where, fix=fix)
-        if (self.vectors in ("int8", "uint8")) != (self.ranges is not None):
-            message = f"{self.vectors} takes no calibration"
-            if self.ranges is None:
-                message = f"{self.vectors} needs the range of each component"
-                fix = f"Name vectors of some texts: {argument(calibration='vectors.npy')}."
-            raise ConfigError(message, where=where, fix=fix)
-
     def record(self) -> dict[str, Any]:
         """Return the settings that decide the output, as plain values."""
         values = dataclasses.asdict(self)
-        values["keep"] = [*self.keep]
-        values["settings"] = json.loads(json.dumps(values["settings"], default=str))
         values["files"] = [*map(without_revision, self.files)]  # the commit is noted apart from it
         del values["device"]
-        return values | {"sha256 of the model": digest_of_model(self.model)}
-
-
-def check_format(form: PartFormat | None, task: Task[Any, Any]) -> None:
-    """Raise ConfigError for spans of a task that does not tag words."""
-    if form == "spans" and not isinstance(task, TaggingTask):
-        message = f"spans are of the task 'tag', and the task is {task.name!r}"
-        raise ConfigError(message, where="format", fix="Choose jsonl or parquet.")
-
-
-def check_not_inside(out: Path, files: tuple[str, ...]) -> None:
-    """Raise DataError if a file is in the folder that is written to."""
-    for name in files:
-        if not name.startswith(HUB) and file_at(name).parent.resolve() == out.resolve():
-            message = "is in the folder of the output"
-            raise DataError(
-                message, where=name, fix=f"Choose another folder: {argument(out='FOLDER')}."
-            )
+        values["sha256 of the model"] = digest_of_model(self.model)
+        plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+        return plain
 
 
 def kept_columns(keep: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -214,28 +197,32 @@ def expand_patterns(names: Iterable[str]) -> Iterator[str]:
             yield from map(str, matching_files(name))
 
 
-KEEP_FIX = f"Name columns of the input: {argument(keep='NAME')}."
-
-
-@dataclass(frozen=True)
-class BulkRow:
+class BulkRow(NamedTuple):
     """An example, with the values of the columns to keep."""
 
     example: Any
     kept: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True)
-class RejectedRow:
+class RejectedRow(NamedTuple):
     """A row without a prediction: its place, and the error."""
 
     where: str
     error: str
 
-    @classmethod
-    def of(cls, error: BothwaysError, location: str) -> RejectedRow:
-        """Return the row that has this error."""
-        return cls(str(error.where or location), error.what)
+
+@dataclass
+class Rejects:
+    """Rows without a prediction, if they are allowed."""
+
+    allowed: bool
+    rows: list[RejectedRow] = field(default_factory=list)
+
+    def add(self, error: BothwaysError, location: str) -> None:
+        """Note a row, or raise its error if rejecting was not asked for."""
+        if not self.allowed:
+            raise error
+        self.rows.append(RejectedRow(str(error.where or location), error.what))
 
 
 @dataclass(frozen=True)
@@ -291,141 +278,118 @@ class PartResult:
     rejected: tuple[RejectedRow, ...]
 
 
-@dataclass
-class FileReader:
-    """Reads the parts of a file.
+def read_parts(
+    request: BulkRequest, task: Task[Any, Any], number: int, progress: Progress
+) -> Iterator[PartJob]:
+    """Yield the parts of a file in order, without types.
 
-    Attributes:
-        columns: what is read, once the file is open.
-        parts: those read so far.
+    Raises:
+        DataError: the file cannot be read or changes meanwhile, or a row without `rejects`.
+        ConfigError: a column to keep, of a file that has no columns.
     """
+    name = request.files[number]
+    if _is_empty(name):
+        return
+    before = status(name)
+    reading = task.read(name, request.columns(task), labelled=False)
+    columns = getattr(reading.task, "columns", None)
+    vectors = task.name == "embed" and request.form in ("npy", "parquet")
+    if vectors and isinstance(columns, TextColumns) and columns.text_b is not None:
+        # A row has room for one vector: the second would be lost.
+        texts = f"{columns.text!r} and {columns.text_b!r}"
+        message = f"has two texts a row, {texts}, and one is embedded"
+        raise DataError(message, where=name, fix=f"Name one: {argument(text='NAME')}.")
+    note_guess(request, task, reading, name, progress)
+    rejects, start = Rejects(request.rejects), 0.0
+    rows = read_rows(request, reading, name, rejects)
+    for part in itertools.count():
+        chunk = tuple(itertools.islice(rows, request.rows))
+        rejected, rejects.rows = tuple(rejects.rows), []
+        if not chunk and not rejected:
+            break
+        end = 1.0 if reading.share is None else reading.share()
+        # A data set may be named with its revision when the work is continued.
+        text = repr((chunk, rejected)).replace(name, without_revision(name))
+        key = hashlib.sha256(text.encode(errors="backslashreplace"))
+        yield PartJob(number, part, chunk, rejected, key.hexdigest(), end - start)
+        start = end
+    after = status(name)
+    # One that was replaced has another inode, and was read as it was.
+    if before and after and before.st_ino == after.st_ino and (
+        (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
+    ):  # fmt: skip
+        message = "has changed while it was read"
+        fix = "Run the same command again: rows that are the same are not predicted again."
+        raise DataError(message, where=name, fix=fix)
 
-    request: BulkRequest
-    task: Task[Any, Any]
-    number: int
-    columns: object = None
-    parts: int = 0
-    _rejected: list[RejectedRow] = field(default_factory=list)
 
-    def read(self) -> Iterator[PartJob]:
-        """Yield the parts in order, without types.
+def read_rows(
+    request: BulkRequest, reading: Reading[Any], name: str, rejects: Rejects
+) -> Iterator[BulkRow]:
+    """Yield the examples of a source with the values of the columns to keep.
 
-        Raises:
-            DataError: the file cannot be read, or a row without `rejects`.
-            ConfigError: a column to keep, of a file that has no columns.
-        """
-        request, name = self.request, self.request.files[self.number]
-        if _is_empty(name):
+    Raises:
+        DataError: a column to keep is missing, or a row cannot be read and rejects are refused.
+        ConfigError: the source has no columns to keep.
+    """
+    old, table, parse = [column for column, _ in request.kept], reading.table, reading.parse
+    if table is None or parse is None:
+        if old or request.rejects:
+            message = f"{name} is not a table with columns that can be read row by row"
+            where = "keep" if old else "rejects"
+            raise ConfigError(message, where=where, fix=f"Leave {where} out.")
+        yield from map(BulkRow, reading.examples)
+        return
+    require_columns(old, table.names, name, f"Name columns of the input: {argument(keep='NAME')}.")
+    while True:
+        try:
+            row = next(table.rows, None)
+        except RowError as error:  # any other error is one of the whole file
+            rejects.add(error, name)
+            continue
+        if row is None:
             return
-        reading = self.task.read(name, request.columns(self.task), labelled=False)
-        self.columns = getattr(reading.task, "columns", None)
-        self._check_one_text(name)
-        rows, start = self._rows(reading, name), 0.0
-        while True:
-            chunk = tuple(itertools.islice(rows, request.rows))
-            if not chunk and not self._rejected:
-                return
-            end = 1.0 if reading.share is None else reading.share()
-            rejected, self._rejected = tuple(self._rejected), []
-            # A data set may be named with its revision when the work is continued.
-            text = repr((chunk, rejected)).replace(name, without_revision(name))
-            key = hashlib.sha256(text.encode(errors="backslashreplace"))
-            self.parts += 1
-            yield PartJob(
-                self.number, self.parts - 1, chunk, rejected, key.hexdigest(), end - start
-            )
-            start = end
+        try:
+            example = parse(row)
+        except DataError as error:
+            rejects.add(error, row.where)
+            continue
+        yield BulkRow(example, tuple(row.values.get(column) for column in old))
 
-    def _check_one_text(self, name: str) -> None:
-        """Refuse pairs of texts where a row has room for one vector: the second would be lost."""
-        columns = self.columns
-        vectors = self.request.form in ("npy", "parquet") and self.task.name == "embed"
-        if vectors and isinstance(columns, TextColumns) and columns.text_b is not None:
-            texts = f"{columns.text!r} and {columns.text_b!r}"
-            message = f"has two texts a row, {texts}, and one is embedded"
-            raise DataError(message, where=name, fix=f"Name one: {argument(text='NAME')}.")
 
-    def _rows(self, reading: Reading[Any], name: str) -> Iterator[BulkRow]:
-        old = [column for column, _ in self.request.kept]
-        table, parse = reading.table, reading.parse
-        if table is None or parse is None:
-            if old or self.request.rejects:
-                raise _no_table("keep" if old else "rejects", name)
-            yield from (BulkRow(example) for example in reading.examples)
-            return
-        require_columns(old, table.names, name, KEEP_FIX)
-        while True:
-            try:
-                row = next(table.rows, None)
-            except RowError as error:  # any other error is one of the whole file
-                self._reject(error, name)
-                continue
-            if row is None:
-                return
-            try:
-                example = parse(row)
-            except DataError as error:
-                self._reject(error, row.where)
-                continue
-            yield BulkRow(example, tuple(row.values.get(column) for column in old))
+def note_guess(
+    request: BulkRequest, task: Any, reading: Reading[Any], name: str, progress: Progress
+) -> None:
+    """Report columns that were guessed, if they differ from training."""
+    columns = getattr(reading.task, "columns", None)
+    guessed = request.text is None and request.text_b is None and ".txt" not in Path(name).suffixes
+    if (
+        guessed
+        and not is_pipe(name)
+        and not reads_as_trained(columns, getattr(task, "columns", None))
+    ):
+        progress.message(f"note: {name}: the columns are guessed: {columns}")
 
-    def _reject(self, error: DataError, location: str) -> None:
-        if not self.request.rejects:
-            raise error
-        self._rejected.append(RejectedRow.of(error, location))
+
+def is_pipe(name: str) -> bool:
+    """Return True for standard input or a pipe, which can be read once."""
+    return not name.startswith(HUB) and is_stream(name)
+
+
+def status(name: str) -> os.stat_result | None:
+    """Return the status of a file; None for a pipe or a data set of the Hub."""
+    return None if name.startswith(HUB) or is_stream(name) else file_at(name).stat()
 
 
 def _is_empty(name: str) -> bool:
     """Return True for a file without a row, as engines write for empty partitions."""
-    if name.startswith(HUB):
-        return False
-    path = file_at(name)
-    if path.suffix != ".parquet":
-        return path.is_file() and path.stat().st_size == 0
+    stat = status(name)
+    if stat is None or not name.endswith(".parquet"):
+        return stat is not None and stat.st_size == 0
     with optional("data", "reading Parquet files"):
         import pyarrow
         from pyarrow import parquet
     try:
-        return not parquet.read_metadata(path).num_rows
+        return not parquet.read_metadata(file_at(name)).num_rows
     except (pyarrow.ArrowException, OSError):  # reported when it is read
         return False
-
-
-def _no_table(option: str, name: str) -> ConfigError:
-    message = f"{name} is not a table with columns that can be read row by row"
-    return ConfigError(message, where=option, fix=f"Leave {option} out.")
-
-
-def predict_kept(
-    opened: Predictor,
-    reading: Reading[Any],
-    keep: tuple[str, ...],
-    config: engine.PredictConfig = engine.DEFAULT_PREDICT,
-    counts: engine.PredictionCounts | None = None,
-) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yield the values of columns to keep and the prediction of each row, in order.
-
-    Args:
-        keep: columns as `BulkRequest.keep`.
-
-    Raises:
-        ConfigError: the reading has no columns.
-        DataError: it lacks one, or a row cannot be read.
-    """
-    if not keep:
-        pairs = opened.predict_examples(reading, config, counts)
-        yield from (({}, prediction) for _, prediction in pairs)
-        return
-    columns, table, parse = kept_columns(keep), reading.table, reading.parse
-    if table is None or parse is None:
-        raise _no_table("keep", "the input")
-    require_columns([old for old, _ in columns], table.names, table.where, KEEP_FIX)
-    waiting = collections.deque[dict[str, Any]]()  # of rows that are read, a window ahead
-
-    def examples() -> Iterator[Any]:
-        for row in table.rows:
-            waiting.append({new: row.values.get(old) for old, new in columns})
-            yield parse(row)
-
-    for _, prediction in engine.predict(opened.task_model, examples(), config, counts):
-        yield waiting.popleft(), prediction

@@ -9,58 +9,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import BothwaysError, ConfigError, DataError, argument
-from bothways.core.files import check_output_path
+from bothways.core.files import check_output_path, local_path
 from bothways.core.folder_lock import discard_begun, lock_folder
 from bothways.core.jobs.process_pool import map_in_order
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, resolve_precision
 from bothways.core.runtime.process import usable_cores
 from bothways.core.terminal import quantity
-from bothways.data.documents import check_origin
-from bothways.data.tables import HUB
-from bothways.data.text_io import file_at, is_stream
-from bothways.prediction.bulk.folder import (
-    BEGUN,
-    FINISHED,
-    BulkFolder,
-    is_file,
-    join_parts,
-    part_format,
-    parts_folder,
-    spooled,
-)
-from bothways.prediction.bulk.parts import (
-    BulkRequest,
-    FileReader,
-    PartJob,
-    PartMarker,
-    PartResult,
-    check_format,
-    check_not_inside,
-    predict_kept,
-)
-from bothways.prediction.bulk.worker import (
-    PartWorker,
-    column_types,
-    file_types,
-    kept_values,
-    prediction_values,
-)
-from bothways.prediction.engine import PredictConfig, PredictionCounts, counting
+from bothways.prediction import engine
+from bothways.prediction.bulk import folder as output
+from bothways.prediction.bulk import parts as inputs
+from bothways.prediction.bulk import worker
 from bothways.tasks.base import Task
-from bothways.tasks.columns import reads_as_trained
 
 ATTEMPTS = 3
 """Maximum number of attempts at a part whose worker is killed."""
-
-Computed = Generator[PartResult | BothwaysError]
 
 
 @dataclass
@@ -81,7 +52,7 @@ class BulkResult:
     cut: int = 0
     blank: int = 0
 
-    def add(self, marker: PartMarker, *, again: bool) -> None:
+    def add(self, marker: inputs.PartMarker, *, again: bool) -> None:
         """Count a part, computed now or finished before."""
         self.parts, self.again = self.parts + 1, self.again + again
         for name in ("rows", "rejected", "cut", "blank"):
@@ -90,11 +61,11 @@ class BulkResult:
     @property
     def warnings(self) -> list[str]:
         """Sentences for the user about texts that were cut or empty."""
-        return PredictionCounts(self.rows, self.cut, self.blank).warnings
+        return engine.PredictionCounts(self.rows, self.cut, self.blank).warnings
 
 
 def predict_files(
-    request: BulkRequest,
+    request: inputs.BulkRequest,
     out: Path,
     processes: int = 1,
     threads: int | None = None,
@@ -122,38 +93,72 @@ def predict_files(
     require_at_least(1, processes=processes, threads=threads)
     if not request.files:
         raise ConfigError("names no file", where="files", fix="Name one or more.")
-    if is_file(out):
+    if output.is_file(out):
         return _predict_one_file(request, out, processes, threads, progress)
     for name in request.files:
-        if _is_pipe(name):
+        if inputs.is_pipe(name):
             fix = "Write it to a file first, or name one file for the output."
             raise ConfigError("parts are made of files, not of a pipe", where=name, fix=fix)
-    check_not_inside(out, request.files)
+        if local_path(name).parent.resolve() == out.resolve():
+            fix = f"Choose another folder: {argument(out='FOLDER')}."
+            raise DataError("is in the folder of the output", where=name, fix=fix)
+    return _predict_parts(request, out, processes, threads, progress)
+
+
+def _predict_one_file(
+    request: inputs.BulkRequest, out: Path, processes: int, threads: int | None, progress: Progress
+) -> BulkResult:
+    check_output_path(out, request.files)
+    request = replace(request, form=output.part_format(request, out))
+    folder = output.parts_folder(out)
+    with contextlib.ExitStack() as stack:
+        if any(map(inputs.is_pipe, request.files)):  # the parts of a pipe cannot be continued
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        result = _predict_parts(request, folder, processes, threads, progress)
+        if result.parts:
+            progress.stage(f"writing {out.name}")
+            output.join_parts(folder, out, flat=request.top is None)
+        shutil.rmtree(folder)
+    if not result.parts:
+        fix = "Give a file with at least one example."
+        raise DataError("holds no row", where=", ".join(request.files), fix=fix)
+    return result
+
+
+def _predict_parts(
+    request: inputs.BulkRequest, out: Path, processes: int, threads: int | None, progress: Progress
+) -> BulkResult:
     opened = request.open() if processes == 1 and threads is None else None
     task = request.read_task() if opened is None else opened.task_model.task
     request = request.with_form(task)
     if processes > 1:
         threads = threads or max(1, usable_cores() // processes)
-    worker = PartWorker(request, threads, opened)
-    first_job = _first_part(request, task)  # what cannot be read, before any work
-    types = _types(request, first_job) if request.form == "parquet" else None
-    with lock_folder(out), discard_begun(out, BEGUN, FINISHED):
-        folder = BulkFolder(out, request)
+    predict = worker.PartWorker(request, threads, opened)
+    with lock_folder(out), discard_begun(out, output.BEGUN, output.FINISHED):
+        folder = output.BulkFolder(out, request)
         folder.begin()
-        job = _BulkRun(folder, task, types, progress)
-        progress.stage("predicting", job.size)
-        with contextlib.closing(_computed(worker, job, processes)) as results:
+        run = _BulkRun(folder, task, progress)
+        known = [size for size in run.sizes if size is not None]
+        progress.stage("predicting", sum(known) if len(known) == len(run.sizes) else None)
+        # In this process a part reports on the way; the first one opens the model.
+        results = (predict(job, functools.partial(run.advance, job)) for job in run.jobs())
+        if processes > 1:
+            results = map_in_order(predict, run.jobs(), processes, ATTEMPTS)
+        with contextlib.closing(results):
             for result in results:
-                job.take(result)
-        job.end()
+                run.take(result)
+        if run.error is not None:
+            raise run.error
+        done = run.result
+        folder.finish({"rows": done.rows, "rejected": done.rejected, "parts": done.parts})
     if request.precision == "auto":
         dtype = resolve_precision("auto", choose_device(request.device))
         progress.message(f"note: predicted in {'fp32' if dtype.itemsize == 4 else 'bf16'}")
-    return job.result
+    return done
 
 
 def predict_rows(
-    request: BulkRequest,
+    request: inputs.BulkRequest,
     window: int | None = None,
     progress: Progress = SILENT,
     rows: list[Any] | None = None,
@@ -175,22 +180,21 @@ def predict_rows(
         raise ConfigError(message, where="files", fix=fix)
     opened = request.open()
     task = opened.task_model.task
-    check_format(request.form, task)
-    request.check_vectors(task)
+    form, request = request.form or "jsonl", request.with_form(task)
     if rows is None:
         [name] = request.files
         reading = opened.read(name, request.columns(task), labelled=False)
-        if not _is_pipe(name):
-            _note_guess(request, task, getattr(reading.task, "columns", None), name, progress)
+        inputs.note_guess(request, task, reading, name, progress)
     else:
-        reading = opened.read(rows, labelled=False)
-    config = PredictConfig(window=window or PredictConfig.window)
-    counts, answered = counting(reading, progress, "predicting"), 0
-    for kept, computed in predict_kept(opened, reading, request.keep, config, counts):
-        (prediction,) = request.finish([computed])
-        values = prediction_values(prediction, request.top, request.form or "jsonl")
+        name, reading = "the input", opened.read(rows, labelled=False)
+    rejects, names = inputs.Rejects(False), [new for _, new in request.kept]
+    config = engine.PredictConfig(window=window or engine.PredictConfig.window)
+    counts, answered = engine.counting(reading, progress, "predicting"), 0
+    read = inputs.read_rows(request, reading, name, rejects)
+    for row, prediction in worker.predict_kept(opened, request, read, counts, rejects, config):
+        values = worker.prediction_values(prediction, request.top, form)
         answered += values.get("label") is not None
-        yield kept_values(kept, values)
+        yield worker.kept_values(dict(zip(names, row.kept, strict=True)), values)
     if (least := getattr(task, "abstain", 0)) and counts.examples:
         share = f"{answered:,} of {quantity(counts.examples, 'text(s)')}"
         message = f"note: {share} ({answered / counts.examples:.1%}) have a label"
@@ -201,183 +205,82 @@ def predict_rows(
         progress.message(warning)
 
 
-def _note_guess(
-    request: BulkRequest, task: Any, columns: object, name: str, progress: Progress
-) -> None:
-    """Report columns that were guessed, if they differ from training."""
-    guessed = request.text is None and request.text_b is None and ".txt" not in Path(name).suffixes
-    if guessed and not reads_as_trained(columns, getattr(task, "columns", None)):
-        progress.message(f"note: {name}: the columns are guessed: {columns}")
-
-
-def _is_pipe(name: str) -> bool:
-    return not name.startswith(HUB) and is_stream(name)
-
-
-def _predict_one_file(
-    request: BulkRequest, out: Path, processes: int, threads: int | None, progress: Progress
-) -> BulkResult:
-    check_output_path(out)
-    folder = parts_folder(out)
-    with contextlib.ExitStack() as stack:
-        if any(map(_is_pipe, request.files)):  # the parts of a pipe cannot be continued
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        suffix = ".jsonl" if request.text else ".txt"
-        files = tuple(
-            stack.enter_context(spooled(name, suffix)) if _is_pipe(name) else name
-            for name in request.files
-        )
-        request = replace(request, files=files)
-        request = replace(request, form=part_format(request, out))
-        result = predict_files(request, folder, processes, threads, progress)
-        if not result.parts:
-            shutil.rmtree(folder)
-            fix = "Give a file with at least one example."
-            raise DataError("holds no row", where=", ".join(files), fix=fix)
-        progress.stage(f"writing {out.name}")
-        join_parts(folder, out, flat=request.top is None)
-        shutil.rmtree(folder)
-    return result
-
-
-def _first_part(request: BulkRequest, task: Task[Any, Any]) -> PartJob | None:
-    """Return the first part that has rows; files before it may be empty."""
-    for number in range(len(request.files)):
-        for job in FileReader(request, task, number).read():
-            if job.rows:
-                return job
-    return None
-
-
-def _types(request: BulkRequest, first_job: PartJob | None) -> tuple[Any, ...]:
-    """Return the Arrow types of the kept columns: of the file of the first rows, or by these."""
-    old = [column for column, _ in request.kept]
-    if first_job is None or not old:
-        return ()
-    name = request.files[first_job.file]
-    if name.endswith(".parquet"):
-        return file_types(name, old)
-    return column_types([row.kept for row in first_job.rows], old, name)
-
-
-def _computed(worker: PartWorker, job: _BulkRun, processes: int) -> Computed:
-    """Yield the results of the parts, in their order."""
-    if processes > 1:
-        yield from map_in_order(worker, job.jobs(), processes, ATTEMPTS)
-        return
-    for part_job in job.jobs():
-        yield worker(part_job, functools.partial(job.advance, part_job))
-
-
 @dataclass
 class _BulkRun:
-    """The state of a run in the process that reads and writes."""
+    """The state of a run in the process that reads and writes.
 
-    folder: BulkFolder
+    Attributes:
+        done: bytes of input whose predictions are written; a data set of the Hub counts as one.
+        error: ends the reading; parts that were read before it are still predicted.
+        types: the Arrow types of kept columns, as in the first part that has rows.
+    """
+
+    folder: output.BulkFolder
     task: Task[Any, Any]
-    types: tuple[Any, ...] | None
     progress: Progress
     result: BulkResult = field(default_factory=BulkResult)
-    error: BothwaysError | None = None
     done: float = 0.0
-    """Bytes of input whose predictions are written."""
-    _open: dict[int, int] = field(default_factory=dict)
-    """Parts at work, by file."""
-    _read: dict[int, int] = field(default_factory=dict)
-    """Parts of the files that have been read to their end."""
+    error: BothwaysError | None = None
+    types: tuple[Any, ...] | None = None
 
-    @property
-    def request(self) -> BulkRequest:
-        """The request that is computed."""
-        return self.folder.request
+    @functools.cached_property
+    def sizes(self) -> list[int | None]:
+        """The bytes of each file; None where they are unknown."""
+        stats = map(inputs.status, self.folder.request.files)
+        return [None if stat is None else stat.st_size for stat in stats]
 
-    @property
-    def size(self) -> float | None:
-        """Bytes of the input; None if they are unknown."""
-        if any(name.startswith(HUB) for name in self.request.files):
-            return None
-        return float(sum(map(self._bytes, range(len(self.request.files)))))
-
-    def _bytes(self, number: int) -> int:
-        name = self.request.files[number]
-        return 1 if name.startswith(HUB) else file_at(name).stat().st_size
-
-    def jobs(self) -> Iterator[PartJob]:
-        """Yield the parts that are not finished; an error ends them and is raised by `end`."""
+    def jobs(self) -> Iterator[inputs.PartJob]:
+        """Yield the parts that are not finished; an error ends them and is raised at the end."""
         try:
-            for number in range(len(self.request.files)):
+            for number in range(len(self.sizes)):
                 yield from self._jobs_of(number)
         except BothwaysError as error:
             self.error = error
 
-    def _jobs_of(self, number: int) -> Iterator[PartJob]:
-        markers = self.folder.finished_file(number)
-        if markers is not None:
-            for marker in markers:
-                self._skip(number, marker)
+    def _jobs_of(self, number: int) -> Iterator[inputs.PartJob]:
+        folder, request, count = self.folder, self.folder.request, 0
+        name = request.files[number]
+        origin = folder.origin(name)
+        if (markers := folder.finished_file(number, origin)) is not None:
+            for part, marker in enumerate(markers):
+                self._skip(number, part, marker)
             return
-        status = self._status(number)
-        reader, self._open[number] = FileReader(self.request, self.task, number), 0
-        for job in reader.read():
-            if job.part == 0:
-                check_origin(self.folder.origins[number])
-                columns, name = reader.columns, self.request.files[number]
-                _note_guess(self.request, self.task, columns, name, self.progress)
-            # Of an earlier call, or of a process of this one that was lost after it wrote the part.
-            if (done := self.folder.finished_part(job)) is not None:
-                self._skip(number, done)
+        for job in inputs.read_parts(request, self.task, number, self.progress):
+            count = job.part + 1
+            finished = folder.marker(number, job.part)
+            if finished is not None and finished.digest == job.digest:
+                self._skip(number, job.part, finished)
                 continue
-            self._open[number] += 1
+            folder.forget(number, job.part)
+            if job.rows:
+                kept = [row.kept for row in job.rows]
+                self._note_types(kept, [old for old, _ in request.kept], name)
             yield replace(job, types=self.types)
-        self._check_unchanged(number, status)
-        self._read[number] = reader.parts
-        self._close(number)
+        folder.finish_file(number, count, origin)
 
-    def _status(self, number: int) -> tuple[int, int, int] | None:
-        """Return inode, size and time of a file; None for a data set of the Hub."""
-        name = self.request.files[number]
-        if name.startswith(HUB):
-            return None
-        status = file_at(name).stat()
-        return status.st_ino, status.st_size, status.st_mtime_ns
-
-    def _check_unchanged(self, number: int, old: tuple[int, int, int] | None) -> None:
-        """Raise DataError if a file was written to; one that was replaced was read as it was."""
-        new = self._status(number)
-        if old and new and new[0] == old[0] and new != old:
-            message = "has changed while it was read"
-            fix = "Run the same command again: rows that are the same are not predicted again."
-            raise DataError(message, where=self.request.files[number], fix=fix)
-
-    def _skip(self, number: int, marker: PartMarker) -> None:
+    def _skip(self, number: int, part: int, marker: inputs.PartMarker) -> None:
+        """Count a part that was finished before."""
         self.result.add(marker, again=True)
-        self.done += marker.share * self._bytes(number)
+        self.done += marker.share * (self.sizes[number] or 1)
+        if marker.size is not None:
+            content, names = self.folder.part_files(number, part)[0], self.folder.request.kept
+            self._note_types((), [new for _, new in names], str(content))
 
-    def advance(self, job: PartJob, share: float) -> None:
+    def _note_types(self, rows: Many[Many[Any]], names: Many[str], location: str) -> None:
+        if self.types is None and self.folder.request.form == "parquet":
+            self.types = worker.column_types(rows, names, location)
+
+    def advance(self, job: inputs.PartJob, share: float) -> None:
         """Report a part of which a share is done."""
-        done = self.done + share * job.share * self._bytes(job.file)
         rows = round(self.result.rows + share * len(job.rows))
+        done = self.done + share * job.share * (self.sizes[job.file] or 1)
         self.progress.advance(done, quantity(rows, "row(s)"))
 
-    def take(self, result: PartResult | BothwaysError) -> None:
+    def take(self, result: inputs.PartResult | BothwaysError) -> None:
         """Write a part; raise the error of one that failed."""
         if isinstance(result, BothwaysError):
             raise result
         self.folder.write(result)
         self.result.add(result.marker, again=False)
-        self.done += result.marker.share * self._bytes(result.file)
+        self.done += result.marker.share * (self.sizes[result.file] or 1)
         self.progress.advance(self.done, quantity(self.result.rows, "row(s)"))
-        self._open[result.file] -= 1
-        self._close(result.file)
-
-    def _close(self, number: int) -> None:
-        """Mark a file that has been read to its end, without a part at work."""
-        if number in self._read and self._open[number] == 0:
-            self.folder.finish_file(number, self._read[number])
-
-    def end(self) -> None:
-        """Mark the output as complete, or raise the error that ended the reading."""
-        if self.error is not None:
-            raise self.error
-        counts = {name: getattr(self.result, name) for name in ("rows", "rejected", "parts")}
-        self.folder.finish(counts)

@@ -10,20 +10,19 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from typing_extensions import assert_never
 
 from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, optional
 from bothways.core.jobs.process_pool import NUMBER
 from bothways.prediction import engine
 from bothways.prediction.bulk import parts
 from bothways.prediction.predictor import Predictor
-from bothways.tasks.base import EncodedExample, TaskModel
+from bothways.tasks.base import EncodedExample
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.schemas import arrow_fields
 
@@ -65,28 +64,19 @@ def part_content(
 
     Raises:
         ConfigError: a kept column has the name of a field of the prediction.
-        DataError: a kept value does not fit its type.
     """
-    match form:
-        case "npy":
-            stream = io.BytesIO()
-            np.save(
-                stream,
-                np.stack([prediction.vectors[0] for prediction in predictions]),
-            )
-            return stream.getvalue()
-        case "jsonl" | "spans":
-            rows = [prediction_values(prediction, top, form) for prediction in predictions]
-            lines = []
-            for number, row in enumerate(rows):
-                row_columns = {name: values[number] for name, values in columns.items()}
-                values = kept_values(row_columns, row)
-                lines.append(json.dumps(values, ensure_ascii=False, allow_nan=False))
-            return ("\n".join(lines) + "\n").encode(errors="replace")
-        case "parquet":
-            return _parquet(predictions, top, columns, types or ())
-        case _:
-            assert_never(form)
+    if form == "parquet":
+        return _parquet(predictions, top, columns, types or ())
+    if form == "npy":
+        stream = io.BytesIO()
+        np.save(stream, np.stack([prediction.vectors[0] for prediction in predictions]))
+        return stream.getvalue()
+    lines = ""
+    for number, prediction in enumerate(predictions):
+        kept = {name: values[number] for name, values in columns.items()}
+        row = kept_values(kept, prediction_values(prediction, top, form))
+        lines += json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+    return lines.encode(errors="replace")
 
 
 def kept_values(columns: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
@@ -126,14 +116,17 @@ def _plain(value: Any) -> Any:
 
 
 def column_types(rows: Many[Many[Any]], names: Many[str], location: str) -> tuple[Any, ...]:
-    """Return the Arrow types of columns, by the values of the first part.
+    """Return the Arrow types of columns: those of a Parquet file, or by the values of some rows.
 
     Raises:
         DataError: the values of a column have no type in common.
     """
     with optional("data", "writing Parquet files"):
         import pyarrow
-
+        from pyarrow import parquet
+    if location.endswith(".parquet"):
+        schema = parquet.read_schema(location)
+        return tuple(schema.field(name).type for name in names)
     types = []
     for name, values in zip(names, zip(*rows, strict=True), strict=True):
         try:
@@ -145,25 +138,6 @@ def column_types(rows: Many[Many[Any]], names: Many[str], location: str) -> tupl
     return tuple(types)
 
 
-def file_types(name: str, columns: Many[str]) -> tuple[Any, ...]:
-    """Return the Arrow types of columns of a Parquet file."""
-    from pyarrow import parquet
-
-    schema = parquet.read_schema(name)
-    return tuple(schema.field(column).type for column in columns)
-
-
-def fits_type(value: Any, kind: Any) -> bool:
-    """Return True if a value can be written as this Arrow type."""
-    import pyarrow
-
-    try:
-        pyarrow.scalar(value, kind)
-    except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):  # half of a surrogate pair
-        return False
-    return True
-
-
 def _parquet(
     predictions: Many[Any], top: int | None, columns: dict[str, list[Any]], types: tuple[Any, ...]
 ) -> bytes:
@@ -171,20 +145,22 @@ def _parquet(
         import pyarrow
         from pyarrow import parquet
 
-    arrays = {
-        name: pyarrow.array(values, kind)
-        for (name, values), kind in zip(columns.items(), types, strict=True)
-    }
+    pairs = zip(columns.items(), types, strict=True)
+    arrays = {name: pyarrow.array(values, kind) for (name, values), kind in pairs}
     if isinstance(predictions[0], VectorPrediction) and len(predictions[0].vectors) == 1:
         vectors = np.stack([prediction.vectors[0] for prediction in predictions])
         flat, width = pyarrow.array(vectors.reshape(-1)), vectors.shape[1]
         predicted = {"vector": pyarrow.FixedSizeListArray.from_arrays(flat, width)}
     else:
         rows = [prediction_values(prediction, top) for prediction in predictions]
-        fields = _fields(type(predictions[0]))
+        try:
+            fields = arrow_fields(type(predictions[0]))
+        except TypeError as error:
+            message = f"Parquet has no columns for {type(predictions[0]).__name__}"
+            raise ConfigError(message, where="format", fix=_AS_LINES) from error
         predicted = {
-            name: pyarrow.array([_arrow_value(row.get(name), kind) for row in rows], kind)
-            for name, kind in fields.items()
+            name: pyarrow.array([_arrow_value(row.get(name), field) for row in rows], field)
+            for name, field in fields.items()
             if name in rows[0]  # a field that a model does not have is absent from all its rows
         }
     _check_names(columns, predicted)
@@ -194,31 +170,14 @@ def _parquet(
 
 
 def _arrow_value(value: Any, kind: Any) -> Any:
-    """Return a value of `to_json` as its Arrow type takes it."""
-    import pyarrow
+    """Return a value of `to_json` as its Arrow type takes it: maps as pairs, structs as tuples."""
+    from pyarrow import types
 
-    if pyarrow.types.is_map(kind):
+    if types.is_map(kind):
         return [*value.items()]
-    if pyarrow.types.is_list(kind) and pyarrow.types.is_struct(kind.value_type):
-        names = [kind.value_type.field(at).name for at in range(kind.value_type.num_fields)]
-        return value and [
-            item if isinstance(item, dict) else dict(zip(names, item, strict=True))
-            for item in value
-        ]
+    if value and types.is_list(kind) and types.is_struct(kind.value_type):
+        return [item if isinstance(item, dict) else tuple(item) for item in value]
     return value
-
-
-def _fields(prediction: type) -> dict[str, Any]:
-    """Return the Arrow types of a prediction's fields: the same in every part.
-
-    Raises:
-        ConfigError: it has none, such as that of two vectors.
-    """
-    try:
-        return arrow_fields(prediction)
-    except TypeError as error:
-        message = f"Parquet has no columns for {prediction.__name__}"
-        raise ConfigError(message, where="format", fix=_AS_LINES) from error
 
 
 @dataclass(frozen=True)
@@ -236,14 +195,17 @@ class PartWorker:
 
     @functools.cached_property
     def opened(self) -> Predictor:
-        """The predictor, opened at the first part."""
+        """The predictor, opened at the first part; of several GPUs on the one with its number."""
         if self.given is not None:
             return self.given
         import torch
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        return self.request.open(_device(self.request.device))
+        device, number = self.request.device, os.environ.get(NUMBER)
+        if number is not None and device in ("auto", "cuda") and torch.cuda.device_count() > 1:
+            device = f"cuda:{int(number) % torch.cuda.device_count()}"
+        return self.request.open(device)
 
     def __call__(
         self, job: parts.PartJob, on_share: Callable[[float], object] = lambda share: None
@@ -253,96 +215,85 @@ class PartWorker:
         Args:
             on_share: called after each batch with the share of the part that is done.
         """
+        request, rejects = self.request, parts.Rejects(self.request.rejects)
+        counts = engine.PredictionCounts(on_count=lambda count: on_share(count / len(job.rows)))
         try:
-            return self._predict(job, on_share)
+            rows = (row for row in job.rows if self._fits(row, job, rejects))
+            pairs = [*predict_kept(self.opened, request, rows, counts, rejects)]
+            content = None
+            if pairs:
+                columns = {
+                    new: [row.kept[at] for row, _ in pairs]
+                    for at, (_, new) in enumerate(request.kept)
+                }
+                predictions = [prediction for _, prediction in pairs]
+                content = part_content(
+                    request.form or "jsonl", predictions, request.top, columns, job.types
+                )
         except BothwaysError as error:
             return error
-
-    def _predict(self, job: parts.PartJob, on_share: Callable[[float], object]) -> parts.PartResult:
-        task_model, rejects, done = self.opened.task_model, _Rejects(self.request.rejects), 0
-        rows = [row for row in job.rows if self._fits(row, job, rejects)]
-        counts, predictions = engine.PredictionCounts(), list[Any]()
-        columns_by_row: list[tuple[Any, ...]] = []
-        size = min(engine.DEFAULT_PREDICT.window, task_model.task.window)
-        for window in engine.grouped(rows, size, lambda row: task_model.task.shared(row.example)):
-            readable, encoded = _encode(task_model, window, rejects)
-            examples = [row.example for row in readable]
-            counts.add(map(task_model.task.texts, examples), encoded)
-            offset, size_share = done / len(rows), len(window) / len(rows)
-            pairs = engine.predict_encoded(
-                task_model, examples, encoded,
-                on_share=lambda share, a=offset, b=size_share: on_share(a + share * b),
-            )  # fmt: skip
-            predictions += self.request.finish([prediction for _, prediction in pairs])
-            columns_by_row += [row.kept for row in readable]
-            done += len(window)
-        content = None
-        if predictions:
-            names = [new for _, new in self.request.kept]
-            columns = {
-                name: [values[at] for values in columns_by_row] for at, name in enumerate(names)
-            }
-            content = part_content(
-                self.request.form or "jsonl", predictions, self.request.top, columns, job.types
-            )
         rejected = (*job.rejected, *rejects.rows)
         marker = parts.PartMarker(
             job.digest, job.share, None if content is None else len(content),
-            len(predictions), len(rejected), counts.cut, counts.blank,
+            len(pairs), len(rejected), counts.cut, counts.blank,
         )  # fmt: skip
         return parts.PartResult(job.file, job.part, marker, content, rejected)
 
-    def _fits(self, row: parts.BulkRow, job: parts.PartJob, rejects: _Rejects) -> bool:
+    def _fits(self, row: parts.BulkRow, job: parts.PartJob, rejects: parts.Rejects) -> bool:
         """Return True if the kept values fit their columns; else reject the row."""
         if not job.types:
             return True
+        import pyarrow
+
         for (name, _), value, kind in zip(self.request.kept, row.kept, job.types, strict=True):
-            if not fits_type(value, kind):
+            try:
+                pyarrow.scalar(value, kind)
+            # Half of a surrogate pair is the last of these.
+            except (pyarrow.ArrowException, OverflowError, UnicodeEncodeError):
                 message = f"{name!r} is {value!r}, not of the type {kind} of the first rows"
-                where = str(getattr(row.example, "where", "a row"))
                 fix = f"Write JSON lines ({argument(format='jsonl')}), or correct the row."
-                rejects.add(DataError(message, where=where, fix=fix), row)
+                where = _location(row.example)
+                rejects.add(DataError(message, where=where, fix=fix), where)
                 return False
         return True
 
 
-@dataclass
-class _Rejects:
-    allowed: bool
-    rows: list[parts.RejectedRow] = field(default_factory=list)
+def predict_kept(
+    opened: Predictor,
+    request: parts.BulkRequest,
+    rows: Iterable[parts.BulkRow],
+    counts: engine.PredictionCounts,
+    rejects: parts.Rejects,
+    config: engine.PredictConfig = engine.DEFAULT_PREDICT,
+) -> Iterator[tuple[parts.BulkRow, Any]]:
+    """Yield the rows that can be encoded with their predictions, in order, window by window.
 
-    def add(self, error: BothwaysError, row: parts.BulkRow) -> None:
-        """Note a row, or raise its error if rejecting was not asked for."""
-        if not self.allowed:
-            raise error
-        self.rows.append(parts.RejectedRow.of(error, str(getattr(row.example, "where", "a row"))))
-
-
-def _encode(
-    task_model: TaskModel[Any, Any], rows: list[parts.BulkRow], rejects: _Rejects
-) -> tuple[list[parts.BulkRow], list[EncodedExample]]:
-    """Return the rows that can be encoded, and their encoded forms."""
-    try:
-        return rows, [*task_model.encode([row.example for row in rows])]
-    except DataError:
-        if not rejects.allowed:
-            raise
-    # One of the rows cannot be encoded: one by one shows which.
-    readable, encoded = list[parts.BulkRow](), list[EncodedExample]()
-    for row in rows:
+    Raises:
+        DataError: a row cannot be encoded, and rejects are refused.
+    """
+    task_model, task = opened.task_model, opened.task_model.task
+    size = engine.window_size(task, task_model.labels, config)
+    for window in engine.grouped(rows, size, lambda row: task.shared(row.example)):
+        readable, encoded = window, list[EncodedExample]()
         try:
-            encoded += task_model.encode([row.example])
-            readable.append(row)
-        except DataError as error:
-            rejects.add(error, row)
-    return readable, encoded
+            encoded += task_model.encode([row.example for row in window])
+        except DataError:
+            if not rejects.allowed:
+                raise
+            readable = []
+            for row in window:  # one by one shows which cannot be encoded
+                try:
+                    encoded += task_model.encode([row.example])
+                    readable.append(row)
+                except DataError as error:
+                    rejects.add(error, _location(row.example))
+        examples = [row.example for row in readable]
+        counts.add(map(task.texts, examples), encoded)
+        pairs = engine.predict_encoded(task_model, examples, encoded, config, counts.note)
+        predictions = request.finish([prediction for _, prediction in pairs])
+        yield from zip(readable, predictions, strict=True)
 
 
-def _device(name: str) -> str:
-    """Return the device of this worker: of several GPUs, the one with its number."""
-    import torch
-
-    number, devices = os.environ.get(NUMBER), torch.cuda.device_count()
-    if number is None or devices < 2 or name not in ("auto", "cuda"):
-        return name
-    return f"cuda:{int(number) % devices}"
+def _location(example: Any) -> str:
+    """Return the place of an example, for messages."""
+    return str(getattr(example, "where", "a row"))
