@@ -10,7 +10,8 @@ KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /d
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
-# The tests of the packages whose arrays have annotated shapes, which are checked there at every call.
+# The tests of the packages whose arrays have annotated shapes, which are checked there: `make test`
+# checks the first two calls of a function in a test.
 SHAPED := tests/model/ tests/objectives/ tests/tasks/ tests/prediction/
 
 .PHONY: quickstart test lint test-slow test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser api clients node format clean
@@ -20,7 +21,7 @@ quickstart: .venv/.quickstart
 
 test: .venv/.test
 	$(MAKE) -j 2 lint kernels-strict
-	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) $(PYTEST) $(SHAPED)
+	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) BOTHWAYS_CHECK_SHAPES=2 $(PYTEST) $(SHAPED)
 	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) BOTHWAYS_CHECK_SHAPES=0 $(PYTEST) $(filter-out $(SHAPED) %/helpers/ %/__pycache__/,$(wildcard tests/*/))
 	$(MAKE) kernels-asan
 
