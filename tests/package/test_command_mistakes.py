@@ -53,6 +53,7 @@ def mistake(line: str) -> tuple[str | None, str]:
         ("finetune m d.tsv --epochss 3", "--epochss", ["did you mean --epochs?"]),
         ("describe a b", "bothways describe", ["b"]),
         ("train m d.tsv", None, ["finetune or pretrain"]),
+        ("tokenizer train x --vocab-size 3", "--vocab-size", ["did you mean --size?"]),
         ("corpus bild", None, ["did you mean build?"]),
     ],
 )

@@ -168,6 +168,14 @@ def test_what_cannot_be_probed_is_refused(corpus, files, tmp_path):
         settings_for(corpus, (files[1], "other/animals.jsonl"))
     with pytest.raises(BothwaysError, match="nowhere"):
         pretrain(settings_for(corpus, ("nowhere.tsv",)), corpus, device="cpu")
+    other = tmp_path / "other.tsv"
+    other.write_text("good\tbad\nThe cat sees.\tThe sees cat.\n")
+    with pytest.raises(DataError, match=r"\(good, bad\)") as raised:
+        pretrain(settings_for(corpus, (str(other),)), corpus, device="cpu")
+    assert raised.value.fix == (
+        "Call them text and label, or sentence_good and sentence_bad in minimal pairs."
+    )
+    assert "--" not in str(raised.value)
     small = tmp_path / "small.tsv"
     small.write_text("text\tlabel\nThe cat.\tday\nThe owl.\tnight\nThe fox.\tnight\n")
     with pytest.raises(DataError, match="two texts or more of each"):

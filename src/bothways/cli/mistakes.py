@@ -21,7 +21,7 @@ from bothways.core.errors import BothwaysError, ConfigError
 
 SETTABLE = {"pretrain", "adapt", "finetune", "distil", "sweep", "plan", "features"}
 """Commands with settings of a training run."""
-_OPTIONS = {"output_dir": "--out"}
+_OPTIONS = {"output_dir": "--out", "vocab_size": "--size"}
 """Names of other libraries that mean an option."""
 _SETTINGS = {"seed", "dropout", "length", "metric"}
 """Settings without a dotted path and without a shorthand."""
@@ -161,6 +161,7 @@ def _unknown_option(option: str, options: Iterable[str], command: str) -> Config
         plain_name.lstrip("-"): plain_name for plain_name in options if plain_name.startswith("--")
     }
     near = [plain[plain_name] for plain_name in _near(option.lstrip("-"), plain)]
+    near = near or [same for same in [_OPTIONS.get(name)] if same in plain.values()]
     message = f"unknown option{_did_you_mean(near or near_settings)}"
     return ConfigError(message, where=option, fix=fix)
 

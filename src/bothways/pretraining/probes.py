@@ -155,7 +155,12 @@ def _linear_measure(
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    reading = ClassificationTask().read(source)
+    try:
+        reading = ClassificationTask().read(source)
+    except DataError as error:
+        # The task's advice names options for its columns, and a run has none for those of a probe.
+        fix = f"Call them text and label, or {COLUMNS.text} and {COLUMNS.text_b} in minimal pairs."
+        raise DataError(error.what.partition(";")[0], where=error.where, fix=fix) from error
     task, examples = reading.task, [*reading.examples]
     encoded = task.encode(examples, tokenizer, task.labels(examples), length)
     sequences = [item.sequences[0] for item in encoded]
