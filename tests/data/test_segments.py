@@ -126,7 +126,10 @@ def features(pairs, bounds, room):
     }
 
 
-@pytest.mark.parametrize(("longest", "most_sentences"), [(40, 12), (12, 30), (90, 3)])
+@pytest.mark.parametrize(
+    ("longest", "most_sentences"),
+    [(40, 12), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((12, 30), (90, 3)))],
+)
 def test_pairs_are_distributed_as_googles(longest, most_sentences):
     sizes = some_sizes(3, 60, most_sentences, longest)
     bounds = np.cumsum([0, *itertools.chain(*sizes)])

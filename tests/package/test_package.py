@@ -170,13 +170,11 @@ def test_every_command_shows_its_help(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
-@pytest.mark.parametrize(
-    ("unbuffered", "words"), [("", ["describe", "bert-tiny"]), ("1", ["--help"])]
-)
-def test_a_full_disk_that_the_output_goes_to_is_one_message(unbuffered, words):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_that_the_output_goes_to_is_one_message(unbuffered):
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "bothways", *words],
+            [sys.executable, "-m", "bothways", "--help"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

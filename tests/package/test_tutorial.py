@@ -89,6 +89,7 @@ def test_each_part_that_the_test_replaces_is_on_the_page():
     assert {old: text.count(old) for old in SMALLER} == dict.fromkeys(SMALLER, 1)
 
 
+@pytest.mark.slow
 def test_commands_up_to_the_export(printed):
     def of(start: str) -> str:
         [text] = [text for line, text in printed.items() if line.startswith(start)]
@@ -129,6 +130,7 @@ def served(command: str) -> Iterator[None]:
     assert server.returncode == 0, log
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
 def test_the_server_and_its_clients(printed):
     with socket.socket() as found:

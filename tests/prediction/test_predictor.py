@@ -48,7 +48,7 @@ def plain(prediction: Any) -> Any:
     ("name", "precision"), in_turn([(name,) for name in TASKS], PRECISIONS, [*TASKS])
 )
 def test_concurrent_predictions_equal_sequential_ones(folder, name, precision):
-    ready, inputs = predictor(folder, name, precision), TASKS[name][1][::6]
+    ready, inputs = predictor(folder, name, precision), TASKS[name][1][::12]
     assert ready.precision == precision
     calls = [inputs[at : at + 1 + at % 5] for at in range(len(inputs))] * 2
     wanted = [[plain(prediction) for prediction in ready(call)] for call in calls]

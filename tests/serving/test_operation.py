@@ -102,6 +102,7 @@ def test_a_server_needs_a_thread(base):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.slow
 def test_a_log_on_a_full_disk_is_told_on_the_output(base, tmp_path):
     folder = write(tmp_path / "films", base, 1)
     call = [sys.executable, "-m", "bothways", "serve", str(folder), "--port", "0"]

@@ -27,6 +27,7 @@ from transformers import AutoTokenizer
 
 from bothways.core.errors import ResourceError, TokenizerError
 from bothways.text.tokenizer import Tokenizer
+from kernel_cases import examples
 from odd_texts import odd_texts
 from toy_text import bert_tokens, roberta_backend
 
@@ -150,7 +151,9 @@ def test_ids_are_those_of_transformers(name, tmp_path):
     folder = EQUAL[name](tmp_path)
     tokenizer = Tokenizer.load(folder)
     alias = name.startswith(tuple(BERT[1:])) and "," not in name
-    assert_equal(tokenizer, AutoTokenizer.from_pretrained(folder), TEXTS[: 200 if alias else None])
+    assert_equal(
+        tokenizer, AutoTokenizer.from_pretrained(folder), TEXTS[: 200 if alias else examples(2000)]
+    )
     tokenizer.save(tmp_path / "again")
     again = Tokenizer.load(tmp_path / "again")
     assert again.fingerprint == tokenizer.fingerprint

@@ -104,19 +104,27 @@ def test_marks_that_are_sorted_by_their_class_are_the_backends():
 
 @compiled
 @pytest.mark.parametrize(
-    "normalizer",
+    ("normalizer", "step"),
     [
-        {},
-        pytest.param({"lowercase": False}, marks=pytest.mark.slow),
-        pytest.param({"clean_text": False, "strip_accents": False}, marks=pytest.mark.slow),
+        ({}, 61),
+        *(
+            pytest.param(normalizer, 1, marks=pytest.mark.slow)
+            for normalizer in (
+                {},
+                {"lowercase": False},
+                {"clean_text": False, "strip_accents": False},
+            )
+        ),
     ],
     ids=str,
 )
-def test_every_code_point_alone_and_in_words(normalizer):
+def test_every_code_point_alone_and_in_words(normalizer, step):
+    """Of the ideographs beyond the basic plane, every `step`th."""
     made = backend(**normalizer)
     fast = compile_it(made)
     # The planes in between have no characters: some of them are enough.
-    planes = [*range(0x34000), *range(0xE0000, 0xE1000), *range(0x34000, 0x110000, 997)]
+    planes = [*range(0x20000), *range(0x20000, 0x34000, step), *range(0xE0000, 0xE1000)]
+    planes += range(0x34000, 0x110000, 997)
     codes = [code for code in planes if not 0xD800 <= code < 0xE000]
     for start in range(0, len(codes), 0x4000):
         characters = [*map(chr, codes[start : start + 0x4000])]
@@ -146,6 +154,9 @@ def test_any_vocabulary_and_prefix(vocab, prefix, longest, texts, lowercase):
     check(made, compile_it(made), texts)
 
 
+ATTEMPTS = examples(6)
+
+
 @compiled
 def test_several_threads_and_blocks(monkeypatch):
     """Of a call, and of Python; while pages are first met."""
@@ -156,7 +167,7 @@ def test_several_threads_and_blocks(monkeypatch):
     monkeypatch.setattr(wordpiece, "_THREAD", 500)
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert wordpiece._threads(10_000) == 4
-    for attempt in range(10):  # two threads must meet the same page at the right moment
+    for attempt in range(ATTEMPTS):  # two threads must meet the same page at the right moment
         fast, results = compile_it(made), list[Any]()
         calls = [
             threading.Thread(target=lambda: results.append(fast.encode(texts, spans=True)))  # noqa: B023 – joined here
@@ -167,7 +178,7 @@ def test_several_threads_and_blocks(monkeypatch):
         for call in calls:
             call.join()
         assert len(results) == len(calls)
-        if attempt == 9:
+        if attempt == ATTEMPTS - 1:
             monkeypatch.setattr(wordpiece, "_BLOCK", 1_000)
             results.append(fast.encode(texts))
         for lengths, (ids, *_) in results:

@@ -101,6 +101,7 @@ def test_bench_command_prints_table(monkeypatch, capsys):
     assert f"torch {torch.__version__}" in said
 
 
+@pytest.mark.slow
 def test_dead_process_is_reported(monkeypatch, capfd):
     monkeypatch.setattr(recipe, "contenders", lambda _: ["nobody"])
     message = r"(?s)nobody in fp32 failed on 3 × 20 tokens of tiny: out of memory.*bench small"

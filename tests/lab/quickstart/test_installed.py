@@ -82,6 +82,10 @@ def documents(**options: int) -> dict[str, list[str]]:
 def test_documents_are_modules_in_order(installation):
     assert documents() == DOCUMENTS
     assert list(documents()) == list(DOCUMENTS)
+
+
+@pytest.mark.slow
+def test_two_processes_read_the_same(installation):
     assert documents(workers=2) == DOCUMENTS
 
 

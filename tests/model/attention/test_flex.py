@@ -108,6 +108,7 @@ def test_every_block_is_read_in_which_somebody_sees_somebody(lengths, radius, sh
             )  # a block between two sequences may be read for nothing
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # the tracer looks at it of every input
 def test_more_programs_are_compiled_than_torch_would(monkeypatch):
     """Past its limit all pairs of tokens are computed, and a run comes there: sizes of 1 and precisions need their own."""

@@ -191,6 +191,7 @@ def stack_of_signals_is_mapped() -> bool:
     )
 
 
+@pytest.mark.slow
 def test_shared_weights_are_in_the_files_once(bert, tmp_path):
     """An ALBERT: three layers with the weights of one."""
     config = replace(preset("albert-base-v2"), vocab=len(VOCABULARY), depth=3, width=64, heads=2,

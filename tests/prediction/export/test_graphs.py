@@ -154,14 +154,11 @@ def test_every_axis_of_the_configuration(name):
     assert compare_outputs(model, part, in_session(graph), "onnxruntime").largest < NEAR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "architecture"),
     [
-        pytest.param(
-            family,
-            next(known for known in family.architectures if not known.own),
-            marks=() if family.model_type in ("deberta-v2", "longformer") else pytest.mark.slow,
-        )
+        (family, next(known for known in family.architectures if not known.own))
         for family in FAMILIES
         if family.model_type in OTHER
     ],
