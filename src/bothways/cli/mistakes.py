@@ -37,6 +37,8 @@ _COMMANDS = {
 """Words for which spelling suggests another command than is meant, and the commands."""
 _NEAR = 0.7
 """The least similarity of a name that is suggested; at 0.6, "patience" is near "teacher"."""
+_TABLES = ("csv", "tsv")
+"""Formats of one file, which is named by its ending, that are expected of `--format`."""
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -104,7 +106,9 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
             message = f"{token.value!r} is not {_type_name(error.target_type)}"
             choices = [str(choice) for choice in get_args(error.target_type)]
             message += _did_you_mean(_near(token.value, choices))
-            return ConfigError(message, where=token.keyword or _shown(error), fix=None)
+            file = f"Name a file instead: --out FILE.{token.value}"
+            advice = file if token.value in _TABLES else None
+            return ConfigError(message, where=token.keyword or _shown(error), fix=advice)
         case UnknownOptionError(token=token):
             option = (token.keyword or token.value).partition("=")[0]
             return _unknown_option(option, _names(error.argument_collection), command)

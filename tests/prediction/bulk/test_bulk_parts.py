@@ -440,6 +440,8 @@ def test_a_data_set_that_changes_before_it_is_read_ends_the_work(model, tmp_path
         ({"keep": ("id=label",)}, ConfigError, "^keep: 'label' is also a field of the prediction"),
         ({"form": "npy"}, ConfigError, "^format: npy holds vectors, and the task is 'classify'"),
         ({"form": "npy", "task": "embed"}, ConfigError, "^format: npy holds no columns to keep"),
+        ({"form": "csv"}, ConfigError, r"^format: unknown format 'csv'\s+Name a file instead: out=\WFILE\.csv"),
+        ({"form": "xlsx"}, ConfigError, r"^format: unknown format 'xlsx'\s+Choose one of jsonl"),
         ({"files": ("-",)}, ConfigError, "^-: parts are made of files, not of a pipe"),
         ({"files": ()}, ConfigError, "^files: names no file"),
         ({"files": ("no.txt",)}, DataError, r"^no\.txt: "),

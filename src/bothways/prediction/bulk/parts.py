@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from bothways.core.config.values import nest, require_at_least
+from bothways.core.config.values import nest, require_at_least, require_choice
 from bothways.core.errors import BothwaysError, ConfigError, DataError, argument, optional
 from bothways.core.files import is_url, local_path
 from bothways.core.progress import Progress
@@ -81,6 +81,9 @@ class BulkRequest:
 
     def __post_init__(self) -> None:
         require_at_least(1, rows=self.rows, top=self.top)
+        table = self.form in ("csv", "tsv")
+        fix = f"Name a file instead: {argument(out=f'FILE.{self.form}')}" if table else None
+        require_choice(PartFormat, "format", self.form, fix=fix)
         for name in self.files:
             if not name.startswith(HUB) and not is_stream(name):
                 file_at(name)
