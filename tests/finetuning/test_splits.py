@@ -75,6 +75,16 @@ def test_each_class_has_its_share_in_any_order_of_rows():
     assert {e.where for e in other.dev} != {e.where for e in done.dev}
 
 
+def test_texts_that_repeat_take_no_label_from_the_dev_data():
+    repeated = [MultilabelExample(f"usual {n % 3}", labels=(), where=f"r{n}") for n in range(141)]
+    others = [
+        MultilabelExample(f"text {n}", labels=(("food", "sport")[n % 2],), where=f"{n}")
+        for n in range(100)
+    ]
+    done = split_examples(MultilabelTask(), repeated + others, FIFTH)
+    assert Counter(e.labels for e in done.dev) == {(): 47, ("food",): 10, ("sport",): 10}
+
+
 def test_folds_divide_the_data():
     examples, task = texts(["a", "b", "b"] * 20), ClassificationTask()
     parts = [parse_part(fold_name(number, 5)) for number in range(1, 6)]

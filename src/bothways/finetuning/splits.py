@@ -166,19 +166,27 @@ def _deal(
 ) -> list[int]:
     """Return the side of each example."""
     strata = _strata(task, examples)
+    usual = [Counter(strata[index] for index in unit).most_common(1)[0][0] for unit in units]
+    largest = dict[Any, int]()
+    for stratum, unit in zip(usual, units, strict=True):
+        largest[stratum] = max(largest.get(stratum, 0), len(unit))
 
-    def order(unit: list[int]) -> tuple[Any, ...]:
-        """Return the key by which a unit is sorted: its usual stratum, its size, its content."""
-        stratum = Counter(strata[index] for index in unit).most_common(1)[0][0]
+    def order(dealt: tuple[Any, list[int]]) -> tuple[Any, ...]:
+        """Return the key by which a unit is sorted: its usual stratum, its size, its content.
+
+        A large unit overfills its side, which is paid for by the units that follow: strata with
+        large units are last.
+        """
+        stratum, unit = dealt
         content = examples_fingerprint(examples[index] for index in unit)
         # By content: another order of the rows gives the same split.
         mixed = hashlib.sha256(f"{seed} {content}".encode()).digest()
-        return stratum, -len(unit), mixed
+        return largest[stratum], stratum, -len(unit), mixed
 
     sides, filled, total = [0] * len(examples), [0] * len(dev_part.shares), 0
     # Neighbours are alike: dealt in turn to the side that lacks most, each side gets its share of
     # every kind.
-    for unit in sorted(units, key=order):
+    for _, unit in sorted(zip(usual, units, strict=True), key=order):
         total += len(unit)
         lacks = [share * total - size for share, size in zip(dev_part.shares, filled, strict=True)]
         # Rounded, so that sums of shares in floating point do not decide between equal sides.
