@@ -61,6 +61,7 @@ SHARED = {"Reference": "参考", "Project": "项目"}
 """The parts of the navigation that pages of both languages have, with their Chinese titles."""
 GLOSSARIES = ("glossary.md", "glossary.zh.md")
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^()\s#:]+)((?:#[^()\s]*)?\))")
+TRANSLATION = re.compile(r"^\[(中文|English)\]\([^)]*\)\n\n", re.MULTILINE)
 FAVICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">'
     '<path fill="#3f51b5" d="m21 9-4-4v3h-7v2h7v3m-10-2-4 4 4 4v-3h7v-2H7z"/></svg>\n'
@@ -142,10 +143,21 @@ def notebook(text: str, folder: Path) -> str:
 
     learn = ROOT / "docs" / "learn"
     imported = set(re.findall(r"^(?:from|import) (bert|toyworld)\b", text, re.MULTILINE))
-    for name in ("bert", "toyworld"):  # toyworld imports bert
-        if name in imported or (name == "bert" and imported):
-            code(f"%%writefile {name}.py\n{(learn / f'{name}.py').read_text('utf8')}")
+    modules = [
+        f"{name}.py"
+        for name in ("bert", "toyworld")  # toyworld imports bert
+        if name in imported or (name == "bert" and imported)
+    ]
+
+    def beside(match: re.Match[str]) -> str:
+        """Return a link to a file that lies next to the notebook; of other pages, the name."""
+        if re.fullmatch(r"(?!index)[\w-]+\.md", match[2]):
+            return f"{match[1]}{match[2].removesuffix('.md')}.ipynb)"
+        return match[0] if match[2] in modules else match[1][1:-2]
+
+    text = TRANSLATION.sub("", text, count=1)
     text = FORMULA.sub(lambda m: f"$${m[1]}$$" if m[1] else f"${m[2]}$", f"{text}\n")
+    written = False  # the modules, after the first words of the page
     pieces = CELL.split(text)  # prose, code, output, prose, …
     for prose, source, output in itertools.zip_longest(pieces[::3], pieces[1::3], pieces[2::3]):
         if prose.strip():
@@ -155,8 +167,11 @@ def notebook(text: str, folder: Path) -> str:
                 for name, path in paths.items()
             }
             shown = FIGURE.sub(lambda m: f"![{m[1]}](attachment:{Path(m[2]).name})", prose)
-            add("markdown", shown, **({"attachments": images} if images else {}))
+            add("markdown", LINK.sub(beside, shown), **({"attachments": images} if images else {}))
         if source:
+            for name in () if written else modules:
+                code(f"%%writefile {name}\n{(learn / name).read_text('utf8')}")
+            written = True
             code(source, output or "")
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return json.dumps(
@@ -327,7 +342,7 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Write a page for Python-Markdown, with links to pages of the site."""
-    text = re.sub(r"^\[(中文|English)\]\([^)]*\)\n\n", "", markdown, count=1, flags=re.MULTILINE)
+    text = TRANSLATION.sub("", markdown, count=1)
     if page.file.src_uri.startswith("files/"):
         page.meta["common_mark"] = text
         return text

@@ -206,10 +206,15 @@ def page(found: list[Figure], where: str) -> Report:
             for work, some in rated.items()
         ]
         charts.append(Curves(f"By {axis}", axis, unit, lines))
-        rows += [[work, axis, value] for work, value in slopes(works).items()]
-    table = TableSection("Slopes of log time over log size", ("work", "size", "slope"), rows)
-    headline = "Time is linear in the tokens of a batch where the slope is 1"
-    return Report("How speed grows", headline, "Each size by itself.", [table, *charts], where)
+        rows += [[work, axis, round(2**slope, 2)] for work, slope in slopes(works).items()]
+    columns = ("work", "size", "times the seconds for twice the size")
+    several = slopes(groups(found)["batch tokens"])
+    headline = "Twice the tokens in a batch take " + " and ".join(
+        f"{2**slope:.1f} times as long in {work}" for work, slope in several.items()
+    )
+    lead = "One size varies at a time. Two in the table is time in proportion to the size."
+    table = TableSection("Time by size", columns, rows)
+    return Report("How speed grows", headline, lead, [table, *charts], where)
 
 
 def main() -> None:

@@ -184,6 +184,11 @@ def test_a_notebook_has_the_cells_of_its_page(page):
     prose = "".join(cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     assert "```python" not in prose
     assert "```math" not in prose
+    assert prose.startswith("# ")
+    links = re.findall(r"\]\(([^)#:]+)\)", prose)
+    assert {*links} <= {other.with_suffix(".ipynb").name for other in LEARN.glob("*.md")} | {
+        source.split(maxsplit=2)[1] for source in written
+    }
     for cell in notebook["cells"]:
         assert set(re.findall(r"\(attachment:([\w.-]+)\)", cell["source"])) == set(
             cell.get("attachments", {})
