@@ -102,6 +102,16 @@ class Prediction:
         values: dict[str, Any] = plain(self)
         return values
 
+    def _repr_html_(self) -> str | None:
+        """Return the ten most probable labels as a table; None, for the `repr`, without labels."""
+        from bothways.core.report.html import metrics_html
+
+        if not isinstance(by_label := getattr(self, "probabilities", None), Mapping):
+            return None
+        labels = self.answer if isinstance(self.answer, tuple) else filter(None, [self.answer])
+        top = dict(sorted(by_label.items(), key=lambda item: -item[1])[:10])
+        return metrics_html(", ".join(labels) or "no label", {"probability": top}, "label")
+
 
 @dataclass(frozen=True)
 class ClassPrediction(Prediction):

@@ -20,6 +20,7 @@ from bothways.core.report.html import metrics_html, to_html, write_html
 from bothways.core.report.sections import TableSection
 from bothways.core.report.terminal import render_report, show, sparkline, table_cells, text_table
 from bothways.core.terminal import show_lines
+from bothways.tasks import predictions
 
 HOSTILE = "<script>alert('x')</script> & $x^2$"
 COMPARISON = sections.ComparisonChart(
@@ -376,6 +377,27 @@ def test_metrics_are_a_table_in_a_notebook():
     assert re.findall(r"<td[^>]*>(.*?)</td>", shown) == [
         "f1", "0.9000", "0.5000", "loss", "0.2500", ""
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("prediction", "title"),
+    [
+        (predictions.ClassPrediction("<b>", 1, {"a": 0.25, "<b>": 0.75}), "&lt;b&gt;"),
+        (predictions.ClassPrediction(None, 1, {"a": 0.25, "<b>": 0.75}), "no label"),
+        (predictions.MultilabelPrediction(("a", "<b>"), {"a": 0.25, "<b>": 0.75}), "a, &lt;b&gt;"),
+        (predictions.MultilabelPrediction((), {"a": 0.25, "<b>": 0.75}), "no label"),
+    ],
+)
+def test_labels_are_a_table_in_a_notebook(prediction, title):
+    shown = prediction._repr_html_()
+    assert re.findall(r"<(?:h\d|caption|figcaption)[^>]*>(.*?)</", shown) == [title]
+    assert re.findall(r"<td[^>]*>(.*?)</td>", shown) == ["&lt;b&gt;", "0.7500", "a", "0.2500"]
+
+
+def test_a_notebook_shows_ten_of_many_labels_and_other_predictions_as_text():
+    many = predictions.ClassPrediction("l0", 0, {f"l{n}": 1 / (n + 2) for n in range(77)})
+    assert many._repr_html_().count("<td") == 20
+    assert predictions.ScorePrediction(1.0)._repr_html_() is None
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=200))
