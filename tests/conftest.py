@@ -1,8 +1,10 @@
 """Fixtures that several test packages share."""
 
+import functools
 import gc
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +39,8 @@ settings.load_profile("repeatable")
 gc.disable()
 # No test cuts the power, and waiting for the disk takes a twentieth of the time.
 os.fsync = lambda handle: None
+# A client of HTTP reads the certificates of all authorities, which takes longer than a request.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 WITHOUT_AMX = ALL_FEATURES & ~Feature.AMX
 compiled = pytest.mark.skipif(

@@ -20,7 +20,7 @@ from torch import Tensor
 from bothways.core.batch import IGNORED, Layout
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor, Source
+from bothways.core.source import Cursor
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.list_source import ListSource
 from bothways.data.loader import (
@@ -302,11 +302,6 @@ def test_lists_that_cannot_be_read_are_refused():
     for cursor in (Cursor(0, 0, 2), Cursor(0, 1, 0)):
         with pytest.raises(DataError, match="no data at"):
             next(list_source([3, 4], None).read(cursor))
-
-
-def test_both_sources_are_sources():
-    assert isinstance(list_source([3], None), Source)
-    assert isinstance(corpus_source(FullSentences(24)), Source)
 
 
 # --- ahead in a thread

@@ -132,15 +132,6 @@ def test_flaws_are_in_one_message(tmp_path):
     assert ChoiceTask().read(str(tmp_path / "dev.jsonl")).task == ChoiceTask(columns)
 
 
-def test_a_label_that_is_no_number_stops_before_training(tmp_path):
-    with pytest.raises(BothwaysError, match=r"2 labels are not numbers: .*train\.jsonl:65"):
-        run(
-            tmp_path,
-            RegressionTask(),
-            lambda count, seed: [*scored(count, seed), {"text": "fine", "score": "much"}],
-        )
-
-
 @pytest.mark.parametrize(
     ("count", "problem", "expected"),
     [

@@ -107,7 +107,13 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, marks=pytest.mark.slow if form in ("negatives", "classes") else ())
+        for form in FORMS
+    ],
+)
 def test_each_form_of_data_is_learned_and_saved(form: str, model: Path, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
@@ -359,6 +365,7 @@ def test_each_text_has_its_vector_of_the_guide(model: Path) -> None:
                 )
 
 
+@pytest.mark.slow
 def test_low_rank_changes_of_several_seeds(model: Path, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 

@@ -201,7 +201,9 @@ def texts(count: int, seed: int) -> tuple[Batch, Tensor]:
     return Batch(ids, torch.zeros_like(ids), Layout.of([len(row) for row in rows])), labels
 
 
-@pytest.mark.parametrize("own", [None, Own()], ids=["pooler", "own"])
+@pytest.mark.parametrize(
+    "own", [pytest.param(None, marks=pytest.mark.slow), Own()], ids=["pooler", "own"]
+)
 def test_a_causal_encoder_learns_from_its_last_token(own):
     """Its first token, [CLS], has seen nothing: read there, all texts would look alike."""
     torch.manual_seed(0)

@@ -19,6 +19,7 @@ from bothways.objectives.masked_lm import MaskedLMModule
 from bothways.training import step_cost as operations
 from bothways.training.step_cost import kept_floats
 from small_models import LENGTHS, SHAPES, SMALL, batch_for
+from spread import first_of
 
 
 def trained(
@@ -171,10 +172,14 @@ def batch_of() -> Batch:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, config in SHAPES.items() if isinstance(config, EncoderConfig)]
+    "config",
+    first_of(
+        [(config,) for config in SHAPES.values()],
+        [repr((config.position, config.patterns, config.order)) for config in SHAPES.values()],
+        [*SHAPES],
+    ),
 )
-def test_an_encoder_of_any_family(name):
-    config = SHAPES[name]
+def test_an_encoder_of_any_family(config):
     model = Model(config, (token_head(config),)).to(META).train()
     x = model.encoder(batch_of().to(META)).last
     assert x.device == META

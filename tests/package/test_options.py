@@ -10,7 +10,7 @@ from bothways.cli.main import app, import_for_help
 from bothways.cli.mistakes import rename_options
 from bothways.cli.predict import predict
 from bothways.core.errors import ConfigError
-from bothways.tasks.catalogue import ALL_TASKS, TASKS, trainable_task
+from bothways.tasks.catalogue import ALL_TASKS, TASKS
 from commands import run_line
 
 HELP = ["--help", "-h", "--version", "--install-completion"]
@@ -22,12 +22,6 @@ def test_the_help_names_every_task(capsys):
         shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
         assert all(f" {name}," in shown for name in TASKS)
     assert all(f" {name}," in (predict.__doc__ or "") for name in ALL_TASKS.keys() - TASKS.keys())
-
-
-def test_a_task_is_known_by_its_usual_names(tmp_path):
-    assert trainable_task("NER").name == "tag"
-    with pytest.raises(ConfigError, match=r"'clasify' is not a task; did you mean 'classify'"):
-        run_line("finetune", "m", "d.tsv", "--task", "clasify")
 
 
 def test_a_task_without_training_is_one_message(tmp_path):

@@ -170,7 +170,7 @@ def test_labels_that_each_apply_have_scales_and_keep_their_answers(tmp_path):
         bothways.calibrate(folder, rows, tmp_path / "sets", error=0.1, progress=False)
 
 
-def test_data_that_cannot_calibrate_is_refused(model, rows, tmp_path):
+def test_data_that_cannot_calibrate_is_refused(model, rows, done, tmp_path):
     def refused(data: Any, kind: type[BothwaysError], source: Path = model, **options: Any) -> None:
         with pytest.raises(kind):
             bothways.calibrate(source, data, tmp_path / "new", progress=False, **options)
@@ -185,7 +185,7 @@ def test_data_that_cannot_calibrate_is_refused(model, rows, tmp_path):
     refused(rows, BothwaysError, source=make_folder(tmp_path / "bert"))
     with pytest.raises(BothwaysError):
         bothways.calibrate(model, rows, model, progress=False)
-    sha = bothways.calibrate(model, rows, tmp_path / "all", progress=False).record["data"]["sha256"]
+    sha = done.record["data"]["sha256"]
     trained = classifier(
         tmp_path / "trained", "single_label_classification", data={"train": {"sha256": sha}}
     )

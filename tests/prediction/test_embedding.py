@@ -4,15 +4,13 @@ import io
 import json
 import os
 import random
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pyarrow import parquet
 
-from bothways.core import progress
-from bothways.core.errors import BothwaysError, ConfigError, DataError
+from bothways.core.errors import BothwaysError, DataError
 from bothways.prediction.analysis import evaluation
 from bothways.prediction.analysis.evaluation import POOLINGS, Cell, Sweep, sweep_layers
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
@@ -62,17 +60,6 @@ def test_tables_have_the_vectors_of_their_texts_with_the_prompt(place):
         one = embed.encode({"text": texts[0]}, prompt=prompt)
         np.testing.assert_allclose(one, vectors[0], rtol=0, atol=1e-6)
     assert embed({"sentence1": texts[0], "sentence2": texts[1], "score": 3}).cosine is not None
-
-
-def test_progress_is_printed_as_lines_where_there_is_no_terminal(place, monkeypatch, capsys):
-    line = f"embed bert texts.txt --out {place / 'lines.npy'}"
-    run(monkeypatch, place, line)
-    assert "predicting:" not in capsys.readouterr().err  # shorter than ten seconds
-    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
-    run(monkeypatch, place, line)
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert re.search(r"^predicting: \d+ rows, \d+% done", captured.err, re.MULTILINE)
 
 
 def test_a_sentence_encoder_is_scored_as_one_and_it_is_said(place, monkeypatch, capsys):
@@ -242,28 +229,3 @@ def test_encode_leaves_no_second_text_out(place):
 def test_mistakes_are_told(place, monkeypatch, words, message):
     with pytest.raises(BothwaysError, match=message):
         run(monkeypatch, place, words)
-
-
-def test_a_model_without_the_head_cannot_fill(tmp_path):
-    import transformers
-
-    from toy_folder import make_tokenizer
-
-    config = transformers.BertConfig(
-        vocab_size=26,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-    )
-    transformers.BertModel(config).save_pretrained(tmp_path / "bare")
-    make_tokenizer(tmp_path / "bare")
-    for task in ("fill", "likelihood"):
-        said = rf"the task '{task}' needs the head 'masked'; this model has: pooler\n  Choose .* such as a BertForMaskedLM or the folder of"
-        with pytest.raises(BothwaysError, match=said):
-            open_task(str(tmp_path / "bare"), task)
-    assert open_task_model(str(tmp_path / "bare"), "embed").task.name == "embed"
-    with pytest.raises(BothwaysError, match=r"is not fine-tuned for a task.*\n.*task=\"embed\""):
-        open_task(str(tmp_path / "bare"))
-    with pytest.raises(ConfigError, match="task"):
-        open_task(str(tmp_path / "bare"), "paint")

@@ -16,7 +16,6 @@ from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task, open_task_model
 from bothways.tasks.multilabel.task import MultilabelExample
 from bothways.tasks.text_task import TextExample
-from commands import run_line
 from toy_folder import VOCABULARY, make_tokenizer
 
 TEXTS = ("the film was good", "a play", "")
@@ -117,16 +116,6 @@ def test_vectors_need_no_head(name, change, held, tmp_path):
     assert list(open_task_model(str(tmp_path / "cut"), "embed").model.heads) == held
     with pytest.raises(FolderError, match=r"does not hold the head"):
         load_model(tmp_path / "cut")
-
-
-def test_embed_writes_vectors_of_an_encoder_without_its_pooler(tmp_path, monkeypatch):
-    model = saved(tmp_path / "bare", "BertModel", add_pooling_layer=False)
-    (tmp_path / "texts.txt").write_text("".join(f"{text}\n" for text in TEXTS))
-    monkeypatch.chdir(tmp_path)
-    run_line("embed", "bare", "texts.txt", "--out", "v.npy")
-    np.testing.assert_allclose(
-        np.load("v.npy"), theirs(model, tmp_path / "bare", "mean"), atol=2e-6
-    )
 
 
 def test_a_task_whose_head_is_missing_says_what_its_file_lacks(tmp_path):

@@ -211,16 +211,6 @@ def test_tasks_without_training_are_priced_too(place, task):
     assert found.fp32.metrics != found.int8.metrics
 
 
-def test_training_in_int8_is_refused(place, monkeypatch):
-    with pytest.raises(ConfigError, match="'int8' is given, but it must be one of auto") as caught:
-        run(
-            monkeypatch,
-            place,
-            "finetune bert dev.tsv --out run training.precision=int8",
-        )
-    assert caught.value.where == "training.precision"
-
-
 def test_what_the_first_time_reads_from_the_disk_does_not_count(opened):
     seen: list[Predictor] = []
 

@@ -81,7 +81,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(
+    "kind",
+    ["int8", "ubinary", *(pytest.param(kind, marks=pytest.mark.slow) for kind in TYPES[1:3])],
+)
 def test_files_have_the_type(place: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.chdir(place)
     line = ["embed", "bert", "texts.txt", "--rows", "20", "--out"]

@@ -372,21 +372,6 @@ def test_a_metric_that_is_never_evaluated_is_named_before_the_first_step(corpus,
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_names_of_metrics_cost_nothing_where_none_is_looked_for(corpus, monkeypatch):
-    class StepDone(Exception):
-        pass
-
-    def evaluate(*_: object) -> None:
-        raise AssertionError("an evaluation before the first step")
-
-    def stop(_: object) -> None:
-        raise StepDone
-
-    monkeypatch.setattr(HeldOut, "_scores", evaluate)
-    with pytest.raises(StepDone):
-        pretrain(settings(corpus, 2), corpus, on_event=stop)
-
-
 def test_the_state_of_torch_is_left_as_it_was(corpus):
     """New weights have the caller's default type, in which a run can be proved to more digits."""
     before = torch.get_rng_state()

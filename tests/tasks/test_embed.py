@@ -213,16 +213,6 @@ def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made):
         SentenceEmbeddingTask(components=0)
 
 
-def test_a_task_without_a_loss_is_that_of_sts():
-    definition = SentenceEmbeddingTask()
-    assert definition.labels([TextExample("a", label="x")]) == ()
-    names = ("spearman", "pearson", "ndcg@10", "mrr@10", "map")
-    assert definition.directions(()) == dict.fromkeys(names, "highest")
-    assert definition.metric in definition.directions(())
-    assert definition.heads((), None) == ()
-    assert definition.texts(TextExample("a", "b")) == ("a", "b")
-
-
 def test_predictions_have_no_dropout_in_whatever_mode_and_keep_that_of_the_task(made):
     model, tokenizer, _ = made
     task, example = (

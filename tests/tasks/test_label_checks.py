@@ -1,8 +1,6 @@
 """Checks of labels: every finding is reached by data that deserves it, and by none that does not; odd data has one message."""
 
-import io
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +8,7 @@ from typing import Any
 
 import pytest
 
-import bothways
-from bothways.core.errors import BothwaysError, DataError, Finding
+from bothways.core.errors import DataError, Finding
 from bothways.data.text_io import read_lines
 from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
@@ -24,8 +21,6 @@ from bothways.tasks.tagging.checks import check_tagged
 from bothways.tasks.tagging.conll import ColumnLayout, read_columns
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.text_task import TextColumns, TextExample
-from commands import run_line
-from toy_folder import make_folder
 
 
 def fair_texts(count: int, start: int = 0) -> list[MultilabelExample]:
@@ -316,19 +311,6 @@ def test_lines_of_words_have_the_same_columns():
         ("ape", "bee"),
         ("cat",),
     ]
-
-
-def test_evaluate_reads_standard_input(tmp_path, monkeypatch, capsys):
-    model = make_folder(tmp_path / "bert")
-    rows = [{"text": text, "label": label} for text, label in (("a film", "x"), ("a play", "y"))]
-    bothways.finetune(model, rows * 4, epochs=1, progress=False).save(tmp_path / "tuned")
-    table = "".join(f'{{"text": "{row["text"]}", "label": "{row["label"]}"}}\n' for row in rows)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(table.encode())))
-    line = ["evaluate", str(tmp_path / "tuned"), "-", "--label", "label", "--device", "cpu"]
-    run_line(*line)
-    assert "accuracy" in capsys.readouterr().out
-    with pytest.raises(BothwaysError):
-        run_line("evaluate", tmp_path / "tuned", "--nonsense")
 
 
 def test_endings_are_ordered_by_their_number():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_family_tokenizers import ALBERT, MASK, albert_of, message, rounded, write_bytes_layout
 from tokenizers import AddedToken
@@ -16,6 +16,7 @@ from bothways.core.errors import TokenizerError
 from bothways.hub.resolve import MODEL_FILES
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.word_cache import find_cutter
+from kernel_cases import examples
 from toy_text import BERT_NAMES, bert_tokens, hostile, roberta_backend, write_vocabulary
 
 NEW = len(bert_tokens())
@@ -166,6 +167,7 @@ mixed = st.lists(
 
 @given(texts=st.lists(mixed, min_size=1, max_size=3))
 @example(texts=TEXTS)
+@settings(max_examples=examples(20))
 def test_ids_and_offsets_are_those_of_transformers_both_ways(folders, texts):
     for ours, theirs, again in folders:
         expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)

@@ -163,13 +163,6 @@ class _Input:
         self.buffer = io.BytesIO(content)
 
 
-def test_encode_standard_input(tmp_path, capsys, monkeypatch):
-    folder = write_vocabulary(tmp_path)
-    monkeypatch.setattr(sys, "stdin", _Input("\n".join(LINES).encode()))
-    run("encode", "--tokenizer", folder)
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == _expected(folder)
-
-
 def test_a_hyphen_is_the_standard_input(tmp_path, capsys, monkeypatch):
     folder = write_vocabulary(tmp_path / "vocabulary")
     (tmp_path / "a.txt").write_text(LINES[0], encoding="utf-8")

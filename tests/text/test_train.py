@@ -74,11 +74,6 @@ def test_two_processes_write_the_same_bytes(tmp_path):
     assert contents[0] == contents[1]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_again_and_again_the_same(kind):
-    assert len({train_vocabulary(iter(TEXT), kind).fingerprint for _ in range(4)}) == 1
-
-
 def test_scores_do_not_keep_the_order_of_a_hash_table():
     """Characters that no word needs have the least score and a step more each; another character may come close to one."""
     words = {"ab": -3.00004, "cd": -9.5, "x": -9.5 + 3.0000001e-4, "y": -2.0}

@@ -62,19 +62,6 @@ def test_the_gradient_is_that_of_the_mean_over_the_whole_step_however_it_is_cut(
         torch.testing.assert_close(result["moments"][name] / 0.1, gradient, rtol=1e-12, atol=1e-14)
 
 
-def test_the_mean_of_the_microbatches_means_would_be_another_gradient():
-    """So the test above can fail: the cut makes parts of unequal weight."""
-    training_module, step = toy(dtype=torch.float64), next(steps(Cursor(), 7, 2))
-    for batch in step.microbatches:
-        weights, losses = training_module.weights(batch), training_module(batch)
-        sum(loss.total / max(1, weights[name]) / 2 for name, loss in losses.items()).backward()
-    wrong = max(
-        (p.grad - reference_gradients(7)[name]).abs().max().item()
-        for name, p in training_module.named_parameters()
-    )
-    assert wrong > 1e-3
-
-
 def test_several_steps_end_in_equal_weights_however_they_are_cut():
     whole, cut = (
         fit_toy(toy(dtype=torch.float64), steps(Cursor(), 7, cuts), 5)["weights"] for cuts in (1, 2)

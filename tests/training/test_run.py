@@ -64,14 +64,6 @@ def assert_equal_runs(folder, whole):
     )
 
 
-def test_a_resume_without_the_random_state_would_end_in_other_weights(whole, tmp_path, monkeypatch):
-    """So the tests below can fail."""
-    session(tmp_path, 5)
-    monkeypatch.setattr("bothways.training.checkpoint._set_random", lambda *_: None)
-    session(tmp_path)
-    assert equal_weights(tmp_path, whole) == {False}
-
-
 @pytest.mark.parametrize("step", [0, 2, 5, 8, 9, 13])
 def test_killed_at_any_step_and_resumed_it_ends_in_the_same_weights(step, whole, tmp_path):
     assert exit_code(session, tmp_path, step, signal.SIGKILL) == -signal.SIGKILL

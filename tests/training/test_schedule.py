@@ -83,11 +83,6 @@ def test_google_linear_is_polynomial_decay_with_warmup_put_in_its_place(sizes):
     )
 
 
-def test_google_linear_drops_where_warmup_ends_and_linear_does_not():
-    assert rates(GoogleLinear(0.1), 100)[9:11] == pytest.approx([0.9, 0.9])
-    assert rates(Linear(0.1), 100)[9:11] == pytest.approx([0.9, 1.0])
-
-
 def test_wsd_rises_stays_and_falls():
     assert rates(WSD(Steps(2), Steps(4)), 10) == pytest.approx(
         [0, 0.5, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]

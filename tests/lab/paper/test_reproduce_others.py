@@ -22,7 +22,7 @@ from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Reque
 from bothways.lab.paper.pages import measured
 from bothways.lab.paper.run import PLANS, reproduce
 from bothways.lab.sweeps import runs as engine
-from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome
+from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.prediction.predictor import open_task
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.schedules import Epochs
@@ -369,10 +369,6 @@ def entry_of(request: Request) -> dict[str, Any]:
     return json.loads((request.out / "results.json").read_text())["tasks"]["CoLA"]
 
 
-def faked(name: str, value: float) -> SweepOutcome:
-    return SweepOutcome(name, {"mcc": value}, (), "mcc", "highest", 1, 1.0)
-
-
 def test_equal_cells_run_once(data_place, tmp_path):
     request = request_for(data_place, tmp_path, overrides=(*ONE_RUN, "training.optimizer.lr=1e-3"))
     (cola,) = glue.glue_plan(request).experiments
@@ -380,14 +376,6 @@ def test_equal_cells_run_once(data_place, tmp_path):
     assert reproduce("glue", request, device="cpu") is not None
     assert len(entry_of(request)["cells"]) == 1
     assert (Path(entry_of(request)["best"]) / "model").is_dir()
-
-
-def test_best_folder_keeps_weights(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name / "model").mkdir(parents=True)
-    series = Series((faked("a", 0.25), faked("b", 0.75), faked("b", 0.75)))
-    engine._delete_weights(series, SweepFolder(tmp_path))
-    assert [(tmp_path / name / "model").exists() for name in ("a", "b")] == [False, True]
 
 
 @pytest.fixture

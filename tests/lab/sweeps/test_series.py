@@ -258,21 +258,6 @@ def test_wrong_setting_fails_before_first_run(base, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_sweep_keeps_the_best_of_a_grid(base, tmp_path):
-    series = grid.sweep_grid(
-        base,
-        grid.parse_grid("training.optimizer.lr=1e-7,5e-3"),
-        SweepFolder(tmp_path, device="cpu"),
-    )
-    assert [run.name for run in series.runs] == [
-        "training.optimizer.lr=1e-7",
-        "training.optimizer.lr=5e-3",
-    ]
-    report = json.loads((tmp_path / "sweep.json").read_text())
-    assert report["best"] == series.best.name
-    assert (tmp_path / "model" / "config.json").exists()
-
-
 def words(base: FinetuneConfig, *more: str) -> list[str]:
     return [
         base.model,

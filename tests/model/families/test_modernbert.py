@@ -13,7 +13,7 @@ from torch import nn
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from bothways.core.batch import Batch, Layout
-from bothways.core.config.reader import load, read, to_dict, to_toml
+from bothways.core.config.reader import load
 from bothways.core.config.values import write_toml
 from bothways.core.errors import ConfigError, FolderError
 from bothways.hub.load_report import plan_loading
@@ -23,7 +23,7 @@ from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.embedding import bucket_of
 from bothways.model.families import gpt, modernbert
-from bothways.model.families.catalogue import FAMILIES, family_for, preset
+from bothways.model.families.catalogue import FAMILIES, family_for
 from bothways.model.families.family import Family
 from bothways.model.families.gpt import GPT, GPT2
 from bothways.model.families.gte import GTE
@@ -122,14 +122,6 @@ def test_settings_without_a_counterpart_are_refused(settings, message):
 def test_a_scaled_gpt_is_refused():
     with pytest.raises(FolderError, match="scale_attn_by_inverse_layer_idx True"):
         GPT2.config_rules.read({"scale_attn_by_inverse_layer_idx": True}, "")
-
-
-@pytest.mark.parametrize("name", ["modernbert-base", "gpt2", "openai-gpt"])
-def test_a_preset_comes_back_from_a_file(name, tmp_path):
-    config = preset(name)
-    (tmp_path / "encoder.toml").write_text(to_toml(config))
-    assert load(EncoderConfig, file=tmp_path / "encoder.toml") == config
-    assert read(EncoderConfig, to_dict(config)) == config
 
 
 def test_a_single_pattern_is_given_by_its_name():
