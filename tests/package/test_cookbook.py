@@ -1,6 +1,7 @@
 """The cookbook: its commands and its Python run in the order of the page, on the data of `bothways demo`."""
 
 import ast
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 import bothways
 import bothways.finetuning.run
 import bothways.pretraining.run  # whose pages are left empty
+from bothways.tasks import predictions
 from commands import run_shell_line
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "cookbook.md"
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```$", PAGE.read_text("utf8"), re.M | re.S)
+SHOWN = re.findall(r"^```bash\n([^`]*)```\n\n```text\n([^`]*)```$", PAGE.read_text("utf8"), re.M)
+"""Commands, and what they print on the page."""
 SHORTER = [
     (r'--until "2 minutes"', '--until "4 steps"'),
     (r" --epochs \d+", ""),
@@ -55,7 +59,9 @@ def outputs(tmp_path_factory) -> dict[str, object]:
                     for pattern, words in SHORTER:
                         short = re.sub(pattern, words, short)
                     outputs[line] = run_shell_line(short)
-        outputs["files"] = {path.name: path.read_text("utf8") for path in folder.glob("*.csv")}
+                    file = Path(line.rpartition(" --out ")[2])
+                    if file.is_file():
+                        outputs[line] = file.read_text("utf8")
     return outputs
 
 
@@ -64,7 +70,7 @@ def test_every_recipe_runs_as_it_is_on_the_page(outputs):
         return [json.loads(part) for part in str(outputs[line]).splitlines()]
 
     both = "The choir sang for an hour. The soup was far too salty."
-    queues = outputs["files"]["queues.csv"].splitlines()
+    queues = outputs["bothways predict tickets new.csv --keep id --out queues.csv"].splitlines()
     assert queues[0].startswith("id,label,probabilities.cards")
     assert len(queues) == 41
     assert [*printed('bothways predict names "Mira Novak moved from Lima to Oslo ."')[0]] == [
@@ -87,6 +93,25 @@ def test_every_recipe_runs_as_it_is_on_the_page(outputs):
     }
 
 
+def names(printed: str) -> set[str]:
+    """The names of what is printed: keys of JSON, columns of CSV, rows and columns of tables."""
+    if printed.startswith("{"):
+        return {*re.findall(r'"(\w+)": ', printed)}
+    rows = [re.split(r" *[┃│] *", line)[1:-1] for line in printed.splitlines() if line[0] in "┃│"]
+    if rows:
+        return {*rows[0], *(row[0] for row in rows)}
+    return {*printed.partition("\n")[0].split(",")}
+
+
+def test_what_the_page_shows_has_the_names_of_what_is_printed(outputs):
+    assert len(SHOWN) == 10
+    entity = {item.name for item in dataclasses.fields(predictions.Entity)}  # one may not be found
+    for block, text in SHOWN:
+        printed = [str(outputs[line]) for line in block.splitlines()]
+        more = entity if "entities" in text else set()
+        assert any(names(text) <= names(each) | more for each in printed), (text, printed)
+
+
 def test_python_of_each_recipe_gives_what_its_command_does(outputs):
     values = [outputs[text] for language, text in BLOCKS if language == "python"]
     assert len(values) == 10
@@ -96,4 +121,4 @@ def test_python_of_each_recipe_gives_what_its_command_does(outputs):
     assert isinstance(values[5], float)
     assert values[6] in {"好评", "差评"}
     assert {*values[7]} <= queues
-    assert {*values[9]} <= {"yes", "no"}
+    assert {*values[9]} <= queues
