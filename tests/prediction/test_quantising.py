@@ -14,7 +14,7 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.kernels.int8 import Int8Linear
 from bothways.model.model import Model
-from bothways.prediction.analysis import report as survey
+from bothways.prediction.analysis import evaluation
 from bothways.prediction.analysis.evaluation import Int8Report, TimedMetrics, measure_int8
 from bothways.prediction.engine import predict, predict_encoded, prepare_task_model
 from bothways.prediction.predictor import Predictor, open_task, open_task_model
@@ -126,10 +126,10 @@ def test_predict_and_embed_in_int8(place, monkeypatch, capsys):
 
 def test_evaluate_tells_both_and_the_loss(place, opened, monkeypatch, capsys):
     line = "evaluate model dev.tsv --precision int8 --limit 100"
-    written, real = [], survey.write_report
+    written, real = [], evaluation.analysis_report
     monkeypatch.setattr(
-        survey,
-        "write_report",
+        evaluation,
+        "analysis_report",
         lambda *parts, **more: written.append(more["precision"]) or real(*parts, **more),
     )
     run(monkeypatch, place, f"{line} --json --report report.html")

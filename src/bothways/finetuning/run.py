@@ -21,6 +21,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
 from bothways.core.errors import installed
 from bothways.core.progress import SILENT, Progress
+from bothways.core.report.html import write_html
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.sequence import Sequence
 from bothways.core.training_module import TrainingModule, VectorModule
@@ -46,7 +47,7 @@ from bothways.finetuning.stability import parameter_rules
 from bothways.hub.provenance import model_facts
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
-from bothways.prediction.analysis.report import analyse_encoded, is_analysed, write_report
+from bothways.prediction.analysis.report import analyse_encoded, analysis_report, is_analysed
 from bothways.prediction.engine import PredictionCounts
 from bothways.tasks.base import Metrics, TaskModel
 from bothways.training import parallel
@@ -215,9 +216,7 @@ def _write_report(run: PreparedRun, folder: Path, progress: Progress) -> None:
     progress.stage("writing the report")
     source, page = settings.sources["dev"], folder / "report.html"
     facts = model_facts(folder, data.labels)
-    write_report(
-        task_model, analysis, page, model=str(folder), data=source, facts=facts, training=settings
-    )
+    write_html(analysis_report(task_model, analysis, str(folder), source, facts, settings), page)
 
 
 def _save(

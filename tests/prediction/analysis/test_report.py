@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from bothways.core.errors import BothwaysError, DataError, ResourceError
@@ -26,10 +24,11 @@ from bothways.prediction.analysis.base import (
     MAX_CLASSES,
     SURE,
     Calibration,
+    Judgement,
     Traits,
     confusion_sections,
 )
-from bothways.prediction.analysis.report import SHOWN, Worst, analyse, analysis_report
+from bothways.prediction.analysis.report import SHOWN, analyse, analysis_report
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.tasks.base import EncodedExample
@@ -168,12 +167,22 @@ def test_labels_are_doubted_by_how_far_the_model_is_from_them(opened):
     ]
 
 
-@given(st.lists(st.integers(-3, 3).map(float), max_size=40), st.integers(1, 5))
-def test_worst_keeps_the_greatest_and_of_equals_the_first(values, most):
-    worst = Worst(most)
-    for place, value in enumerate(values):
-        worst.add(value, (place, value))
-    assert worst.items == sorted(enumerate(values), key=lambda pair: (-pair[1], pair[0]))[:most]
+def test_of_equally_hard_examples_the_first_are_shown(opened, monkeypatch):
+    class Even(ClassAnalysis):
+        """Finds all examples equal, but for the last one."""
+
+        def add(self, example: TextExample, prediction: ClassPrediction) -> Judgement:
+            super().add(example, prediction)
+            last = example is EXAMPLES[-1]
+            return Judgement(1.0 + last, 0.5 if last else None)
+
+    monkeypatch.setattr(survey, "analysis_of", lambda task_model: Even(task_model.classes))
+    found = analyse(opened.task_model, EXAMPLES).sections
+    shown = find(found, s.ExampleSection, "The hardest examples").examples
+    first = [EXAMPLES[-1], *EXAMPLES[: SHOWN - 1]]
+    assert [example.where for example in shown] == [example.where for example in first]
+    doubted = find(found, s.ExampleSection, "Examples that may be mislabelled").examples
+    assert [example.where for example in doubted] == [EXAMPLES[-1].where]
 
 
 def prediction(label: str, **probabilities: float) -> ClassPrediction:

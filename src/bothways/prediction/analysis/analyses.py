@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
-from typing import Literal, get_args
+from collections.abc import Sequence as Many
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,13 @@ from bothways.prediction.analysis import base
 from bothways.prediction.analysis.base import (
     GUESSES,
     SURE,
-    Calibration,
     Judgement,
     TaskAnalysis,
     clip,
 )
 from bothways.tasks import metrics
 from bothways.tasks import predictions as p
-from bothways.tasks.base import Metrics
+from bothways.tasks.base import E, Metrics, P
 from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.metrics import TINY, Confusion, Rankings, ndcg, sigmoid
 from bothways.tasks.multilabel.task import LEAST, MultilabelExample, constant_labels
@@ -57,40 +56,68 @@ def _label(example: TextExample) -> str:
     return example.label
 
 
-def _judge_choice(calibration: Calibration, top: float, chance: float, correct: bool) -> Judgement:
-    """Count one of several answers by its probability; doubt the label of a sure error.
+class Decisions(NamedTuple):
+    """The decisions for one of several classes in an example, D of them.
 
-    Args:
-        top, chance: probabilities of the given answer and of the right one.
+    Attributes:
+        truth, predicted: indices of classes, `(D)`.
+        chances: probabilities, `(D, classes)`.
     """
-    calibration.add(top, correct)
-    return Judgement(
-        metrics.negative_log(chance), top - chance if top >= SURE and not correct else None
-    )
+
+    truth: Many[int] | NDArray[np.int64]
+    predicted: Many[int] | NDArray[np.int64]
+    chances: Many[Many[float]] | NDArray[np.float64]
 
 
-class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
-    """Confusion of classes and calibration.
+class DecisionAnalysis(TaskAnalysis[E, P]):
+    """Confusion of classes and calibration, where one of several classes is right.
 
     Args:
-        labels: labels of the model, in order.
+        names: of the classes, in order.
     """
 
     grade_name, cost_name = "accuracy", "cross-entropy"
 
-    def __init__(self, labels: Sequence[str]) -> None:
+    def __init__(self, names: Many[str] = ()) -> None:
         super().__init__()
-        self.labels = tuple(labels)
-        self.confusion = metrics.Confusion(len(labels))
-        self._index = {label: index for index, label in enumerate(labels)}
+        self.labels = tuple(names)
+        self.confusion = Confusion(len(names))
+        self._index = {name: index for index, name in enumerate(names)}
 
-    def add(self, example: TextExample, prediction: p.ClassPrediction) -> Judgement:
-        """Count the pair of classes; the cost is −log p of the right one."""
-        chances, label = prediction.probabilities, _label(example)
-        self.confusion.pairs[self._index[label], prediction.index] += 1
-        best = self.labels[prediction.index]
-        top, right = chances[best], best == label
-        return _judge_choice(self.calibration, top, chances[label], right)
+    def decide(self, example: E, prediction: P) -> Decisions:
+        """Return the decisions of an example."""
+        raise NotImplementedError
+
+    def add(self, example: E, prediction: P) -> Judgement:
+        """Count the pairs of classes; the cost is −log p of the right ones, the doubt the greatest
+        lead of a sure wrong class.
+        """
+        truth, predicted, chances = map(np.asarray, self.decide(example, prediction))
+        self.confusion.pairs.update(zip(truth.tolist(), predicted.tolist(), strict=True))
+        top, right = chances.max(1), chances[np.arange(len(truth)), truth]
+        for confidence, correct in zip(top.tolist(), (truth == predicted).tolist(), strict=True):
+            self.calibration.add(confidence, correct)
+        leads = (top - right)[(top >= SURE) & (right < top)]
+        loss = -float(np.log(np.maximum(right, TINY)).sum())
+        return Judgement(loss, float(leads.max()) if len(leads) else None)
+
+    def baseline(self) -> Metrics:
+        """Compute the accuracy of the most frequent class."""
+        truth = self.confusion.true
+        return {"accuracy": float(truth.max() / max(1, truth.sum()))} if len(truth) else {}
+
+    def sections(self) -> list[s.Section]:
+        """Build the confusion of classes and the reliability curve."""
+        return [*base.confusion_sections(self.labels, self.confusion), *self.reliability()]
+
+
+class ClassAnalysis(DecisionAnalysis[TextExample, p.ClassPrediction]):
+    """Confusion of classes and calibration."""
+
+    def decide(self, example: TextExample, prediction: p.ClassPrediction) -> Decisions:
+        """Return the class of a text."""
+        chances = [prediction.probabilities[label] for label in self.labels]
+        return Decisions([self._index[_label(example)]], [prediction.index], [chances])
 
     def show(self, example: TextExample, prediction: p.ClassPrediction) -> s.ReportExample:
         """Show the texts with the most probable classes."""
@@ -100,50 +127,29 @@ class ClassAnalysis(TaskAnalysis[TextExample, p.ClassPrediction]):
     def baseline(self) -> Metrics:
         """Compute the metrics of the most frequent class."""
         truth = self.confusion.true
-        majority, top = metrics.Confusion(len(self.labels)), int(truth.argmax())
+        majority, top = Confusion(len(self.labels)), int(truth.argmax())
         majority.pairs.update({(i, top): int(count) for i, count in enumerate(truth) if count})
         return metrics.classification_metrics(majority) if majority.total else {}
 
-    def sections(self) -> list[s.Section]:
-        """Build the confusion of classes and the reliability curve."""
-        return [*base.confusion_sections(self.labels, self.confusion), *self.reliability()]
 
-
-class ChoiceAnalysis(TaskAnalysis[ChoiceExample, p.ChoicePrediction]):
+class ChoiceAnalysis(DecisionAnalysis[ChoiceExample, p.ChoicePrediction]):
     """Confusion of the positions of endings, and calibration."""
 
-    grade_name, cost_name = "accuracy", "cross-entropy"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.confusion = metrics.Confusion(0)
-
-    def add(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> Judgement:
-        """Count the pair of positions; the cost is −log p of the right ending."""
-        chances, label = prediction.probabilities, example.label
-        assert label is not None
-        self.confusion.pairs[label, prediction.index] += 1
-        self.confusion.labels = max(self.confusion.labels, label + 1, prediction.index + 1)
-        right = prediction.index == label
-        return _judge_choice(self.calibration, max(chances), chances[label], right)
+    def decide(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> Decisions:
+        """Return the position of an ending; those up to the last that is right or given count."""
+        assert example.label is not None
+        count = max(self.confusion.labels, example.label + 1, prediction.index + 1)
+        self.confusion.labels = count
+        self.labels = tuple(f"ending {number}" for number in range(1, count + 1))
+        return Decisions([example.label], [prediction.index], [prediction.probabilities])
 
     def show(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> s.ReportExample:
         """Show the context with the most probable endings."""
         assert example.label is not None
-        endings = [f"{n}. {base.clip(text)}" for n, text in enumerate(example.endings, 1)]
+        endings = [f"{n}. {clip(text)}" for n, text in enumerate(example.endings, 1)]
         truth = endings[example.label]
         best = base.guesses(dict(zip(endings, prediction.probabilities, strict=True)), truth)
-        return s.ReportExample([base.clip(example.context)], truth, best, example.where)
-
-    def baseline(self) -> Metrics:
-        """Compute the accuracy of the most frequent position."""
-        truth = self.confusion.true
-        return {"accuracy": float(truth.max() / truth.sum())} if len(truth) else {}
-
-    def sections(self) -> list[s.Section]:
-        """Build the confusion of positions and the reliability curve."""
-        names = [f"ending {number}" for number in range(1, self.confusion.labels + 1)]
-        return [*base.confusion_sections(names, self.confusion), *self.reliability()]
+        return s.ReportExample([clip(example.context)], truth, best, example.where)
 
 
 class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
@@ -155,7 +161,7 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
 
     grade_name, cost_name, calibrated = "all labels right", "cross-entropy", "labels"
 
-    def __init__(self, labels: Sequence[str]) -> None:
+    def __init__(self, labels: Many[str]) -> None:
         super().__init__()
         self.labels = tuple(labels)
         self.examples = 0
@@ -270,7 +276,7 @@ Outcome = Literal[
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
-def outcomes(truth: Sequence[Chunk], predicted: Sequence[Chunk]) -> list[tuple[Chunk, Outcome]]:
+def outcomes(truth: Many[Chunk], predicted: Many[Chunk]) -> list[tuple[Chunk, Outcome]]:
     """List every entity with its outcome; spurious ones are predicted, all others true.
 
     Each entity is paired at most once: with the same words first, then with shared words, an entity
@@ -299,7 +305,7 @@ def _outcome(true: Chunk, predicted: Chunk) -> Outcome | None:
     return "other type" if same else "other type and boundary"
 
 
-class TagAnalysis(base.TaskAnalysis[TagExample, TagPrediction]):
+class TagAnalysis(DecisionAnalysis[TagExample, TagPrediction]):
     """Outcomes of entities, confusion of tags, and calibration.
 
     Args:
@@ -310,28 +316,19 @@ class TagAnalysis(base.TaskAnalysis[TagExample, TagPrediction]):
     grade_name, cost_name = "F1 of the sentence", "cross-entropy of the sentence"
     calibrated = "tags"
 
-    def __init__(self, task: TaggingTask, labels: Sequence[str]) -> None:
-        super().__init__()
-        self.labels, self._task = tuple(labels), task
-        self._entities = task.spells(labels)
-        self._index = {label: index for index, label in enumerate(labels)}
-        self.confusion = Confusion(len(labels))
+    def __init__(self, task: TaggingTask, labels: Many[str]) -> None:
+        super().__init__(labels)
+        self._task, self._entities = task, task.spells(labels)
         self.outcomes: Counter[tuple[str, Outcome]] = Counter()
 
-    def add(self, example: TagExample, prediction: TagPrediction) -> Judgement:
-        """Compute the cross-entropy of all words, and the greatest lead of a sure wrong tag."""
-        gold, chances = self._gold(example), prediction.probabilities
-        truth, predicted = self._indices(gold), self._indices(prediction.tags)
-        self.confusion.pairs.update(zip(truth.tolist(), predicted.tolist(), strict=True))
-        top, chances = chances.max(1), chances[np.arange(len(truth)), truth]
-        for confidence, correct in zip(top.tolist(), (truth == predicted).tolist(), strict=True):
-            self.calibration.add(confidence, correct)
+    def decide(self, example: TagExample, prediction: TagPrediction) -> Decisions:
+        """Return the tags of the words, and count the outcomes of entities."""
+        gold, tags = self._gold(example), prediction.tags
         if self._entities:
-            pairs = outcomes(chunks(gold), chunks(prediction.tags))
+            pairs = outcomes(chunks(gold), chunks(tags))
             self.outcomes.update((chunk.type, outcome) for chunk, outcome in pairs)
-        leads = (top - chances)[(top >= SURE) & (chances < top)]
-        loss = -float(np.log(np.maximum(chances, TINY)).sum())
-        return Judgement(loss, float(leads.max()) if len(leads) else None)
+        truth, predicted = ([self._index[tag] for tag in row] for row in (gold, tags))
+        return Decisions(truth, predicted, prediction.probabilities)
 
     def show(self, example: TagExample, prediction: TagPrediction) -> s.ReportExample:
         """Show the sentence with its wrongly tagged words marked, and the tags of the worst."""
@@ -348,33 +345,26 @@ class TagAnalysis(base.TaskAnalysis[TagExample, TagPrediction]):
 
     def baseline(self) -> Metrics:
         """Compute the accuracy of the most frequent tag; its F1 is 0 where tags spell entities."""
-        truth = self.confusion.true
-        accuracy = {"accuracy": float(truth.max() / max(1, truth.sum()))}
-        return accuracy | ({"f1": 0.0} if self._entities else {})
+        return {**super().baseline(), **({"f1": 0.0} if self._entities else {})}
 
     def sections(self) -> list[s.Section]:
         """Build the outcomes of entities, the confusion of tags and the reliability curve."""
-        classes = [*base.confusion_sections(self.labels, self.confusion), *self.reliability()]
         if not self._entities:
-            return classes
+            return super().sections()
         types = sorted({kind for kind, _ in self.outcomes})
-        rows: list[Sequence[s.Cell]] = [
+        rows: list[Many[s.Cell]] = [
             [name, *(self.outcomes[name, outcome] for outcome in OUTCOMES)] for name in types
         ]
         total = [sum(self.outcomes[name, outcome] for name in types) for outcome in OUTCOMES]
-        rows.append(["all", *total])
         note = "Entities are counted by their true type, spurious ones by the predicted type."
-        columns = ["type", *OUTCOMES]
+        columns, rows = ["type", *OUTCOMES], [*rows, ["all", *total]]
         table = s.TableSection("Outcomes of entities", columns, rows, total=True, note=note)
-        return [table, *classes]
+        return [table, *super().sections()]
 
     def _gold(self, example: TagExample) -> tuple[str, ...]:
         gold = self._task.gold_tags(example, self.labels)
         assert gold is not None
         return gold
-
-    def _indices(self, tags: Sequence[str]) -> NDArray[np.int64]:
-        return np.array([self._index[tag] for tag in tags], dtype=np.int64)
 
 
 KINDS = {
@@ -451,7 +441,7 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
     def sections(self) -> list[s.Section]:
         """Build the counts of each kind of error and the reliability curve."""
         total = max(1, self.kinds.total())
-        rows: list[Sequence[s.Cell]] = [
+        rows: list[Many[s.Cell]] = [
             [kind, meaning, self.kinds[kind], s.percentage(self.kinds[kind] / total)]
             for kind, meaning in KINDS.items()
         ]
@@ -459,8 +449,8 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
         return [s.TableSection("Answers by kind", columns, rows), *self.reliability()]
 
 
-RANK_RANGES = ((1, 1), (2, 2), (3, 3), (4, 5), (6, 10), (11, 20), (21, 50), (51, 100))
-"""Ranks that are counted together."""
+RANKS = (1, 2, 3, 4, 6, 11, 21, 51, 101)
+"""The first ranks of ranges that are counted together; the last range is open."""
 MAX_RANK = 100
 """The last rank of the curves."""
 
@@ -523,26 +513,27 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
             relevant = np.frombuffer(labels) > 0
             order = np.lexsort((relevant, -np.frombuffer(scores)))
             queries.append((1 + np.flatnonzero(relevant[order]), len(order)))
-        best = np.array([ranks[0] if len(ranks) else 0 for ranks, _ in queries])
-        groups = {
-            f"{low}" if low == high else f"{low} to {high}": (low <= best) & (best <= high)
-            for low, high in RANK_RANGES
-        }
-        groups |= {"beyond 100": best > RANK_RANGES[-1][1], "no relevant document": best == 0}
-        rows: list[Sequence[s.Cell]] = [
-            [name, int(members.sum()), s.percentage(float(members.mean()))]
-            for name, members in groups.items()
-            if members.any()
+        found = [(ranks, count) for ranks, count in queries if len(ranks)]
+        ranges = np.searchsorted(RANKS, [ranks[0] for ranks, _ in found], "right")
+        spans = zip(RANKS, (stop - 1 for stop in RANKS[1:]), strict=False)
+        names = [f"{low}" if low == high else f"{low} to {high}" for low, high in spans]
+        counts = dict(
+            zip([*names, "beyond 100"], np.bincount(ranges, minlength=10)[1:], strict=True)
+        )
+        counts["no relevant document"] = len(queries) - len(found)
+        rows: list[Many[s.Cell]] = [
+            [name, int(count), s.percentage(count / len(queries))]
+            for name, count in counts.items()
+            if count
         ]
         note = "Of documents with equal scores the relevant ones stand last."
         title, columns = "The first relevant document of a query", ["place", "queries", "share"]
         table = s.TableSection(title, columns, rows, note=note)
-        return [*_curves(queries), table, *self.reliability()]
+        return [*_curves(found), table, *self.reliability()]
 
 
-def _curves(queries: Sequence[tuple[NDArray[np.int64], int]]) -> list[s.Section]:
+def _curves(queries: Many[tuple[NDArray[np.int64], int]]) -> list[s.Section]:
     """Draw recall by rank, over queries that have a relevant document."""
-    queries = [pair for pair in queries if len(pair[0])]
     if not queries:
         return []
     max_rank = min(MAX_RANK, max(count for _, count in queries))

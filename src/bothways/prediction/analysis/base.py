@@ -1,6 +1,6 @@
 """The base of the analyses, the sections that several of them have, and parts of the data.
 
-Of each example 21 bytes are kept for its parts (`Traits`), so that quartiles are exact.
+Of each example 24 bytes are kept for its parts (`Traits`), so that quartiles are exact.
 """
 
 from __future__ import annotations
@@ -264,14 +264,16 @@ class Slice(NamedTuple):
 
 
 class Traits:
-    """Properties of examples: 21 bytes each."""
+    """Properties of examples: 24 bytes each."""
 
     def __init__(self) -> None:
-        self._cost, self._grade, self._unknown, self._overlap = (array("f") for _ in range(4))
-        self._tokens, self._cut = array("i"), array("b")
+        self._rows = array("f")  # 6 numbers of each example
 
     def __len__(self) -> int:
-        return len(self._cost)
+        return len(self._rows) // 6
+
+    def _columns(self) -> Iterator[NDArray[np.float32]]:
+        return iter(np.array(self._rows, dtype=np.float32).reshape(-1, 6).T)
 
     def add(
         self, encoded: EncodedExample, texts: Many[str], unknown: int, cost: float, grade: float
@@ -285,22 +287,18 @@ class Traits:
             cost, grade: cost and grade of its prediction.
         """
         ids = np.concatenate([sequence.ids for sequence in encoded.sequences])
-        self._cost.append(cost)
-        self._grade.append(grade)
-        self._unknown.append(float((ids == unknown).mean()))
-        self._overlap.append(overlap(*texts) if len(texts) == 2 else math.nan)
-        self._tokens.append(encoded.tokens)
-        self._cut.append(encoded.cut > 0)
+        shared = overlap(*texts) if len(texts) == 2 else math.nan
+        share = float((ids == unknown).mean())
+        self._rows.extend((cost, grade, share, shared, encoded.tokens, encoded.cut > 0))
 
     def slices(self) -> Iterator[Slice]:
         """Yield the slices that hold some examples and not all of them."""
-        cut, tokens = np.array(self._cut, dtype=np.bool_), np.array(self._tokens)
-        shared, unknown = (np.array(x, dtype=np.float32) for x in (self._overlap, self._unknown))
-        slices, low = list[Slice](), int(tokens.min(initial=0)) - 1
+        _, _, unknown, shared, tokens, cut = self._columns()
+        slices, low = list[Slice](), -1.0
         for high in np.unique(np.quantile(tokens, [0.25, 0.5, 0.75, 1]).astype(np.int64)).tolist():
             # Equal quartiles, as of short texts, are one bound by `unique`.
             inside = (tokens > low) & (tokens <= high)
-            name = f"{tokens[inside].min():,} to {high:,} tokens" if inside.any() else ""
+            name = f"{tokens[inside].min():,.0f} to {high:,} tokens" if inside.any() else ""
             slices.append(Slice("length (quartiles)", name, inside))
             low = high
         for start, end in ((0.0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1.0)):
@@ -312,15 +310,15 @@ class Traits:
             Slice("unknown tokens", "none", unknown == 0),
             Slice("unknown tokens", "up to 5 %", (unknown > 0) & (unknown <= 0.05)),
             Slice("unknown tokens", "more than 5 %", unknown > 0.05),
-            Slice("truncation", "whole", ~cut),
-            Slice("truncation", "truncated", cut),
+            Slice("truncation", "whole", cut == 0),
+            Slice("truncation", "truncated", cut > 0),
         ]
         return (item for item in slices if 0 < item.members.sum() < len(self))
 
     def table(self, grade_name: str | None, cost_name: str) -> s.TableSection:
         """Return the mean cost and the mean grade of each slice, with 95 % intervals."""
         everything = Slice("all", "", np.ones(len(self), dtype=np.bool_))
-        grades, costs = (np.array(x, dtype=np.float32) for x in (self._grade, self._cost))
+        costs, grades, *_ = self._columns()
         rows: list[list[s.Cell]] = []
         for item in (everything, *self.slices()):
             row: list[s.Cell] = [item.by, item.name, int(item.members.sum())]

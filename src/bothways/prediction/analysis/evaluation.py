@@ -15,7 +15,6 @@ import hashlib
 import itertools
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from contextlib import contextmanager
@@ -30,13 +29,14 @@ from bothways.core.batch import Batch
 from bothways.core.config.values import Tree
 from bothways.core.errors import ConfigError, DataError, argument
 from bothways.core.progress import SILENT, Progress
+from bothways.core.report.html import write_html
 from bothways.data.tables import open_table
 from bothways.data.text_io import COMPRESSED
 from bothways.hub.model_folder import read_record
 from bothways.hub.provenance import model_facts
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import Pooling
-from bothways.prediction.analysis.report import analyse, write_report
+from bothways.prediction.analysis.report import analyse, analysis_report
 from bothways.prediction.engine import PredictConfig, PredictionCounts, counting, predict
 from bothways.prediction.predictor import Predictor, named_columns, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
@@ -321,15 +321,10 @@ def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILE
         DataError: no such folder or no file in it; a row without the two sentences.
     """
     scores = SuiteScores(predictor.task_model.task.variant)  # type: ignore[attr-defined]
-    waiting = deque[dict[str, str]]()
-
-    def examples() -> Iterator[TextExample]:
-        for groups, example in read_suite(folder, progress):
-            waiting.append(groups)
-            yield example
-
-    for example, prediction in predictor.predict_examples(examples()):
-        scores.add(waiting.popleft(), bool(predictor.task_model.grade(example, prediction)))
+    named, unnamed = itertools.tee(read_suite(folder, progress))
+    predicted = predictor.predict_examples(example for _, example in unnamed)
+    for (groups, _), pair in zip(named, predicted, strict=True):
+        scores.add(groups, bool(predictor.task_model.grade(*pair)))
     return scores
 
 
@@ -450,11 +445,12 @@ class EvaluationData:
         """Write the report; return the metrics."""
         with self.opened(predictor) as (reading, counts):
             analysis = analyse(predictor.task_model, reading.examples, counts=counts)
-        write_report(
-            predictor.task_model, analysis, report,
-            model=self.folder, data=self.name, precision=predictor.precision,
-            facts=model_facts(self.folder, predictor.task_model.labels),
+        facts = model_facts(self.folder, predictor.task_model.labels)
+        page = analysis_report(
+            predictor.task_model, analysis, self.folder, self.name, facts,
+            precision=predictor.precision,
         )  # fmt: skip
+        write_html(page, report)
         return analysis.metrics
 
     def evaluate(

@@ -1,16 +1,14 @@
 """An evaluation that analyses each prediction, and its report.
 
-One pass gives the metrics, the counts of the task's analysis and the examples worth a look. 21
-bytes are kept of every example (`slices.Traits`); texts only of those that are shown.
+One pass gives the metrics, the counts of the task's analysis and the examples worth a look. 24
+bytes are kept of every example (`base.Traits`); texts only of those that are shown.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -18,7 +16,6 @@ from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
 from bothways.core.errors import ConfigError
 from bothways.core.report import sections as s
-from bothways.core.report.html import write_html
 from bothways.core.runtime.devices import Precision, device_of, has_bf16
 from bothways.core.terminal import quantity
 from bothways.prediction.analysis import analyses
@@ -30,6 +27,8 @@ from bothways.tasks.schemas import prediction_type
 
 SHOWN = 12
 """Number of examples of a kind that are shown."""
+_Shown = tuple[float, int, tuple[Any, Any]]
+"""An example with its prediction, after what it is sorted by."""
 
 
 _ANALYSES: dict[type, Callable[[Any], TaskAnalysis[Any, Any]]] = {
@@ -78,27 +77,6 @@ class AnalysisResult:
     baseline: Metrics = field(default_factory=dict)
 
 
-class Worst:
-    """The examples with the greatest values, at most `size` of them."""
-
-    def __init__(self, size: int = SHOWN) -> None:
-        self._size, self._number = size, itertools.count()
-        self._heap: list[tuple[float, int, Any]] = []
-
-    def add(self, value: float, item: Any) -> None:
-        """Keep an item if its value is among the greatest; of equal ones, the first."""
-        entry = (value, -next(self._number), item)
-        if len(self._heap) < self._size:
-            heapq.heappush(self._heap, entry)
-        else:
-            heapq.heappushpop(self._heap, entry)
-
-    @property
-    def items(self) -> list[Any]:
-        """The items in descending order of their values."""
-        return [item for _, _, item in sorted(self._heap, reverse=True)]
-
-
 def analyse(
     task_model: TaskModel[Any, Any],
     examples: Iterable[Any],
@@ -115,7 +93,7 @@ def analyse_encoded(
 ) -> AnalysisResult:
     """Evaluate a task on windows of encoded examples and analyse its predictions."""
     analysis, counts = analysis_of(task_model), counts or PredictionCounts()
-    traits, hardest, doubtful = Traits(), Worst(), Worst()
+    traits, hardest, doubtful = Traits(), list[_Shown](), list[_Shown]()
     task, unknown = task_model.task, task_model.tokenizer.specials.unknown
 
     def watch() -> Iterator[tuple[Any, Any]]:
@@ -128,9 +106,10 @@ def analyse_encoded(
                 yield pair
                 cost, doubt = analysis.add(*pair)
                 traits.add(item, task.texts(pair[0]), unknown, cost, task_model.grade(*pair))
-                hardest.add(cost, pair)
-                if doubt is not None:
-                    doubtful.add(doubt, pair)
+                for heap, value in ((hardest, cost), (doubtful, doubt)):
+                    if value is not None:  # of equal ones the first stays
+                        keep = heapq.heappush if len(heap) < SHOWN else heapq.heappushpop
+                        keep(heap, (value, -len(traits), pair))
 
     metrics = task_model.score(watch())
     sections = [*analysis.sections(), traits.table(analysis.grade_name, analysis.cost_name)]
@@ -142,29 +121,9 @@ def analyse_encoded(
             "The model is sure of another answer than the label: check the label.",
         ),
     ):
-        if shown := [analysis.show(*pair) for pair in kept.items]:
+        if shown := [analysis.show(*pair) for *_, pair in sorted(kept, reverse=True)]:
             sections.append(s.ExampleSection(title, shown, note))
     return AnalysisResult(metrics, len(traits), tuple(sections), analysis.baseline())
-
-
-def write_report(
-    task_model: TaskModel[Any, Any],
-    analysis: AnalysisResult,
-    file: Path,
-    *,
-    model: str,
-    data: str,
-    facts: Mapping[str, str] = MappingProxyType({}),
-    training: Any = None,
-    precision: Precision | Literal["int8"] = "fp32",
-) -> None:
-    """Write the report of an analysis (`analysis_report`) as one self-contained HTML page.
-
-    Raises:
-        ResourceError: the file cannot be written.
-    """
-    report = analysis_report(task_model, analysis, model, data, facts, training, precision)
-    write_html(report, file)
 
 
 def analysis_report(
