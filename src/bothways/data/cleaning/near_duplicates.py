@@ -8,18 +8,19 @@ end that differs from its beginning.
 Two documents are candidates if their signatures agree in all rows of one of b bands of r rows. A
 pair of similarity s is one with the probability 1 − (1 − s^r)^b.
 
-Memory holds 40 bytes a document, 48 for each time that a document agrees with another one in a
-band, at most once for each band, and 8 for one that is dropped. The signatures and shingles are
-in files.
+Memory holds at most 57 bytes a document, 48 for each time that a document agrees with another one
+in a band, at most once for each band, and 8 for one that is dropped. The signatures and shingles
+are in files.
 
 Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,8 +45,6 @@ others are not verified. A pair at the threshold is lost with a probability of 0
 
 ROWS = 2**16
 """Signatures that are read at once."""
-
-_PARTS = 16
 
 
 @dataclass(frozen=True)
@@ -128,26 +127,25 @@ def find_near_duplicates(
     Args:
         texts: their arrays may be memory-mapped.
     """
-    rows = np.flatnonzero(texts.shingles.counts)
-    table = _bucket_table(texts.signatures, rows, settings, progress)
-    progress.stage("verifying near-duplicates", len(table.documents))
-    filled = np.zeros(len(table.starts), dtype=np.int64)
-    members = np.empty(len(table.buckets), dtype=np.int64)  # of each bucket the documents that stay
-    documents = array("q")
-    for number, document in enumerate(table.documents):
-        buckets = table.buckets[table.edges[number] : table.edges[number + 1]]
-        begins = table.starts[buckets]
-        ranges = zip(begins, filled[buckets], strict=True)
-        candidates = np.concatenate([members[start : start + count] for start, count in ranges])
-        if _repeats(int(document), np.unique(candidates), texts, settings):
-            documents.append(document)
+    documents, buckets, starts = _find_buckets(texts, settings, progress)
+    progress.stage("verifying near-duplicates", len(documents))
+    filled = np.zeros(len(starts), dtype=np.int64)
+    members = np.empty(len(buckets), dtype=np.int64)  # of each bucket the documents that stay
+    repeated = array("q")
+    edges = np.flatnonzero(np.diff(documents, prepend=-1, append=-1))
+    for number, (start, stop) in enumerate(itertools.pairwise(edges)):
+        document, own = int(documents[start]), buckets[start:stop]
+        ranges = zip(starts[own], filled[own], strict=True)
+        candidates = np.concatenate([members[begin : begin + count] for begin, count in ranges])
+        if _repeats(document, np.unique(candidates), texts, settings):
+            repeated.append(document)
         else:
-            buckets, begins = buckets[filled[buckets] < LIMIT], begins[filled[buckets] < LIMIT]
-            members[begins + filled[buckets]] = document
-            filled[buckets] += 1
+            own = own[filled[own] < LIMIT]
+            members[starts[own] + filled[own]] = document
+            filled[own] += 1
         if number % ROWS == 0:
-            progress.advance(number)
-    return np.array(documents, np.int64)
+            progress.advance(int(start))
+    return np.array(repeated, np.int64)
 
 
 def _repeats(
@@ -162,76 +160,38 @@ def _repeats(
     )
 
 
-@dataclass(frozen=True)
-class _BucketTable:
-    """B buckets: documents, at least two, that agree in a band.
+def _find_buckets(
+    texts: SignedTexts, settings: NearDuplicates, progress: Progress
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Find the buckets: at least two documents that agree in a band.
 
-    Attributes:
-        documents: `(C)` those that are in a bucket, ascending.
-        edges: `(C+1)`, the c-th of them is in `buckets[edges[c]:edges[c+1]]`.
-        buckets: `(M)` numbers of buckets.
-        starts: `(B)` the number of members of all earlier buckets.
+    Returns:
+        `(M)` documents that are in a bucket, ascending, each once for each of its buckets; `(M)`
+        the numbers of these buckets; `(B)` the number of members of all earlier buckets.
     """
-
-    documents: NDArray[np.int64]
-    edges: NDArray[np.int64]
-    buckets: NDArray[np.int64]
-    starts: NDArray[np.int64]
-
-
-def _bucket_table(
-    signatures: NDArray[np.uint16],
-    rows: NDArray[np.int64],
-    settings: NearDuplicates,
-    progress: Progress,
-) -> _BucketTable:
-    """Find the documents that agree in a band, among some rows."""
     bands, size = settings.bands
     progress.stage("finding near-duplicates", bands)
-    members, buckets, count = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
+    rows, count = np.flatnonzero(texts.shingles.counts), 0
+    members, buckets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for band in range(bands):
         # A hash of some columns of each row.
         columns = slice(band * size, (band + 1) * size)
         keys = np.zeros(len(rows), dtype=np.uint64)
         for start in range(0, len(rows), ROWS):
             chunk = slice(start, start + ROWS)
-            for column in signatures[rows[chunk], columns].T:
+            for column in texts.signatures[rows[chunk], columns].T:
                 keys[chunk] = mix(chain(keys[chunk], column) + np.uint64(1))
-        for indices, numbers, bucket_count in _buckets(keys):
-            members.append(rows[indices])
-            buckets.append(numbers + count)
-            count += bucket_count
+        order = np.argsort(keys)
+        keys = keys[order]
+        begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
+        sizes = np.diff(begins, append=len(keys))  # of each distinct key
+        members.append(rows[order[np.repeat(sizes > 1, sizes)]])
+        sizes = sizes[sizes > 1]
+        buckets.append(np.repeat(np.arange(count, count + len(sizes)), sizes))
+        count += len(sizes)
         progress.advance(band + 1)
     documents, numbers = np.concatenate(members), np.concatenate(buckets)
     del members, buckets
-    sizes = np.bincount(numbers, minlength=count)
     order = np.argsort(documents, kind="stable")
-    unique, edges = np.unique(documents[order], return_index=True)
-    return _BucketTable(
-        unique, np.append(edges, len(order)), numbers[order], np.cumsum(sizes) - sizes
-    )
-
-
-def _buckets(
-    keys: NDArray[np.uint64],
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], int]]:
-    """Yield the places of keys that occur again, the number of the bucket of each from 0 on, and
-    the number of buckets.
-
-    One sixteenth of the keys is sorted at a time.
-    """
-    for sixteenth in range(_PARTS):
-        low = np.uint64(sixteenth << 60)
-        indices = np.flatnonzero((keys >= low) & (keys <= low | np.uint64(2**60 - 1)))
-        indices = indices[np.argsort(keys[indices], kind="stable")]
-        equal = keys[indices[1:]] == keys[indices[:-1]]
-        # A key occurs again if it equals the next one or the one before.
-        shared = np.zeros(len(indices), dtype=np.bool_)
-        shared[1:] |= equal
-        shared[:-1] |= equal
-        indices = indices[shared]
-        # A new bucket begins where a key differs from the one before: 7 7 9 9 9 → 0 0 1 1 1.
-        numbers = np.cumsum(np.append(False, keys[indices[1:]] != keys[indices[:-1]]))[
-            : len(indices)
-        ]
-        yield indices, numbers, int(numbers[-1]) + 1 if len(numbers) else 0
+    sizes = np.bincount(numbers, minlength=count)
+    return documents[order], numbers[order], np.cumsum(sizes) - sizes
