@@ -22,9 +22,10 @@ Or one file, into which the parts of a hidden folder next to it are joined at th
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -239,15 +240,11 @@ def join_parts(folder: Path, out: Path, *, flat: bool) -> None:
         replace_file(rejects_file(out), lambda file: _join_lines(rejects, file))
     else:
         rejects_file(out).unlink(missing_ok=True)
-    match out.suffix:
-        case ".parquet":
-            replace_file(out, lambda file: _join_tables(parts, file))
-        case ".jsonl":
-            replace_file(out, lambda file: _join_lines(parts, file))
-        case ".npy":
-            replace_file(out, lambda file: _join_arrays(parts, file))
-        case _:
-            replace_file(out, lambda file: _write_table(parts, file, out.suffix, flat))
+    writers: dict[str, Callable[[list[Path], Path], None]] = {
+        ".jsonl": _join_lines, ".parquet": _join_tables, ".npy": _join_arrays,
+    }  # fmt: skip
+    write = writers.get(out.suffix, functools.partial(_write_table, flat=flat, suffix=out.suffix))
+    replace_file(out, lambda file: write(parts, file))
 
 
 def _join_lines(parts: list[Path], file: Path) -> None:
@@ -298,16 +295,13 @@ def _write_table(parts: list[Path], file: Path, suffix: str, flat: bool) -> None
     """Write a table; in a .tsv a tab or a line end in a value is a blank, as it has no quotes."""
     names = list(dict.fromkeys(name for row in _rows(parts, flat) for name in row))
     with file.open("w", encoding="utf-8", newline="") as stream:
-        if suffix == ".csv":
-            table = csv.DictWriter(stream, names, lineterminator="\n")
-            if names:
-                table.writeheader()
-            table.writerows(_rows(parts, flat))
-            return
+        write: Callable[[list[Any]], object] = csv.writer(stream, lineterminator="\n").writerow
+        if suffix == ".tsv":
+            write = lambda row: print(*map(_one_field, row), sep="\t", file=stream)  # noqa: E731
         if names:
-            print(*map(_one_field, names), sep="\t", file=stream)
+            write(names)
         for row in _rows(parts, flat):
-            print(*(_one_field(row.get(name)) for name in names), sep="\t", file=stream)
+            write([row.get(name) for name in names])
 
 
 def _one_field(value: Any) -> str:

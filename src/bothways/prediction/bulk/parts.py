@@ -136,27 +136,23 @@ class BulkRequest:
             ConfigError: the task, or a column to keep, has no place in this format or this type of
                 vectors.
         """
-        vectors, message, where, fix = (
-            task.name == "embed",
-            "",
-            "format",
-            "Choose jsonl or parquet.",
-        )
+        vectors, ranged = task.name == "embed", self.vectors in ("int8", "uint8")
+        message, where, fix = "", "format", "Choose jsonl or parquet."
         if self.form == "spans" and not isinstance(task, TaggingTask):
             message = f"spans are of the task 'tag', and the task is {task.name!r}"
         elif self.form == "npy" and not vectors:
             message = f"npy holds vectors, and the task is {task.name!r}"
         elif self.form == "npy" and self.keep:
             message = "npy holds no columns to keep"
-        elif self.vectors != "float32" and not vectors:
-            message, where = f"is for vectors, and the task is {task.name!r}", "output_dtype"
-            fix = "Leave it out."
-        elif self.vectors in ("int8", "uint8") and self.ranges is None:
-            message, where = f"{self.vectors} needs the range of each component", "output_dtype"
-            fix = f"Name vectors of some texts: {argument(calibration='vectors.npy')}."
-        elif self.vectors not in ("int8", "uint8") and self.ranges is not None:
-            message, where = f"{self.vectors} takes no calibration", "output_dtype"
-            fix = "Leave it out."
+        else:
+            where, fix = "output_dtype", "Leave it out."
+            if self.vectors != "float32" and not vectors:
+                message = f"is for vectors, and the task is {task.name!r}"
+            elif ranged and self.ranges is None:
+                message = f"{self.vectors} needs the range of each component"
+                fix = f"Name vectors of some texts: {argument(calibration='vectors.npy')}."
+            elif not ranged and self.ranges is not None:
+                message = f"{self.vectors} takes no calibration"
         if message:
             raise ConfigError(message, where=where, fix=fix)
         # Tables stay tables, vectors are an array unless columns are kept next to them.
