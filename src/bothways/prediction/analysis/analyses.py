@@ -95,8 +95,7 @@ class DecisionAnalysis(TaskAnalysis[E, P]):
         truth, predicted, chances = map(np.asarray, self.decide(example, prediction))
         self.confusion.pairs.update(zip(truth.tolist(), predicted.tolist(), strict=True))
         top, right = chances.max(1), chances[np.arange(len(truth)), truth]
-        for confidence, correct in zip(top.tolist(), (truth == predicted).tolist(), strict=True):
-            self.calibration.add(confidence, correct)
+        self.calibration.add(top, truth == predicted)
         leads = (top - right)[(top >= SURE) & (right < top)]
         loss = -float(np.log(np.maximum(right, TINY)).sum())
         return Judgement(loss, float(leads.max()) if len(leads) else None)
@@ -174,9 +173,7 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
         self.hits += truth & predicted
         self.true += truth
         self.predicted += predicted
-        chances = prediction.probabilities.values()
-        for chance, holds in zip(chances, truth.tolist(), strict=True):
-            self.calibration.add(chance, holds)
+        self.calibration.add(np.array([*prediction.probabilities.values()]), truth)
         misses = self._misses(example, prediction)
         loss, worst = -float(np.log(np.maximum(1 - misses, LEAST)).mean()), float(misses.max())
         return Judgement(loss, worst if worst >= SURE else None)
@@ -475,9 +472,9 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
         """
         labels, logits = _labels(example), np.array(prediction.logits)
         relevant, chances = labels > 0, sigmoid(logits)
-        for logit, label, chance in zip(prediction.logits, labels.tolist(), chances, strict=True):
+        self.calibration.add(chances, relevant)
+        for logit, label in zip(prediction.logits, labels.tolist(), strict=True):
             self.rankings.add(example.query, logit, label)
-            self.calibration.add(chance, label > 0)
         cost = 1 - ndcg(logits, labels) if labels.any() else 0.0
         lead = float(chances.max() - chances.max(where=relevant, initial=0.0))
         return Judgement(cost, lead if lead > 0 and chances.max() >= SURE else None)

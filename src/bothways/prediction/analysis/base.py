@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import ClassVar, Generic, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -69,10 +69,12 @@ class Calibration:
         # By bin: the number of predictions, and the sums of their confidence and accuracy.
         self._even, self._fine = np.zeros((3, bins)), np.zeros((3, len(_FINE) + 1))
 
-    def add(self, confidence: float, correct: bool) -> None:
-        """Count a prediction with this probability."""
+    def add(self, confidence: float | NDArray[Any], correct: bool | NDArray[np.bool_]) -> None:
+        """Count a prediction with this probability, or an array of them."""
         for edges, sums in ((self._edges, self._even), (_FINE, self._fine)):
-            sums[:, np.searchsorted(edges, confidence)] += (1, confidence, correct)
+            index = np.searchsorted(edges, confidence)
+            for row, values in zip(sums, (1, confidence, correct), strict=True):
+                np.add.at(row, index, values)
 
     @property
     def bins(self) -> list[Bin]:

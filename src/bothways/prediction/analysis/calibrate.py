@@ -190,8 +190,7 @@ def _measure(logits: NDArray[np.float64], truth: NDArray[Any], several: bool) ->
         shares = softmax(logits)
         confidences, hits = shares.max(1), shares.argmax(1) == truth
         true = shares[np.arange(len(truth)), truth]
-    for confidence, correct in zip(confidences.tolist(), hits.tolist(), strict=True):
-        counts.add(confidence, correct)
+    counts.add(confidences, hits)
     return {"loss": formulas.negative_log_likelihood(true), "calibration_error": counts.error}
 
 
