@@ -242,16 +242,6 @@ def check_versions(folder: Path, origins: Iterable[Origin]) -> None:
         replace_text(record, text)
 
 
-def check_origin(origin: Origin) -> None:
-    """Check that a source that is open now has the version that was found first; see Origin.
-
-    Raises:
-        DataError: a data set of the Hub has changed.
-    """
-    if isinstance(origin.modified, str) and (current := origin_of(origin.name)) != origin:
-        raise _change(origin.name, origin.modified, current.modified, "Run the same command again")
-
-
 def _change(name: str, stored: int | str, current: int | str, fix: str) -> DataError:
     fix += ", or name the earlier revision: hub:owner/name@revision."
     message = f"has changed since this work began: it was {stored} and is {current}"
@@ -264,9 +254,12 @@ def _change(name: str, stored: int | str, current: int | str, fix: str) -> DataE
 def _read_unchanged(
     origin: Origin, column: str, boundary: Boundary, bytes_read: text_io.BytesRead
 ) -> Iterator[Document]:
-    """Yield the documents of a source that still has the version of its origin."""
+    """Yield the documents of a source; raise DataError if it is a data set of the Hub that has
+    another version, when it is open, than its origin.
+    """
     documents = _read(origin.name, column, boundary, bytes_read)
-    check_origin(origin)
+    if isinstance(origin.modified, str) and (current := origin_of(origin.name)) != origin:
+        raise _change(origin.name, origin.modified, current.modified, "Run the same command again")
     yield from documents
 
 

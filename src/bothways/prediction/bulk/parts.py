@@ -5,6 +5,7 @@ Each part has the key by which it is known again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import glob
 import hashlib
@@ -340,20 +341,21 @@ def read_rows(
         yield from map(BulkRow, reading.examples)
         return
     require_columns(old, table.names, name, f"Name columns of the input: {argument(keep='NAME')}.")
-    while True:
-        try:
-            row = next(table.rows, None)
-        except RowError as error:  # any other error is one of the whole file
-            rejects.add(error, name)
-            continue
-        if row is None:
-            return
-        try:
-            example = parse(row)
-        except DataError as error:
-            rejects.add(error, row.where)
-            continue
-        yield BulkRow(example, tuple(row.values.get(column) for column in old))
+    with contextlib.closing(table):  # now, not when the traceback of an error is collected
+        while True:
+            try:
+                row = next(table.rows, None)
+            except RowError as error:  # any other error is one of the whole file
+                rejects.add(error, name)
+                continue
+            if row is None:
+                return
+            try:
+                example = parse(row)
+            except DataError as error:
+                rejects.add(error, row.where)
+                continue
+            yield BulkRow(example, tuple(row.values.get(column) for column in old))
 
 
 def note_guess(
