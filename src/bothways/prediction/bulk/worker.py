@@ -71,12 +71,12 @@ def part_content(
         stream = io.BytesIO()
         np.save(stream, np.stack([prediction.vectors[0] for prediction in predictions]))
         return stream.getvalue()
-    lines = ""
+    lines = list[str]()
     for number, prediction in enumerate(predictions):
         kept = {name: values[number] for name, values in columns.items()}
         row = kept_values(kept, prediction_values(prediction, top, form))
-        lines += json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-    return lines.encode(errors="replace")
+        lines.append(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+    return "".join(lines).encode(errors="replace")
 
 
 def kept_values(columns: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
