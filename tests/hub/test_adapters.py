@@ -22,6 +22,7 @@ from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from commands import run_line
 from drawn_settings import draw_settings
+from spread import in_turn
 from toy_folder import make_examples, make_folder, write_tsv
 
 pytestmark = [  # of peft itself
@@ -210,8 +211,9 @@ def test_another_base_is_refused(tmp_path):
     assert caught.value.where == tmp_path / "adapter"
 
 
-@pytest.mark.parametrize("matrices", ["all", "query_value"])
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize(
+    ("kind", "matrices"), in_turn([(value,) for value in FAMILIES], ["all", "query_value"])
+)
 def test_written_adapter_equals_peft(kind, matrices, tmp_path):
     base = make_base(tmp_path / "base", kind)
     loaded = load_model(base, heads=())

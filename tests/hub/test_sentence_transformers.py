@@ -30,6 +30,7 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS
 from closeness import assert_close
 from drawn_settings import draw_settings
+from spread import in_turn
 
 SENTENCES = [
     "The cat sat on the mat.",
@@ -115,9 +116,15 @@ def made(folder: Path, **settings: Any) -> Embedder:
 
 
 @pytest.mark.parametrize(
-    "pooling", [*get_args(Pooling), ("cls", "mean"), ("weightedmean", "max", "lasttoken")]
+    ("pooling", "normalised"),
+    in_turn(
+        [
+            (value,)
+            for value in [*get_args(Pooling), ("cls", "mean"), ("weightedmean", "max", "lasttoken")]
+        ],
+        [False, True],
+    ),
 )
-@pytest.mark.parametrize("normalised", [False, True])
 def test_what_is_written_is_read_by_both(tmp_path, pooling, normalised):
     task = made(tmp_path / "vocabulary", pooling=pooling, normalised=normalised, layers=(2,))
     texts = [
@@ -243,8 +250,9 @@ def test_what_the_newest_version_writes_is_read(tmp_path):
     np.testing.assert_allclose(vectors(found, texts), vectors(task, texts), atol=1e-6)
 
 
-@pytest.mark.parametrize("normalised", [False, True])
-@pytest.mark.parametrize("components", [1, 5, 16, 40])
+@pytest.mark.parametrize(
+    ("components", "normalised"), in_turn([(value,) for value in [1, 5, 16, 40]], [False, True])
+)
 def test_vectors_are_cut_as_the_other_cuts_them(tmp_path, components, normalised):
     """After they were scaled to length 1, not before; to no more than there is. Written again, it says so again."""
     from sentence_transformers import SentenceTransformer

@@ -17,6 +17,7 @@ from bothways.data.documents import Document
 from bothways.model.config import EncoderConfig
 from bothways.training.loop import Loop
 from commands import run_line
+from spread import in_turn
 from toy_animals import ANIMALS
 from toy_folder import make_folder
 
@@ -61,8 +62,7 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.parametrize("step", [1, 3])
-@pytest.mark.parametrize("kind", OBJECTIVES)
+@pytest.mark.parametrize(("kind", "step"), in_turn([(value,) for value in OBJECTIVES], [1, 3]))
 def test_shown_sequences_are_those_that_a_run_reads(corpus, monkeypatch, kind, step):
     shape = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64)
     if kind == "causal_lm":

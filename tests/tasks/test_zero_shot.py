@@ -14,6 +14,7 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.serving.app import app
 from bothways.tasks.entailment.task import ZeroShotTask
 from running_server import running
+from spread import in_turn
 from toy_folder import VOCABULARY, make_examples, make_tokenizer
 
 TEXTS = [example.text for example in make_examples(12, 3, longest=9)] + ["film " * 60]
@@ -57,14 +58,19 @@ def pipeline_scores(folder: Path, labels: list[str], **options: Any) -> np.ndarr
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"multi_label": True},
-        {"hypothesis_template": "it was {} in the rain"},
-    ],
+    ("options", "candidates"),
+    in_turn(
+        [
+            (value,)
+            for value in [
+                {},
+                {"multi_label": True},
+                {"hypothesis_template": "it was {} in the rain"},
+            ]
+        ],
+        [CANDIDATES, CANDIDATES[:1]],
+    ),
 )
-@pytest.mark.parametrize("candidates", [CANDIDATES, CANDIDATES[:1]])
 def test_probabilities_are_those_of_transformers(nli, options, candidates):
     expected = pipeline_scores(nli, candidates, **options)
     classify = bothways.load(nli, labels=candidates, **options)
