@@ -29,6 +29,7 @@ from bothways.core.errors import ResourceError, TokenizerError
 from bothways.text.tokenizer import Tokenizer
 from kernel_cases import examples
 from odd_texts import odd_texts
+from spread import in_turn
 from toy_text import bert_tokens, roberta_backend
 
 TEXTS = odd_texts()
@@ -203,8 +204,10 @@ def japanese(folder: Path, subword: str = "wordpiece", **config: Any) -> Path:
     return write(folder, settings, "bert", vocab__txt=vocabulary(list(dict.fromkeys(tokens))))
 
 
-@pytest.mark.parametrize("lowercase", [False, True])
-@pytest.mark.parametrize("subword", ["wordpiece", "character"])
+@pytest.mark.parametrize(
+    ("subword", "lowercase"),
+    in_turn([(value,) for value in ["wordpiece", "character"]], [False, True]),
+)
 def test_japanese_ids_are_those_of_transformers(subword, lowercase, tmp_path):
     pytest.importorskip("fugashi")
     folder = japanese(tmp_path / "a", subword, do_lower_case=lowercase)
