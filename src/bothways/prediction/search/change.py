@@ -34,8 +34,8 @@ WINDOW = 4096
 """Texts that are embedded at once."""
 LONGEST_ID = 255
 """Bytes of an id in UTF-8."""
-GRAPH_ROWS = 10_000
-"""Smaller segments are searched exactly, which takes a millisecond."""
+GRAPH_ROWS = 30_000
+"""Smaller segments are searched exactly: it takes milliseconds, and a graph misses documents."""
 _FILES = re.compile(r"(vectors|signs|ids|offsets|texts|graph|bm25|deleted)-(\d+)(\.\w+)?")
 
 
