@@ -8,8 +8,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import ElectraConfig
 
+from bothways.core.config.reader import load
 from bothways.core.errors import FolderError
 from bothways.hub.provenance import model_facts
+from bothways.model.config import EncoderConfig
+from bothways.model.families.catalogue import preset
 from commands import run_line
 from model_folders import VOCAB, WIDTH, change_settings, folder_of, peer, with_decoder
 from toy_folder import make_folder
@@ -186,3 +189,20 @@ def test_an_output_layer_of_its_own_is_counted(capsys, tmp_path):
     assert f"({VOCAB}, {WIDTH})" in rows(text)["masked LM head"][0]
     assert counts[0] - counts[1] == VOCAB * WIDTH
     assert 'readout.output = "own"' in text
+
+
+@pytest.mark.parametrize(
+    "name", ["xlm-roberta-base", "albert-base-v2", "modernbert-base", "megatron-bert-345m", "gpt2"]
+)
+def test_the_lines_against_bert_make_the_model(capsys, name, tmp_path):
+    text = described(capsys, name)
+    assert text.startswith(
+        f"{name}: a preset of {name.removesuffix('-base').removesuffix('-base-v2').removesuffix('-345m')},"
+    )
+    lines = text.split("Against bert-base, as lines of a TOML file under [encoder]\n")[1].split(
+        "\n\n"
+    )[0]
+    (tmp_path / "lines.toml").write_text(lines)
+    assert load(EncoderConfig, base=preset("bert-base"), file=tmp_path / "lines.toml") == preset(
+        name
+    )

@@ -4,12 +4,14 @@ import io
 import json
 import os
 import random
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pyarrow import parquet
 
+from bothways.core import progress
 from bothways.core.errors import BothwaysError, DataError
 from bothways.prediction.analysis import evaluation
 from bothways.prediction.analysis.evaluation import POOLINGS, Cell, Sweep, sweep_layers
@@ -229,3 +231,14 @@ def test_encode_leaves_no_second_text_out(place):
 def test_mistakes_are_told(place, monkeypatch, words, message):
     with pytest.raises(BothwaysError, match=message):
         run(monkeypatch, place, words)
+
+
+def test_progress_is_printed_as_lines_where_there_is_no_terminal(place, monkeypatch, capsys):
+    line = f"embed bert texts.txt --out {place / 'lines.npy'}"
+    run(monkeypatch, place, line)
+    assert "predicting:" not in capsys.readouterr().err  # shorter than ten seconds
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
+    run(monkeypatch, place, line)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.search(r"^predicting: \d+ rows, \d+% done", captured.err, re.MULTILINE)

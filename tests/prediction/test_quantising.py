@@ -223,3 +223,13 @@ def test_what_the_first_time_reads_from_the_disk_does_not_count(opened):
     assert found.fp32.seconds < 0.2
     assert len(seen) == 6
     assert found.points_lost == 0.0
+
+
+def test_training_in_int8_is_refused(place, monkeypatch):
+    with pytest.raises(ConfigError, match="'int8' is given, but it must be one of auto") as caught:
+        run(
+            monkeypatch,
+            place,
+            "finetune bert dev.tsv --out run training.precision=int8",
+        )
+    assert caught.value.where == "training.precision"

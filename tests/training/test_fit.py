@@ -318,3 +318,16 @@ def test_frozen_parts_stay_in_evaluation_mode_and_out_of_the_optimizer():
         torch.equal(before[name], now) for name, now in training_module.teacher.state_dict().items()
     )
     assert not any(name.startswith("teacher.") for name, _ in training_module.trained_parameters())
+
+
+def test_the_mean_of_the_microbatches_means_would_be_another_gradient():
+    """So the test above can fail: the cut makes parts of unequal weight."""
+    training_module, step = toy(dtype=torch.float64), next(steps(Cursor(), 7, 2))
+    for batch in step.microbatches:
+        weights, losses = training_module.weights(batch), training_module(batch)
+        sum(loss.total / max(1, weights[name]) / 2 for name, loss in losses.items()).backward()
+    wrong = max(
+        (p.grad - reference_gradients(7)[name]).abs().max().item()
+        for name, p in training_module.named_parameters()
+    )
+    assert wrong > 1e-3

@@ -380,3 +380,11 @@ def test_events_are_reported(tmp_path):
         "checkpoint",
     ]
     assert [event.progress.steps for event in events] == [1, 2, 2, 2, 2]
+
+
+def test_a_resume_without_the_random_state_would_end_in_other_weights(whole, tmp_path, monkeypatch):
+    """So the tests below can fail."""
+    session(tmp_path, 5)
+    monkeypatch.setattr("bothways.training.checkpoint._set_random", lambda *_: None)
+    session(tmp_path)
+    assert equal_weights(tmp_path, whole) == {False}

@@ -335,3 +335,18 @@ def test_the_model_of_failed_runs_is_not_announced_as_the_best(tmp_path, capsys)
         Series((failed, SweepOutcome("seed-1", {"m": 0.6}, (), "m"))), tmp_path, error_console()
     )
     assert "The best model, of seed-1, is in" in capsys.readouterr().err
+
+
+def test_sweep_keeps_the_best_of_a_grid(base, tmp_path):
+    series = grid.sweep_grid(
+        base,
+        grid.parse_grid("training.optimizer.lr=1e-7,5e-3"),
+        SweepFolder(tmp_path, device="cpu"),
+    )
+    assert [run.name for run in series.runs] == [
+        "training.optimizer.lr=1e-7",
+        "training.optimizer.lr=5e-3",
+    ]
+    report = json.loads((tmp_path / "sweep.json").read_text())
+    assert report["best"] == series.best.name
+    assert (tmp_path / "model" / "config.json").exists()
