@@ -145,9 +145,12 @@ def test_tied_embedding_is_refused(tmp_path):
     assert caught.value.where == tmp_path / "adapter" / "adapter_model.safetensors"
 
 
-def test_encoder_with_the_tokenizer_of_its_base(tmp_path):
+def test_encoder_with_the_tokenizer_of_its_base(tmp_path, monkeypatch):
     """A relative path of the base may begin at the adapter; the base's content counts in digests."""
     make_folder(tmp_path / "base")
+    # A folder of that name next to the current one would come first.
+    (tmp_path / "some" / "where").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "some" / "where")
     adapted = make_adapter(
         tmp_path / "base", tmp_path / "adapter", "AutoModel",
         task_type="FEATURE_EXTRACTION", target_modules=["query", "dense"],
