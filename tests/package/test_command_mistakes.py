@@ -64,6 +64,10 @@ def test_a_mistake_says_where_and_what(line, where, named):
     assert [word for word in named if word not in message] == []
 
 
+def test_a_file_is_advised_where_a_format_is_asked_for():
+    assert "FILE.csv" not in mistake("predict m f.txt --precision csv")[1]
+
+
 @pytest.mark.parametrize("option", ["--freeze", "--quiet", "--gradient-clipping"])
 def test_nothing_is_suggested_that_only_looks_alike(option):
     assert "did you mean" not in mistake(f"finetune m d.tsv {option} 3")[1]
@@ -104,7 +108,8 @@ def place(tmp_path_factory) -> Path:
     model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
     save_model(folder / "classifier", model, loaded.tokenizer(), labels=("neg", "pos"))
     write_tsv(folder / "train.tsv", make_examples(16, 0))
-    (folder / "empty.tsv").touch()
+    for name in ("empty.tsv", "packed.tsv.gz"):
+        (folder / name).touch()
     (folder / "tickets.csv").write_text("id,message,queue\n1,a film,good\n")
     (folder / "semicolons.csv").write_text("text;label\na film;good\n")
     (folder / "header.tsv").write_text("text\tlabel\n")
@@ -167,6 +172,7 @@ def test_a_mistake_is_one_message(line, where, place, monkeypatch):
         ("finetune bert semicolons.csv", "separated by semicolons", "--text"),
         ("finetune bert trian.tsv", "Did you mean train.tsv?", "Supported"),
         ("finetune bert nofile.tsv", "Check the name", "Did you mean"),
+        ("finetune bert packed.tsv", "Did you mean packed.tsv.gz?", "Check the name"),
         ("finetune bert long.tx", "Did you mean long.txt?", "Check the name"),
         ("finetune bert wide.csv --text c1000", "did you mean", "Name the columns"),
         ("finetune bert train.tsv dropoutt=0.1", "did you mean dropout?", "Known here"),

@@ -170,11 +170,9 @@ def test_what_cannot_be_probed_is_refused(corpus, files, tmp_path):
         pretrain(settings_for(corpus, ("nowhere.tsv",)), corpus, device="cpu")
     other = tmp_path / "other.tsv"
     other.write_text("good\tbad\nThe cat sees.\tThe sees cat.\n")
-    with pytest.raises(DataError, match=r"\(good, bad\)") as raised:
+    with pytest.raises(DataError, match="columns are good, bad") as raised:
         pretrain(settings_for(corpus, (str(other),)), corpus, device="cpu")
-    assert raised.value.fix == (
-        "Call them text and label, or sentence_good and sentence_bad in minimal pairs."
-    )
+    assert raised.value.fix == "Call them text and label, or sentence_good and sentence_bad."
     assert "--" not in str(raised.value)
     small = tmp_path / "small.tsv"
     small.write_text("text\tlabel\nThe cat.\tday\nThe owl.\tnight\nThe fox.\tnight\n")

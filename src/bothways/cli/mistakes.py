@@ -37,8 +37,6 @@ _COMMANDS = {
 """Words for which spelling suggests another command than is meant, and the commands."""
 _NEAR = 0.7
 """The least similarity of a name that is suggested; at 0.6, "patience" is near "teacher"."""
-_TABLES = ("csv", "tsv")
-"""Formats of one file, which is named by its ending, that are expected of `--format`."""
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -106,9 +104,11 @@ def explain_mistake(error: CycloptsError) -> BothwaysError:
             message = f"{token.value!r} is not {_type_name(error.target_type)}"
             choices = [str(choice) for choice in get_args(error.target_type)]
             message += _did_you_mean(_near(token.value, choices))
-            file = f"Name a file instead: --out FILE.{token.value}"
-            advice = file if token.value in _TABLES else None
-            return ConfigError(message, where=token.keyword or _shown(error), fix=advice)
+            place = token.keyword or _shown(error)
+            is_table = place == "--format" and token.value in ("csv", "tsv")
+            # They are formats of one file, which its ending names.
+            advice = f"Name a file instead: --out FILE.{token.value}" if is_table else None
+            return ConfigError(message, where=place, fix=advice)
         case UnknownOptionError(token=token):
             option = (token.keyword or token.value).partition("=")[0]
             return _unknown_option(option, _names(error.argument_collection), command)
@@ -164,8 +164,8 @@ def _unknown_option(option: str, options: Iterable[str], command: str) -> Config
     plain = {
         plain_name.lstrip("-"): plain_name for plain_name in options if plain_name.startswith("--")
     }
-    near = [plain[plain_name] for plain_name in _near(option.lstrip("-"), plain)]
-    near = near or [same for same in [_OPTIONS.get(name)] if same in plain.values()]
+    same_name = _OPTIONS.get(name, option).lstrip("-")
+    near = [plain[plain_name] for plain_name in _near(same_name, plain)]
     message = f"unknown option{_did_you_mean(near or near_settings)}"
     return ConfigError(message, where=option, fix=fix)
 

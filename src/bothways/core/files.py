@@ -21,16 +21,17 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError, Resource
 def near_path(path: Path, accepts: Callable[[Path], bool] = Path.is_file) -> Path | None:
     """Return a file (or what else is accepted) next to a missing one with a similar name.
 
-    Endings do not count, except among files whose names are equal without them.
+    Endings do not count, except among files whose names are equal without them: "nofile.tsv" is not
+    near "few.tsv", and "dev.jsonl" is near "dev.jsonl.gz".
     """
     try:
         some = itertools.islice(path.parent.iterdir(), 10_000)  # a huge folder would take seconds
         names = [other.name for other in some if accepts(other)]
     except OSError:  # no folder, or one that this user may not list
         return None
-    stems = {Path(name).stem for name in names}
-    near = difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.7)
-    same = [name for name in names if Path(name).stem in near]
+    stems = {name: name.partition(".")[0] for name in names}
+    near = difflib.get_close_matches(path.name.partition(".")[0], {*stems.values()}, 1, 0.7)
+    same = [name for name, stem in stems.items() if stem in near]
     return path.parent / difflib.get_close_matches(path.name, same, 1, 0)[0] if same else None
 
 

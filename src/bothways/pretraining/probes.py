@@ -158,9 +158,11 @@ def _linear_measure(
     try:
         reading = ClassificationTask().read(source)
     except DataError as error:
-        # The task's advice names options for its columns, and a run has none for those of a probe.
-        fix = f"Call them text and label, or {COLUMNS.text} and {COLUMNS.text_b} in minimal pairs."
-        raise DataError(error.what.partition(";")[0], where=error.where, fix=fix) from error
+        # The task's error names options for its columns, and a run has none for those of a probe.
+        names = ", ".join(open_table(source).names)
+        message = f"is neither texts with labels nor minimal pairs: its columns are {names}"
+        fix = f"Call them text and label, or {COLUMNS.text} and {COLUMNS.text_b}."
+        raise DataError(message, where=source, fix=error.fix or fix) from error
     task, examples = reading.task, [*reading.examples]
     encoded = task.encode(examples, tokenizer, task.labels(examples), length)
     sequences = [item.sequences[0] for item in encoded]

@@ -110,7 +110,8 @@ class Prediction:
             return None
         labels = self.answer if isinstance(self.answer, tuple) else filter(None, [self.answer])
         top = dict(sorted(by_label.items(), key=lambda item: -item[1])[:10])
-        return metrics_html(", ".join(labels) or "no label", {"probability": top}, "label")
+        heading = "label" if len(top) == len(by_label) else f"{len(top)} of {len(by_label)} labels"
+        return metrics_html(", ".join(labels) or "no label", {"probability": top}, heading)
 
 
 @dataclass(frozen=True)

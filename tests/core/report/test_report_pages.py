@@ -396,7 +396,9 @@ def test_labels_are_a_table_in_a_notebook(prediction, title):
 
 def test_a_notebook_shows_ten_of_many_labels_and_other_predictions_as_text():
     many = predictions.ClassPrediction("l0", 0, {f"l{n}": 1 / (n + 2) for n in range(77)})
-    assert many._repr_html_().count("<td") == 20
+    shown = many._repr_html_()
+    assert shown.count("<td") == 20
+    assert "10 of 77 labels" in shown
     assert predictions.ScorePrediction(1.0)._repr_html_() is None
 
 

@@ -367,6 +367,11 @@ def test_choices_are_counted_and_shown():
     assert choices.add(example, wrong).cost == pytest.approx(-np.log(0.1))
     assert choices.add(example, wrong).doubt == pytest.approx(0.75)
     assert choices.add(example, right).doubt is None
+    beyond = predictions.ChoicePrediction(2, "ends", (0.1, 0.2, 0.7))
+    choices.add(example, beyond)  # an ending that was never right
+    confusions, *_ = choices.sections()
+    assert list(confusions.labels) == ["ending 1", "ending 2", "ending 3"]
+    assert confusions.counts == [[0, 0, 0], [3, 3, 1], [0, 0, 0]]
     shown = choices.show(example, wrong)
     assert (shown.truth, shown.guesses[1]) == ("2. snows", s.ReportGuess("2. snows", 0.1, True))
 

@@ -27,20 +27,20 @@ def to_html(report: Report) -> str:
 
 
 def metrics_html(
-    title: str, columns: Mapping[str, Mapping[str, float]], kind: str = "metric"
+    title: str, columns: Mapping[str, Mapping[str, float]], heading: str = "metric"
 ) -> str | None:
     """Return a table of metrics for a notebook, or None, for its `repr`, where jinja2 is missing.
 
     Args:
         title: stands above the table.
         columns: metrics by the name of the column; the first one has all of them.
-        kind: of the rows, if they are no metrics.
+        heading: of the first column, which names the rows.
     """
     if not installed("jinja2"):
         return None
     names = next(iter(columns.values()))
     rows = [[name, *(column.get(name) for column in columns.values())] for name in names]
-    table = sections.TableSection(title, [kind, *columns], rows)
+    table = sections.TableSection(title, [heading, *columns], rows)
     empty = Report("", "", "", ())  # the template is a page with macros
     return str(vars(_template().make_module({"report": empty}))["table"](table))
 

@@ -134,15 +134,15 @@ def find_near_duplicates(
     repeated = array("q")
     edges = np.flatnonzero(np.diff(documents, prepend=-1, append=-1))
     for number, (start, stop) in enumerate(itertools.pairwise(edges)):
-        document, own = int(documents[start]), buckets[start:stop]
-        ranges = zip(starts[own], filled[own], strict=True)
+        document, bucket_ids = int(documents[start]), buckets[start:stop]
+        ranges = zip(starts[bucket_ids], filled[bucket_ids], strict=True)
         candidates = np.concatenate([members[begin : begin + count] for begin, count in ranges])
         if _repeats(document, np.unique(candidates), texts, settings):
             repeated.append(document)
         else:
-            own = own[filled[own] < LIMIT]
-            members[starts[own] + filled[own]] = document
-            filled[own] += 1
+            bucket_ids = bucket_ids[filled[bucket_ids] < LIMIT]
+            members[starts[bucket_ids] + filled[bucket_ids]] = document
+            filled[bucket_ids] += 1
         if number % ROWS == 0:
             progress.advance(int(start))
     return np.array(repeated, np.int64)

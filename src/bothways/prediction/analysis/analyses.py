@@ -94,10 +94,10 @@ class DecisionAnalysis(TaskAnalysis[E, P]):
         """
         truth, predicted, chances = map(np.asarray, self.decide(example, prediction))
         self.confusion.pairs.update(zip(truth.tolist(), predicted.tolist(), strict=True))
-        top, right = chances.max(1), chances[np.arange(len(truth)), truth]
+        top, true_chances = chances.max(1), chances[np.arange(len(truth)), truth]
         self.calibration.add(top, truth == predicted)
-        leads = (top - right)[(top >= SURE) & (right < top)]
-        loss = -float(np.log(np.maximum(right, TINY)).sum())
+        leads = (top - true_chances)[(top >= SURE) & (true_chances < top)]
+        loss = -float(np.log(np.maximum(true_chances, TINY)).sum())
         return Judgement(loss, float(leads.max()) if len(leads) else None)
 
     def baseline(self) -> Metrics:
@@ -510,14 +510,14 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
             relevant = np.frombuffer(labels) > 0
             order = np.lexsort((relevant, -np.frombuffer(scores)))
             queries.append((1 + np.flatnonzero(relevant[order]), len(order)))
-        found = [(ranks, count) for ranks, count in queries if len(ranks)]
-        ranges = np.searchsorted(RANKS, [ranks[0] for ranks, _ in found], "right")
+        answerable = [(ranks, count) for ranks, count in queries if len(ranks)]
+        ranges = np.searchsorted(RANKS, [ranks[0] for ranks, _ in answerable], "right")
         spans = zip(RANKS, (stop - 1 for stop in RANKS[1:]), strict=False)
         names = [f"{low}" if low == high else f"{low} to {high}" for low, high in spans]
         counts = dict(
             zip([*names, "beyond 100"], np.bincount(ranges, minlength=10)[1:], strict=True)
         )
-        counts["no relevant document"] = len(queries) - len(found)
+        counts["no relevant document"] = len(queries) - len(answerable)
         rows: list[Many[s.Cell]] = [
             [name, int(count), s.percentage(count / len(queries))]
             for name, count in counts.items()
@@ -526,7 +526,7 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
         note = "Of documents with equal scores the relevant ones stand last."
         title, columns = "The first relevant document of a query", ["place", "queries", "share"]
         table = s.TableSection(title, columns, rows, note=note)
-        return [*_curves(found), table, *self.reliability()]
+        return [*_curves(answerable), table, *self.reliability()]
 
 
 def _curves(queries: Many[tuple[NDArray[np.int64], int]]) -> list[s.Section]:

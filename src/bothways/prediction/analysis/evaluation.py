@@ -321,9 +321,9 @@ def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILE
         DataError: no such folder or no file in it; a row without the two sentences.
     """
     scores = SuiteScores(predictor.task_model.task.variant)  # type: ignore[attr-defined]
-    named, unnamed = itertools.tee(read_suite(folder, progress))
-    predicted = predictor.predict_examples(example for _, example in unnamed)
-    for (groups, _), pair in zip(named, predicted, strict=True):
+    for_groups, for_examples = itertools.tee(read_suite(folder, progress))
+    predicted = predictor.predict_examples(example for _, example in for_examples)
+    for (groups, _), pair in zip(for_groups, predicted, strict=True):
         scores.add(groups, bool(predictor.task_model.grade(*pair)))
     return scores
 

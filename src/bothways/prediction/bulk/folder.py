@@ -38,13 +38,12 @@ from bothways.core.files import HIDDEN, make_folder, read_object, replace_file, 
 from bothways.core.folder_lock import LOCK, OWNER
 from bothways.data.documents import Origin, check_versions, origin_of
 from bothways.data.tables import HUB, without_revision
-from bothways.data.text_io import file_at
+from bothways.data.text_io import file_at, is_stream
 from bothways.prediction.bulk.parts import (
     BulkRequest,
     PartFormat,
     PartMarker,
     PartResult,
-    is_pipe,
 )
 
 JOB, SUCCESS = "_job.json", "_SUCCESS"
@@ -107,7 +106,7 @@ class BulkFolder:
         Raises:
             DataError: a data set of the Hub has changed since the work began.
         """
-        if is_pipe(name):
+        if is_stream(name):
             return Origin(name)
         origin = origin_of(name if name.startswith(HUB) else str(file_at(name)))
         check_versions(self.out / FILES, [replace(origin, name=without_revision(name))])
@@ -295,13 +294,14 @@ def _write_table(parts: list[Path], file: Path, suffix: str, flat: bool) -> None
     """Write a table; in a .tsv a tab or a line end in a value is a blank, as it has no quotes."""
     names = list(dict.fromkeys(name for row in _rows(parts, flat) for name in row))
     with file.open("w", encoding="utf-8", newline="") as stream:
-        write: Callable[[list[Any]], object] = csv.writer(stream, lineterminator="\n").writerow
-        if suffix == ".tsv":
-            write = lambda row: print(*map(_one_field, row), sep="\t", file=stream)  # noqa: E731
-        if names:
-            write(names)
-        for row in _rows(parts, flat):
-            write([row.get(name) for name in names])
+        header = [dict(zip(names, names, strict=True))] if names else []
+        table = csv.writer(stream, lineterminator="\n")
+        for row in itertools.chain(header, _rows(parts, flat)):
+            values = [row.get(name) for name in names]
+            if suffix == ".csv":
+                table.writerow(values)
+            else:
+                print(*map(_one_field, values), sep="\t", file=stream)
 
 
 def _one_field(value: Any) -> str:

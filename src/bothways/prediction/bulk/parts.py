@@ -290,7 +290,7 @@ def read_parts(
     name = request.files[number]
     if _is_empty(name):
         return
-    before = status(name)
+    status_before = status(name)
     reading = task.read(name, request.columns(task), labelled=False)
     columns = getattr(reading.task, "columns", None)
     vectors = task.name == "embed" and request.form in ("npy", "parquet")
@@ -301,7 +301,7 @@ def read_parts(
         raise DataError(message, where=name, fix=f"Name one: {argument(text='NAME')}.")
     note_guess(request, task, reading, name, progress)
     rejects, start = Rejects(request.rejects), 0.0
-    rows = read_rows(request, reading, name, rejects)
+    rows = read_bulk_rows(request, reading, name, rejects)
     for part in itertools.count():
         chunk = tuple(itertools.islice(rows, request.rows))
         rejected, rejects.rows = tuple(rejects.rows), []
@@ -313,17 +313,19 @@ def read_parts(
         key = hashlib.sha256(text.encode(errors="backslashreplace"))
         yield PartJob(number, part, chunk, rejected, key.hexdigest(), end - start)
         start = end
-    after = status(name)
+    status_after = status(name)
     # One that was replaced has another inode, and was read as it was.
-    if before and after and before.st_ino == after.st_ino and (
-        (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns)
-    ):  # fmt: skip
+    (old_inode, *old), (new_inode, *new) = (
+        (stat.st_ino, stat.st_size, stat.st_mtime_ns) if stat else (None,)
+        for stat in (status_before, status_after)
+    )
+    if old_inode == new_inode and old != new:
         message = "has changed while it was read"
         fix = "Run the same command again: rows that are the same are not predicted again."
         raise DataError(message, where=name, fix=fix)
 
 
-def read_rows(
+def read_bulk_rows(
     request: BulkRequest, reading: Reading[Any], name: str, rejects: Rejects
 ) -> Iterator[BulkRow]:
     """Yield the examples of a source with the values of the columns to keep.
@@ -366,15 +368,10 @@ def note_guess(
     guessed = request.text is None and request.text_b is None and ".txt" not in Path(name).suffixes
     if (
         guessed
-        and not is_pipe(name)
+        and not is_stream(name)
         and not reads_as_trained(columns, getattr(task, "columns", None))
     ):
         progress.message(f"note: {name}: the columns are guessed: {columns}")
-
-
-def is_pipe(name: str) -> bool:
-    """Return True for standard input or a pipe, which can be read once."""
-    return not name.startswith(HUB) and is_stream(name)
 
 
 def status(name: str) -> os.stat_result | None:

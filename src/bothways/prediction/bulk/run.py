@@ -24,6 +24,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, resolve_precision
 from bothways.core.runtime.process import usable_cores
 from bothways.core.terminal import quantity
+from bothways.data.text_io import is_stream
 from bothways.prediction import engine
 from bothways.prediction.bulk import folder as output
 from bothways.prediction.bulk import parts as inputs
@@ -96,7 +97,7 @@ def predict_files(
     if output.is_file(out):
         return _predict_one_file(request, out, processes, threads, progress)
     for name in request.files:
-        if inputs.is_pipe(name):
+        if is_stream(name):
             fix = "Write it to a file first, or name one file for the output."
             raise ConfigError("parts are made of files, not of a pipe", where=name, fix=fix)
         if local_path(name).parent.resolve() == out.resolve():
@@ -112,7 +113,7 @@ def _predict_one_file(
     request = replace(request, form=output.part_format(request, out))
     folder = output.parts_folder(out)
     with contextlib.ExitStack() as stack:
-        if any(map(inputs.is_pipe, request.files)):  # the parts of a pipe cannot be continued
+        if any(map(is_stream, request.files)):  # the parts of a pipe cannot be continued
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
         result = _predict_parts(request, folder, processes, threads, progress)
         if result.parts:
@@ -190,7 +191,7 @@ def predict_rows(
     rejects, names = inputs.Rejects(False), [new for _, new in request.kept]
     config = engine.PredictConfig(window=window or engine.PredictConfig.window)
     counts, answered = engine.counting(reading, progress, "predicting"), 0
-    read = inputs.read_rows(request, reading, name, rejects)
+    read = inputs.read_bulk_rows(request, reading, name, rejects)
     for row, prediction in worker.predict_kept(opened, request, read, counts, rejects, config):
         values = worker.prediction_values(prediction, request.top, form)
         answered += values.get("label") is not None
