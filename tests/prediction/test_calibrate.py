@@ -190,6 +190,10 @@ def test_data_that_cannot_calibrate_is_refused(model, rows, done, tmp_path):
         tmp_path / "trained", "single_label_classification", data={"train": {"sha256": sha}}
     )
     refused(rows, DataError, source=trained)
+    for data_rows, expected in ((rows, True), (rows[1:], False)):
+        heard = Heard()
+        bothways.evaluate(trained, data_rows, progress=heard)
+        assert any("trained the model" in line for line in heard.messages) is expected
     for value in (-0.1, 1.1, float("nan")):
         with pytest.raises(ConfigError) as error:
             bothways.load(model, abstain=value)

@@ -422,19 +422,19 @@ class EvaluationData:
             data = self.name if self.rows is None else self.rows
             reading = predictor.read(data, columns, labelled=True)
         self.counts = counting(reading, self.progress, "evaluating")
-        fitted = read_record(resolve(resolve_run(self.folder))).get("calibration")
-        if fitted is None:
-            yield reading, self.counts
-            return
+        record = read_record(resolve(resolve_run(self.folder)))
+        known = {
+            "trained the model, whose scores": record.get("data", {}).get("train"),
+            "calibrated the model, whose probabilities": record.get("calibration", {}).get("data"),
+        }
         # The digest is complete when all examples have been read: the note comes after the scores.
         digest = hashlib.sha256()
-        examples = hashed(reading.examples, digest)
+        examples = hashed(reading.examples, digest) if any(known.values()) else reading.examples
         yield dataclasses.replace(reading, examples=examples), self.counts
-        if digest.hexdigest() == fitted["data"]["sha256"]:
-            self.progress.message(
-                "note: this data calibrated the model, whose probabilities look better on it than "
-                "on other data"
-            )
+        for use, source in known.items():
+            if source and source["sha256"] == digest.hexdigest():
+                message = f"note: this data {use} look better on it than on other data"
+                self.progress.message(message)
 
     def score(self, predictor: Predictor) -> Metrics:
         """Return the metrics of a model."""
