@@ -49,6 +49,12 @@ def cosines(rows: np.ndarray) -> np.ndarray:
     return unit @ unit.T
 
 
+def test_an_empty_text_has_zeros_and_no_angle(place: Path) -> None:
+    embed = bothways.load(place / "out")
+    pair = embed(("", "a film")).to_json()
+    assert (pair["vectors"][0], pair["cosine"]) == ([0.0] * 6, 0.0)
+
+
 @pytest.mark.parametrize("counted", [False, True])
 def test_table_is_that_of_the_recipe(counted: bool, place: Path) -> None:
     from transformers import AutoModel, AutoTokenizer

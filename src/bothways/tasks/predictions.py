@@ -345,11 +345,12 @@ class VectorPrediction(Prediction):
 
     @property
     def cosine(self) -> float | None:
-        """The cosine of the angle between two vectors; None for a single one."""
+        """The cosine of the angle between two vectors, 0 for one of zeros; None for a single one."""
         if len(self.vectors) < 2:
             return None
         a, b = self.vectors.astype(np.float64)
-        return float(a @ b / np.sqrt((a @ a) * (b @ b)))
+        # A static model has no token in an empty text, and zeros for it.
+        return float(a @ b / max(np.sqrt((a @ a) * (b @ b)), 1e-24))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, with enough digits to restore the vector."""
