@@ -508,6 +508,13 @@ def test_every_trainable_task_has_a_page(tmp_path, definition, labels, examples,
         assert part in page
 
 
+def test_a_sentence_without_words_has_no_decisions(tmp_path):
+    task = toy_task(tmp_path, TaggingTask(), ("O", "B-X", "I-X"))
+    alone, both = analyse(task, WORDS[:1]), analyse(task, [*WORDS[:1], TagExample((), (), "made:2")])
+    assert both.examples == 2
+    assert both.metrics == alone.metrics
+
+
 def test_no_trainable_task_is_left_out():
     """A fine-tuning run writes a page at its end; that of classify is tested in test_report.py."""
     analysed = {name for name, task in TASKS.items() if is_analysed(task())}

@@ -92,7 +92,10 @@ class DecisionAnalysis(TaskAnalysis[E, P]):
         """Count the pairs of classes; the cost is −log p of the right ones, the doubt the greatest
         lead of a sure wrong class.
         """
-        truth, predicted, chances = map(np.asarray, self.decide(example, prediction))
+        decisions = self.decide(example, prediction)
+        # A sentence without a word has no decision: an empty list would become floats.
+        truth, predicted = (np.asarray(rows, dtype=np.int64) for rows in decisions[:2])
+        chances = np.asarray(decisions.chances)
         self.confusion.pairs.update(zip(truth.tolist(), predicted.tolist(), strict=True))
         top, true_chances = chances.max(1), chances[np.arange(len(truth)), truth]
         self.calibration.add(top, truth == predicted)
