@@ -180,6 +180,11 @@ def test_data_that_cannot_calibrate_is_refused(model, rows, done, tmp_path):
     refused(rows[:9], DataError)
     refused([{**row, "label": "new"} for row in rows], DataError)
     refused([{"text": row["text"]} for row in rows], DataError)
+    with pytest.raises(DataError) as missing:
+        bothways.calibrate(
+            model, [*rows[:12], {**rows[12], "label": None}], tmp_path / "new", progress=False
+        )
+    assert missing.value.where == "input 13"
     refused(rows, ConfigError, error=1.5)
     refused(rows, ConfigError, error=0.001)
     refused(rows, BothwaysError, source=make_folder(tmp_path / "bert"))

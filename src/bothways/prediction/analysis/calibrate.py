@@ -155,8 +155,9 @@ def _arrays(
     index = {label: number for number, label in enumerate(task_model.labels)}
     chances = np.array([[*prediction.probabilities.values()] for _, prediction in pairs])
     several = isinstance(task_model.task, MultilabelTask)
-    if any((example.labels if several else example.label) is None for example, _ in pairs):
-        raise unlabelled(next(e.where for e, _ in pairs if not several or e.labels is None))
+    for example, _ in pairs:
+        if (example.labels if several else example.label) is None:
+            raise unlabelled(example.where)
     where = getattr(pairs[0][0], "where", None)
     if several:
         truth = np.array([[name in example.labels for name in index] for example, _ in pairs])
