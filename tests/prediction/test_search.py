@@ -229,6 +229,19 @@ def test_a_damaged_index_is_one_message(tmp_path: Path, name: str, damage: str) 
         found(Index(index.folder), "text 1", 9)
 
 
+@pytest.mark.parametrize("stored", ["fp32", "binary"])
+def test_an_open_index_stays_as_it_was_though_its_files_are_replaced(
+    tmp_path: Path, stored: Any
+) -> None:
+    record = dataclasses.replace(RECORD, stored=stored)
+    index = add(tmp_path / "index", {"a": "one", "b": "two"}, record=record)
+    hits = found(index, "one")
+    for number in range(4):  # small segments are joined, and the files of the old ones removed
+        add(tmp_path / "index", {"a": f"new {number}", f"c{number}": "three"})
+    assert not (tmp_path / "index" / "texts-1.jsonl").exists()
+    assert found(index, "one") == hits
+
+
 def test_a_record_with_impossible_values(tmp_path: Path) -> None:
     folder = add(tmp_path / "index", {"a": "one"}).folder
     record = json.loads((folder / "index.json").read_text())

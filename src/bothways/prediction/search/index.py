@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import json
 import math
+import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -102,6 +103,8 @@ class IndexRecord:
 class Index:
     """An index as it was when it was opened; later changes of the folder do not reach it.
 
+    The words for BM25 and the graphs are opened by the first search that needs them.
+
     Args:
         folder: that `change.change_index` has made.
         record: to read in place of index.json.
@@ -126,6 +129,9 @@ class Index:
         self.vectors = StoredVectors(vectors, record.width, record.scale)
         self.ids = np.concatenate([np.empty(0, "S1"), *(self._array(f"ids-{n}") for n in numbers)])
         self.offsets = [self._array(f"offsets-{number}") for number in numbers]
+        self._texts = [self._mapped(f"texts-{number}.jsonl") for number in numbers]
+        signs = numbers if record.stored == "binary" else []
+        self._signs = [self._array(f"signs-{number}") for number in signs]
         self.deleted = np.zeros(len(self.ids), bool)
         # Rows, vectors and offsets of a segment must agree, or a text would get another's vector.
         counts = [
@@ -170,21 +176,25 @@ class Index:
             raise self._damaged(f"{name}.npy has {array.shape} numbers of type {array.dtype}")
         return array
 
+    def _mapped(self, name: str) -> mmap.mmap:
+        """Open a file of the folder, which stays readable when a change removes it."""
+        try:
+            with (self.folder / name).open("rb") as file:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise self._damaged(f"{name}: {error}") from error
+
     def texts(self, rows: Iterable[int]) -> list[str]:
         """Return the texts of documents by row."""
         texts = list[str]()
         for row in rows:
             position = int(np.searchsorted(self.vectors.starts, row, "right")) - 1
-            number, inner = (
-                self.record.segments[position].number,
-                row - int(self.vectors.starts[position]),
-            )
+            inner = row - int(self.vectors.starts[position])
             begin, end = map(int, self.offsets[position][inner : inner + 2])
             try:
-                with (self.folder / f"texts-{number}.jsonl").open("rb") as file:
-                    file.seek(begin)
-                    texts.append(json.loads(file.read(end - begin))["text"])
-            except (OSError, ValueError, TypeError, KeyError) as error:
+                texts.append(json.loads(self._texts[position][begin:end])["text"])
+            except (ValueError, TypeError, KeyError) as error:
+                number = self.record.segments[position].number
                 raise self._damaged(f"texts-{number}.jsonl: {error}") from error
         return texts
 
@@ -211,9 +221,8 @@ class Index:
         if not exact and any(segment.graph for segment in self.record.segments):
             return self._approximate(queries, k)
         if self.record.stored == "binary":
-            signs = [self._array(f"signs-{segment.number}") for segment in self.record.segments]
             return stored_vectors.search_signs(
-                queries, signs, self.vectors, k, self.ids, self.deleted
+                queries, self._signs, self.vectors, k, self.ids, self.deleted
             )
         return top_k(queries, self.vectors, k, names=self.ids, deleted=self.deleted)
 
