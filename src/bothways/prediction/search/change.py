@@ -291,10 +291,9 @@ class _Change:
         positions = range(len(self.record.segments))
         texts = [text for position in positions for _, text in index.documents(position)]
         self.progress.stage("counting words", len(texts))
-        number = self.number if texts else None
-        if texts:
-            BM25.of(texts).save(self.folder / f"bm25-{self.number}")
-        self.record = dataclasses.replace(self.record, bm25=number)
+        # An index without documents keeps its words, so that the next ones are counted, too.
+        BM25.of(texts or [""]).save(self.folder / f"bm25-{self.number}")
+        self.record = dataclasses.replace(self.record, bm25=self.number)
 
 
 def _array(ids: Iterable[str]) -> Any:
