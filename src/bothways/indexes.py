@@ -45,7 +45,7 @@ def build_index(  # noqa: PLR0913 – one option per question
         model: model folder, sentence-transformers folder, folder of a run, or Hub id; by default
             that of the index.
         text: column of the text; by default text, after it the title of BEIR's rows.
-        id: column of the id; by default _id or id, else the file and line, in Python the number.
+        id: column of the id; by default _id or id, else the file and line, in Python a free number.
         stored: vectors as fp32, bf16, int8 (a quarter), or binary (signs, with int8 codes for the
             order of the best ones).
         bm25: count the words, for the modes bm25 and hybrid (needs bothways[search]).

@@ -271,6 +271,24 @@ def test_bm25_is_that_of_bm25s_and_reads_scripts_without_spaces() -> None:
         assert np.all(np.diff(values) <= 0)
 
 
+def test_an_index_that_was_emptied_still_counts_words(tmp_path: Path) -> None:
+    pytest.importorskip("bm25s")
+    add(tmp_path / "index", {"a": "a dog"}, bm25=True)
+    assert found(add(tmp_path / "index", {}, ["a"]), "dog", mode="bm25") == []
+    hits = found(add(tmp_path / "index", {"b": "a cat", "c": "the dog"}), "dog", mode="bm25")
+    assert [hit.id for hit in hits] == ["c"]
+
+
+def test_texts_without_an_id_get_numbers_that_no_document_has(tmp_path: Path) -> None:
+    folder = tmp_path / "index"
+    add(folder, {"1": "one", "3": "three"})
+    texts = [(None, "new"), ("4", "four"), (None, "newer"), (None, "newest")]
+    index = change_index(folder, RECORD, texts, embed, SILENT)
+    named = {index.ids[row].decode(): text for row, text in enumerate(index.texts(range(6)))}
+    numbers = {"2": "new", "5": "newer", "6": "newest"}
+    assert named == {"1": "one", "3": "three", "4": "four"} | numbers
+
+
 def test_words_and_fused_ranks_of_a_changed_index(tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
     first = {f"d{n}": f"text {n} cat" for n in range(8)}

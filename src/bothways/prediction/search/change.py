@@ -154,12 +154,10 @@ class _Change:
 
     def _named(self, documents: Iterable[tuple[str | None, str]]) -> Iterator[tuple[str, str]]:
         """Yield documents with ids, each once."""
-        names = set[str]()
+        names, numbers = set[str](), self._numbers()
         self.progress.stage("reading")
         for given, text in documents:
-            name = str(self.record.next_id) if given is None else given
-            if given is None:
-                self.record = dataclasses.replace(self.record, next_id=self.record.next_id + 1)
+            name = next(x for x in numbers if x not in names) if given is None else given
             fault = None
             if not name or "\0" in name or surrogate_in(name + text) is not None:
                 fault = "is empty, or it or its text has characters that UTF-8 does not have"
@@ -173,6 +171,16 @@ class _Change:
             names.add(name)
             yield name, text
             self.progress.advance(len(names))
+
+    def _numbers(self) -> Iterator[str]:
+        """Yield numbers that are no ids of the index, for texts without one."""
+        ids = () if self.index is None else self.index.ids[~self.index.deleted]
+        taken = {int(name) for name in ids if name.isdigit() and int(name) >= self.record.next_id}
+        while True:
+            number = self.record.next_id
+            self.record = dataclasses.replace(self.record, next_id=number + 1)
+            if number not in taken:
+                yield str(number)
 
     @staticmethod
     def _write_line(file: Any, name: str, text: str, ids: list[bytes], offsets: list[int]) -> None:
