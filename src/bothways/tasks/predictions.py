@@ -345,7 +345,7 @@ class VectorPrediction(Prediction):
 
     @property
     def cosine(self) -> float | None:
-        """The cosine of the angle between two vectors, 0 for one of zeros; None for a single one."""
+        """The cosine of two vectors, 0 with one of zeros; None for a single vector."""
         if len(self.vectors) < 2:
             return None
         a, b = self.vectors.astype(np.float64)

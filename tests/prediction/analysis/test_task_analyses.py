@@ -510,7 +510,8 @@ def test_every_trainable_task_has_a_page(tmp_path, definition, labels, examples,
 
 def test_a_sentence_without_words_has_no_decisions(tmp_path):
     task = toy_task(tmp_path, TaggingTask(), ("O", "B-X", "I-X"))
-    alone, both = analyse(task, WORDS[:1]), analyse(task, [*WORDS[:1], TagExample((), (), "made:2")])
+    alone = analyse(task, WORDS[:1])
+    both = analyse(task, [*WORDS[:1], TagExample((), (), "made:2")])
     assert both.examples == 2
     assert both.metrics == alone.metrics
 
