@@ -305,8 +305,19 @@ def test_a_constant_answer_is_a_random_order(tmp_path):
     assert baseline.pop("loss") == pytest.approx(entropy)
     expected = np.mean([measured([0] * len(e.documents), e.labels) for e in examples], axis=0)
     assert [baseline[name] for name in METRICS] == pytest.approx(expected)
+    graded = [RankExample("q", ("a", "b"), (3.0, 0.0))]  # as dev data may be
+    assert RerankingTask().baseline(graded).keys() == {*METRICS}
     rank = ranked(tmp_path)
     assert len(rank(("ape", ["bee cat", "dog elk"])).signature) == 2
+
+
+def test_answers_are_a_label_for_each_document():
+    task, example = RerankingTask(), RankExample("q", ("a", "b"))
+    assert task.answered(example, [1, 0.0]).labels == (1.0, 0.0)
+    assert task.answered(RankExample("q", ("a",)), True).labels == (1.0,)
+    assert task.answered(example, None).labels is None
+    with pytest.raises(DataError, match="1 label for 2 documents"):
+        task.answered(example, 1)
 
 
 def make_labelled(count: int, seed: int) -> list[dict[str, Any]]:

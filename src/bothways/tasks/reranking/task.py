@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -175,6 +175,11 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         """Return the queries: the rows of one are on one side of a split."""
         return [example.query for example in examples]
 
+    def answered(self, example: RankExample, answer: Any) -> RankExample:
+        row = {"answers": answer}
+        labels = _labels(row, "answers", len(example.documents), example.where)
+        return replace(example, labels=labels)
+
     def stratum(self, example: RankExample) -> Hashable:
         return None
 
@@ -235,13 +240,15 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
 
     def baseline(self, examples: Many[RankExample]) -> base.Metrics:
         """Return the metrics of equal scores, those of a random order, and the loss of the share
-        of relevant documents.
+        of relevant documents; no loss for grades above 1, which are no probabilities.
         """
         rankings, relevances = Rankings(), list[float]()
         for example in examples:
             for label in base.required(example.labels, example.where):
                 rankings.add(example.query, 0.0, label)
                 relevances.append(label)
+        if max(relevances) > 1:
+            return rankings.metrics()
         share = float(np.mean(relevances))
         loss = share * negative_log(share) + (1 - share) * negative_log(1 - share)
         return {**rankings.metrics(), "loss": loss}
