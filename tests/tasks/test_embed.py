@@ -20,8 +20,9 @@ from bothways.hub.sentence_transformers import read_program_config
 from bothways.prediction.analysis.evaluation import sweep_layers
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.prediction.predictor import open_task_model
+from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding.examples import EmbedColumns, VectorExample
-from bothways.tasks.sentence_embedding.metrics import Agreement
+from bothways.tasks.sentence_embedding.metrics import Agreement, retrieval
 from bothways.tasks.sentence_embedding.task import (
     PromptedText,
     SentenceEmbeddingTask,
@@ -113,6 +114,14 @@ def test_a_pair_is_two_vectors_and_a_cosine(made):
     assert (written == a.vectors[0]).all()
     with pytest.raises(ConfigError, match="no grade for each example"):
         task.grade(TextExample("ape bee", "cats"), pair)
+
+
+def test_a_vector_of_zeros_is_like_no_other():
+    zeros = VectorPrediction(np.zeros((2, 4), np.float32))
+    assert zeros.to_json()["cosine"] == 0
+    other = VectorPrediction(np.array([[1, 0, 0, 0], [0, 1, 0, 0]], np.float32))
+    pairs = [(VectorExample("a", "b"), zeros), (VectorExample("c", "d"), other)]
+    assert retrieval(pairs)["mrr@10"] == 0.75  # all cosines are 0: each order is as likely
 
 
 def test_long_texts_are_cut_and_counted(made):

@@ -49,7 +49,7 @@ def retrieval(results: Iterable[tuple[TextExample, VectorPrediction]]) -> Metric
     classes = dict[str, str]()
     for example, prediction in results:
         lengths = np.linalg.norm(prediction.vectors, axis=1, keepdims=True)
-        units = prediction.vectors / np.maximum(lengths, TINY)
+        units = prediction.vectors / np.where(lengths == 0, 1, lengths)
         queries[example.text] = units[0]
         if example.text_b is None:
             documents[example.text] = units[0]
