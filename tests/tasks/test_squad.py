@@ -7,6 +7,7 @@ import lzma
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bothways.core.errors import DataError
@@ -115,6 +116,14 @@ def test_rows_of_any_form(tmp_path, given, answers, impossible):
     ]
     assert list(reading.examples) == expected
     assert reading.share() == 1
+
+
+def test_answers_in_arrays_as_pandas_reads_parquet():
+    texts, starts = np.array(["cat"], dtype=object), np.array([4], dtype=np.int32)
+    row = {"question": "Who?", "context": CONTEXT}
+    for answers in ({"text": texts, "answer_start": starts}, np.array([ANSWER], dtype=object)):
+        question = QuestionAnsweringTask().example({**row, "answers": answers})
+        assert question.answers == (("cat", 4),)
 
 
 def test_parquet_and_csv(tmp_path):

@@ -18,7 +18,7 @@ from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.core.files import local_path
-from bothways.data.tables import HUB, read_json_text
+from bothways.data.tables import HUB, plain_value, read_json_text
 from bothways.data.text_io import file_at, suffix_of
 from bothways.tasks.base import Row
 from bothways.tasks.columns import Column, Columns, text_of
@@ -179,15 +179,17 @@ def _annotation(row: Row, column: str | None, location: str) -> tuple[Answers, b
 
 def _answers(value: Any, location: str) -> Answers | None:
     """Return answers in any of their forms; None if they are unknown. Blank answers are dropped."""
-    match value:
+    if isinstance(value, Mapping):  # of arrays, as pandas reads Parquet
+        value = {name: plain_value(item) for name, item in value.items()}
+    match plain_value(value):
         case None | "":
             return None
-        case str():
-            pairs = [(value, ANYWHERE)]
+        case str(text):
+            pairs = [(text, ANYWHERE)]
         case {"text": list(texts), "answer_start": list(starts)} if len(texts) == len(starts):
             pairs = list(zip(texts, starts, strict=True))
-        case list():
-            entries = (item if isinstance(item, dict) else {"text": item} for item in value)
+        case [*items]:
+            entries = (item if isinstance(item, dict) else {"text": item} for item in items)
             pairs = [(x.get("text"), x.get("answer_start", ANYWHERE)) for x in entries]
         case _:
             raise _unknown_form(value, location)
