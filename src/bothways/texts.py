@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -70,6 +72,9 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
     trainer = build_settings(
         choice(kind, trainers.KINDS, "kind"), "tokenizer", size=size, **settings
     )
+    if not math.isfinite(ceiling):
+        message = f"must be a number of millions of characters, not {ceiling}"
+        raise ConfigError(message, where="ceiling")
     characters = int(ceiling * 1e6)
     with shown_progress(progress) as reporter:
         if isinstance(texts, Mapping):
@@ -209,20 +214,24 @@ def documents_of(
 ) -> Iterable[Document]:
     """Return the documents of files, or of texts; strings in a list are paths if `of_paths`."""
     from bothways.data.documents import Boundary, Document, DocumentReader, read_documents
+    from bothways.data.tables import given_rows
 
     ends = choice(boundary, {end.value: end for end in Boundary}, "boundary")
     if isinstance(texts, DocumentReader):
         return texts
     if isinstance(texts, str | Path):
         return read_documents([str(texts)], column=column, boundary=ends)
-    if not isinstance(texts, Iterable):
-        message = f"is of type {type(texts).__name__}: give a path, texts or documents"
-        raise DataError(message, where="texts")
-    items = list(texts) if of_paths else texts
-    if of_paths and all(isinstance(item, str | Path) for item in items):
-        names = [str(item) for item in items]
-        return read_documents(names, column=column, boundary=ends)
-    return (
-        item if isinstance(item, Document) else Document(str(item), f"text {number}")
-        for number, item in enumerate(items, 1)
-    )
+    items = given_rows(texts, "texts")
+    if of_paths:
+        items = [*items]
+        if all(isinstance(item, str | Path) for item in items):
+            return read_documents([*map(str, items)], column=column, boundary=ends)
+
+    def document(number: int, item: Any) -> Document:
+        """Return an item as a document."""
+        if isinstance(item, str | Document):
+            return Document(item, f"text {number}") if isinstance(item, str) else item
+        message = f"is of type {type(item).__name__}: give a path, texts or documents"
+        raise DataError(message, where=f"text {number}")
+
+    return itertools.starmap(document, enumerate(items, 1))

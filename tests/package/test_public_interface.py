@@ -3,6 +3,7 @@
 import doctest
 import inspect
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,6 +157,12 @@ def test_progress_is_shown_hidden_or_received(place, tmp_path, capfd):
     [
         (lambda: bothways.train_tokenizer(["a"], kind="words"), "kind: unknown kind"),
         (lambda: bothways.train_tokenizer(["a"], colour=1), r"tokenizer\.colour: unknown setting"),
+        (lambda: bothways.train_tokenizer(["a"], ceiling=math.inf), "ceiling: must be a number of"),
+        (lambda: bothways.train_tokenizer(["a", None]), "text 2: is of type NoneType: give"),
+        (
+            lambda: bothways.train_tokenizer(pandas.DataFrame({"text": ["a"]})),
+            "text 1: is of type dict",
+        ),
         (lambda: bothways.finetune("x", [], recipe="old"), r"recipe: unknown recipe 'old'"),
         (lambda: shown_progress(print), r"progress: is .*, which has no methods stage"),
     ],
