@@ -416,6 +416,8 @@ def test_file_that_cannot_be_written_is_an_error_of_the_users(tmp_path):
         write_html(REPORT, tmp_path / "no such folder" / "report.html")
     write_html(REPORT, tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text(encoding="utf8") == to_html(REPORT)
+    write_html(sections.Report("no UTF-8: \udcff", "", "", ()), tmp_path / "report.html")
+    assert "no UTF-8: ?" in (tmp_path / "report.html").read_text(encoding="utf8")
 
 
 TITLES = ["task", "metric", "examples", "accuracy mean", "accuracy deviation", "published"]

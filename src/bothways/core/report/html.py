@@ -53,7 +53,8 @@ def write_html(report: Report, file: Path) -> None:
     """
     page = to_html(report)
     try:
-        file.write_text(page, encoding="utf8")
+        # Names of files may hold bytes that are not UTF-8.
+        file.write_text(page, encoding="utf8", errors="replace")
     except OSError as error:
         message = f"cannot be written: {error.strerror}"
         raise ResourceError(
