@@ -45,6 +45,18 @@ def test_a_file_without_a_folder_is_told_before_it_is_written(tmp_path):
         replace_file(tmp_path / "nowhere" / "v.npy", lambda place: place.write_text("all"))
     with pytest.raises(ResourceError, match="is a folder, not a file"):
         replace_file(tmp_path, lambda place: place.write_text("all"))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ResourceError, match="is a pipe or a device"):
+        replace_file(tmp_path / "pipe", lambda place: place.write_text("all"))
+
+
+def test_a_link_to_a_file_stays_one(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to("data/file")
+    for text in ("new", "newer"):
+        replace_file(tmp_path / "link", lambda place, text=text: place.write_text(text))
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "data" / "file").read_text() == text
 
 
 def test_a_replacement_that_was_killed_between_its_renames_is_undone(tmp_path):

@@ -137,18 +137,21 @@ def make_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file through a hidden one that replaces it.
+    """Write a file through a hidden one that replaces it; a link to it stays one.
 
     Raises:
-        ResourceError: no space or no permission; the file is as it was.
+        ResourceError: no space or no permission, or a pipe or a device; the file is as it was.
     """
     check_output_path(path)
-    hidden = path.with_name(f"{HIDDEN}new-{path.name}")
+    if path.exists() and not path.is_file():  # /dev/null would become a file
+        raise ResourceError("is a pipe or a device, not a file", where=path, fix="Name a file.")
+    target = path.resolve()
+    hidden = target.with_name(f"{HIDDEN}new-{target.name}")
     with os_errors(path, _FIX):
         try:
             write(hidden)
             _flush(hidden)
-            hidden.replace(path)
+            hidden.replace(target)
         finally:
             hidden.unlink(missing_ok=True)
 
