@@ -28,7 +28,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     stored: Stored = "fp32",
     bm25: bool = False,
     graph: bool = False,
-    delete: Iterable[str] = (),
+    delete: str | Iterable[str] = (),
     length: int | None = None,
     precision: PredictPrecision = "fp32",
     device: str = "auto",
@@ -51,7 +51,7 @@ def build_index(  # noqa: PLR0913 – one option per question
         bm25: count the words, for the modes bm25 and hybrid (needs bothways[search]).
         graph: add a graph for approximate search (needs bothways[search]); from a million documents
             it is worth its time.
-        delete: ids of documents to delete.
+        delete: ids of documents to delete: one, or several.
         length: maximum length of a text in tokens; by default as in the folder.
         precision: precision of matrix products: fp32, bf16, int8 or auto.
         device: auto (a GPU, if there is one), cpu, cuda or cuda:N.
@@ -105,7 +105,8 @@ def build_index(  # noqa: PLR0913 – one option per question
             lambda items: embedder.encode(
                 items, prompt=record.prompts[1], normalize_embeddings=record.normalised
             ),
-            reporter, delete=tuple(delete), bm25=bm25, graph=graph,
+            reporter, delete=(delete,) if isinstance(delete, str) else tuple(delete), bm25=bm25,
+            graph=graph,
         )  # fmt: skip
 
 

@@ -359,6 +359,8 @@ def test_commands_and_functions_give_the_same(
     app(["index", "more.txt", "--out", "index", "--delete", "y"], result_action="return_value")
     index = Index("index")
     assert sorted(index.ids[index.live].tolist()) == [b"more.txt:1", b"more.txt:2", b"x"]
+    with pytest.raises(DataError, match="there is no document 'xy' to delete"):
+        bothways.build_index([], "index", delete="xy")  # not "x" and "y"
     assert index.record.prompts == ("the ", "a ")
     capsys.readouterr()
     app(["search", "index", "the dog", "--top", "2"], result_action="return_value")
