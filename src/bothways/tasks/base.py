@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import Self
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, DataError, Finding, places
@@ -42,7 +43,6 @@ E = TypeVar("E")
 """An example of a task: a frozen dataclass; its field `where` names its source, for messages."""
 P = TypeVar("P")
 """A prediction of a task."""
-T = TypeVar("T", bound="Task[Any, Any]")
 A = TypeVar("A")
 
 Direction = Literal["lowest", "highest"]
@@ -218,7 +218,7 @@ class Task(Generic[E, P]):
         count = "one text" if len(texts) == 1 else f"{len(texts)} texts"
         return DataError(f"is {count}, and the task {self.name!r} needs {needs}", where=where)
 
-    def adapted(self: T, train: Many[Any]) -> T:
+    def adapted(self, train: Many[Any]) -> Self:
         """Return the task with the settings that its training data decides.
 
         Such as the splitter of words, or the weights of classes. Adapting twice changes nothing.
@@ -301,7 +301,7 @@ class Task(Generic[E, P]):
         """Return the quality of one prediction, higher is better; used to compare models."""
         raise NotImplementedError
 
-    def tuned(self: T, results: Results[Any, Any], labels: Many[str], metric: str) -> T:
+    def tuned(self, results: Results[Any, Any], labels: Many[str], metric: str) -> Self:
         """Return the task with settings chosen on development data, such as thresholds.
 
         Args:
@@ -328,7 +328,7 @@ class Task(Generic[E, P]):
         """Bind the task to a model that has its heads."""
         return self.model_class(self, model, tokenizer, labels, length)
 
-    def fitted(self: T, model: Model) -> T:
+    def fitted(self, model: Model) -> Self:
         """Return the task with the settings that fit a model."""
         return self
 
@@ -340,7 +340,7 @@ class Task(Generic[E, P]):
         """
         return {}
 
-    def with_columns(self: T, columns: Any) -> T:
+    def with_columns(self, columns: Any) -> Self:
         """Return the task with these columns."""
         return dataclasses.replace(self, columns=columns)  # type: ignore[type-var]
 
