@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError, SkipTestWarning
+from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -66,6 +67,10 @@ def test_other_tasks_have_the_words_that_fit(folder, embed):
     assert numbers.dtype == np.float64
     assert regress.score(TEXTS, numbers) == pytest.approx(1.0)
     assert regress.score(TEXTS, [float(numbers.mean())] * 3) != 1.0
+    truth = numbers + [0.5, -0.25, 1.0]
+    expected = r2_score(truth, numbers)
+    assert regress.score(TEXTS, truth) == pytest.approx(expected)
+    assert regress.score(iter(TEXTS), iter(truth)) == pytest.approx(expected)
     tag = predictor(folder, "tag")
     assert [len(tags) for tags in tag.predict(TEXTS)] == [3, 3, 4]
     multilabel = predictor(folder, "label")
@@ -93,6 +98,9 @@ def test_encode_takes_the_arguments_of_sentence_transformers(embed):
     assert embed.similarity(plain, plain).diagonal() == pytest.approx(np.ones(3))
     with pytest.raises(TypeError, match="normalise"):
         embed.encode(TEXTS, normalise=True)
+    with pytest.raises(ConfigError) as size:
+        embed.encode(TEXTS, batch_size=0)
+    assert size.value.where == "batch_size"
 
 
 def test_similarity_is_the_function_of_the_folder(embed, folder):

@@ -254,15 +254,15 @@ class Predictor:
             >>> classify.score(["a good film", "a bad play"], ["positive", "negative"])
             1.0
         """
-        metrics = self.evaluate(inputs, answers)
-        if self.task_model.task.problem != "regression":
-            return metrics.get("accuracy", metrics[self.task_model.task.metric])
-        truth = np.array(plain_value(answers), dtype=np.float64)
-        errors = truth - self.predict(inputs)
-        variance = float(((truth - truth.mean()) ** 2).sum())
-        return 1.0 - float((errors**2).sum()) / variance if variance else float("nan")
+        task, examples = self.task_model.task, [*self._labelled(inputs, answers)]
+        metrics = engine.evaluate_task(self.task_model, examples)
+        if task.problem != "regression":
+            return metrics.get("accuracy", metrics[task.metric])
+        variance = task.baseline(examples)["mse"]
+        return 1.0 - metrics["mse"] / variance if variance else float("nan")
 
     def _all(self, inputs: Any, batch_size: int | None) -> Iterator[Any]:
+        require_at_least(1, batch_size=batch_size)
         window = engine.PredictConfig.window if batch_size is None else batch_size
         items = [inputs] if _is_one(inputs) else inputs
         return self.stream(items, engine.PredictConfig(window=window))
@@ -465,10 +465,7 @@ class Predictor:
             DataError: an example has no label, or a label that the model does not have; or there
                 are more or fewer answers than inputs.
         """
-        if answers is None:
-            examples = self._examples(data, labelled=True)
-        else:
-            examples = self._answered(data, answers)
+        examples = self._labelled(data, answers)
         return engine.evaluate_task(self.task_model, examples, config, counts)
 
     def predict_examples(
@@ -484,8 +481,10 @@ class Predictor:
         reading = data if isinstance(data, Reading) else self.read(data, labelled=labelled)
         return reading.examples
 
-    def _answered(self, inputs: Any, answers: Any) -> list[Any]:
-        """Return the examples of inputs with their answers."""
+    def _labelled(self, inputs: Any, answers: Any) -> Iterable[Any]:
+        """Return the examples of inputs with their answers, which the data has if they are None."""
+        if answers is None:
+            return self._examples(inputs, labelled=True)
         items = [inputs] if _is_one(inputs) else [*given_rows(inputs, "inputs")]
         values = [answers] if _is_one(inputs) else [*given_rows(answers, "answers")]
         if len(items) != len(values):
