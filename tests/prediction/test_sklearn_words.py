@@ -1,6 +1,7 @@
 """Predictors have the words of scikit-learn and sentence-transformers."""
 
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,11 @@ def test_similarity_is_the_function_of_the_folder(embed, folder):
             "config_sentence_transformers.json": {"similarity_fn_name": name}
         }
         assert other.similarity(TEXTS[0], TEXTS) == pytest.approx(expected, abs=1e-5)
+        many = np.ones((400, 100))
+        tracemalloc.start()
+        assert other.similarity(many, many).shape == (400, 400)
+        assert tracemalloc.get_traced_memory()[1] < 8e6  # of all differences it would be 64e6
+        tracemalloc.stop()
 
 
 def test_models_are_opened_with_settings_of_other_libraries(folder):

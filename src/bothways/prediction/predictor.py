@@ -408,10 +408,11 @@ class Predictor:
         match self.similarity_name:
             case "dot":
                 result = a @ b.T
-            case "euclidean":
-                result = -np.linalg.norm(a[:, None] - b[None], axis=2)
-            case "manhattan":
-                result = -np.abs(a[:, None] - b[None]).sum(axis=2)
+            case "euclidean" | "manhattan" as name:
+                # In numpy the differences would be an array `(first, second, width)`.
+                exact = "donot_use_mm_for_euclid_dist"
+                power = 2.0 if name == "euclidean" else 1.0
+                result = -torch.cdist(torch.tensor(a), torch.tensor(b), power, exact).numpy()
             case _:
                 result = unit(a) @ unit(b).T
         return result
@@ -427,7 +428,7 @@ class Predictor:
         """Return texts as vectors `(texts, width)`, and vectors as they are."""
         array = np.asarray(items)
         vectors = array if array.dtype.kind == "f" else self.encode(items)
-        return np.atleast_2d(vectors)
+        return np.atleast_2d(vectors).astype(np.float32, copy=False)
 
     def read(
         self, data: str | Path | Given, columns: Any = None, *, labelled: bool
