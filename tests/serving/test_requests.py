@@ -197,6 +197,14 @@ def test_parameters_of_answers_are_obeyed(client: httpx.Client, application: App
     assert model.task_model.task.threshold is None  # the served model stays as it is
     certain = [ask(handle_impossible_answer=True)["answer"] for _ in range(2)]
     assert certain[0] == certain[1]
+    several = ask(handle_impossible_answer=True, top_k=40)
+    assert [each["answer"] for each in several].count("") == 1
+    assert "" not in [each["answer"] for each in ask(top_k=40)]
+    assert several[0]["answer"] == certain[0]
+    assert sum(each["score"] for each in several) == pytest.approx(1)
+    nothing = {"inputs": {"question": "a", "context": ""}, "parameters": {"top_k": 2}}
+    expected = [{"answer": "", "score": 1.0, "start": 0, "end": 0}]
+    assert answer(client, "/models/answer", nothing) == expected
 
 
 def test_raw_scores_are_logits(client: httpx.Client) -> None:

@@ -327,23 +327,29 @@ def _question_answering(model: ServedModel, request: AnswerRequest, truncate: bo
     if parameters.handle_impossible_answer is not None:
         default = 0.0 if task.threshold is None else task.threshold
         settings["threshold"] = default if parameters.handle_impossible_answer else None
+    changed = model.with_task(replace(task, **settings))
 
     def best(prediction: AnswerPrediction) -> FoundAnswer:
         start, end, score = prediction.start or 0, prediction.end or 0, prediction.confidence
         return {"answer": prediction.text, "score": score, "start": start, "end": end}
 
+    def several(prediction: AnswerPrediction) -> list[FoundAnswer]:
+        answers: list[FoundAnswer] = [
+            {"answer": s.text, "score": s.probability, "start": s.start, "end": s.end}
+            for s in prediction.spans
+        ]
+        if changed.task_model.task.threshold is None and answers:
+            return answers
+        # No answer has the rest of the probability, and comes first where it is the prediction.
+        rest = max(0.0, 1 - sum(answer["score"] for answer in answers))
+        answers.append({"answer": "", "score": rest, "start": 0, "end": 0})
+        return sorted(answers, key=lambda each: (each["answer"] != prediction.text, -each["score"]))
+
     def write(answer: shapes.Answer) -> list[Any]:
         if top == 1:
             return [best(prediction) for prediction in answer.predictions]
-        return [
-            [
-                {"answer": s.text, "score": s.probability, "start": s.start, "end": s.end}
-                for s in prediction.spans[:top]
-            ]
-            for prediction in answer.predictions
-        ]
+        return [several(prediction)[:top] for prediction in answer.predictions]
 
-    changed = model.with_task(replace(task, **settings))
     return shapes.query_each(changed, request.inputs, write, truncate)
 
 
