@@ -406,8 +406,9 @@ def test_mistakes_of_the_command(tmp_path):
         command(str(folder), "--api-key-file", str(tmp_path / "keys"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        with pytest.raises(BothwaysError, match="cannot be listened on"):
-            command(str(folder), "--port", port)
+        for words in (("--port", port), ("--host", "a..b", "--no-auth")):
+            with pytest.raises(BothwaysError, match="cannot be listened on"):
+                command(str(folder), *words)
 
 
 def test_models_are_called_by_their_folder_or_their_name(tmp_path):
@@ -432,5 +433,8 @@ def test_a_model_may_have_a_task_of_its_own(tmp_path):
         "whole": (f"{bert}:rerank", None),
         "mini": ("hub:owner/mini", None),
     }
+    (tmp_path / "lr=1" / "model").mkdir(parents=True)
+    swept = str(tmp_path / "lr=1" / "model")
+    assert named_models((f"{swept}:embed",)) == {"model": (swept, "embed")}
     with pytest.raises(ConfigError, match=r"'rernk' is not a task; did you mean 'rerank'"):
         named_models((f"x={bert}:rernk",))

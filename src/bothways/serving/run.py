@@ -125,7 +125,8 @@ def named_models(
     models_by_name: dict[str, NamedModel] = {}
     for word in models:
         name, equals, target = word.partition("=")
-        if not equals or Path(word).exists():
+        # A folder may have "=" in its path, as those of a sweep, also before :TASK.
+        if not equals or Path(word).exists() or Path(word.rpartition(":")[0] or word).exists():
             name, target = "", word
         # A folder with a colon in its name, or a Hub id, is whole.
         folder, colon, word_task = target.rpartition(":")
@@ -482,9 +483,9 @@ def bind(host: str, port: int) -> socket.socket:
         except OSError:
             bound.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second for "a..b", which is no name of a host
         fix = "Choose another: --port PORT --host ADDRESS; --port 0 takes any that is free."
-        message = f"cannot be listened on: {error.strerror}"
+        message = f"cannot be listened on: {getattr(error, 'strerror', error)}"
         raise ResourceError(message, where=f"{host}:{port}", fix=fix) from error
     return bound
 
