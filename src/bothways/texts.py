@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -72,10 +71,7 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
     trainer = build_settings(
         choice(kind, trainers.KINDS, "kind"), "tokenizer", size=size, **settings
     )
-    if not math.isfinite(ceiling):
-        message = f"must be a number of millions of characters, not {ceiling}"
-        raise ConfigError(message, where="ceiling")
-    characters = int(ceiling * 1e6)
+    characters = sampling.characters_of(ceiling)
     with shown_progress(progress) as reporter:
         if isinstance(texts, Mapping):
             languages = {

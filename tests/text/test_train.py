@@ -1,6 +1,7 @@
 """Vocabularies: the same from run to run, what they promise, what they refuse."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import transformers
 from hypothesis import given
 
+import bothways
 from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.text import trainers
 from bothways.text.sampling import Sample, sample, sample_languages
@@ -28,6 +30,7 @@ from bothways.text.trainers import (
     learn,
     train_vocabulary,
 )
+from commands import run_line
 from toy_text import BERT_NAMES, hostile, pseudo_text
 
 TEXT = pseudo_text(4000, seed=1)
@@ -329,6 +332,17 @@ def test_long_texts_are_cut_and_none_is_lost():
     text = "".join(f"{number} " for number in range(5_000))
     assert "".join(sample([text, "end"], ceiling=10**6).read()) == text + "end"
     assert sample([text], ceiling=5_000).characters <= 5_000
+
+
+@pytest.mark.parametrize("ceiling", [math.inf, math.nan])
+def test_a_ceiling_that_is_no_number(tmp_path, tokenizer, ceiling):
+    (tmp_path / "text.txt").write_text("a film\n")
+    tokenizer.save(tmp_path / "t")
+    words = ["tokenizer", "report", tmp_path / "text.txt", "--tokenizer", tmp_path / "t"]
+    with pytest.raises(ConfigError, match="ceiling: must be a number"):
+        run_line(*words, "--ceiling", ceiling)
+    with pytest.raises(ConfigError, match="ceiling: must be a number"):
+        bothways.train_tokenizer(tmp_path / "text.txt", ceiling=ceiling, progress=False)
 
 
 def test_a_ceiling_below_one():

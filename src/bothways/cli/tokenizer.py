@@ -178,14 +178,16 @@ def report(
         Column of the text in .jsonl and .parquet.
     """
     from bothways.data.documents import read_documents
-    from bothways.text.sampling import sample
+    from bothways.text import sampling
     from bothways.text.tokenizer import Tokenizer
     from bothways.text.vocabulary_report import vocabulary_report as examine
 
     model = Tokenizer.load(tokenizer)
     with terminal_progress() as progress:
         documents = read_documents(inputs, column=column)
-        texts = sample(read_document_texts(documents, progress), int(ceiling * 1e6))
+        texts = sampling.sample(
+            read_document_texts(documents, progress), sampling.characters_of(ceiling)
+        )
         summary = examine(model, read_sample(texts, progress), examples=examples)
     show_lines(output_console(), _table(summary, str(tokenizer)))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -30,6 +31,18 @@ class Sample:
     def read(self) -> Iterator[str]:
         """Yield the texts."""
         return (text for block in self.blocks for text in block)
+
+
+def characters_of(ceiling: float) -> int:
+    """Return the characters of a ceiling in millions.
+
+    Raises:
+        ConfigError: it is not finite.
+    """
+    if not math.isfinite(ceiling):
+        fix = "Give a large number to read all of a text."
+        raise ConfigError(f"must be a number, not {ceiling}", where="ceiling", fix=fix)
+    return int(ceiling * 1e6)
 
 
 def sample(texts: Iterable[str], ceiling: int, seed: int = 0) -> Sample:
