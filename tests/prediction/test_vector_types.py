@@ -65,6 +65,7 @@ def test_mistakes_of_ranges(embedder: Predictor) -> None:
     for options in (
         {"precision": "int8"}, {"precision": "int8", "ranges": np.zeros((2, 3))},
         {"precision": "uint8", "ranges": np.full((2, 16), np.nan)},
+        {"precision": "int8", "ranges": np.array([[1.0] * 16, [0.0] * 16])},
     ):  # fmt: skip
         with pytest.raises(ConfigError):
             embedder.encode("a film", **options)
@@ -154,6 +155,7 @@ def test_the_server_has_the_types(client: httpx.Client, embedder: Predictor, kin
         {"output_dtype": "int8"}, {"output_dtype": "ubinary", "ranges": [[0.0], [1.0]]},
         {"output_dtype": "int8", "ranges": [[0.0], [1.0]]}, {"ranges": [[0.0] * 16] * 2},
         {"output_dtype": "uint8", "ranges": [[0.0] * 3, [0.0]]},
+        {"output_dtype": "int8", "ranges": [[1.0] * 16, [0.0] * 16]},
     ],
 )  # fmt: skip
 def test_ranges_that_the_server_refuses(client: httpx.Client, fields: Any) -> None:

@@ -6,6 +6,7 @@ inputs, and how the predictions are written. It computes nothing.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
@@ -211,8 +212,10 @@ def check_quantized(
             )
         raise RequestError("invalid", message, param="ranges")
     width = count or vector_width(model)
-    if ranges is not None and [*map(len, ranges)] != [width, width]:
-        message = f"ranges must be two lists of {width} numbers"
+    if ranges is not None and (
+        [*map(len, ranges)] != [width, width] or any(map(operator.gt, *ranges))
+    ):
+        message = f"ranges must be two lists of {width} numbers, the lowest values first"
         raise RequestError("invalid", message, param="ranges")
 
 

@@ -49,6 +49,9 @@ def quantize(
             message = f"{message}: 2 rows of {vectors.shape[-1]} finite numbers, not {bounds.shape}"
         fix = "Give the ranges of many vectors of this model; binary and ubinary need none."
         raise ConfigError(message, where="ranges", fix=fix)
+    if (bounds[0] > bounds[1]).any():
+        message, fix = "a lowest value is above the highest one", "Give the lowest values first."
+        raise ConfigError(message, where="ranges", fix=fix)
     steps = (bounds[1] - bounds[0]) / 255
     # A component that never varied has step 0; dividing by 1 gives it code 0.
     codes = np.clip(np.floor((vectors - bounds[0]) / np.where(steps == 0, 1, steps)), 0, 255)
