@@ -68,7 +68,7 @@ def test_other_tasks_have_the_words_that_fit(folder, embed):
     assert numbers.dtype == np.float64
     assert regress.score(TEXTS, numbers) == pytest.approx(1.0)
     assert regress.score(TEXTS, [float(numbers.mean())] * 3) != 1.0
-    truth = numbers + [0.5, -0.25, 1.0]
+    truth = numbers + np.array([0.5, -0.25, 1.0])
     expected = r2_score(truth, numbers)
     assert regress.score(TEXTS, truth) == pytest.approx(expected)
     assert regress.score(iter(TEXTS), iter(truth)) == pytest.approx(expected)
@@ -129,6 +129,8 @@ def test_models_are_opened_with_settings_of_other_libraries(folder):
     assert embed.encode(TEXTS).shape == (3, 4)
     with pytest.raises(ConfigError, match="another name of 'components'"):
         bothways.load(folder, "embed", components=4, truncate_dim=4)
+    with pytest.raises(ConfigError, match="length: is given twice"):
+        bothways.load(folder, "embed", length=8, max_seq_length=16)
 
 
 def test_a_pair_is_refused_where_the_model_reads_one_text(folder, tmp_path):

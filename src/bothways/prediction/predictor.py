@@ -677,6 +677,9 @@ def _bind(
         settings["candidates"] = [part.strip() for part in named.split(",") if part.strip()]
     name = "zero-shot" if name is None and named is not None else name
     if "length" in settings:
+        if length is not None:
+            fix = "Leave one of them out."
+            raise ConfigError("is given twice, once as a setting", where="length", fix=fix)
         length = configs.read(FolderRecord, {"length": settings.pop("length")}).length
     if "task" in settings:  # as in the settings of a run
         message = "a setting of the task has no prefix here"
