@@ -41,7 +41,8 @@ def characters_of(ceiling: float) -> int:
     """
     if not math.isfinite(ceiling):
         fix = "Give a large number to read all of a text."
-        raise ConfigError(f"must be a number, not {ceiling}", where="ceiling", fix=fix)
+        message = f"must be a number of millions of characters, not {ceiling}"
+        raise ConfigError(message, where="ceiling", fix=fix)
     return int(ceiling * 1e6)
 
 
