@@ -26,7 +26,6 @@ import numpy as np
 from jaxtyping import Float, Float64
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import Self
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, DataError, Finding, places
@@ -44,6 +43,8 @@ E = TypeVar("E")
 P = TypeVar("P")
 """A prediction of a task."""
 A = TypeVar("A")
+T = TypeVar("T")
+"""A kind of task, without a bound: beartype cannot read one that is defined below."""
 
 Direction = Literal["lowest", "highest"]
 Metrics = Mapping[str, float]
@@ -218,7 +219,7 @@ class Task(Generic[E, P]):
         count = "one text" if len(texts) == 1 else f"{len(texts)} texts"
         return DataError(f"is {count}, and the task {self.name!r} needs {needs}", where=where)
 
-    def adapted(self, train: Many[Any]) -> Self:
+    def adapted(self: T, train: Many[Any]) -> T:
         """Return the task with the settings that its training data decides.
 
         Such as the splitter of words, or the weights of classes. Adapting twice changes nothing.
@@ -301,7 +302,7 @@ class Task(Generic[E, P]):
         """Return the quality of one prediction, higher is better; used to compare models."""
         raise NotImplementedError
 
-    def tuned(self, results: Results[Any, Any], labels: Many[str], metric: str) -> Self:
+    def tuned(self: T, results: Results[Any, Any], labels: Many[str], metric: str) -> T:
         """Return the task with settings chosen on development data, such as thresholds.
 
         Args:
@@ -328,7 +329,7 @@ class Task(Generic[E, P]):
         """Bind the task to a model that has its heads."""
         return self.model_class(self, model, tokenizer, labels, length)
 
-    def fitted(self, model: Model) -> Self:
+    def fitted(self: T, model: Model) -> T:
         """Return the task with the settings that fit a model."""
         return self
 
@@ -340,7 +341,7 @@ class Task(Generic[E, P]):
         """
         return {}
 
-    def with_columns(self, columns: Any) -> Self:
+    def with_columns(self: T, columns: Any) -> T:
         """Return the task with these columns."""
         return dataclasses.replace(self, columns=columns)  # type: ignore[type-var]
 
