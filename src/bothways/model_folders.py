@@ -165,6 +165,7 @@ def predict(  # noqa: PLR0913 – one option per question
         ['given', 'label', 'probabilities']
     """
     from bothways.core.errors import ConfigError
+    from bothways.prediction.bulk.folder import SUFFIXES
     from bothways.prediction.bulk.parts import BulkRequest, expand_patterns
     from bothways.prediction.bulk.run import predict_files, predict_rows
 
@@ -205,7 +206,8 @@ def predict(  # noqa: PLR0913 – one option per question
 
         return stream()
     out = Path(out)
-    if out.suffix in (".json", ".txt") and not out.is_dir():
+    unknown = out.suffix not in SUFFIXES and out.suffix.lower() in (".json", ".txt", *SUFFIXES)
+    if unknown and not out.is_dir():
         message = f"{str(out)!r} has no format of predictions"
         fix = f"Name a file: {out.stem}.jsonl, .csv, .tsv or .parquet; or a folder."
         raise ConfigError(message, where="out", fix=fix)

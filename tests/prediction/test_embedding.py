@@ -223,6 +223,7 @@ def test_encode_leaves_no_second_text_out(place):
         ("embed bert texts.txt layers=[5] --out v.npy", r"^layers: the model has layers 0 .* to 2"),
         ("embed bert texts.txt poling=max --out v.npy", r"^poling: .*did you mean pooling"),
         ("predict bert sts.tsv --out p.json", r"^out: 'p\.json' has no format of predictions"),
+        ("predict bert sts.tsv --out p.CSV", r"^out: 'p\.CSV' has no format of predictions"),
         ("predict bert texts.txt --task fill", r"^texts\.txt:1: the text has no \[MASK\]"),
         ("evaluate bert masks.txt --task likelihood", r"^masks\.txt:1: the text has a \[MASK\]"),
         ("evaluate bert texts.txt --task embed", r"texts\.txt"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from pyarrow import dataset, parquet
 
+import bothways
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.model.kernels import library
 from bothways.prediction.bulk import run
@@ -482,6 +483,8 @@ def test_options_of_parts_need_a_folder(model, tmp_path):
         run_line("predict", model, *files)
     with pytest.raises(ConfigError, match="rejects: is for predictions in parts"):
         run_line("predict", model, files[0], "--rejects")
+    with pytest.raises(ConfigError, match="window: must be at least 1"):
+        next(iter(bothways.predict(model, files[0], text="text", window=0)))
     with pytest.raises(ConfigError, match="window: is for predictions that are printed"):
         run_line("predict", model, files[0], "--out", tmp_path / "out", "--window", 5)
     with pytest.raises(ConfigError, match="processes: must be at least 1"):

@@ -189,7 +189,8 @@ def predict_rows(
     else:
         name, reading = "the input", opened.read(rows, labelled=False)
     rejects, names = inputs.Rejects(False), [new for _, new in request.kept]
-    config = engine.PredictConfig(window=window or engine.PredictConfig.window)
+    default = engine.DEFAULT_PREDICT
+    config = default if window is None else engine.PredictConfig(window=window)
     counts, answered = engine.counting(reading, progress, "predicting"), 0
     read = inputs.read_bulk_rows(request, reading, name, rejects)
     for row, prediction in worker.predict_kept(opened, request, read, counts, rejects, config):
