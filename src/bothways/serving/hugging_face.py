@@ -327,7 +327,8 @@ def _question_answering(model: ServedModel, request: AnswerRequest, truncate: bo
     if parameters.handle_impossible_answer is not None:
         default = 0.0 if task.threshold is None else task.threshold
         settings["threshold"] = default if parameters.handle_impossible_answer else None
-    changed = model.with_task(replace(task, **settings))
+    task = replace(task, **settings)
+    changed = model.with_task(task)
 
     def best(prediction: AnswerPrediction) -> FoundAnswer:
         start, end, score = prediction.start or 0, prediction.end or 0, prediction.confidence
@@ -338,7 +339,7 @@ def _question_answering(model: ServedModel, request: AnswerRequest, truncate: bo
             {"answer": s.text, "score": s.probability, "start": s.start, "end": s.end}
             for s in prediction.spans
         ]
-        if changed.task_model.task.threshold is None and answers:
+        if task.threshold is None and answers:
             return answers
         # No answer has the rest of the probability, and comes first where it is the prediction.
         rest = max(0.0, 1 - sum(answer["score"] for answer in answers))

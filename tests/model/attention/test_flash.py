@@ -7,7 +7,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.attention import varlen
 
 from attention_formulas import OnGpu, formula
 from bothways.core.batch import Batch, Layout
@@ -21,6 +20,8 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Encoder
 from bothways.model.positions import Rotary
 from small_models import LENGTHS
+
+varlen = pytest.importorskip("torch.nn.attention.varlen")  # torch 2.11
 
 CUDA, CPU, META = (torch.device(name) for name in ("cuda", "cpu", "meta"))
 
