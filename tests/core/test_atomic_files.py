@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bothways.core import files
-from bothways.core.errors import ResourceError, os_errors
+from bothways.core.errors import ConfigError, ResourceError, os_errors
 from bothways.core.files import replace_file, replace_folder
 
 
@@ -57,6 +57,29 @@ def test_a_link_to_a_file_stays_one(tmp_path):
         replace_file(tmp_path / "link", lambda place, text=text: place.write_text(text))
         assert (tmp_path / "link").is_symlink()
         assert (tmp_path / "data" / "file").read_text() == text
+
+
+def test_a_link_to_a_folder_stays_one(tmp_path):
+    (tmp_path / "disk" / "model").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("disk/model")
+    for text in ("new", "newer"):
+        with replace_folder(tmp_path / "link") as hidden:
+            (hidden / "a").write_text(text)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "disk" / "model" / "a").read_text() == text
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "disk", "link", "model"]
+    (tmp_path / "disk" / "model").rename(tmp_path / "disk" / ".writing-old-model")
+    files.recover_folder(tmp_path / "link")
+    assert (tmp_path / "link" / "a").read_text() == "newer"
+
+
+@pytest.mark.parametrize("name", [".", "..", ""])
+def test_the_current_folder_is_not_replaced(tmp_path, monkeypatch, name):
+    (tmp_path / "current").mkdir()
+    monkeypatch.chdir(tmp_path / "current")
+    with pytest.raises(ConfigError, match="is the current folder"), replace_folder(Path(name)):
+        pass
+    assert [path.name for path in tmp_path.rglob("*")] == ["current"]
 
 
 def test_a_replacement_that_was_killed_between_its_renames_is_undone(tmp_path):

@@ -80,27 +80,30 @@ def replace_folder(target: Path, fix: str = _FIX) -> Iterator[Path]:
     """Yield a hidden folder that becomes `target` when the context ends, or vanishes on an error.
 
     A folder that exists at `target` is replaced by two renames; `recover_folder` repairs what a
-    crash between them leaves.
+    crash between them leaves. A link to a folder stays one.
 
     Args:
         fix: what to do if it cannot be written.
 
     Raises:
-        ConfigError: `target` is a URL.
+        ConfigError: `target` is a URL, or "." or "..".
         ResourceError: no space or no permission; `target` is as it was.
     """
     require_local(target)
-    hidden = hidden_folder(target)
+    if target.name in ("", ".."):  # a shell there would be left in a deleted folder
+        message = "is the current folder, or one above it, and would be replaced"
+        raise ConfigError(message, where=target, fix="Name a folder in it, or another one.")
+    real, hidden = target.resolve(), hidden_folder(target)
     with os_errors(target, fix):
-        recover_folder(target)
+        recover_folder(real)
         try:
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
             yield hidden
             for path in (*hidden.rglob("*"), hidden):
                 _flush(path)
-            _rename_twice(hidden, target)
-            _flush(target.parent)
+            _rename_twice(hidden, real)
+            _flush(real.parent)
         except ResourceError as error:
             if error.where is not None and Path(error.where).is_relative_to(hidden):
                 error.where = target / Path(error.where).relative_to(hidden)
@@ -111,7 +114,8 @@ def replace_folder(target: Path, fix: str = _FIX) -> Iterator[Path]:
 
 def hidden_folder(path: Path) -> Path:
     """Return the hidden folder in which `path` is written first."""
-    return path.with_name(f"{HIDDEN}new-{path.name}")
+    real = path.resolve()
+    return real.with_name(f"{HIDDEN}new-{real.name}")
 
 
 def recover_folder(path: Path) -> None:
@@ -120,6 +124,7 @@ def recover_folder(path: Path) -> None:
     Raises:
         OSError: no permission.
     """
+    path = path.resolve()
     old = path.with_name(f"{HIDDEN}old-{path.name}")
     if old.exists() and not path.exists():
         with contextlib.suppress(FileNotFoundError):  # another process has restored it
