@@ -454,6 +454,8 @@ def test_a_member_that_cannot_be_read_from_its_own_text_is_written_as_a_table():
 def test_paths_begin_with_the_place_that_is_given():
     with pytest.raises(ConfigError, match=r"^model\.side\.size: 'x' is given"):
         configs.read(Holder, {"side": {"kind": "left", "size": "x"}}, where="model")
+    with pytest.raises(ConfigError, match=r"^side\.kind: unknown kind"):
+        configs.read(Holder, {"side": {"kind": ["left"]}})
 
 
 def test_files_that_are_no_toml_are_named(tmp_path):

@@ -117,7 +117,7 @@ def test_a_device_is_chosen_by_name_or_by_what_there_is(monkeypatch):
         choose_device("cuda:2")
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:x", "mps", ""])
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "mps", "", None])
 def test_a_name_that_is_no_device_is_refused(name):
     with pytest.raises(ConfigError, match="auto, cpu, cuda or cuda:N"):
         choose_device(name)

@@ -379,9 +379,10 @@ def _member(classes: tuple[type[Any], ...], raw: Tree, base: Any, location: str)
             message = f"is missing: it must be one of {', '.join(kinds)}"
             raise ConfigError(message, where=join_path(location, "kind"))
         return unnamed[0] if unnamed else classes[0]
-    if raw["kind"] not in kinds:
-        raise _unknown("kind", str(raw["kind"]), kinds, join_path(location, "kind"))
-    return kinds[raw["kind"]]
+    kind = str(raw["kind"])  # a file may hold a list
+    if kind not in kinds:
+        raise _unknown("kind", kind, kinds, join_path(location, "kind"))
+    return kinds[kind]
 
 
 def _leaf(hint: Any, shape: _Shape, raw: Any, location: str) -> Any:

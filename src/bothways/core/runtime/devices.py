@@ -45,7 +45,7 @@ def choose_device(name: str = "auto") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         message = f"{name!r} is not a device: it must be auto, cpu, cuda or cuda:N"
         raise ConfigError(message, where="device") from error
     if device.type not in {"cpu", "cuda"}:
