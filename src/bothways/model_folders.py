@@ -95,7 +95,7 @@ def predict(  # noqa: PLR0913 – one option per question
     text: str | None = None,
     text_b: str | None = None,
     best: int | None = None,
-    keep: Iterable[str] = (),
+    keep: str | Iterable[str] = (),
     format: PartFormat | None = None,
     rows: int = 4096,
     rejects: bool = False,
@@ -165,11 +165,12 @@ def predict(  # noqa: PLR0913 – one option per question
         ['given', 'label', 'probabilities']
     """
     from bothways.core.errors import ConfigError
+    from bothways.data.tables import given_rows
     from bothways.prediction.bulk.folder import SUFFIXES
     from bothways.prediction.bulk.parts import BulkRequest, expand_patterns
     from bothways.prediction.bulk.run import predict_files, predict_rows
 
-    items = [files] if isinstance(files, str | Path) else list(files)
+    items = [files] if isinstance(files, str | Path) else list(given_rows(files, "files"))
     given = [item for item in items if not isinstance(item, str | Path)]
     request = BulkRequest(
         str(model),
@@ -183,7 +184,7 @@ def predict(  # noqa: PLR0913 – one option per question
         text=text,
         text_b=text_b,
         top=best,
-        keep=tuple(keep),
+        keep=(keep,) if isinstance(keep, str) else tuple(keep),
         form=format,
         rows=rows,
         rejects=rejects,
@@ -367,23 +368,25 @@ def _labelled_data(
 ) -> EvaluationData:
     """Return labelled data by its name or as rows; None for the dev data that a run has split."""
     from bothways.core.errors import ConfigError
+    from bothways.data.tables import given_rows
     from bothways.finetuning.data import read_recorded_split
     from bothways.prediction.analysis.evaluation import EvaluationData
 
     if isinstance(data, str | Path):
         return EvaluationData(folder, str(data), columns, progress)
     if data is not None:
-        return EvaluationData(folder, "rows", columns, progress, rows=list(data))
+        rows = list(given_rows(data, "data"))
+        return EvaluationData(folder, "rows", columns, progress, rows=rows)
     recorded = read_recorded_split(folder)
     if recorded is None:
         fix = "Give a file, the folder of a corpus, or minimal pairs (blimp)."
         raise ConfigError("there is no data to evaluate on", where="file", fix=fix)
-    name, rows = recorded
+    name, examples = recorded
     progress.message(f"note: scored on {name}, as in training")
-    return EvaluationData(folder, name, columns, progress, examples=rows)
+    return EvaluationData(folder, name, columns, progress, examples=examples)
 
 
-def average(models: Iterable[str | Path], out: str | Path) -> list[str]:
+def average(models: str | Path | Iterable[str | Path], out: str | Path) -> list[str]:
     """Save a model folder whose weights are the mean of those of several models.
 
     Sums are in float64, and models are read one after the other. The files that describe a model
@@ -409,7 +412,8 @@ def average(models: Iterable[str | Path], out: str | Path) -> list[str]:
     """
     from bothways.hub.average import save_average
 
-    return save_average([str(model) for model in models], Path(out))
+    names = [models] if isinstance(models, str | Path) else models
+    return save_average([str(model) for model in names], Path(out))
 
 
 def calibrate(  # noqa: PLR0913 – one option per question
@@ -568,6 +572,7 @@ def export_model(  # noqa: PLR0913 – one option per question
         'positive'
     """
     from bothways.core.errors import ConfigError
+    from bothways.data.tables import given_rows
     from bothways.prediction.analysis.evaluation import MAX_LOSS
     from bothways.prediction.export.folder import Int8Gate, write_export
     from bothways.prediction.predictor import named_columns
@@ -576,7 +581,8 @@ def export_model(  # noqa: PLR0913 – one option per question
     if limit is not None and int8 is None:
         fix = f"Add {argument(int8='LABELLED_DATA')}."
         raise ConfigError("limits the loss of int8, which is not computed", where="limit", fix=fix)
-    data = int8 if int8 is None or isinstance(int8, str | Path) else list(int8)  # read twice
+    is_named = int8 is None or isinstance(int8, str | Path)
+    data = int8 if is_named else list(given_rows(int8, "int8"))  # read twice
 
     def evaluate(predictor: Predictor) -> Metrics:
         """Return the metrics on the labelled data."""

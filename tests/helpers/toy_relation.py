@@ -129,7 +129,14 @@ class RelationTask(Task[RelationExample, ClassPrediction]):
 
     kind: Literal["relation"] = "relation"
 
-    def example(self, row: Row, *, where: str = "an example") -> RelationExample:
+    def example(
+        self,
+        row: Row,
+        columns: Any = None,
+        labelled: bool | None = None,
+        *,
+        where: str = "an example",
+    ) -> RelationExample:
         values: Mapping[str, Any] = row
         return RelationExample(
             tuple(values["words"]), values["first"], values["second"], values.get("label"), where

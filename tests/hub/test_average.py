@@ -95,7 +95,7 @@ def test_the_mean_of_a_runs_checkpoints_is_that_of_its_weights(corpus, tmp_path,
         on_event=lambda event: event.kind == "checkpoint" and states.append(event.progress.steps),
         training={"save": "3 steps", "keep": {"last": 3}}, encoder=shape, phases=[{"length": 16}],
     )  # fmt: skip
-    names = bothways.average([tmp_path / "run"], tmp_path / "mean")
+    names = bothways.average(tmp_path / "run", tmp_path / "mean")
     assert [name.rpartition("-")[2] for name in names] == ["3", "6", "9"]
     mean = bothways.load_model(tmp_path / "mean").state_dict()
     parts = [load_file(tmp_path / "run" / f"step-{n}" / "model.safetensors") for n in (3, 6, 9)]

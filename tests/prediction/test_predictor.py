@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import bothways
 from bothways.core.errors import ConfigError, DataError, DivergedError, ResourceError
 from bothways.core.runtime.devices import has_bf16, has_int8
 from bothways.hub.model_folder import load_model, save_model
@@ -119,6 +120,36 @@ def test_tables_are_read_by_row(folder):
         classify(twice)
     with pytest.raises(DataError, match="inputs: is of type bytes, which has no rows"):
         classify(b"text")
+
+
+def test_functions_read_tables_in_memory_and_the_columns_that_are_named(folder, tmp_path):
+    """A list of a table is one of the names of its columns."""
+    import datasets
+    import pandas
+
+    loaded = load_model(folder)
+    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
+    save_model(saved := tmp_path / "own", model, loaded.tokenizer(), labels=("neg", "pos"))
+    classify = bothways.load(saved)
+    found = [classify(text).label for text in TEXTS]
+    frame = pandas.DataFrame({"text": TEXTS[::-1], "label": "no", "other": TEXTS, "gold": found})
+    named = {"text": "other", "progress": False}
+    classes = datasets.Features(
+        {"other": datasets.Value("string"), "gold": datasets.ClassLabel(names=["neg", "pos"])}
+    )
+    data = datasets.Dataset.from_pandas(frame[["other", "gold"]], features=classes)
+    for rows in (frame, frame.to_dict("list"), frame.to_dict("records"), data):
+        assert [row["label"] for row in bothways.predict(saved, rows, **named)] == found
+        assert bothways.evaluate(saved, rows, label="gold", **named).metrics["accuracy"] == 1
+    with pytest.raises(DataError, match="input 1: has no column 'nothing'"):
+        next(iter(bothways.predict(saved, frame, text="nothing", progress=False)))
+    with pytest.raises(DataError, match=r"input 1: has no columns, .* text = 'other'"):
+        next(iter(bothways.predict(saved, [("a good film", "it ends")], **named)))
+    frame.to_csv(tmp_path / "rows.csv")
+    assert (
+        next(iter(bothways.predict(saved, tmp_path / "rows.csv", keep="gold", **named)))["gold"]
+        == found[0]
+    )
 
 
 def test_rows_are_read_by_their_columns(folder):

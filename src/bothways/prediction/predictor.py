@@ -446,8 +446,8 @@ class Predictor:
             return self.task_model.task.read(str(data), columns, labelled=labelled)
         items = enumerate(given_rows(data, "data"), 1)
         rows = (TableRow(item, f"input {number}") for number, item in items)
-        parse = functools.partial(_read_row, self.task_model)
-        return self.task_model.task.read_rows(rows, parse, labelled=labelled)
+        parse = functools.partial(_read_row, self.task_model, columns=columns, labelled=labelled)
+        return self.task_model.task.read_rows(rows, parse, columns, labelled=labelled)
 
     def evaluate(
         self,
@@ -555,9 +555,14 @@ def read_input(task_model: TaskModel[Any, Any], value: Any, number: int) -> Any:
     return _read_row(task_model, TableRow(value, f"input {number}"))
 
 
-def _read_row(task_model: TaskModel[Any, Any], row: TableRow) -> Any:
+def _read_row(
+    task_model: TaskModel[Any, Any], row: TableRow, columns: Any = None, labelled: bool = False
+) -> Any:
     task, location = task_model.task, row.where
     value = row.values if isinstance(row.values, str) else plain_value(row.values)
+    if columns is not None and not isinstance(value, Mapping):
+        message = f"has no columns, and columns are named: {columns}"
+        raise DataError(message, where=location, fix="Leave them out, or give rows as dicts.")
     match value:
         case str():
             return task.from_texts((value,), where=location)
@@ -566,7 +571,8 @@ def _read_row(task_model: TaskModel[Any, Any], row: TableRow) -> Any:
         case (str(query), [*documents]) if all(isinstance(text, str) for text in documents):
             return task.from_texts((query, *documents), where=location)
         case Mapping():
-            return task.example(value, where=location)
+            # A label is no part of an input, and may be none of the model's.
+            return task.example(value, columns, None if labelled else False, where=location)
         case _ if is_example(value):
             return value
         case _:

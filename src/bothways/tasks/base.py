@@ -176,19 +176,28 @@ class Task(Generic[E, P]):
         raise NotImplementedError
 
     def read_rows(
-        self, rows: Iterable[TableRow], parse: Callable[[TableRow], E], *, labelled: bool = True
-    ) -> Reading[E]:
+        self, rows: Iterable[TableRow], parse: Callable[[TableRow], E], columns: Any = None,
+        *, labelled: bool = True,
+    ) -> Reading[E]:  # fmt: skip
         """Read rows in memory: what a DataFrame or a list holds.
 
         Args:
             rows: with the name of each for messages; other things than rows are in `values`, too.
             parse: returns the example in a row.
+            columns: as in `read`.
             labelled: whether answers are read.
         """
         return Reading(self, map(parse, rows))
 
-    def example(self, row: Row, *, where: str = "an example") -> E:
-        """Return the example in a row; its answer is read if its column is known.
+    def example(
+        self, row: Row, columns: Any = None, labelled: bool | None = None, *,
+        where: str = "an example",
+    ) -> E:  # fmt: skip
+        """Return the example in a row.
+
+        Args:
+            columns: as in `read`.
+            labelled: whether the answer is read; None: if its column is known.
 
         Raises:
             DataError: a column is missing or cannot be guessed, or a value has the wrong type.

@@ -247,12 +247,16 @@ class TableTask(Task[E, P]):
         parse = lambda row: self.parse(row.values, selected, row.where)  # noqa: E731
         return Reading.of_table(self.with_columns(selected), table, parse)
 
-    def example(self, row: Row, *, where: str = "an example") -> E:
+    def example(
+        self, row: Row, columns: Any = None, labelled: bool | None = None, *,
+        where: str = "an example",
+    ) -> E:  # fmt: skip
         defaults = self.usual_columns(labelled=True)
         if getattr(defaults, self.column_table[0].role) not in row:
             defaults = self.columns
-        requested = type(self.columns)()
-        columns = choose_columns(self.column_table, tuple(row), where, requested, defaults, None)
+        requested = columns or type(self.columns)()
+        names = tuple(row)
+        columns = choose_columns(self.column_table, names, where, requested, defaults, labelled)
         self.check_columns(columns, where)
         return self.parse(row, columns, where)
 

@@ -187,7 +187,7 @@ def predict_rows(
         reading = opened.read(name, request.columns(task), labelled=False)
         inputs.note_guess(request, task, reading, name, progress)
     else:
-        name, reading = "the input", opened.read(rows, labelled=False)
+        name, reading = "the input", opened.read(rows, request.columns(task), labelled=False)
     rejects, names = inputs.Rejects(False), [new for _, new in request.kept]
     default = engine.DEFAULT_PREDICT
     config = default if window is None else engine.PredictConfig(window=window)

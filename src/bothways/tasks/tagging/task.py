@@ -147,18 +147,20 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         self,
         rows: Iterable[TableRow],
         parse: Callable[[TableRow], TagExample],
+        columns: table_rows.TagColumns | None = None,
         *,
         labelled: bool = True,
     ) -> base.Reading[TagExample]:
-        arranged = table_rows.arrange_rows(
-            rows, table_rows.TagColumns(), self.columns, labelled=labelled
-        )
+        requested = columns or table_rows.TagColumns()
+        arranged = table_rows.arrange_rows(rows, requested, self.columns, labelled=labelled)
         return base.Reading(self, map(parse, arranged.rows), notes=arranged.notes)
 
-    def example(self, row: base.Row, *, where: str = "an example") -> TagExample:
-        columns = table_rows.choose_tag_columns(
-            row, where, table_rows.TagColumns(), self.columns, labelled=None
-        )
+    def example(
+        self, row: base.Row, columns: table_rows.TagColumns | None = None,
+        labelled: bool | None = None, *, where: str = "an example",
+    ) -> TagExample:  # fmt: skip
+        requested = columns or table_rows.TagColumns()
+        columns = table_rows.choose_tag_columns(row, where, requested, self.columns, labelled)
         return tag_example(row, columns, where, self.splitter)
 
     def from_texts(self, texts: tuple[str, ...], *, where: str = "an example") -> TagExample:
