@@ -232,6 +232,8 @@ def test_the_baseline_is_the_best_constant_answer(tmp_path):
     spread = MultilabelPrediction((), chances)
     expected["loss"] = make_labeller(tmp_path).score([(e, spread) for e in train])["loss"]
     assert MultilabelTask().baseline(train) == pytest.approx(expected)
+    bare = [dataclasses.replace(e, labels=()) for e in train]  # as few dev data may be
+    assert MultilabelTask().baseline(bare) == {}
 
 
 def test_weights_are_selected_at_the_best_thresholds(tmp_path):

@@ -222,11 +222,13 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         return replace(self, thresholds=choose(truth.astype(np.int64), chances))
 
     def baseline(self, examples: Many[MultilabelExample]) -> base.Metrics:
-        """Return the metrics of always assigning the most frequent labels.
+        """Return the metrics of always assigning the most frequent labels; none without labels.
 
         Their number is the one with the best micro-F1; the loss is the label frequencies'.
         """
         index = {label: number for number, label in enumerate(self.labels(examples))}
+        if not index:
+            return {}
         truth = np.array([_known(example, index) for example in examples])
         predicted = np.broadcast_to(constant_labels(truth.sum(0), len(truth)), truth.shape)
         share = truth.mean(0)
