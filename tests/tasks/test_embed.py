@@ -119,6 +119,8 @@ def test_a_pair_is_two_vectors_and_a_cosine(made):
 def test_a_vector_of_zeros_is_like_no_other():
     zeros = VectorPrediction(np.zeros((2, 4), np.float32))
     assert zeros.to_json()["cosine"] == 0
+    triplet = VectorPrediction(np.eye(3, dtype=np.float32))  # with a positive and a negative
+    assert triplet.to_json() == {"vectors": np.eye(3).tolist()}
     other = VectorPrediction(np.array([[1, 0, 0, 0], [0, 1, 0, 0]], np.float32))
     pairs = [(VectorExample("a", "b"), zeros), (VectorExample("c", "d"), other)]
     assert retrieval(pairs)["mrr@10"] == 0.75  # all cosines are 0: each order is as likely

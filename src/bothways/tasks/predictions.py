@@ -339,14 +339,14 @@ class PreferencePrediction(Prediction):
 
 @dataclass(frozen=True, eq=False)
 class VectorPrediction(Prediction):
-    """The vectors of one text or two `(texts, width)`."""
+    """The vectors of a text, of two, or of one with its positives and negatives `(texts, width)`."""
 
     vectors: NDArray[Any]
 
     @property
     def cosine(self) -> float | None:
-        """The cosine of two vectors, 0 with one of zeros; None for a single vector."""
-        if len(self.vectors) < 2:
+        """The cosine of two vectors, 0 with one of zeros; None for another number of vectors."""
+        if len(self.vectors) != 2:
             return None
         a, b = self.vectors.astype(np.float64)
         # A static model has no token in an empty text, and zeros for it.
@@ -358,9 +358,9 @@ class VectorPrediction(Prediction):
             codes = self.vectors.tolist()
             return {"vector": codes[0]} if len(codes) == 1 else {"vectors": codes}
         rows = [[float(str(value)) for value in vector] for vector in self.vectors]
-        if self.cosine is None:
+        if len(rows) == 1:
             return {"vector": rows[0]}
-        return {"vectors": rows, "cosine": brief(self.cosine)}
+        return {"vectors": rows} | ({} if self.cosine is None else {"cosine": brief(self.cosine)})
 
 
 @dataclass(frozen=True)
