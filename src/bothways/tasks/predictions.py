@@ -339,7 +339,7 @@ class PreferencePrediction(Prediction):
 
 @dataclass(frozen=True, eq=False)
 class VectorPrediction(Prediction):
-    """The vectors of a text, of two, or of one with its positives and negatives `(texts, width)`."""
+    """The vectors of one text, of two, or of an anchor and its documents `(texts, width)`."""
 
     vectors: NDArray[Any]
 
