@@ -19,7 +19,7 @@ from bothways.prediction.bulk.folder import PARTS, SUCCESS, parts_folder, reject
 from bothways.prediction.bulk.parts import BulkRequest
 from bothways.prediction.bulk.run import predict_files
 from child_processes import children
-from commands import run_line
+from commands import run_line, run_shell_line
 from toy_bulk import make_classifier, make_rows, write_rows
 
 
@@ -144,6 +144,18 @@ def test_a_pipe_is_read_once(model, tmp_path):
     )  # fmt: skip
     assert "standard input:6" in broken.stderr
     assert sorted(file.name for file in tmp_path.iterdir()) == ["out.parquet"]
+
+
+def test_a_pipe_is_read_after_a_run_that_was_killed(model, tmp_path, monkeypatch):
+    line = f"bothways predict {model} - --keep text --out {tmp_path / 'out.jsonl'}"
+    with monkeypatch.context() as killed:
+        killed.setattr(run.output, "join_parts", lambda *given, **options: 1 / 0)
+        killed.setattr(run.shutil, "rmtree", lambda *given, **options: None)
+        with pytest.raises(ZeroDivisionError):
+            run_shell_line(f"echo 'the rain' 'the film' | {line}")
+    run_shell_line(f"echo 'a play' | {line}")
+    [row] = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert json.loads(row)["text"] == "a play"
 
 
 def test_names_that_cannot_be_written_are_refused(model, table):

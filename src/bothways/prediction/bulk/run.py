@@ -243,7 +243,8 @@ class _BulkRun:
         folder, request, count = self.folder, self.folder.request, 0
         name = request.files[number]
         origin = folder.origin(name)
-        if (markers := folder.finished_file(number, origin)) is not None:
+        # What comes through a pipe is new, though its parts may be there of a run that was killed.
+        if not is_stream(name) and (markers := folder.finished_file(number, origin)) is not None:
             for part, marker in enumerate(markers):
                 self._skip(number, part, marker)
             return
