@@ -120,6 +120,22 @@ def test_a_stopped_run_goes_on(index: Any, tmp_path: Path, monkeypatch: pytest.M
         file.write(b'{"anchor": "cut')
     again = bothways.mine(rows, index, out, **options)
     assert calls == [0, 4, 4, 8, 12]
+    # One that was killed between its last two renamings, of which the first is done.
+    copy = tmp_path / "copy.jsonl"
+    rename = Path.replace
+
+    def killed(path: Path, target: Path) -> Any:
+        if path.name == "copy.likely.jsonl.part":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bothways.mine(rows, index, copy, **options)
+    assert bothways.mine(rows, index, copy, **options).file.read_bytes() == whole.file.read_bytes()
+    for file in tmp_path.glob("copy.*"):
+        file.unlink()
     assert out.read_bytes() == whole.file.read_bytes()
     assert again.likely_file.read_bytes() == whole.likely_file.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == [

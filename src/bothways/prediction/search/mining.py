@@ -243,7 +243,7 @@ def write_mined(
     if record.exists() and json.loads(record.read_text(encoding="utf8")) != settings:
         fix = f"Give the settings in {record.name}, or delete both to begin again."
         raise ResourceError("holds rows of other settings", where=part, fix=fix)
-    if not record.exists():
+    if not (record.exists() and part.exists() and likely_part.exists()):
         part.write_bytes(b"")
         likely_part.write_bytes(b"")
         replace_text(record, json.dumps(settings, indent=1) + "\n")
