@@ -111,7 +111,7 @@ def open_indexes(
         fitting = [model for model in fitting if vector_width(model) == record.width]
         if not fitting:
             message = f"was made by {record.model}, which is not among the models that are served"
-            fix = f"Serve it, too: {call('serve', record.model, index=str(folder))}."
+            fix = f"Serve it, too: {call('serve', f'{record.model}:embed', index=str(folder))}."
             raise FolderError(message, where=folder, fix=fix)
         if length not in (None, record.length):
             message = f"the index {name!r} was made with another length than {length}"
