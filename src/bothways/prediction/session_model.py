@@ -6,6 +6,7 @@ Batches are padded, as the graph asks for.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -238,6 +239,7 @@ class CompiledModel:
         except RuntimeError as error:
             message = f"OpenVINO cannot open it: {str(error).strip().splitlines()[-1][:200]}"
             raise FolderError(message, where=file, fix="Export the model again.") from error
+        self._lock = threading.Lock()
         # The converter drops nodes that only rename, so an output may have several names.
         self._names = [sorted(output.get_names()) for output in model.outputs]
         noted = model.has_rt_info(HEAD)
@@ -247,7 +249,8 @@ class CompiledModel:
 
     def __call__(self, inputs: Arrays) -> Mapping[str, NDArray[np.float32]]:
         """Compute all outputs."""
-        outputs = self._model(dict(inputs))
+        with self._lock:  # a compiled model has one request, which another thread would overwrite
+            outputs = self._model(dict(inputs))
         return {name: outputs[number] for number, names in enumerate(self._names) for name in names}
 
 

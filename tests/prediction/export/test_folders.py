@@ -4,6 +4,7 @@ import ctypes
 import gc
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,9 @@ def test_openvino_alone(classifier, data, tmp_path):
     wanted = open_task(classifier)(text).probabilities
     fp32 = open_task(out, runtime="openvino")
     assert fp32(text).probabilities == pytest.approx(wanted, abs=1e-5)
+    texts = [f"{text} {'the ' * (n % 7)}" for n in range(200)]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(fp32, texts)) == [fp32(text) for text in texts]
     int8 = open_task(out, runtime="openvino", precision="int8")
     assert int8.evaluate(data) == result.int8["openvino"].int8.metrics
     assert int8(text).probabilities != fp32(text).probabilities
