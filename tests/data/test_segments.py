@@ -5,6 +5,7 @@ import random
 import time
 import tracemalloc
 from collections import Counter
+from operator import itemgetter
 from types import SimpleNamespace
 from unittest import mock
 
@@ -19,7 +20,7 @@ from bothways.core.source import Cursor, rng
 from bothways.data import epoch_order as selection
 from bothways.data.corpus_source import ContinuedSource, CorpusSource
 from bothways.data.epoch_order import AllExcept, Selection
-from bothways.data.segments import FullSentences, NextSentence, PairPlan
+from bothways.data.segments import FullSentences, NextSentence, PairPlan, SentenceOrder
 from toy_template import TEMPLATE
 
 # A p-value below this at a fixed seed is a difference, not bad luck.
@@ -604,6 +605,24 @@ def test_a_stream_continues_an_epoch_with_the_documents_that_were_not_read(first
     if read is not None and len(read) < 89:
         assert rest == set(range(90)) - read
     assert epochs == sorted(epochs)
+
+
+def test_documents_that_make_no_pair_are_no_rest_of_an_epoch():
+    """Nothing of them is read, so that they are left when all others are begun."""
+    before, after = (
+        source_of([[3, 4, 5] * 3] * 6 + [[1]] * 4, SentenceOrder(each, 0)) for each in (12, 24)
+    )
+    within = itertools.takewhile(
+        lambda following: not following.epoch, map(itemgetter(1), before.read(Cursor()))
+    )
+    *_, end = within
+    assert len(before.unread(end)[0]) > 1
+    source = ContinuedSource(before, end, after)
+    assert source.epochs(Cursor(0)) == before.epochs(end)
+    plans = list(itertools.islice(source.read(Cursor(0)), 6))
+    assert plans == list(itertools.islice(after.read(Cursor(1)), 6))
+    with pytest.raises(DataError, match="no sentence_order sequence can be made"):
+        next(source_of([[1]] * 4, SentenceOrder(12)).read(Cursor()))
 
 
 @pytest.mark.usefixtures("windows")

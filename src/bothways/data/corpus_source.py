@@ -82,8 +82,10 @@ class CorpusSource:
         _check_whole(self._offsets)
         self._check(cursor)
         while True:
-            # An epoch without a single sequence would repeat for ever.
-            view, empty = self._view(epoch), block == 0
+            if block == 0 and self.is_empty(epoch):  # which would repeat for ever
+                message = f"no {self.segments.kind} sequence can be made of the chosen documents"
+                raise DataError(message, where="segments", fix="Use other segments or more text.")
+            view = self._view(epoch)
             following: int | None = block
             while following is not None:
                 _check_whole(self._offsets)
@@ -91,14 +93,20 @@ class CorpusSource:
                 following = self._selection.following(self.seed, view, block)
                 next_block = Cursor(epoch + 1) if following is None else Cursor(epoch, following)
                 for index in range(item, len(plans)):
-                    empty = False
                     is_last = index + 1 == len(plans)
                     yield plans[index], next_block if is_last else Cursor(epoch, block, index + 1)
                 item = 0
-            if empty:
-                message = f"no {self.segments.kind} sequence can be made of the chosen documents"
-                raise DataError(message, where="segments", fix="Use other segments or more text.")
             epoch, block = epoch + 1, 0
+
+    def is_empty(self, epoch: int) -> bool:
+        """Return True if no sequence can be made of the documents in an epoch."""
+        view, block = self._view(epoch), 0
+        while not self._plans(view, block):
+            following = self._selection.following(self.seed, view, block)
+            if following is None:
+                return True
+            block = following
+        return False
 
     def build(self, plan: PairPlan | SpanPlan) -> Sequence:
         """Return the sequence of a plan; a pair has its label as `targets["pair"]`.
@@ -212,8 +220,10 @@ class ContinuedSource:
         self._first, self._after = end.epoch, following
         self._done = previous.epochs(end)
         unread, share = previous.unread(end)
-        # Next sentence prediction needs two documents.
-        self._rest = following.restricted(unread) if len(unread) > 1 else None
+        # Next sentence prediction needs two documents; a pair may need two tokens or sentences,
+        # which documents that are never begun have not.
+        rest = following.restricted(unread) if len(unread) > 1 else None
+        self._rest = None if rest is None or rest.is_empty(end.epoch) else rest
         self._share = share if self._rest else 0.0
 
     def read(self, cursor: Cursor) -> Iterator[tuple[PairPlan | SpanPlan, Cursor]]:
