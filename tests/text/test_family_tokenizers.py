@@ -382,6 +382,7 @@ BROKEN: dict[str, dict[str, bytes]] = {
     "strange kind": {"spiece.model": message(ALBERT, kind=9)},
     "bpe": {"sentencepiece.bpe.model": message(ALBERT, kind=2)},
     "xlnet": {"spiece.model": XLNET},
+    "without [UNK]": {"spm.model": XLNET, "config.json": b'{"model_type": "deberta-v2"}'},
 }
 
 
@@ -400,6 +401,11 @@ BROKEN: dict[str, dict[str, bytes]] = {
         ("strange kind", TokenizerError, "of the unknown kind 9"),
         ("bpe", TokenizerError, "its bpe pieces are neither ALBERT's"),
         ("xlnet", TokenizerError, "its unigram pieces are neither ALBERT's"),
+        (
+            "without [UNK]",
+            TokenizerError,
+            "neither .*; DebertaV2Tokenizer is the class of the folder",
+        ),
         ("a folder", ResourceError, "cannot be read"),
     ],
 )

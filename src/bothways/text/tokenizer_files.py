@@ -377,11 +377,12 @@ def _from_pieces(
         raise TokenizerError(message, where=file, fix=_ELSEWHERE) from error
     pieces, by_content = list(model.pieces), _piece_class(model, file)
     tokenizer_class = tokenizer_class or by_content
-    layouts = {tokenizer_class, by_content} - {None}
+    layouts = {tokenizer_class, by_content}
     shared_layouts = {classes.CLASSES["XLMRobertaTokenizer"], classes.CLASSES["CamembertTokenizer"]}
     if (
         model.kind != "unigram"
         or tokenizer_class is None
+        or by_content is None
         or (len(layouts) == 2 and layouts != shared_layouts)
     ):
         message = (
