@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bothways.core import files
-from bothways.core.errors import ConfigError, ResourceError, os_errors
-from bothways.core.files import replace_file, replace_folder
+from bothways.core.errors import ConfigError, DataError, ResourceError, os_errors
+from bothways.core.files import replace_file, replace_folder, replace_text
 
 
 def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(tmp_path, monkeypatch):
@@ -48,6 +48,12 @@ def test_a_file_without_a_folder_is_told_before_it_is_written(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ResourceError, match="is a pipe or a device"):
         replace_file(tmp_path / "pipe", lambda place: place.write_text("all"))
+
+
+def test_a_text_with_a_name_that_is_not_utf8_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"a\.toml: cannot hold U\+DCE9 at character 3"):
+        replace_text(tmp_path / "a.toml", "caf\udce9")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_link_to_a_file_stays_one(tmp_path):

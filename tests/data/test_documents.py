@@ -31,7 +31,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".zst": zstandard.ZstdCompressor().compress,
 }
 TWO = "First line.\nSecond line.\n\nAnother document.\n"
-WIKI = '<doc id="1" url="u" title="Cats">\nCats\n\nCats sleep.\nThey eat.\n\n</doc>\n<doc id="2" title="">\nBare.\n</doc>\n'
+WIKI = '<doc id="1" url="u" title="The "Cats" ("Cat")">\nThe "Cats" ("Cat")\n\nCats sleep.\nThey eat.\n\n</doc>\n<doc id="2" title="">\nBare.\n</doc>\n'
 
 
 def read(path: Path | str, **options: Any) -> list[Document]:
@@ -216,6 +216,34 @@ def test_folders_globs_and_repetitions_come_in_order_and_once(tmp_path):
         "a.jsonl",
         "b.txt",
     ]
+
+
+def test_linked_folders_are_read_once_and_folders_without_permission_are_no_empty_ones(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "data" / "sub").mkdir(parents=True)
+    (tmp_path / "more").mkdir()
+    write(tmp_path / "data" / "sub" / "b.txt", "b")
+    write(tmp_path / "more" / "a.txt", "a")
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "more")
+    for name in ("above", "sub/above"):
+        (tmp_path / "data" / name).symlink_to(tmp_path / "data")
+    assert texts(tmp_path / "data") == ["a", "b"]
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith("link"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ResourceError, match="data/link: permission denied"):
+        texts(tmp_path / "data")
+
+
+def test_a_name_that_is_not_utf8_is_refused_before_the_text_is_read(tmp_path):
+    write(tmp_path / os.fsdecode(b"caf\xe9.txt"), TWO)
+    assert "has a name that is not UTF-8" in failure(tmp_path)
 
 
 def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path):

@@ -162,7 +162,14 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file of text in UTF-8 as `replace_file` does."""
+    """Write a file of text in UTF-8 as `replace_file` does.
+
+    Raises:
+        DataError: the text holds half of a surrogate pair.
+    """
+    if (half := surrogate_in(text)) is not None:
+        message = f"cannot hold {half}, as in the name of a file that is not UTF-8"
+        raise DataError(message, where=path, fix="Rename the file.")
     replace_file(path, lambda hidden: hidden.write_text(text, encoding="utf-8"))
 
 
@@ -345,7 +352,7 @@ def read_object(
 def read_utf8(file: Path, error: type[BothwaysError], fix: str = _CORRECT) -> str:
     """Return the text of a file, with "\\n" at the ends of lines; errors as `read_json`."""
     try:
-        text = read_regular(file, error, fix).decode("utf-8")
+        text = read_regular(file, error, fix).decode("utf-8-sig")  # Windows may write the mark
     except UnicodeDecodeError as failure:
         message = f"is not UTF-8 text (byte {failure.start})"
         raise error(message, where=file, fix=fix) from failure

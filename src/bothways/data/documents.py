@@ -14,6 +14,7 @@ from __future__ import annotations
 import glob
 import itertools
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 
 from bothways.core.errors import DataError, argument
-from bothways.core.files import is_url, local_path, read_object, replace_text
+from bothways.core.files import is_url, local_path, read_object, replace_text, surrogate_in
 from bothways.data import tables, text_io
 from bothways.data.tables import HUB, HubData, parse_hub_name
 
@@ -36,7 +37,7 @@ _KINDS = (
     "or wiki-extractor's wiki_00"
 )
 _WIKI_NAME = re.compile(r"wiki_\d+$")
-_DOC_TITLE = re.compile(r'\btitle="([^"]*)"')
+_DOC_TITLE = re.compile(r'\btitle="(.*)"')  # the last attribute, whose quotes are as they are
 # A line end inside a sentence: the line does not end the sentence, and the next line begins in
 # lower case, or this one is 50 to 100 characters long, as wrapped lines are. Headings and list
 # items are mostly shorter, and paragraphs on one line longer. The newline comes first in the
@@ -164,10 +165,8 @@ def _resolve(name: str) -> list[str]:
             raise DataError("is a pattern of URLs, which is not read", where=name, fix=fix)
         return [_file(name)]
     if location.is_dir():
-        paths = sorted(path for path in location.rglob("*") if path.is_file())
-        hidden = {p for p in paths if any(n.startswith(".") for n in p.relative_to(location).parts)}
         # A folder may hold other files, too.
-        readable = [_file(str(p)) for p in paths if p not in hidden and _is_readable(str(p))]
+        readable = [_file(str(path)) for path in _files_in(location) if _is_readable(str(path))]
         if readable:
             return readable
         fix = f"Check the name. Supported are {_KINDS}."
@@ -180,10 +179,32 @@ def _resolve(name: str) -> list[str]:
     raise DataError("no such file or folder", where=name, fix=fix)
 
 
+def _files_in(folder: Path) -> list[Path]:
+    """Return the files in a folder, by name; links to folders are followed, hidden ones skipped."""
+
+    def fail(error: OSError) -> None:
+        with text_io.read_errors(error.filename):
+            raise error
+
+    read, files = set[str](), list[Path]()
+    for name, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        folders[:] = sorted(entry for entry in folders if not entry.startswith("."))
+        if (real := os.path.realpath(name)) in read:  # such as a link to a folder above
+            folders.clear()
+            continue
+        read.add(real)
+        paths = (Path(name, entry) for entry in names if not entry.startswith("."))
+        files += filter(Path.is_file, paths)
+    return sorted(files)
+
+
 def _file(name: str) -> str:
     if not _is_readable(name):
         message, fix = f"unsupported file type {Path(name).suffix!r}", f"Supported are {_KINDS}."
         raise DataError(message, where=name, fix=fix)
+    if surrogate_in(name) is not None:
+        message = "has a name that is not UTF-8, which the record of a corpus cannot hold"
+        raise DataError(message, where=name, fix="Rename it, or the folder that it is in.")
     if Path(name).is_file() and not Path(name).stat().st_size:
         raise DataError("is an empty file", where=name, fix="Leave it out, or download it again.")
     return name
