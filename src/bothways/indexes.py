@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bothways.core.errors import ConfigError, DataError, FolderError
+from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     for is_used, package in ((bm25, "bm25s"), (graph, "usearch")):
         if is_used:
             require("search", "an index of this kind", package)
-    folder = Path(out)
+    folder = local_path(out)
     old = Index(folder).record if (folder / RECORD).exists() else None
     if old is None and model is None:
         fix = "Name the model that makes the vectors."
@@ -154,7 +155,7 @@ def read_texts(
     from bothways.data.tables import given_rows, open_table
     from bothways.tasks.sentence_embedding.beir import corpus_file
 
-    items = [Path(texts)] if isinstance(texts, str | Path) else given_rows(texts, "texts")
+    items = [local_path(texts)] if isinstance(texts, str | Path) else given_rows(texts, "texts")
     for number, item in enumerate(items, 1):
         if isinstance(item, str):
             yield None, item
@@ -323,7 +324,7 @@ def mine(  # noqa: PLR0913 – one option per question
     from bothways.prediction.search import mining
     from bothways.prediction.search.index import Index
 
-    target, opened = Path(out), index if isinstance(index, Index) else Index(index)
+    target, opened = local_path(out), index if isinstance(index, Index) else Index(index)
     source = str(pairs) if isinstance(pairs, str | Path) else None
     if target.suffix != ".jsonl":
         message = f"{target.name!r} must end in .jsonl"

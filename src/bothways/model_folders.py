@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from bothways.core.errors import argument
+from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def predict(  # noqa: PLR0913 – one option per question
         rows=rows,
         rejects=rejects,
         vectors=output_dtype,
-        ranges=None if calibration is None else _read_ranges(Path(calibration)),
+        ranges=None if calibration is None else _read_ranges(local_path(calibration)),
     )
     if out is None:
         parts = {
@@ -206,7 +207,7 @@ def predict(  # noqa: PLR0913 – one option per question
                 yield from predict_rows(request, window, reporter, items if given else None)
 
         return stream()
-    out = Path(out)
+    out = local_path(out)
     unknown = out.suffix not in SUFFIXES and out.suffix.lower() in (".json", ".txt", *SUFFIXES)
     if unknown and not out.is_dir():
         message = f"{str(out)!r} has no format of predictions"
@@ -322,7 +323,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
                 fix = "Leave one of the two out."
                 raise ConfigError(f"is given in addition to {blimp}", where=str(data), fix=fix)
             return evaluation.score_pairs(
-                folder, Path(blimp), nest(settings), length, device, precision, reporter
+                folder, local_path(blimp), nest(settings), length, device, precision, reporter
             )
         if isinstance(data, str | Path) and holds_corpus(str(data)):
             from bothways.data.corpus import Corpus
@@ -338,7 +339,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
                 precision=precision,
             )  # fmt: skip
             return evaluation.Evaluation(f"{folder} on {data}", metrics)
-        if isinstance(data, str | Path) and (folders := retrieval.beir_folders(Path(data))):
+        if isinstance(data, str | Path) and (folders := retrieval.beir_folders(local_path(data))):
             from bothways.indexes import open_embedder
 
             refuse("retrieval data", {**for_rows, "task": None if task == "embed" else task})
@@ -350,14 +351,14 @@ def evaluate(  # noqa: PLR0913 – one option per question
             refuse("the dev data of the run", {"task": task, **columns})
         labelled = _labelled_data(folder, data, columns, reporter)
         if report is not None:
-            check_output_path(Path(report), [labelled.name])
+            check_output_path(local_path(report), [labelled.name])
         opened = {
             "length": length, "device": device, "runtime": runtime, "settings": nest(settings),
         }  # fmt: skip
         return labelled.evaluate(
             lambda precision: open_task(folder, task, precision=precision, **opened),  # type: ignore[arg-type]
             precision,
-            None if report is None else Path(report),
+            None if report is None else local_path(report),
             limit,
             named=task is not None,
         )
@@ -413,7 +414,7 @@ def average(models: str | Path | Iterable[str | Path], out: str | Path) -> list[
     from bothways.hub.average import save_average
 
     names = [models] if isinstance(models, str | Path) else models
-    return save_average([str(model) for model in names], Path(out))
+    return save_average([str(model) for model in names], local_path(out))
 
 
 def calibrate(  # noqa: PLR0913 – one option per question
@@ -473,7 +474,7 @@ def calibrate(  # noqa: PLR0913 – one option per question
     columns = {"text": text, "text_b": text_b, "label": label}
     with shown_progress(progress) as reporter:
         labelled = _labelled_data(str(model), data, columns, reporter)
-        return work.calibrate(labelled, Path(out), error, device)
+        return work.calibrate(labelled, local_path(out), error, device)
 
 
 def load_model(

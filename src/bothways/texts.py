@@ -87,7 +87,7 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
             share = "all" if sample.characters == sample.total else even
         tokenizer = trainers.learn(sample, trainer, lambda texts: read_sample(texts, reporter))
         if out is not None:
-            tokenizer.save(Path(out))
+            tokenizer.save(out)
         few = f" (the text has no more candidates for the requested {trainer.size:,})"
         fewer = few if tokenizer.size < trainer.size else ""
         total = f"{sample.total / 1e6:,.1f} million characters"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from bothways.core.errors import ConfigError, DataError, argument, call
+from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
 from bothways.finetuning import FinetuneRecipe
 from bothways.pretraining import DistilRecipe, PretrainRecipe
@@ -280,7 +281,6 @@ def show(  # noqa: PLR0913 – one option per question
         ['[CLS]', 'a', 'good', 'film', '[SEP]']
     """
     from bothways.core.config.values import require_at_least
-    from bothways.core.files import local_path
     from bothways.data.corpus import Corpus
     from bothways.data.manifest import holds_corpus
     from bothways.data.mixture import Corpora as Mixed
@@ -401,7 +401,7 @@ def adapt(  # noqa: PLR0913 – one option per question
         return job.adapt(
             model,
             paths(texts),
-            Path(out),
+            local_path(out),
             replay=paths(replay),
             replay_share=replay_share,
             until=until,
@@ -658,7 +658,9 @@ def distil(  # noqa: PLR0913 – one option per question
     name = None if student is None else _model_name(student, "student")
     if until is not None:
         settings["until"] = until
-    is_corpus = isinstance(data, Corpus) or (isinstance(data, str | Path) and Path(data).is_dir())
+    is_corpus = isinstance(data, Corpus) or (
+        isinstance(data, str | Path) and local_path(data).is_dir()
+    )
     if to == "static":
         named = {"student": student, "dev": dev, "recipe": recipe, "config": config, **settings}
         unused = [key for key, value in named.items() if value is not None] + ["resume"] * resume
@@ -710,7 +712,7 @@ def _run_folder(out: str | Path | None, settings: dict[str, Any]) -> Path | None
 
 
 def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)
+    return None if path is None else local_path(path)
 
 
 def dev_name(dev: Rows | float | None) -> str | None:

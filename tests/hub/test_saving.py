@@ -48,6 +48,7 @@ from model_folders import (
     peer,
     peer_outputs,
 )
+from toy_folder import make_folder
 from toy_training import exit_code
 
 
@@ -428,3 +429,41 @@ def test_what_cannot_be_uploaded_is_one_error(tmp_path, api, monkeypatch):
     monkeypatch.setattr(api, "create_repo", refuse)
     with pytest.raises(FolderError, match=r"me/mine: cannot be uploaded .*: 403 Forbidden"):
         push_to_hub(own("ForMaskedLM"), "me/mine")
+
+
+def test_a_home_folder_is_one_for_what_is_written_as_for_what_is_read(tmp_path, monkeypatch):
+    """Python has no shell that replaces ~: a folder called ~ would be made here."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    model = bothways.load_model(make_folder(tmp_path / "home" / "bert"))
+    model.save("~/own")
+    model.tokenizer.save("~/tokenizer")
+    bothways.average(["~/own", "~/own"], "~/mean")
+    rows = [{"text": text, "label": text} for text in ("good", "bad")] * 2
+    settings = {"epochs": 1, "progress": False}
+    bothways.finetune("~/bert", train=rows, task="classify", out="~/run", **settings).save(
+        "~/saved"
+    )
+    (tmp_path / "texts.txt").write_text("a good film\nit ends\n")
+    tokenizer = bothways.Tokenizer.load("~/tokenizer")
+    corpus = bothways.build_corpus("texts.txt", tokenizer, "~/corpus", progress=False)
+    bothways.build_index(["a good film", "it ends"], "~/index", "~/bert", progress=False)
+    bothways.predict("~/run", "texts.txt", "~/out.jsonl", progress=False)
+    bothways.evaluate("~/saved", rows, report="~/report.html", progress=False)
+    assert len(bothways.Corpus.open("~/corpus")) == len(corpus)
+    names = {"bert", "own", "tokenizer", "mean", "run", "saved", "corpus", "index", "out.jsonl"}
+    names.add("report.html")
+    assert {path.name for path in (tmp_path / "home").iterdir()} >= names
+    assert {path.name for path in tmp_path.iterdir()} == {"home", "texts.txt"}
+
+
+def test_a_tokenizer_with_more_ids_than_rows_is_refused(tmp_path):
+    folder = make_folder(tmp_path / "bert")
+    backend = Tokenizer.load(folder).backend
+    backend.add_tokens(["zebra"])
+    backend.save(str(folder / "tokenizer.json"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(FolderError, match="the tokenizer has 27 ids, and the model's embedding 26"):
+        bothways.load_model(folder).tokenizer  # noqa: B018

@@ -8,7 +8,7 @@ import transformers
 from safetensors.torch import load_file
 
 from bothways.core.errors import ConfigError, FolderError, TokenizerError
-from bothways.hub.convert.vocabulary import convert_vocabulary, plan_rows
+from bothways.hub.convert.vocabulary import change_vocabulary, convert_vocabulary, plan_rows
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import MaskedHead, ReplacedHead
@@ -92,6 +92,13 @@ def test_added_words_are_means_of_their_pieces_and_other_text_is_unchanged(
     for text in ("the Anfields was x", "anfield ansnsn"):
         assert theirs(text, add_special_tokens=False)["input_ids"] == ours.encode(text).tolist()
     assert [ours.token(id) for id in ours.encode("the Anfields")] == ["the", "anfield", "##s"]
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_a_word(tmp_path):
+    tokenizer = train_vocabulary(CORPUS, ByteBPE(290))
+    (tmp_path / "words.txt").write_text("barnowl\r\nbarndog\r\n", encoding="utf-8-sig")
+    change = change_vocabulary(tokenizer, tmp_path / "words.txt")
+    assert [row.token for row in change.rows if row.fate != "kept"] == ["barnowl", "barndog"]
 
 
 def test_mistakes(tmp_path):

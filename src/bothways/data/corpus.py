@@ -292,7 +292,7 @@ def write_corpus(
     """
     check_language(language)
     require_at_least(1, workers=workers)
-    path = Path(folder)
+    path = local_path(folder)
     finder = None if words is None else words_name(words)
     settings = CorpusSettings(
         tokenizer.fingerprint, language, splitter_version(), finder, cleaning or Cleaning()

@@ -10,6 +10,7 @@ from typing import Any
 from bothways.core.config import reader as configs
 from bothways.core.config.values import require_choice
 from bothways.core.errors import Finding, places
+from bothways.core.files import local_path
 from bothways.core.report.html import metrics_html
 from bothways.core.terminal import result_line
 from bothways.finetuning.config import FinetuneConfig
@@ -93,7 +94,7 @@ class FinetuneResult:
         Raises:
             ResourceError: the folder cannot be written.
         """
-        path, task, lora = Path(folder), self.task_model.task, self.settings.lora
+        path, task, lora = local_path(folder), self.task_model.task, self.settings.lora
         adapter = None
         if lora is not None and lora.adapter_only:
             base = portable_name(self.origin["base"]["name"])

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bothways.core.errors import FolderError
-from bothways.core.files import check_not_input, file_digest, replace_folder
+from bothways.core.files import check_not_input, file_digest, local_path, replace_folder
 from bothways.core.terminal import listed
 from bothways.hub.hf_config import RECORD, read_hf_config
 from bothways.hub.model_card import Card, render_card
@@ -41,7 +41,7 @@ _OWN = "model."
 def save_average(names: Sequence[str], target: Path) -> list[str]:
     """Save the mean of the weights, as `bothways.average`."""
     if len(names) == 1:
-        names = [str(folder) for folder in checkpoints(Path(names[0]))] or names
+        names = [str(folder) for folder in checkpoints(local_path(names[0]))] or names
     if len(names) < 2:
         message = "one model has no average"
         fix = "Give several, or the folder of a run with several checkpoints."
@@ -98,7 +98,7 @@ def _mean(names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
 
 def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
     """Return a model folder and what reads its tensors; of a checkpoint, those of its run."""
-    path = Path(name)
+    path = local_path(name)
     if not (path / MANIFEST).is_file():
         folder = resolve(resolve_run(name))
         if (folder / ADAPTER).is_file():
@@ -141,7 +141,7 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
 
 def _bases(name: str) -> list[float] | None:
     """Return the rotary base of each layer, of a checkpoint in its phase; None without bases."""
-    path = Path(name)
+    path = local_path(name)
     checkpoint = read_checkpoint(path) if (path / MANIFEST).is_file() else None
     folder = path.absolute().parent / "model" if checkpoint else resolve(resolve_run(name))
     encoder = read_hf_config(folder).encoder

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bothways._version import __version__
 from bothways.core.errors import ConfigError, FolderError
-from bothways.core.files import read_utf8, replace_folder
+from bothways.core.files import local_path, read_utf8, replace_folder
 from bothways.core.terminal import listed
 from bothways.hub import hf_config
 from bothways.hub.adapter import CONFIG, TrainedAdapter, read_adapter
@@ -106,12 +106,14 @@ class LoadedModel:
 
         Raises:
             TokenizerError: the folder has no tokenizer, or one that cannot be read.
-            FolderError: the vocabulary is not the one that the model was saved with.
+            FolderError: the vocabulary is not the one that the model was saved with, or has more
+                ids than the embedding has rows.
         """
         from bothways.text.tokenizer import Tokenizer
 
         folder = self.tokenizer_folder or self.folder
         tokenizer = Tokenizer.load(folder)
+        _check_rows(tokenizer, self.model, folder)
         self._check_vocabulary(tokenizer, folder)
         return tokenizer.for_segments(self.model.config.segments)
 
@@ -137,6 +139,15 @@ class LoadedModel:
         if repeated:
             message = f"has several lines for {' and '.join(repeated)}"
             raise FolderError(message, where=file, fix=fix)
+
+
+def _check_rows(tokenizer: Tokenizer, model: Model, folder: Path) -> None:
+    """Raise FolderError if a tokenizer has ids that are no rows of the model's embedding."""
+    if tokenizer.size > model.config.vocab:
+        rows = f"the model's embedding {model.config.vocab:,} rows"
+        message = f"the tokenizer has {tokenizer.size:,} ids, and {rows}"
+        fix = "Take the tokenizer that the model was trained with."
+        raise FolderError(message, where=folder, fix=fix)
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:
@@ -379,15 +390,12 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         >>> bothways.load("renamed", task="classify")("a good film").label
         'good'
     """
-    path = Path(folder)
+    path = local_path(folder)
     config = hf_config.write_hf_config(model, tokenizer, labels, problem, path)
     architecture = config.architecture
     assert architecture is not None
-    if tokenizer is not None and tokenizer.size > model.config.vocab:
-        rows = model.config.vocab
-        message = f"the tokenizer has {tokenizer.size} ids, and the model's embedding {rows} rows"
-        fix = "Save the tokenizer that the model was trained with."
-        raise FolderError(message, where=path, fix=fix)
+    if tokenizer is not None:
+        _check_rows(tokenizer, model, path)
     check_replaceable(path)
     digest = {} if tokenizer is None else {VOCABULARY: vocabulary_digest(tokenizer)}
     new = {UNTRAINED: ["pooler"]} if _needs_pooler(model, architecture) else {}
@@ -623,4 +631,4 @@ class PretrainedModel(Model):
         record = {} if fresh else {k: v for k, v in loaded.extra.items() if k in _STILL_TRUE}
         problem = None if fresh else loaded.problem
         save_model(folder, self, self.tokenizer, labels=self.labels, problem=problem, extra=record)
-        return Path(folder)
+        return local_path(folder)

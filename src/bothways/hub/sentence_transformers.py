@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from typing_extensions import assert_never
 
 from bothways.core.errors import FolderError
-from bothways.core.files import read_json, read_object, replace_folder
+from bothways.core.files import local_path, read_json, read_object, replace_folder
 from bothways.hub.hf_config import RECORD, write_hf_config
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.model_folder import check_replaceable, save_model, write_files
@@ -335,8 +335,8 @@ def save_sentence_folder(
     if isinstance(model.encoder, StaticEncoder):
         assert isinstance(tokenizer, StaticTokenizer)
         files |= {**static_files(model.encoder, tokenizer), RECORD: dict(extra or {})}
-        check_replaceable(Path(folder))
-        with replace_folder(Path(folder)) as hidden:
+        check_replaceable(local_path(folder))
+        with replace_folder(local_path(folder)) as hidden:
             write_files(hidden, files)
             text = render_card(card or Card("Static vectors"), Architecture(STATIC, frozenset()))
             (hidden / "README.md").write_text(text, encoding="utf8")
@@ -346,7 +346,7 @@ def save_sentence_folder(
         original, model = model, Model(model.config, (), model.encoder)
         model.specification, model.kept = original.specification, original.kept
         model.heads = nn.ModuleDict(heads)
-    architecture = write_hf_config(model, tokenizer, (), None, Path(folder)).architecture
+    architecture = write_hf_config(model, tokenizer, (), None, local_path(folder)).architecture
     if architecture is None or architecture.own:
         message = "transformers has no class for this model, and sentence-transformers needs one"
         fix = "Save it with save_model, for use with bothways."

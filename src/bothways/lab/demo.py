@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bothways.core.errors import ResourceError
-from bothways.core.files import replace_folder
+from bothways.core.files import local_path, replace_folder
 
 Words = Mapping[str, str]
 """Alternatives by symbol, separated by "|"."""
@@ -382,7 +382,7 @@ def demo(folder: str | Path) -> list[Path]:
         >>> [file.name for file in bothways.demo("demo-data")][:4]
         ['train.tsv', 'dev.tsv', 'test.tsv', 'new.txt']
     """
-    target = Path(folder)
+    target = local_path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ResourceError("exists and is not empty", where=target, fix="Name a new folder.")
     paths = list[Path]()

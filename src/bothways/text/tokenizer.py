@@ -29,7 +29,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bothways.core.errors import ConfigError, DataError, TokenizerError, os_errors
-from bothways.core.files import surrogate_in
+from bothways.core.files import local_path, surrogate_in
 from bothways.core.sequence import Ids
 from bothways.text.template import AGAIN, Template, assemble, foreign
 from bothways.text.tokenizer_classes import JapaneseWords, Specials
@@ -127,7 +127,7 @@ class Tokenizer:
             ResourceError: a file that cannot be read.
         """
         with foreign(path):
-            tokenizer = cls(*load_backend(Path(path)))
+            tokenizer = cls(*load_backend(local_path(path)))
             tokenizer.where = path
             tokenizer._check(path)
         return tokenizer
@@ -201,10 +201,11 @@ class Tokenizer:
         files["tokenizer_config.json"] = json.dumps(config, ensure_ascii=False, indent=2)
         if self.kind == "WordPiece":
             files["vocab.txt"] = "".join(f"{token}\n" for token in self._tokens)
-        with os_errors(Path(folder), "Free some space, or choose another folder."):
-            Path(folder).mkdir(parents=True, exist_ok=True)
+        path = local_path(folder)
+        with os_errors(path, "Free some space, or choose another folder."):
+            path.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
-                (Path(folder) / name).write_text(content, encoding="utf-8", newline="\n")
+                (path / name).write_text(content, encoding="utf-8", newline="\n")
 
     @functools.cached_property
     def _tokens(self) -> list[str]:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from bothways.core.errors import ConfigError, FolderError, TokenizerError
-from bothways.core.files import check_not_input, read_utf8, replace_text
+from bothways.core.files import check_not_input, local_path, read_utf8, replace_text
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.hub.model_card import Card
@@ -99,7 +99,7 @@ def convert_vocabulary(
         ConfigError: a line holds several words.
         FolderError, TokenizerError: a folder cannot be read, or no word is new.
     """
-    folder_or_run, target, word_list = Path(source), Path(out), Path(vocabulary)
+    folder_or_run, target, word_list = map(local_path, (source, out, vocabulary))
     check_not_input(target, [folder_or_run, word_list])
     is_run = (folder_or_run / "model" / "config.json").is_file() and not (
         folder_or_run / "config.json"

@@ -22,7 +22,7 @@ from bothways.core.batch import Batch, Layout
 from bothways.core.config import reader as configs
 from bothways.core.config.values import Tree, require_choice
 from bothways.core.errors import DivergedError, FolderError, optional, require
-from bothways.core.files import check_not_input, replace_folder
+from bothways.core.files import check_not_input, local_path, replace_folder
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.hub.hf_config import RECORD, read_hf_config
@@ -344,7 +344,7 @@ def write_export(
     steps = [TARGETS[name] for name in dict.fromkeys(("onnx", *formats))]
     # Every format is made of the ONNX file, which is compared with the model first.
     require("export", "exporting a model", "onnx", *(step.runtime for step in steps))
-    source, target = resolve(resolve_run(str(folder))), Path(out)
+    source, target = resolve(resolve_run(str(folder))), local_path(out)
     check_not_input(target, [source])
     _check_replaceable(target)
     progress.stage("building the graph")

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError, FolderError, argument, call, optional
-from bothways.core.files import read_object
+from bothways.core.files import local_path, read_object
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.search import stored_vectors
 from bothways.prediction.search.bm25 import BM25
@@ -119,7 +119,7 @@ class Index:
     """
 
     def __init__(self, folder: str | Path, record: IndexRecord | None = None) -> None:
-        self.folder = Path(folder)
+        self.folder = local_path(folder)
         self.record = record = self._read_record() if record is None else record
         if record.width < 1 or not math.isfinite(record.scale):
             raise self._damaged(f"{RECORD} has width {record.width} and scale {record.scale}")
