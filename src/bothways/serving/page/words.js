@@ -67,7 +67,7 @@ const ZH = {
   without: "整段文本的输出：{value}。",
   rollout: "注意力累积", rolloutNote: "各词元经所有层流入所选词元的份额（Abnar 与 Zuidema 2020）。", headView: "注意力头", from: "词元", hover: "指向或聚焦左侧的词元，查看它关注哪里。",
   tagTarget: "词", noWhy: "该任务需要文本才能解释。", tooLong: "超过 {n} 个词元：注意力只对较短的文本显示。",
-  curl: "curl", python: "Python", json: "回答（JSON）", copy: "复制", copied: "已复制", request: "请求",
+  curl: "curl", python: "Python", json: "响应（JSON）", copy: "复制", copied: "已复制", request: "请求",
   unreachable: "服务器没有响应。它还在运行吗？", keyNeeded: "此服务器需要密钥。", key: "API 密钥", keyNote: "密钥只保存在本页内存中，关闭页面即消失。", open: "打开", wrongKey: "密钥无效。",
   time: "共 {ms} 毫秒，其中模型 {model} 毫秒", truncated: "文本超过模型可读的长度：末尾未读入。", retry: "重试", top: "最可能", more: "另有 {n} 个", least: "最低", most: "最高",
   mode: "搜索依据", vectors: "含义", bm25: "词", hybrid: "两者", reranker: "重排序模型", indexNote: "{n} 篇文档，向量为 {stored}。", noHits: "没有找到文档。", emptyQuery: "请输入查询。",
