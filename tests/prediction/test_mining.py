@@ -143,6 +143,28 @@ def test_a_stopped_run_goes_on(index: Any, tmp_path: Path, monkeypatch: pytest.M
     ]  # fmt: skip
 
 
+def test_a_command_that_was_stopped_at_once_has_kept_nothing(
+    index: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text("")  # is next to the output, and no part of it
+
+    def stop(*arguments: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bothways, "mine", stop)
+    words = [
+        "mine",
+        tmp_path / "pairs.jsonl",
+        "--index",
+        index.folder,
+        "--out",
+        tmp_path / "o.jsonl",
+    ]
+    with pytest.raises(KeyboardInterrupt):
+        app([str(word) for word in words], result_action="return_value")
+    assert "Nothing is finished, and nothing is left behind." in capsys.readouterr().err
+
+
 def test_the_command_trains_what_it_mines(
     index: Any, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -284,13 +284,18 @@ def say_kernels(device: str) -> None:
 
 
 @contextmanager
-def keeping(out: Path, console: Console, subject: str = "Finished work") -> Iterator[None]:
-    """Report on Ctrl-C which work is kept in the folder and how to resume."""
+def resumable(out: Path, subject: str = "Finished work") -> Iterator[Progress]:
+    """Show the progress of work that the same command continues.
+
+    Report on Ctrl-C which work is kept, in a folder or a file, and how to resume.
+    """
+    console = error_console()
     try:
-        yield
+        with terminal_progress(console) as progress:
+            yield progress
     except KeyboardInterrupt:
         left = "Nothing is finished, and nothing is left behind."
-        if any(out.glob("*")):
+        if out.is_file() or any(out.glob("*")):
             left = f"{subject} is kept in {out}; run the same command to continue."
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would cut the message
         try:
@@ -298,14 +303,6 @@ def keeping(out: Path, console: Console, subject: str = "Finished work") -> Iter
         finally:
             signal.signal(signal.SIGINT, handler)
         raise
-
-
-@contextmanager
-def resumable(out: Path, subject: str = "Finished work") -> Iterator[Progress]:
-    """Show the progress of work that the same command continues after Ctrl-C; see `keeping`."""
-    console = error_console()
-    with keeping(out, console, subject), terminal_progress(console) as progress:
-        yield progress
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def mine(  # noqa: PLR0913 – one option per question
     device: options.Device = "auto",
 ) -> None:
     """Mine hard negatives: texts of an index that rank high for an anchor and are no positive."""
-    with options.resumable(out.parent) as progress:
+    with options.resumable(out.with_name(f"{out.name}.part")) as progress:
         done = bothways.mine(
             pairs, index, out, negatives=negatives, skip=skip, depth=depth,
             margin=None if margin == "none" else margin, absolute_margin=absolute_margin,
