@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bothways.core.errors import DataError
 from bothways.tasks.sentence_embedding import nearest
-from bothways.tasks.sentence_embedding.beir import read_beir, score_run, splits_of
+from bothways.tasks.sentence_embedding.beir import corpus_file, read_beir, score_run, splits_of
 from bothways.tasks.sentence_embedding.nearest import top_k
 
 
@@ -143,6 +143,10 @@ def test_beir_folder_without_a_file_or_with_an_id_twice(tmp_path):
     (folder / "queries.jsonl").unlink()
     with pytest.raises(DataError, match=r"has no queries.jsonl\n"):
         read_beir(folder)
+
+
+def test_a_text_is_no_folder():
+    assert corpus_file(Path("a good film " * 30)) is None
 
 
 def test_metrics_by_hand():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
@@ -104,7 +105,8 @@ def read_grades(file: Path) -> dict[str, dict[str, int]]:
 
 def _file(path: Path) -> Path | None:
     names = (path.with_name(path.name + suffix) for suffix in ("", *COMPRESSED))
-    return next((name for name in names if name.is_file()), None)
+    # Not `Path.is_file`, which raises OSError for the text that was meant by a long name.
+    return next((name for name in names if os.path.isfile(name)), None)
 
 
 def _texts(file: Path) -> dict[str, str]:
