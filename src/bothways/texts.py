@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError, argument, render
 from bothways.core.progress import Progress, shown_progress
 
@@ -68,9 +68,8 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
     """
     from bothways.text import sampling, trainers
 
-    trainer = build_settings(
-        choice(kind, trainers.KINDS, "kind"), "tokenizer", size=size, **settings
-    )
+    chosen: type[Any] = choice(kind, trainers.KINDS, "kind")
+    trainer = configs.read(chosen, {"size": size, **settings}, where="tokenizer")
     characters = sampling.characters_of(ceiling)
     with shown_progress(progress) as reporter:
         if isinstance(texts, Mapping):
@@ -171,8 +170,13 @@ def build_corpus(  # noqa: PLR0913 – one option per question
         60
     """
     from bothways.data import corpus
+    from bothways.data.cleaning.config import Cleaning
     from bothways.text.tokenizer import Tokenizer
 
+    if cleaning is not None and not isinstance(cleaning, Cleaning):
+        message = f"is of type {type(cleaning).__name__}"
+        fix = "Give the result of bothways.data.cleaning.config.make_cleaning."
+        raise ConfigError(message, where="cleaning", fix=fix)
     documents = documents_of(texts, of_paths=True, column=column, boundary=boundary)
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     with shown_progress(progress) as reporter:
@@ -194,15 +198,6 @@ def choice(name: str, options: Mapping[str, Any], location: str) -> Any:
         message = f"unknown {location} {name!r}"
         raise ConfigError(message, where=location, fix=f"Choose one of {', '.join(options)}.")
     return options[name]
-
-
-def build_settings(cls: type[Any], location: str, **values: Any) -> Any:
-    """Build a dataclass; unknown fields are a ConfigError."""
-    fields = {field.name for field in dataclasses.fields(cls)}
-    for name in values.keys() - fields:
-        fix = f"Known here: {', '.join(sorted(fields))}."
-        raise ConfigError(f"unknown setting {name!r}", where=f"{location}.{name}", fix=fix)
-    return cls(**values)
 
 
 def documents_of(
