@@ -32,12 +32,16 @@ from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.session_model import Runtime
 from bothways.tasks.base import Reading, Task
 from bothways.tasks.columns import reads_as_trained, require_columns
+from bothways.tasks.predictions import ClassPrediction, MultilabelPrediction, RankPrediction
+from bothways.tasks.schemas import prediction_type
 from bothways.tasks.sentence_embedding.quantized import VectorType, quantize
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns
 
 PartFormat = Literal["jsonl", "spans", "parquet", "npy"]
 
+CUT_TO_TOP = (ClassPrediction, MultilabelPrediction, RankPrediction)
+"""The predictions of which `top` keeps a part."""
 ROWS = 4096
 """Rows of a part by default: as many as the engine sorts by length together."""
 
@@ -135,7 +139,7 @@ class BulkRequest:
 
         Raises:
             ConfigError: the task, or a column to keep, has no place in this format or this type of
-                vectors.
+                vectors; the task has no labels or documents of which the best could be kept.
         """
         vectors, ranged = task.name == "embed", self.vectors in ("int8", "uint8")
         message, where, fix = "", "format", "Choose jsonl or parquet."
@@ -145,6 +149,9 @@ class BulkRequest:
             message = f"npy holds vectors, and the task is {task.name!r}"
         elif self.form == "npy" and self.keep:
             message = "npy holds no columns to keep"
+        elif self.top is not None and not issubclass(prediction_type(task), CUT_TO_TOP):
+            where, fix = "top", "Leave it out."
+            message = f"keeps the best labels or documents, and the task is {task.name!r}"
         else:
             where, fix = "output_dtype", "Leave it out."
             if self.vectors != "float32" and not vectors:
