@@ -101,6 +101,7 @@ def test_what_theirs_cannot_say_has_no_counterpart(settings):
         ({"layer_types": [["full_attention"]] * 22}, "layer_types must name"),
         ({"rope_parameters": [1]}, "rope_parameters must be a table for each kind of layers"),
         ({"rope_parameters": {"full_attention": 5}}, "rope_parameters must be a table"),
+        ({"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters must be a table for each kind"),
         ({"rope_scaling": {"type": "yarn"}}, "rotary positions scaled by"),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rotary positions scaled"),
         (

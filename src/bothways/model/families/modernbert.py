@@ -126,7 +126,7 @@ def _base(raw: Mapping[str, Any], kind: str, location: str) -> float:
     old, default = _THETAS[kind]
     rope = raw.get("rope_parameters") or {}
     parameters = (rope.get(kind) or {}) if isinstance(rope, dict) else rope
-    if not isinstance(parameters, dict):
+    if not isinstance(parameters, dict) or rope.keys() - _THETAS:
         message = f"rope_parameters must be a table for each kind of layers, not {rope!r:.60}"
         raise FolderError(message, where=location)
     if raw.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
