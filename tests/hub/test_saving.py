@@ -400,7 +400,7 @@ def test_a_folder_is_uploaded_without_foreign_files(tmp_path, api):
     beside = {"1_Pooling/config.json": {}, "modules.json": []}
     save_model(tmp_path / "model", own("ForMaskedLM"), extra_files=beside)
     (tmp_path / "model" / "notes.txt").write_text("private")
-    url = push_to_hub(tmp_path / "model", "me/mine", private=True, message="first")
+    url = push_to_hub(tmp_path, "me/mine", private=True, message="first")  # the folder of a run
     assert url == "https://hub/me/mine/first"
     assert api.repos == {"me/mine": True}
     assert set(api.files) == {

@@ -11,7 +11,7 @@ from bothways.core.errors import FolderError, installed
 from bothways.core.files import local_path
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import save_model
-from bothways.hub.resolve import MODEL_FILES, is_model_folder
+from bothways.hub.resolve import MODEL_FILES, is_model_folder, resolve_run
 from bothways.model.model import Model
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def push_to_hub(
     """Upload a model to the Hugging Face Hub, in a repository that is created if necessary.
 
     Args:
-        source: a model folder, or a model in memory, which is saved first.
+        source: a model folder, the folder of a run, or a model in memory, which is saved first.
         repo_id: the repository, as owner/name.
         tokenizer: of a model in memory.
         card: of a model in memory.
@@ -53,7 +53,7 @@ def push_to_hub(
             folder = Path(temporary) / "model"
             save_model(folder, source, tokenizer, card=card)
             return push_to_hub(folder, repo_id, private=private, message=message)
-    folder = local_path(source)
+    folder = local_path(resolve_run(str(source)))
     if not is_model_folder(folder):
         fix = "Give the folder that save_model wrote."
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
