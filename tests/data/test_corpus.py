@@ -436,7 +436,7 @@ def test_a_corpus_is_not_overwritten_by_another(tmp_path, tokenizer):
 
 
 def test_settings_that_cannot_be(tmp_path, tokenizer):
-    for settings in ({"language": "english"}, {"workers": 0}):
+    for settings in ({"language": "english"}, {"workers": 0}, {"cleaning": "gopher"}):
         with pytest.raises(ConfigError):
             write_corpus([], tokenizer, tmp_path / "c", **settings)
     assert not (tmp_path / "c").exists()

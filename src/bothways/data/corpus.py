@@ -292,6 +292,9 @@ def write_corpus(
     """
     check_language(language)
     require_at_least(1, workers=workers)
+    if not isinstance(cleaning, Cleaning | None):
+        fix = 'Such as bothways.data.cleaning.config.make_cleaning("gopher").'
+        raise ConfigError(f"must be a Cleaning, not {cleaning!r:.40}", where="cleaning", fix=fix)
     path = local_path(folder)
     finder = None if words is None else words_name(words)
     settings = CorpusSettings(
