@@ -17,7 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from bothways.core.errors import FolderError, argument, call
+from bothways.core.config import reader as configs
+from bothways.core.config.values import join_path
+from bothways.core.errors import ConfigError, FolderError, argument, call
 from bothways.core.files import read_object
 from bothways.core.terminal import listed, quantity
 from bothways.hub.adapter import CONFIG, Adapter, apply_adapter, read_adapter
@@ -25,22 +27,21 @@ from bothways.hub.resolve import MODULES, object_in
 from bothways.hub.weight_files import Weights, open_weights
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES, family_for, family_named
-from bothways.model.families.family import Architecture, Family, read_choice, read_number
-from bothways.model.families.weight_names import KeyTable
-from bothways.model.heads import ChoiceHead, Head, LabelHead, TagHead
+from bothways.model.families.family import (
+    LARGEST,
+    Architecture,
+    Family,
+    check_size,
+    read_choice,
+    read_number,
+)
+from bothways.model.families.weight_names import KeyTable, Rename
+from bothways.model.heads import HEADS, ChoiceHead, Head, LabelHead, TagHead
+from bothways.model.init import without_weights
 from bothways.model.model import Model
 
 if TYPE_CHECKING:
     from bothways.text.tokenizer import Tokenizer
-
-
-from bothways.core.config import reader as configs
-from bothways.core.config.values import join_path
-from bothways.core.errors import ConfigError
-from bothways.model.families.family import LARGEST, check_size
-from bothways.model.families.weight_names import Rename
-from bothways.model.heads import HEADS
-from bothways.model.init import without_weights
 
 Problem = Literal["single_label_classification", "multi_label_classification", "regression"]
 """The purpose of a label head, as transformers names it."""

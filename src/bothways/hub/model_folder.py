@@ -9,6 +9,7 @@ random only if it is requested by name. `PretrainedModel` is for a training loop
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import json
 import logging
@@ -16,12 +17,12 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from bothways._version import __version__
 from bothways.core.errors import ConfigError, FolderError
@@ -46,22 +47,10 @@ from bothways.hub.resolve import (
 from bothways.hub.weight_files import AGAIN, Weights, unread_files
 from bothways.model.families.catalogue import family_named
 from bothways.model.families.family import Architecture
-from bothways.model.families.weight_names import KeyTable, to_file_names
-from bothways.model.heads import Head, LabelHead, PoolerHead, TagHead, with_pooler
+from bothways.model.families.weight_names import KeyTable, Shape, to_file_names
+from bothways.model.heads import HEADS, Head, LabelHead, PoolerHead, TagHead, with_pooler
 from bothways.model.init import without_weights
 from bothways.model.model import Model
-
-if TYPE_CHECKING:
-    from bothways.text.tokenizer import Tokenizer
-
-
-import functools
-
-from torch import nn
-
-from bothways.hub.hf_config import HFConfig
-from bothways.model.families.weight_names import Shape
-from bothways.model.heads import HEADS
 from bothways.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -109,8 +98,6 @@ class LoadedModel:
             FolderError: the vocabulary is not the one that the model was saved with, or has more
                 ids than the embedding has rows.
         """
-        from bothways.text.tokenizer import Tokenizer
-
         folder = self.tokenizer_folder or self.folder
         tokenizer = Tokenizer.load(folder)
         _check_rows(tokenizer, self.model, folder)
@@ -492,7 +479,7 @@ def _state(model: Model, architecture: Architecture) -> dict[str, Tensor]:
     return state
 
 
-def heads_of(config: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
+def heads_of(config: hf_config.HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
     """Return the heads of a folder whose tensors have these names.
 
     They are the heads of the class in `config.json`, or else those that the file holds tensors of.
@@ -512,7 +499,7 @@ def heads_of(config: HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
     return tuple(_head(config, kind) for kind in HEADS if kind in kinds)
 
 
-def _head(config: HFConfig, kind: str) -> Head:
+def _head(config: hf_config.HFConfig, kind: str) -> Head:
     """Return a head with as many outputs as there are labels, and its own dropout."""
     # Only the fields that this kind has: the pooler has neither outputs nor a dropout.
     fields = HEADS[kind].__dataclass_fields__
@@ -525,7 +512,7 @@ def _head(config: HFConfig, kind: str) -> Head:
 
 
 def faults_of(
-    config: HFConfig,
+    config: hf_config.HFConfig,
     shapes: Mapping[str, Shape],
     heads: Iterable[Head],
     fresh: Collection[str] = (),
@@ -543,7 +530,7 @@ def faults_of(
     return faults
 
 
-def lacks(config: HFConfig, shapes: Mapping[str, Shape], head: Head) -> bool:
+def lacks(config: hf_config.HFConfig, shapes: Mapping[str, Shape], head: Head) -> bool:
     """Return True if a folder was saved without a head: its class has none, its file no part.
 
     The head of a bare model may be absent: transformers has `add_pooling_layer=False`.
@@ -556,7 +543,7 @@ def lacks(config: HFConfig, shapes: Mapping[str, Shape], head: Head) -> bool:
     return head.kind not in kinds and not report.loaded and not report.misshapen
 
 
-def _shapes(config: HFConfig, head: Head) -> dict[str, Shape]:
+def _shapes(config: hf_config.HFConfig, head: Head) -> dict[str, Shape]:
     """Return the shapes of the head's tensors, and of the pooler's if it reads that."""
     with without_weights():
         return {
