@@ -279,6 +279,23 @@ def changed(folder: Path, **parts: Any) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("side", ["left", "Left"])
+def test_texts_that_are_cut_at_their_beginning_are_refused(side, tmp_path):
+    """By the settings, or by a `tokenizer.json` whose settings say nothing, as in transformers."""
+    cut = {"max_length": 8, "stride": 0, "strategy": "LongestFirst", "direction": "Left"}
+    folder = changed(tmp_path, truncation=cut if side == "Left" else None)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings.pop("truncation_side", None)
+    settings |= {"truncation_side": side} if side == "left" else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(TokenizerError, match="cuts long texts at their beginning"):
+        Tokenizer.load(folder)
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(settings | {"truncation_side": "right"})
+    )
+    assert Tokenizer.load(folder).backend.truncation is None
+
+
 NFKC_FIRST = {
     "type": "Sequence",
     "normalizers": [

@@ -107,6 +107,10 @@ def load_backend(
     with foreign(file):
         # A tokenizer.json holds its pipeline; the other files get that of their class
         backend, pipeline = _open(file, config, tokenizer_class, words)
+        cut = {"direction": "right", **(backend.truncation or {})}
+        if str(config.get("truncation_side") or cut["direction"]).lower() != "right":
+            message, fix = "cuts long texts at their beginning", 'Set "truncation_side" to "right".'
+            raise TokenizerError(message, where=folder / classes.CONFIG, fix=fix)
         # `to_str` takes memory for every id up to the largest.
         vocabulary, growth = backend.get_vocab(), 1
         largest = max(vocabulary.values(), default=-1)
