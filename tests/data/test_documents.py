@@ -19,7 +19,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bothways.core.errors import DataError, ResourceError
+from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.data.documents import SNIFFED, Boundary, Document, Origin, read_documents, unwrap
 from fake_hub import fake_hub
 
@@ -241,6 +241,16 @@ def test_linked_folders_are_read_once_and_folders_without_permission_are_no_empt
         texts(tmp_path / "data")
 
 
+def test_settings_that_no_file_has_a_use_for_are_refused(tmp_path):
+    text, table = write(tmp_path / "a.txt", TWO), write(tmp_path / "a.jsonl", '{"body": "a"}\n')
+    with pytest.raises(ConfigError, match="column: does nothing with plain text"):
+        read(text, column="body")
+    with pytest.raises(ConfigError, match="boundary: does nothing with tables"):
+        read(table, column="body", boundary=Boundary.FILE)
+    both = read_documents([str(text), str(table)], column="body", boundary=Boundary.FILE)
+    assert [document.text for document in both] == [TWO.removesuffix("\n"), "a"]
+
+
 def test_a_name_that_is_not_utf8_is_refused_before_the_text_is_read(tmp_path):
     write(tmp_path / os.fsdecode(b"caf\xe9.txt"), TWO)
     assert "has a name that is not UTF-8" in failure(tmp_path)
@@ -251,12 +261,12 @@ def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path):
         write(tmp_path / "a.txt", TWO),
         write(tmp_path / "b.txt.gz", gzip.compress(TWO.encode() * 100)),
     ]
-    reader = read_documents([str(path) for path in paths], column="body", boundary=Boundary.BLANK)
+    reader = read_documents([str(path) for path in paths], boundary=Boundary.BLANK)
     status = [path.stat() for path in paths]
     assert reader.origins == tuple(
         Origin(str(path), s.st_size, s.st_mtime_ns) for path, s in zip(paths, status, strict=True)
     )
-    assert reader.settings == {"column": "body", "boundary": "blank"}
+    assert reader.settings == {"column": "text", "boundary": "blank"}
     assert reader.total == sum(path.stat().st_size for path in paths)
     assert reader.position == 0
     positions = [reader.position for _ in reader]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from bothways.core.errors import DataError, argument
+from bothways.core.errors import ConfigError, DataError, argument
 from bothways.core.files import is_url, local_path, read_object, replace_text, surrogate_in
 from bothways.data import tables, text_io
 from bothways.data.tables import HUB, HubData, parse_hub_name
@@ -130,6 +130,7 @@ def read_documents(
         boundary: what ends a document in plain text files.
 
     Raises:
+        ConfigError: a column for plain text alone, or a boundary for tables alone.
         DataError: no such file, a glob or folder without a readable file, an unsupported kind, an
             empty file; while reading: a damaged, binary or wrongly encoded file, bad JSON, a wrong
             column, with file and line.
@@ -139,6 +140,13 @@ def read_documents(
     for name in inputs:
         with text_io.read_errors(name):
             names |= dict.fromkeys(_resolve(name))
+    tabular = [*map(_is_table, names)]
+    if boundary is not Boundary.AUTO and tabular and all(tabular):
+        message, fix = "does nothing with tables, where a row is a document", "Leave it out."
+        raise ConfigError(message, where="boundary", fix=fix)
+    if column != "text" and not any(tabular) and not any(map(_is_wiki, names)):
+        message, fix = "does nothing with plain text, which has no columns", "Leave it out."
+        raise ConfigError(message, where="column", fix=fix)
     return DocumentReader(list(names), column, boundary)
 
 
@@ -212,11 +220,16 @@ def _file(name: str) -> str:
 
 def _is_readable(name: str) -> bool:
     return (
-        text_io.suffix_of(name) in _TEXT + _TABLES
-        or name.endswith(".parquet")
+        text_io.suffix_of(name) in _TEXT
+        or _is_table(name)
         or _is_wiki(name)
         or text_io.is_pipe(name)  # which is read as text
     )
+
+
+def _is_table(name: str) -> bool:
+    suffix = text_io.suffix_of(name)
+    return name.startswith(HUB) or name.endswith(".parquet") or suffix in _TABLES
 
 
 def _is_wiki(name: str) -> bool:
@@ -287,7 +300,7 @@ def _read_unchanged(
 def _read(
     name: str, column: str, boundary: Boundary, bytes_read: text_io.BytesRead
 ) -> Iterator[Document]:
-    if name.startswith(HUB) or name.endswith(".parquet") or text_io.suffix_of(name) in _TABLES:
+    if _is_table(name):
         columns = [column]
         table = tables.open_table(
             name, columns, only=columns, allow_empty=True, bytes_read=bytes_read
