@@ -198,3 +198,23 @@ def test_rows_have_a_run_folder_that_is_resumed(model, tmp_path):
     record = bothways.load(saved).task_model
     assert record.length == 16
     assert "fine-tuned on train rows" in (saved / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "others", [[], [{"query": "a", "documents": ["b " * 600, "c"], "labels": [1, 0]}]]
+)
+def test_a_query_without_documents_is_named(model, others):
+    rows = [{"query": "a", "documents": [], "labels": []}, *others]
+    with pytest.raises(BothwaysError, match=r"1 example has no document: train row 1"):
+        bothways.finetune(model, rows, task="rerank")
+
+
+def test_surplus_cells_of_csv_rows_are_an_unused_column(tmp_path):
+    import csv
+
+    lines = ["text,label", "a film,good,9", "a play,bad"]
+    read = read_examples(bothways.FinetuneConfig(model="m", train="t"), list(csv.DictReader(lines)))
+    assert [(example.text, example.label) for example in read.examples["train"]] == [
+        ("a film", "good"), ("a play", "bad")
+    ]  # fmt: skip
+    assert [str(note) for note in read.findings] == ["columns that are not used: None"]

@@ -390,8 +390,10 @@ def _notes(rows: RowsRead) -> Iterator[Finding]:
 def _numbered(rows: memory.Given, task: Trainable, name: str) -> Iterator[TableRow]:
     """Yield rows in memory with their numbers."""
     columns: Any = task.columns
-    for number, item in enumerate(memory.given_rows(rows, name), 1):
-        location = f"{name} row {number}"
+    for number, row in enumerate(memory.given_rows(rows, name), 1):
+        location, item = f"{name} row {number}", row
+        if isinstance(row, Mapping):  # csv.DictReader has None as the name of surplus cells
+            item = {str(column): value for column, value in row.items()}
         if number == 1 and name == "train" and isinstance(item, Mapping):
             table = getattr(task, "column_table", ())
             required = asked_columns(columns, table, [*item])

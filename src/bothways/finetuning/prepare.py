@@ -264,11 +264,12 @@ def _task_model(
 def _memory_demand(settings: FinetuneConfig, model: Model, data: LabelledData) -> MemoryDemand:
     """Return the demands of the run; labels need logits, probabilities, gradients and targets."""
     count, tagged = len(data.labels), data.task.name == "tag"
-    per_token = 3 * count / (1 if tagged else data.tokens / len(data.sequences))
+    # Without sequences, the findings say why there are none.
+    per_token = 3 * count * (1 if tagged else len(data.sequences) / max(1, data.tokens))
     dense = data.task.problem == "multi_label_classification"
     return MemoryDemand(
         ((model.config, model.specification),),
-        max(len(sequence) for sequence in data.sequences),
+        max((len(sequence) for sequence in data.sequences), default=1),
         settings.microbatch_tokens,
         settings.training,
         losses=LossFloats(per_token, fixed=dense * count * (len(data.train) + len(data.dev))),

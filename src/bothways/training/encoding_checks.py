@@ -51,7 +51,8 @@ def needed_length(inputs: Iterable[EncodedInput], share: float = WHOLE) -> int:
     Example: 95 % of the texts have at most 201 tokens, special tokens included → 224.
     """
     lengths = [
-        max(length for s in item.sequences for length in s.parts or (len(s),)) + item.cut
+        max((length for s in item.sequences for length in s.parts or (len(s),)), default=0)
+        + item.cut
         for item in inputs
     ]
     return -(-int(np.quantile(lengths, share, method="inverted_cdf")) // ROUND) * ROUND
