@@ -51,3 +51,12 @@ def test_the_command_shows_the_losses_and_trains_nothing(corpus, capsys, monkeyp
 def test_a_test_of_one_step_is_refused(corpus):
     with pytest.raises(ConfigError, match="steps: must be at least 2, not 1"):
         bothways.find_lr(corpus, "bert-tiny", steps=1)
+
+
+def test_a_recipe_with_two_kinds_of_sequences_and_milestones_is_tested(corpus):
+    """Of one held-out sequence, one of the two losses has no target."""
+    batch = {"n": 256, "start": 256}
+    found = bothways.find_lr(
+        corpus, "bert-tiny", recipe="babylm", steps=2, batch=batch, phases=[{"length": 16}]
+    )
+    assert found.rates == pytest.approx([1e-6, 1.0])

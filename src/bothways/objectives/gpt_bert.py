@@ -90,7 +90,8 @@ class GPTBERT(MaskedObjective):
 
     def metrics(self, scores: EvaluationScores, predicts: tuple[str, ...]) -> dict[str, float]:
         """Return a perplexity for each kind of sequence: their mean would mean nothing."""
-        return {f"perplexity/{name}": perplexity(scores.losses[name]) for name in LOSSES}
+        losses = {name: scores.losses[name] for name in LOSSES if name in scores.losses}
+        return {f"perplexity/{name}": perplexity(loss) for name, loss in losses.items()}
 
 
 class GPTBERTModule(MaskedLMModule):

@@ -115,8 +115,9 @@ class HeldOut:
                     "hits": float((ids == counts.argmax()).sum()),
                 },
             )
-            result[f"unigram/loss/{name}"] = sums["loss"] / sums["n"]
-            result[f"unigram/accuracy/{name}"] = sums["hits"] / sums["n"]
+            if sums["n"]:
+                result[f"unigram/loss/{name}"] = sums["loss"] / sums["n"]
+                result[f"unigram/accuracy/{name}"] = sums["hits"] / sums["n"]
         return result
 
     def _majority(self) -> dict[str, float]:

@@ -86,7 +86,10 @@ def run_rate_test(
         schedule=lambda share: LOWEST / peak * factor ** round(share * steps),
     )  # fmt: skip
     phases = (dataclasses.replace(settings.phases[0], share=1.0, rate=1.0),)
-    settings = dataclasses.replace(settings, training=training, phases=phases, evaluation_tokens=1)
+    settings = dataclasses.replace(
+        settings, training=training, phases=phases, evaluation_tokens=1, probes=(),
+        word_milestones=(),
+    )  # fmt: skip
     rates, losses = list[float](), list[float]()
 
     def note(event: Event) -> None:
