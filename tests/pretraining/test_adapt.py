@@ -146,6 +146,24 @@ def test_an_interrupted_adaptation_resumes_to_equal_weights(tmp_path, tokenizer,
     assert done.after == whole.after
 
 
+@pytest.mark.usefixtures("pages")
+@pytest.mark.parametrize("head", [MaskedHead(), PoolerHead()])
+def test_a_run_killed_before_its_first_checkpoint_leaves_nothing_to_another_model(
+    tmp_path, tokenizer, texts, head
+):
+    models = [folder_of(tmp_path / f"model-{seed}", tokenizer, head, seed=seed) for seed in (0, 1)]
+    given = {"until": "4 steps", "length": 16, **FAST}
+    first = bothways.adapt(models[0], texts["domain"], tmp_path / "run", **given)
+    for path in (tmp_path / "run/step-4", tmp_path / "run/model"):
+        shutil.rmtree(path)
+    if isinstance(head, PoolerHead):  # the new head belongs to the model
+        with pytest.raises(ConfigError, match=r"model: the head in .*model-0, not on .*model-1"):
+            bothways.adapt(models[1], texts["domain"], tmp_path / "run", **given)
+        return
+    second = bothways.adapt(models[1], texts["domain"], tmp_path / "run", **given)
+    assert second.before != first.before
+
+
 def test_mistakes(tmp_path, tokenizer, texts):
     model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
     with pytest.raises(ConfigError, match="replay_share"):

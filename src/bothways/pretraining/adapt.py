@@ -35,6 +35,7 @@ from bothways.data.loader import TokenBudget
 from bothways.data.manifest import MANIFEST
 from bothways.data.masking import Vocabulary
 from bothways.data.mixture import ByWeight
+from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.heads import token_head
@@ -361,7 +362,9 @@ def _look(
     progress: Progress,
 ) -> tuple[dict[str, dict[str, float]], VocabularyFit]:
     """Return the metrics before the run and the fit of the vocabulary; write the words to add."""
-    if (out / BEFORE).exists():  # the first session measured them
+    # What the first session measured holds for this one if it continues from its checkpoints, which
+    # are refused under other settings.
+    if (out / BEFORE).exists() and latest_checkpoint(out) is not None:
         scores: dict[str, dict[str, float]] = read_object(out / BEFORE, errors.ConfigError)
     else:
         scores = scores_of(settings, corpora, device, Part(progress, "before"))
@@ -415,11 +418,16 @@ def _train_head(
     """Train a new head that predicts tokens, with the encoder frozen; return the model folder.
 
     Raises:
+        ConfigError: the folder has a head that was trained on another model.
         KeyboardInterrupt: the run was interrupted, and saved.
     """
     model = folder / "model"
     if (model / "config.json").is_file():
-        return model
+        start = read_object(model / RECORD, errors.FolderError)["pretraining"]["start"]
+        if start == settings.start:
+            return model
+        message = f"the head in {folder} was trained on {start}, not on {settings.start}"
+        raise errors.ConfigError(message, where="model", fix="Choose another folder for this run.")
     until = settings.training.end.part(HEAD_SHARE)
     if not isinstance(settings.objective, MaskedLM):
         message = f"the model has no head for {settings.objective.kind!r}, and none can be started"
