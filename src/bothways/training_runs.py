@@ -296,11 +296,23 @@ def show(  # noqa: PLR0913 – one option per question
         not local_path(str(source)).exists() or is_model_folder(Path(resolve_run(str(source))))
     )
     if text is None and of_model:
-        fix = f"Give a text, or a corpus: {call('show', str(source), 'TEXT')}"
-        raise ConfigError("is missing: only a corpus has sequences", where="text", fix=fix)
+        raise ConfigError(
+            "is missing: only a corpus has sequences",
+            where="text",
+            fix=f"Give a text, or a corpus: {call('show', str(source), 'TEXT')}",
+        )
+    if text is None and text_b is not None:
+        raise ConfigError(
+            "is the second text of a pair, and there is no first",
+            where="text_b",
+            fix="Give text, too.",
+        )
     if layer is not None and not (of_model and text is not None):
-        fix = f"Give both: {call('show', 'MODEL', 'TEXT', layer=layer)}"
-        raise ConfigError("is of a model that reads a text", where="layer", fix=fix)
+        raise ConfigError(
+            "is of a model that reads a text",
+            where="layer",
+            fix=f"Give both: {call('show', 'MODEL', 'TEXT', layer=layer)}",
+        )
     corpora, loaded = None, None
     if of_model:
         loaded = load_model(str(source))
@@ -750,9 +762,11 @@ def open_text(corpora: Corpora) -> Corpus | dict[str, Corpus]:
 
     if isinstance(corpora, str | Path | Corpus):
         return opened(corpora)
+    if not isinstance(corpora, Mapping):
+        corpora = list(corpora)
+    if not corpora:
+        raise DataError("there is no corpus", where="corpus", fix="Give one or more.")
     if isinstance(corpora, Mapping):
         return {name: opened(one) for name, one in corpora.items()}
     items = [opened(one) for one in corpora]
-    if not items:
-        raise DataError("there is no corpus", where="corpus", fix="Give one or more.")
     return dict(zip(corpus_names([item.folder for item in items]), items, strict=True))

@@ -8,14 +8,15 @@ import pytest
 import bothways
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, DataError
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig, PreNorm
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.pretraining.config import PretrainConfig, load_pretraining
+from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
+from bothways.pretraining.from_text import tokenizer_of_text
 from bothways.pretraining.recipes import modern
 from bothways.training.run import TRAINING_NAMES
 from bothways.training.schedules import Epochs, Steps
@@ -50,6 +51,8 @@ def test_common_names_are_settings():
         ("batch=16", r"batch: 16 is given, .*\n.*batch\.kind=examples batch\.n=16, or batch"),
         ("batch_size=16", r"batch_size: 16 is given, .*\n.*batch\.kind=examples batch\.n=16"),
         ("fresh=masked", r"fresh: names masked, and without start all heads begin at random"),
+        ("microbatch_tokens=0", r"microbatch_tokens: must be at least 1, not 0"),
+        ("evaluation_tokens=-1", r"evaluation_tokens: must be at least 1, not -1"),
     ],
 )
 def test_a_name_that_is_none_is_told_the_setting(given, message):
@@ -80,3 +83,30 @@ def test_a_shape_that_is_no_larger_than_the_model_to_start_from_is_refused(corpu
     words = ["pretrain", str(corpus.folder), "--model", "bert-mini", "--start", str(tmp_path)]
     with pytest.raises(ConfigError, match=r"model: is not a larger shape .*: heads"):
         run_line(*words, "--out", tmp_path / "run")
+
+
+@pytest.mark.parametrize("share", [0.0, -0.5, float("nan")])
+def test_each_phase_has_a_share(share):
+    phases = PretrainPhase(16, share), PretrainPhase(16, 1 - share)
+    with pytest.raises(ConfigError, match=r"phases\.0\.share: must be above 0 and at most 1"):
+        dataclasses.replace(BASE, phases=phases)
+
+
+@pytest.mark.parametrize("nothing", [{}, []])
+def test_no_corpus_is_refused(nothing):
+    with pytest.raises(DataError, match="corpus: there is no corpus"):
+        bothways.pretrain(nothing, "bert-tiny")
+
+
+def test_a_loaded_model_is_no_shape(corpus):
+    with pytest.raises(ConfigError, match=r"model: must be .* not Model\n.*start=FOLDER"):
+        bothways.pretrain(corpus, Model(preset("bert-tiny"), ()), until="1 steps")
+
+
+def test_a_folder_with_a_vocabulary_of_another_size_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("the cat sleeps in the old barn\n" * 9, "utf8")
+    files, out = [str(tmp_path / "text.txt")], tmp_path / "out"
+    tokenizer = tokenizer_of_text(files, out, 60)
+    assert tokenizer_of_text(files, out, 60).size == tokenizer.size < 60
+    with pytest.raises(ConfigError, match=r"was trained for 60 tokens, not 70\n.*vocabulary=60"):
+        tokenizer_of_text(files, out, 70)

@@ -198,6 +198,7 @@ def test_what_cannot_be_shown_is_refused(corpus, my_bert, tmp_path):
     refused(my_bert, "a film", "", match=r"text_b: has no tokens")
     refused(my_bert, "a film " * 20, match=r"text: has 42 tokens, and the model reads 32")
     refused(my_bert, "a film", layer=3, match=r"layer: must be from 1 to 2, not 3")
+    refused(corpus, text_b="a film", match=r"text_b: is the second text of a pair")
     refused(corpus, layer=1, match=r"layer: is of a model that reads a text")
     refused(my_bert, "a film", objective="masked-lm-sbo", match="how often a corpus has each token")
     refused(tmp_path, match="is not a corpus", error=DataError)

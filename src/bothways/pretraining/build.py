@@ -61,6 +61,10 @@ def encoder_of(
     if start is not None and model is None:
         return start_encoder(start)
     shape = "bert-mini" if model is None else model
+    if not isinstance(shape, str | EncoderConfig):
+        message = f"must be the name of a preset or an EncoderConfig, not {type(shape).__name__}"
+        fix = f"To continue a model's pre-training, give its folder: {argument(start='FOLDER')}."
+        raise ConfigError(message, where="model", fix=fix)
     encoder = fit_to_corpus(preset(shape) if isinstance(shape, str) else shape, tokenizer)
     if start is not None and (names := growth_obstacles(start_encoder(start), encoder)):
         message = f"is not a larger shape of the model of start: {', '.join(names)}"

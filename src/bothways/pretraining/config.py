@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from bothways.core.config import reader as configs
 from bothways.core.config.reader import CHANGEABLE, Members
-from bothways.core.config.values import Tree, require_seed
+from bothways.core.config.values import Tree, require_at_least, require_seed
 from bothways.core.errors import ConfigError
 from bothways.core.terminal import listed
 from bothways.data.loader import BatchSize, TokenBudget
@@ -151,6 +151,9 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         require_seed(seed=self.seed)
+        require_at_least(
+            1, microbatch_tokens=self.microbatch_tokens, evaluation_tokens=self.evaluation_tokens
+        )
         if list(self.word_milestones) != sorted({*self.word_milestones}) or not all(
             target > 0 for target in self.word_milestones
         ):
@@ -178,6 +181,9 @@ class PretrainConfig:
             raise ConfigError(f"the shares add up to {total:g}, not to 1", where="phases")
         for number, phase in enumerate(self.phases):
             self.encoder_of(phase)  # raises ConfigError if it has no rotary positions
+            if not 0 < phase.share <= 1 + 1e-6:
+                message = f"must be above 0 and at most 1, not {phase.share:g}"
+                raise ConfigError(message, where=f"phases.{number}.share")
             if not 0 < phase.rate < math.inf:
                 message = f"must be above 0 and finite, not {phase.rate:g}"
                 raise ConfigError(message, where=f"phases.{number}.rate")
