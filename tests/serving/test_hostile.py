@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import signal
 import socket
 import struct
@@ -216,6 +217,13 @@ def served(application: App, **options: int) -> Iterator[tuple[str, Server, thre
     yield url_of(bound), server, thread
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_a_server_may_wait_for_its_requests_without_a_limit(predictors):
+    with served(app(predictors, limits=Limits(drain_seconds=math.inf))) as (url, server, _):
+        assert server.config.timeout_graceful_shutdown is None
+        assert httpx.get(f"{url}/live").status_code == 200
+        server.should_exit = True
 
 
 @pytest.mark.parametrize("count", [40, 1000])  # answers of 15 kB, and of 370 kB

@@ -412,6 +412,7 @@ class Server(uvicorn.Server):
     def __init__(
         self, app: App, delay: float = 0.0, opened: Callable[[], None] = lambda: None
     ) -> None:
+        drain = app.limits.drain_seconds
         config = uvicorn.Config(
             app,
             http=Connection,
@@ -422,7 +423,7 @@ class Server(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=max(1, round(app.limits.drain_seconds)),
+            timeout_graceful_shutdown=max(1, round(drain)) if math.isfinite(drain) else None,
         )
         super().__init__(config)
         self.app, self.delay, self.opened = app, delay, opened
