@@ -97,6 +97,9 @@ def test_encode_takes_the_arguments_of_sentence_transformers(embed):
     assert len(embed.encode(TEXTS, convert_to_numpy=False)) == 3
     assert embed.similarity(TEXTS[0], TEXTS).shape == (1, 3)
     assert embed.similarity(plain, plain).diagonal() == pytest.approx(np.ones(3))
+    assert embed.similarity([], TEXTS).shape == (0, 3)
+    with pytest.raises(DataError, match="queries have 5 components"):
+        embed.similarity(plain[:, :5], TEXTS)
     with pytest.raises(TypeError, match="normalise"):
         embed.encode(TEXTS, normalise=True)
     with pytest.raises(ConfigError) as size:

@@ -50,6 +50,7 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.likelihood.task import NEEDS_DIRECTION
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RerankingTask, cross_encoder
+from bothways.tasks.sentence_embedding.nearest import check_widths
 from bothways.tasks.sentence_embedding.quantized import VectorType, quantize, ranges_of
 from bothways.tasks.sentence_embedding.task import Embedder, PromptedText, sentence_encoder
 from bothways.tasks.text_task import TextExample
@@ -397,6 +398,7 @@ class Predictor:
 
         Raises:
             ConfigError: the predictor was opened for another task.
+            DataError: vectors have different widths.
 
         Examples:
             >>> embed = bothways.load("my-bert", task="embed")
@@ -404,6 +406,7 @@ class Predictor:
             (1, 2)
         """
         a, b = (self._vectors(items) for items in (first, second))
+        check_widths(a.shape[1], b.shape[1])
         result: NDArray[np.float32]
         match self.similarity_name:
             case "dot":
@@ -427,7 +430,8 @@ class Predictor:
     def _vectors(self, items: Any) -> NDArray[np.float32]:
         """Return texts as vectors `(texts, width)`, and vectors as they are."""
         array = np.asarray(items)
-        vectors = array if array.dtype.kind == "f" else self.encode(items)
+        # No texts make an empty array of floats, too.
+        vectors = array if array.dtype.kind == "f" and array.size else self.encode(items)
         return np.atleast_2d(vectors).astype(np.float32, copy=False)
 
     def read(
