@@ -332,6 +332,15 @@ def test_a_graph_finds_what_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyP
         len({*found(index, f"q{n}", 10)} & {*expected(documents, f"q{n}", 10)}) for n in range(20)
     ]
     assert np.mean(shared) > 9
+    # Of many equal texts a graph reaches some: the others are no hits, and none is one twice.
+    equal = {"one": "text"} | {f"d{n:04}": f"text {n % 3}" for n in range(3000)}
+    add(tmp_path / "equal", equal, graph=True)
+    same = add(tmp_path / "equal", {}, [f"d{n:04}" for n in range(1400)])
+    queries = embed(["text", "text 1", "text 2"])
+    scores, rows = same.nearest(queries, 10)
+    assert [len({*each}) for each in rows.tolist()] == [10, 10, 10]
+    assert np.array_equal(scores, same.nearest(queries, 10, exact=True)[0])
+    assert same.nearest(queries, 1500)[0].shape == (3, 1500)
     (index.folder / "graph-1.usearch").write_bytes(b"no graph")
     with pytest.raises(FolderError, match=r"the index is damaged: graph-1"):
         found(Index(index.folder), "text 7")

@@ -227,7 +227,10 @@ class Index:
         return top_k(queries, self.vectors, k, names=self.ids, deleted=self.deleted)
 
     def _approximate(self, queries: NDArray[np.float32], k: int) -> Found:
-        """Search graphs, and segments without one exactly; all candidates are scored exactly."""
+        """Search graphs, and segments without one exactly; all candidates are scored exactly.
+
+        A graph does not reach all of many equal documents: where it finds too few, search exactly.
+        """
         score = dot_products(queries, self.vectors)
         nearest = Nearest(k, score, np.zeros(len(queries)), self.ids)
         for segment, start in zip(self.record.segments, self.vectors.starts.tolist(), strict=False):
@@ -235,17 +238,19 @@ class Index:
             if segment.graph:
                 # A graph is approximate and does not know of deletions: more candidates for both.
                 depth = min(segment.rows, 2 * k + int(gone.sum()))
-                rows = (
-                    self._graph(segment.number)
-                    .search(queries, depth)
-                    .keys.reshape(len(queries), -1)
-                )
+                matches = self._graph(segment.number).search(queries, depth)
+                rows = matches.keys.reshape(len(queries), -1).astype(np.int64)
+                # Of several queries one may have fewer: the rest of its keys are no matches.
+                counts = np.reshape(getattr(matches, "counts", rows.shape[1]), (-1, 1))
+                rows = np.where(np.arange(rows.shape[1]) < counts, rows, -1)
             else:
                 rows = np.tile(np.arange(segment.rows), (len(queries), 1))
-            numbers, columns = np.nonzero(~gone[rows.astype(np.int64)])
-            indices = rows[numbers, columns].astype(np.int64) + start
+            numbers, columns = np.nonzero((rows >= 0) & ~gone[rows])
+            indices = rows[numbers, columns] + start
             nearest.queries = np.concatenate([nearest.queries, numbers])
             nearest.rows = np.concatenate([nearest.rows, indices])
+        if np.bincount(nearest.queries, minlength=len(queries)).min() < k:
+            return self.nearest(queries, k, exact=True)
         return nearest.result()
 
     def _graph(self, number: int) -> Any:
