@@ -63,7 +63,7 @@ class Mining:
 
     def __post_init__(self) -> None:
         require_at_least(1, negatives=self.negatives)
-        require_at_least(0, skip=self.skip)
+        require_at_least(0, skip=self.skip, seed=self.seed)
         if self.depth < self.skip + self.negatives:
             message = f"must be at least skip + negatives, {self.skip + self.negatives}"
             raise ConfigError(message, where="depth", fix="Read more of each ranking.")
