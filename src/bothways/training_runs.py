@@ -685,7 +685,8 @@ def distil(  # noqa: PLR0913 – one option per question
         corpus: Any = Corpus.open(data) if isinstance(data, str | Path) else data
         teacher, model_folder = _model_name(teacher, "teacher"), folder and folder / "model"
         with shown_progress(progress) as reporter:
-            return distil_static(teacher, corpus, width or 256, model_folder, device, reporter)
+            width = 256 if width is None else width
+            return distil_static(teacher, corpus, width, model_folder, device, reporter)
     if to != "model" or width is not None:
         where, message = ("to", f"unknown: {to!r}") if width is None else ("width", "is for static")
         raise ConfigError(message, where=where, fix=f"For static vectors: {argument(to='static')}.")

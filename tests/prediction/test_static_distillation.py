@@ -197,3 +197,4 @@ def test_what_does_not_apply_is_refused(
     with pytest.raises(ConfigError) as caught:
         bothways.distil("teacher", **{"to": "static", "progress": False, **settings})
     assert caught.value.where == where
+    assert settings.get("width") != 0 or "not 0" in str(caught.value)
