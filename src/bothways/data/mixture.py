@@ -105,7 +105,7 @@ def _names(names: Iterable[str]) -> str:
 class Corpora:
     """Corpora with one tokenizer, by name, and the share of the sequences drawn from each.
 
-    A single corpus has the name "".
+    They are in the order of their names. A single corpus has the name "".
     """
 
     parts: Mapping[str, Corpus]
@@ -126,6 +126,8 @@ class Corpora:
             return cls({"": corpora}, {"": 1.0})
         if not corpora:
             raise DataError("there is no corpus", fix="Give one or more.")
+        # Draws and cursors count the corpora: in whatever order they are given, it is one run.
+        corpora = dict(sorted(corpora.items()))
         (first_name, reference), *remaining = corpora.items()
         for name, corpus in remaining:
             if corpus.tokenizer.fingerprint != reference.tokenizer.fingerprint:
@@ -135,7 +137,7 @@ class Corpora:
                 )
                 fix = "Build all of them with one: train it on text of all of them."
                 raise ConfigError(message, where="corpus", fix=fix)
-        return cls(dict(corpora), shares_of(mixture or Smoothed(), _sizes(corpora)))
+        return cls(corpora, shares_of(mixture or Smoothed(), _sizes(corpora)))
 
     def shares_with(self, mixture: Mixture | None, where: str = "mixture") -> Mapping[str, float]:
         """Return the shares of the sequences in a phase with this mixture; None for `shares`.
