@@ -72,7 +72,7 @@ def test_a_function_may_return_several_numbers_of_which_one_chooses(model):
 
     done = run(model, metrics={"mine": by_label}, metric="mine/second")
     assert (done.metrics["mine/first"], done.metrics["mine/second"]) == (0.5, 1.0)
-    with pytest.raises(ConfigError, match="'dev/mine/third' is not evaluated"):
+    with pytest.raises(ConfigError, match="metric: 'mine/third' is not among the metrics"):
         run(model, metrics={"mine": by_label}, metric="mine/third")
 
 

@@ -218,6 +218,9 @@ def score(
     score_tuned = functools.partial(task_model.score_tuned, metric=settings.chosen_by)
     results = predictions(task_model, data, progress)
     metrics = scored(results, score_tuned, settings.own_metrics)
+    if settings.chosen_by not in metrics:  # of a user's function that returns other names
+        message = f"{settings.chosen_by!r} is not among the metrics: {', '.join(metrics)}"
+        raise ConfigError(message, where="metric", fix="Name one of them.")
     return {f"dev/{name}": value for name, value in metrics.items()}
 
 
