@@ -102,7 +102,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
     """
     from bothways.pretraining import run
 
-    folder, overrides = _run_folder(out, settings), dict(settings)
+    folder, overrides = _run_folder(out, settings, resume), dict(settings)
     if until is not None:
         overrides["until"] = until
     text, config_values, notes = _open_run(
@@ -208,6 +208,7 @@ def pretrain_settings(
     """
     from bothways.core.runtime import devices
     from bothways.data.mixture import Smoothed
+    from bothways.objectives.objective import Objective
     from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.recipes import chosen_settings
 
@@ -220,6 +221,10 @@ def pretrain_settings(
         if mixed:
             base = dataclasses.replace(base, mixture=Smoothed())
         if objective is not None and not isinstance(objective, str):
+            if not isinstance(objective, Objective):
+                message = f"must be a name or an objective, not {objective!r}"
+                fix = 'Write objective="masked-lm", or an object: MaskedLM().'
+                raise ConfigError(message, where="objective", fix=fix)
             base = dataclasses.replace(base, objective=objective)
         return load_pretraining(base, overrides, _path(config))
 
@@ -525,7 +530,7 @@ def finetune(  # noqa: PLR0913 – one option per question
     from bothways.finetuning import run
     from bothways.lab.sweeps.folds import cross_validate, first_fold
 
-    folder = _run_folder(out, settings)
+    folder = _run_folder(out, settings, resume)
     source = first_fold(folds, dev) if folds is not None else dev
     config_values, notes = finetune_settings(
         model, train, source, task, settings,
@@ -666,7 +671,7 @@ def distil(  # noqa: PLR0913 – one option per question
     from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.recipes import distillation
 
-    folder = _run_folder(out, settings)
+    folder = _run_folder(out, settings, resume)
     name = None if student is None else _model_name(student, "student")
     if until is not None:
         settings["until"] = until
@@ -716,12 +721,18 @@ def distil(  # noqa: PLR0913 – one option per question
         return result
 
 
-def _run_folder(out: str | Path | None, settings: dict[str, Any]) -> Path | None:
+def _run_folder(
+    out: str | Path | None, settings: dict[str, Any], resume: bool = False
+) -> Path | None:
     """Return `out`, which transformers calls `output_dir`, without it among the settings."""
     if out is not None and "output_dir" in settings:
         message = "sets what 'out' sets, which is given, too"
         raise ConfigError(message, where="output_dir", fix="Leave one of them out.")
-    return _path(settings.pop("output_dir", out))
+    folder = _path(settings.pop("output_dir", out))
+    if resume and folder is None:
+        message = "continues the run in a folder, and none is given"
+        raise ConfigError(message, where="resume", fix="Give the folder: out=FOLDER.")
+    return folder
 
 
 def _path(path: str | Path | None) -> Path | None:

@@ -15,6 +15,7 @@ from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
 from bothways.pretraining.from_text import tokenizer_of_text
 from bothways.pretraining.recipes import modern
@@ -110,3 +111,16 @@ def test_a_folder_with_a_vocabulary_of_another_size_is_refused(tmp_path):
     assert tokenizer_of_text(files, out, 60).size == tokenizer.size < 60
     with pytest.raises(ConfigError, match=r"was trained for 60 tokens, not 70\n.*vocabulary=60"):
         tokenizer_of_text(files, out, 70)
+
+
+def test_an_objective_that_is_a_class_is_refused(corpus):
+    with pytest.raises(ConfigError, match=r"objective: must be a name or an objective, not .*LM"):
+        bothways.pretrain(corpus, "bert-tiny", MaskedLM, until="1 steps")
+
+
+def test_what_needs_a_folder_is_refused_in_memory(corpus):
+    brief = {"until": "1 steps", "phases": [{"length": 16}]}
+    with pytest.raises(ConfigError, match=r"resume: .*\n.*out=FOLDER"):
+        bothways.pretrain(corpus, "bert-tiny", resume=True, **brief)
+    with pytest.raises(ConfigError, match=r"training\.trackers: need a run in a folder"):
+        bothways.pretrain(corpus, "bert-tiny", training={"trackers": ["wandb"]}, **brief)

@@ -32,7 +32,7 @@ from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import read_documents
 from bothways.data.loader import TokenBudget
-from bothways.data.manifest import MANIFEST
+from bothways.data.manifest import holds_corpus
 from bothways.data.masking import Vocabulary
 from bothways.data.mixture import ByWeight
 from bothways.hub.hf_config import RECORD
@@ -379,7 +379,7 @@ def _look(
 
 
 def _is_corpus(sources: list[str]) -> bool:
-    return len(sources) == 1 and (Path(sources[0]) / MANIFEST).is_file()
+    return len(sources) == 1 and holds_corpus(sources[0])
 
 
 def _corpus(

@@ -447,7 +447,10 @@ class MemoryStore:
     def session(
         self, plan: Plan, state: RunState, hosted: Sequence[trackers.HostedTracker] = ()
     ) -> Iterator[RunSession]:
-        """Open nothing: Ctrl-C ends the run at once."""
+        """Open nothing: Ctrl-C ends the run at once. Raises ConfigError for hosted trackers."""
+        if hosted:
+            message = "need a run in a folder, and this one is in memory"
+            raise errors.ConfigError(message, where="training.trackers", fix="Give it a folder.")
         yield RunSession()
 
 
