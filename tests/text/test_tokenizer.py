@@ -209,6 +209,14 @@ def test_special_tokens_by_the_names_of_the_configuration(tmp_path):
     assert theirs.mask_token_id == 4
 
 
+def test_files_of_another_tokenizer_are_not_read_with_those_that_are_saved(tmp_path, pairs):
+    tokenizer = pairs[0][0]
+    (tmp_path / "special_tokens_map.json").write_text('{"cls_token": "a"}')
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"zebra": tokenizer.size}))
+    tokenizer.save(tmp_path)
+    assert Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint
+
+
 def test_truncation_and_padding_of_the_file_are_off(tmp_path):
     backend = Tokenizer.load(write_vocabulary(tmp_path / "in")).backend
     backend.enable_truncation(2)

@@ -51,6 +51,9 @@ _NO_SPACES = re.compile(
 )
 
 
+_REPLACED = {"tokenizer.json", "vocab.txt", "special_tokens_map.json", "added_tokens.json"}
+
+
 def is_spaceless(word: str) -> bool:
     """Return True if all characters are of scripts without spaces between words."""
     return all(map(_NO_SPACES.match, word))
@@ -206,6 +209,9 @@ class Tokenizer:
             path.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 (path / name).write_text(content, encoding="utf-8", newline="\n")
+            # Those of another tokenizer would be read with these.
+            for name in _REPLACED - files.keys():
+                (path / name).unlink(missing_ok=True)
 
     @functools.cached_property
     def _tokens(self) -> list[str]:
