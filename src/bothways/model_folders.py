@@ -68,13 +68,9 @@ def load(
         >>> embed.encode(["a good film", "a bad play"]).shape
         (2, 32)
     """
-    from bothways.core.config.values import require_choice
     from bothways.prediction.predictor import open_task
-    from bothways.prediction.prepared_model import PredictPrecision
-    from bothways.prediction.session_model import Runtime
 
-    require_choice(PredictPrecision, "precision", precision)
-    require_choice(Runtime, "runtime", runtime)
+    _require_choices(precision, runtime)
     return open_task(
         folder,
         task,
@@ -85,6 +81,16 @@ def load(
         runtime=runtime,
         settings=settings,
     )
+
+
+def _require_choices(precision: str, runtime: str) -> None:
+    """Raise ConfigError for a precision or a runtime that there is not."""
+    from bothways.core.config.values import require_choice
+    from bothways.prediction.prepared_model import PredictPrecision
+    from bothways.prediction.session_model import Runtime
+
+    require_choice(PredictPrecision, "precision", precision)
+    require_choice(Runtime, "runtime", runtime)
 
 
 def predict(  # noqa: PLR0913 – one option per question
@@ -171,6 +177,7 @@ def predict(  # noqa: PLR0913 – one option per question
     from bothways.prediction.bulk.parts import BulkRequest, expand_patterns
     from bothways.prediction.bulk.run import predict_files, predict_rows
 
+    _require_choices(precision, runtime)
     items = [files] if isinstance(files, str | Path) else list(given_rows(files, "files"))
     given = [item for item in items if not isinstance(item, str | Path)]
     request = BulkRequest(
@@ -304,6 +311,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
     from bothways.prediction.predictor import open_task
     from bothways.prediction.search import evaluation as retrieval
 
+    _require_choices(precision, runtime)
     folder, columns = str(model), {"text": text, "text_b": text_b, "label": label}
     for_rows = {
         "task": task, **columns, "report": report, "limit": limit,
@@ -335,8 +343,8 @@ def evaluate(  # noqa: PLR0913 – one option per question
                 raise ConfigError("int8 does nothing with a corpus", where="precision", fix=fix)
             refuse("a corpus", settings, fix)
             metrics = evaluate_on_corpus(
-                folder, Corpus.open(str(data)), length=length or 128, device=device,
-                precision=precision,
+                folder, Corpus.open(str(data)), length=128 if length is None else length,
+                device=device, precision=precision,
             )  # fmt: skip
             return evaluation.Evaluation(f"{folder} on {data}", metrics)
         if isinstance(data, str | Path) and (folders := retrieval.beir_folders(local_path(data))):

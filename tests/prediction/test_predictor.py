@@ -145,6 +145,12 @@ def test_functions_read_tables_in_memory_and_the_columns_that_are_named(folder, 
         next(iter(bothways.predict(saved, frame, text="nothing", progress=False)))
     with pytest.raises(DataError, match=r"input 1: has no columns, .* text = 'other'"):
         next(iter(bothways.predict(saved, [("a good film", "it ends")], **named)))
+    for function in (
+        bothways.evaluate,
+        lambda *data, **options: [*bothways.predict(*data, **options)],
+    ):
+        with pytest.raises(ConfigError, match="unknown runtime 'jax'"):
+            function(saved, frame, runtime="jax", **named)
     frame.to_csv(tmp_path / "rows.csv")
     assert (
         next(iter(bothways.predict(saved, tmp_path / "rows.csv", keep="gold", **named)))["gold"]
