@@ -1,5 +1,6 @@
 """Likelihoods of a model that was trained both ways, by transformers in float64: masked, causal and both."""
 
+import dataclasses
 import itertools
 import json
 import random
@@ -7,12 +8,18 @@ import random
 import numpy as np
 import pytest
 
-from bothways.core.errors import ConfigError, FolderError
+from bothways.core.errors import ConfigError, DataError, FolderError
+from bothways.model.families import gpt
+from bothways.model.heads import NextTokenHead
+from bothways.model.model import Model
+from bothways.prediction.engine import predict
 from bothways.prediction.predictor import open_task
-from bothways.tasks.likelihood.task import LikelihoodTask, MinimalPairTask
+from bothways.tasks.likelihood.task import CompletionTask, LikelihoodTask, MinimalPairTask
+from bothways.tasks.text_task import TextExample
+from bothways.text.tokenizer import Tokenizer
 from commands import run_line
 from toy_masked import log_probabilities, make_masked, make_masked_text
-from toy_task import VOCABULARY
+from toy_task import VOCABULARY, make_tokenizer
 
 MASK, ROOM = VOCABULARY.index("[MASK]"), 10
 VARIANTS = ("original", "word_l2r", "causal", "both")
@@ -125,3 +132,27 @@ def test_models_that_have_not_learned_it_are_refused(tmp_path):
 def test_the_head_is_not_exported(made, tmp_path):
     with pytest.raises(FolderError, match="predicts a token from the vector before it"):
         run_line("export", made[0], "--task", "fill", "--out", tmp_path / "graph")
+
+
+def test_without_a_token_before_it_the_first_one_of_a_text_is_not_predicted(tmp_path):
+    shape = dataclasses.replace(gpt.base(), vocab=len(VOCABULARY), width=16, depth=1, heads=2)
+    make_tokenizer(tmp_path / "a").save(tmp_path / "b")
+    bare = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+    for name, change in (
+        ("tokenizer.json", {"post_processor": bare}),
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    ):
+        file = tmp_path / "b" / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    tokenizer, model = Tokenizer.load(tmp_path / "b"), Model(shape, (NextTokenHead(),))
+    assert not tokenizer.template.before
+    texts = ["ape bee cat", "dog elk", "fox gnu hen ibis"]
+    scorer = CompletionTask(variant="causal").bind(model, tokenizer, (), 16).eval()
+    ends = [TextExample("", text) for text in texts]
+    completed = [prediction.log_likelihood for _, prediction in predict(scorer, ends)]
+    pairs = MinimalPairTask(variant="causal").bind(model, tokenizer, (), 16).eval()
+    alike = [TextExample(text, text) for text in texts]
+    assert completed == pytest.approx([p.first for _, p in predict(pairs, alike)], abs=1e-5)
+    for end in ("ape", ""):
+        with pytest.raises(DataError, match="its end has 0 tokens"):
+            list(predict(scorer, [TextExample("", end)]))

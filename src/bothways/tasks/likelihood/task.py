@@ -237,6 +237,8 @@ class CompletionTask(LikelihoodTask):
         for example, text in zip(examples, tokenizer.encode_with_offsets(texts), strict=True):
             cut = max(0, len(text.ids) - room)
             since = int((text.offsets[:, 1] <= len(example.text)).sum()) - cut
+            if self.variant == "causal" and not since and not tokenizer.template.before:
+                since = min(1, len(text.ids))  # nothing precedes the first token
             if since < 0 or since + cut == len(text.ids):
                 count = len(text.ids) - since - cut
                 message = f"its end has {count} tokens, and the model reads 1 to {room}"
