@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pickle
 import random
 import shutil
 from collections.abc import Iterable, Mapping
@@ -236,6 +237,7 @@ def test_an_open_index_stays_as_it_was_though_its_files_are_replaced(
     record = dataclasses.replace(RECORD, stored=stored)
     index = add(tmp_path / "index", {"a": "one", "b": "two"}, record=record)
     hits = found(index, "one")
+    assert found(pickle.loads(pickle.dumps(index)), "one") == hits
     for number in range(4):  # small segments are joined, and the files of the old ones removed
         add(tmp_path / "index", {"a": f"new {number}", f"c{number}": "three"})
     assert not (tmp_path / "index" / "texts-1.jsonl").exists()

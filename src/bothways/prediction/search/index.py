@@ -157,6 +157,10 @@ class Index:
     def __len__(self) -> int:
         return int(len(self.deleted) - self.deleted.sum())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the name of the folder and the record, by which its files are opened again."""
+        return Index, (self.folder, self.record)
+
     def __repr__(self) -> str:
         return f"Index({str(self.folder)!r}, documents={len(self):,}, model={self.record.model!r})"
 
