@@ -78,15 +78,16 @@ def with_first_limit(card: str, limit: str) -> str:
 
 def _usage(architecture: Architecture) -> str:
     if architecture.own:
-        code = 'from bothways import load_model\n\nmodel = load_model("…").model'
+        code = 'from bothways import load_model\n\nmodel = load_model("…")'
         note = "transformers has no class for this model and does not open the folder."
         return f"```python\n{code}\n```\n\n{note}"
     name = architecture.name
     if name == STATIC:
         code = "from sentence_transformers import SentenceTransformer\n\n"
         return f'```python\n{code}model = SentenceTransformer("…")\n```'
-    code = f'from transformers import AutoTokenizer, {name}\n\nmodel = {name}.from_pretrained("…")'
-    return f"```python\n{code}\n```"
+    code = f"from transformers import AutoTokenizer, {name}\n\n"
+    code += 'tokenizer = AutoTokenizer.from_pretrained("…")\n'
+    return f'```python\n{code}model = {name}.from_pretrained("…")\n```'
 
 
 def _versions(architecture: Architecture) -> dict[str, str]:
