@@ -154,6 +154,8 @@ def test_rows_that_nobody_annotated_are_counted(tmp_path):
     assert (len(examples), len(notes)) == (1, 1)
     examples, notes = in_memory(LABEL_STUDIO, empty, labelled=False)
     assert (len(examples), notes) == (2, [])
+    ((example,), _) = in_memory({"data": {"text": "Oslo"}, "annotations": [{"result": None}]})
+    assert example.tags == ("O",)
     result = [{"value": {"start": 0, "end": 4, "labels": ["X"]}}]
     with pytest.raises(DataError, match="2 annotations that differ"):
         in_memory({"data": {"text": TEXT}, "annotations": [{"result": []}, {"result": result}]})

@@ -146,7 +146,7 @@ class Task(Generic[E, P]):
             where it cannot; "{needed}" is the length that holds nearly all texts, "{limit}"
             for the maximum length of the model.
         problem: the `problem_type` of transformers, for tasks that share the label head.
-        task_model: the class that binds the task to a model.
+        model_class: the class that binds the task to a model.
     """
 
     aliases: ClassVar[str] = ""

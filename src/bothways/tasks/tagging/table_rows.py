@@ -191,7 +191,7 @@ def _from_label_studio(data: Mapping[str, Any], done: list[Any], location: str) 
         raise DataError(message, where=location, fix='Call the text "text".')
     complete = [a for a in done if isinstance(a, Mapping) and not a.get("was_cancelled")]
     results = [
-        [item["value"] for item in a.get("result", ()) if "labels" in item.get("value", {})]
+        [item["value"] for item in a.get("result") or () if "labels" in item.get("value", {})]
         for a in complete
     ]
     if any(result != results[0] for result in results):
