@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -84,15 +85,17 @@ def serve(  # noqa: PLR0913 – one option per question
     from bothways.core.config import reader as configs
     from bothways.core.config.values import require_at_least
 
-    require_at_least(1, threads=1 if threads is None else threads)
+    require_at_least(1, threads=threads)
     require_server("bothways serve")
     from bothways.serving.errors import DEFAULT_LIMITS, Limits
-    from bothways.serving.run import LOOPBACK, Deployment, named_indexes, named_models
+    from bothways.serving.run import LOOPBACK, Deployment, named_indexes, named_models, read_keys
 
     indexes = named_indexes(index)
     folders = named_models(models, task, indexes.values())
     limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
-    keys = _keys(api_key_file)
+    keys = tuple(os.environ.get("BOTHWAYS_API_KEY", "").split())
+    if api_key_file is not None:
+        keys = read_keys(api_key_file)
     local = host in ("127.0.0.1", "localhost", "::1")
     check_address(host, port, open_to_all=not (local or keys or no_auth))
     deployment = Deployment(
@@ -126,17 +129,6 @@ def _listen(deployment: Deployment, host: str, port: int, threads: int | None) -
             print_line(f"serving {names} on {url_of(bound)}, {loaded}")
 
         serve(application, bound, deployment, opened=opened)
-
-
-def _keys(file: Path | None) -> tuple[str, ...]:
-    """Return the keys of clients, from the file or the environment."""
-    import os
-
-    from bothways.serving.run import read_keys
-
-    return (
-        tuple(os.environ.get("BOTHWAYS_API_KEY", "").split()) if file is None else read_keys(file)
-    )
 
 
 def play(
