@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Shaped
+from jaxtyping import Shaped
 from numpy.typing import NDArray
 
 from bothways.core.errors import optional
@@ -76,7 +76,6 @@ class BM25:
         k: int,
         *,
         names: Shaped[np.ndarray, " rows"] | None = None,
-        deleted: Bool[np.ndarray, " rows"] | None = None,
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return scores and rows of the k best documents that share a word with a query.
 
@@ -87,7 +86,7 @@ class BM25:
             return np.empty(0, np.float32), np.empty(0, np.int64)
         scores = self.scorer.get_scores(words).astype(np.float32)
         # Without a shared word the score is 0: such documents are no hits.
-        scores[(scores <= 0) if deleted is None else (scores <= 0) | deleted] = -np.inf
+        scores[scores <= 0] = -np.inf
         nearest = Nearest(k, lambda _, rows: scores[rows], np.zeros(1), names)
         nearest.add(0, scores[None])
         found: Found = nearest.result()

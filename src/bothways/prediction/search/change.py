@@ -66,7 +66,8 @@ def change_index(
     """
     with lock_folder(folder):
         index = Index(folder) if (folder / RECORD).exists() else None
-        if index is None and any(_is_foreign(path) for path in folder.iterdir()):
+        names = (path.name for path in folder.iterdir() if not path.name.startswith("."))
+        if index is None and not all(map(_FILES.fullmatch, names)):
             fix = "Name a new folder."
             raise FolderError("holds other files than an index", where=folder, fix=fix)
         record = record if index is None else index.record
@@ -77,10 +78,6 @@ def change_index(
             change.count_words()
         replace_text(folder / RECORD, json.dumps(configs.to_dict(change.record), indent=1))
         return Index(folder)
-
-
-def _is_foreign(path: Path) -> bool:
-    return not path.name.startswith(".") and _FILES.fullmatch(path.name) is None
 
 
 def _remove_unnamed(folder: Path, record: IndexRecord) -> None:
