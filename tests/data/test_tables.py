@@ -276,6 +276,21 @@ def test_parquet_that_is_damaged_in_the_middle_is_an_error(begin, tmp_path):
         values(open_table(str(tmp_path / "a.parquet")))
 
 
+def test_a_value_of_several_lines_is_no_row_of_tsv(tmp_path):
+    """As pandas writes one; the halves of it would be predicted as two texts."""
+    import pandas
+
+    frame = pandas.DataFrame({"text": ["fine", "two\nlines"], "label": ["x", "y"]})
+    frame.to_csv(tmp_path / "a.tsv", sep="\t", index=False)
+    rows = open_table(str(tmp_path / "a.tsv")).rows
+    assert next(rows).values == {"text": "fine", "label": "x"}
+    with pytest.raises(DataError, match=r"a\.tsv:3: holds a quoted value that goes on"):
+        next(rows)
+    # A quote is a character, as in GLUE's files, and the last columns may be absent.
+    source = write(tmp_path / "b.tsv", 'text\tlabel\n"Fine\tx\n"Dull"\n')
+    assert [row.values["text"] for row in open_table(source).rows] == ['"Fine', '"Dull"']
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
 def test_two_columns_of_one_name_are_refused_but_not_those_without(kind, tmp_path):
     mark = {"csv": ",", "tsv": "\t"}[kind]

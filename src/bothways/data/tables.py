@@ -359,6 +359,11 @@ def _record(
     if values == twice:
         fix = "Remove the line; were files joined?"
         raise RowError("repeats the header", where=f"{location}:{line}", fix=fix)
+    is_open = len(values) < len(names) and values[-1].startswith('"') and values[-1].count('"') % 2
+    if is_open and text_io.suffix_of(location) == ".tsv":
+        message = "holds a quoted value that goes on in the next line"
+        fix = "Write it as .csv: in a .tsv file a quote is a character, and a line is a row."
+        raise RowError(message, where=f"{location}:{line}", fix=fix)
     if len(values) > len(names):
         columns = f"{quantity(len(names), 'column(s)')} ({listed(names, 20)})"
         message = f"has {quantity(len(values), 'value(s)')} for {columns}"
