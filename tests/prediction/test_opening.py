@@ -124,6 +124,8 @@ def test_a_task_whose_head_is_missing_says_what_its_file_lacks(tmp_path):
     lacks = r"this model has: none; not the whole masked: 1 missing: cls\.predictions\.bias\n  Choose a model"
     with pytest.raises(FolderError, match=rf"the task 'fill' needs the head 'masked'; {lacks}"):
         open_task(str(tmp_path / "masked"), "fill")
+    with pytest.raises(FolderError, match=r"'labels'.*\n.*for natural language inference"):
+        open_task(str(tmp_path / "masked"), "zero-shot", settings={"candidates": ["a", "b"]})
     saved(tmp_path / "classes", "BertForSequenceClassification")
     changed(tmp_path / "classes", with_three)
     lacks = r"not the whole labels: 2 of another shape: .*classifier\.weight is \[3, 16\], not \[2, 16\]"

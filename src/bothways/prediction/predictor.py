@@ -47,6 +47,7 @@ from bothways.prediction.static_model import open_static
 from bothways.tasks.base import Metrics, Reading, TaskModel
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.entailment.task import NEEDS_ENTAILMENT
 from bothways.tasks.likelihood.task import NEEDS_DIRECTION
 from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RerankingTask, cross_encoder
@@ -730,8 +731,12 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
     if not needed <= set(loaded.model.heads):
         heads = " and ".join(map(repr, sorted(needed)))
         message = f"the task {name!r} needs the head {heads}; this model has: {_heads(loaded)}"
-        fix = _FINETUNE_FIRST if name in TASKS else _NEEDS_MASKED_HEAD
-        fix = NEEDS_DIRECTION if "causal" in needed else fix
+        advice = {
+            "masked": _NEEDS_MASKED_HEAD,
+            "causal": NEEDS_DIRECTION,
+            "labels": NEEDS_ENTAILMENT,
+        }
+        fix = _FINETUNE_FIRST if name in TASKS else advice[min(needed)]
         raise FolderError(message, where=loaded.folder, fix=fix)
     if not needed and isinstance(loaded.model, SessionModel) and loaded.model.heads:
         message = f"the task {name!r} reads vectors; this export ends in the head {_heads(loaded)}"

@@ -25,6 +25,9 @@ from bothways.tasks.text_task import LabelModel, TextColumns, TextExample, TextT
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
+NEEDS_ENTAILMENT = "Choose a model for natural language inference, such as one trained on MNLI."
+"""What to do about a model that was trained on something else."""
+
 
 class EntailmentClassifier(LabelModel[TextExample, ClassPrediction]):
     """Candidates with a model that has outputs for entailment; see `TaskModel`.
@@ -55,8 +58,7 @@ class EntailmentClassifier(LabelModel[TextExample, ClassPrediction]):
         for name, label_id in (("entailment", entailed), ("contradiction", against)):
             if not label_id and (name == "entailment" or task.by_itself):
                 message = f"the model has no output for {name}: its labels are {', '.join(labels)}"
-                fix = "Choose a model for natural language inference, such as one trained on MNLI."
-                raise ConfigError(message, where="labels", fix=fix)
+                raise ConfigError(message, where="labels", fix=NEEDS_ENTAILMENT)
 
     @property
     def classes(self) -> tuple[str, ...]:
