@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +119,18 @@ def test_rejected_rows_are_in_a_file_beside_it(model, tmp_path):
     with pytest.raises(DataError):
         predict_files(BulkRequest(model, (str(rows),), keep=("id",)), out)
     assert not out.exists()
-    out.unlink(missing_ok=True)
     run_line("predict", model, rows, "--keep", "id", "--rejects", "--out", tmp_path / "b.jsonl")
     [row] = (tmp_path / "b.jsonl").read_text().splitlines()
     assert json.loads(row)["id"] == 1
     [rejected] = rejects_file(tmp_path / "b.jsonl").read_text().splitlines()
     assert json.loads(rejected)["where"].endswith("rows.jsonl:2")
+    # Work that such a row has stopped goes on with rejects.
+    request = BulkRequest(model, (str(rows),), keep=("id",), rows=1)
+    with pytest.raises(DataError):
+        predict_files(request, out)
+    done = predict_files(replace(request, rejects=True), out)
+    assert (done.rows, done.rejected, done.again) == (1, 1, 1)
+    assert out.read_bytes() == (tmp_path / "b.jsonl").read_bytes()
 
 
 def test_a_pipe_is_read_once(model, tmp_path):

@@ -79,7 +79,9 @@ class BulkFolder:
         if job_file.exists():
             old = read_object(job_file)
             for name in {**record, **old}:
-                if old.get(name) != record.get(name):
+                # To go on with rejects is right: no part that is finished without them has any.
+                rejects = name == "rejects" and record.get(name) is True
+                if old.get(name) != record.get(name) and not rejects:
                     message = f"the folder was begun with {name} = {old.get(name)!r}"
                     other = f"or choose another folder: {argument(out='FOLDER')}."
                     raise ConfigError(
