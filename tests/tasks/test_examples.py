@@ -7,11 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas
 import pytest
 
 from bothways.core.errors import ConfigError, DataError
 from bothways.tasks.base import examples_fingerprint
 from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.reranking.task import RerankingTask
 from bothways.tasks.text_task import NOT_NAMED, TextColumns, TextExample, in_order, label_names
 
 
@@ -146,7 +148,7 @@ def test_a_second_text_needs_a_first():
     [
         ("spam", "spam"), (" spam ", "spam"), (1, "1"), ("1", "1"), (1.0, "1"), (-3, "-3"), (2.5, "2.5"),
         (1e20, "1" + 20 * "0"), (True, "True"), (False, "False"), (None, None), ("", None), ("  ", None),
-        ("nan", None), ("NaN", None), (float("nan"), None),
+        ("nan", None), ("NaN", None), (float("nan"), None), (-0.0, "0"),
     ],
 )  # fmt: skip
 def test_labels_of_any_type_are_texts(tmp_path, value, label):
@@ -174,6 +176,15 @@ def test_rows_that_do_not_fit_are_named(tmp_path, row, message):
 def test_null_texts_are_empty(tmp_path):
     source = write_rows(tmp_path / "a.jsonl", [{"text": None, "text_b": "b", "label": 1}])
     assert [(e.text, e.text_b) for e in read_examples(source).examples] == [("", "b")]
+
+
+@pytest.mark.parametrize("absent", [pandas.NA, pandas.NaT, float("nan"), None])
+def test_what_pandas_marks_as_absent_is_null(absent):
+    row = {"text": "t", "text_b": absent, "label": absent}
+    example = ClassificationTask().example(row)
+    assert (example.text_b, example.label) == ("", None)
+    ranked = {"query": "q", "documents": ["a"], "label": absent}
+    assert RerankingTask().example(ranked).labels is None
 
 
 def test_labels_are_in_the_order_of_numbers_then_of_texts():

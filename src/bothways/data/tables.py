@@ -684,7 +684,12 @@ def given_rows(data: Any, where: str) -> Iterable[Any]:
 
 
 def plain_value(value: Any) -> Any:
-    """Return numbers and arrays of NumPy, PyTorch or pyarrow as values and lists of Python."""
+    """Return numbers and arrays of NumPy, PyTorch or pyarrow as values and lists of Python.
+
+    What pandas calls NA or NaT is None.
+    """
+    if type(value).__name__ in ("NAType", "NaTType"):  # without an import of pandas
+        return None
     if isinstance(value, np.generic | np.ndarray) or hasattr(value, "tolist"):
         return value.tolist()
     return value.as_py() if hasattr(value, "as_py") else value

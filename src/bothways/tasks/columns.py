@@ -388,7 +388,7 @@ def label_of(value: Any, column: str, location: str) -> str | None:
         return None
     match value:
         case float():
-            return f"{value:.0f}" if value.is_integer() else repr(value)
+            return f"{value + 0:.0f}" if value.is_integer() else repr(value)  # -0.0 is "0"
         case int():  # and booleans
             return str(value)
         case str():
