@@ -202,3 +202,7 @@ def test_what_is_malformed_is_refused(data, tmp_path):
     write(folder / "a.jsonl", [{"sentence_good": "ape " * 20, "sentence_bad": "bee"}])
     with pytest.raises(DataError, match="its end has 20 tokens"):
         evaluate_run(str(tmp_path / "model"), folder)
+    (folder / "a.jsonl").unlink()
+    (folder / "words.json").write_text(json.dumps({"  ": [{"context": "ape"}]}))
+    with pytest.raises(DataError, match="the word '  ' in context 0: its end has 0 tokens"):
+        evaluate_run(str(tmp_path / "model"), folder)

@@ -253,7 +253,11 @@ def surprisals(predictor: Predictor, words: Mapping[str, list[str]]) -> list[dic
     logs = _log_likelihoods(
         predictor,
         (
-            TextExample(f"{str(row['context']).strip()} ", str(row["target_word"]).strip())
+            TextExample(
+                f"{str(row['context']).strip()} ",
+                str(row["target_word"]).strip(),
+                where="the word {target_word!r} in context {context_id}".format_map(row),
+            )
             for row in rows
         ),
     )
