@@ -26,6 +26,7 @@ from bothways.model.families.catalogue import preset
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.prediction.predictor import open_task
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.training import step_cost as machine
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Steps
@@ -237,6 +238,13 @@ def test_measures_that_change_the_weights_are_refused(name: str) -> None:
         ConfigError, match=rf"^stability\.{name}: changes the encoder's own weights"
     ):
         FinetuneConfig(lora=LoRA(), stability=Stability(**{name: value}))  # type: ignore[arg-type]
+
+
+def test_an_adapter_of_a_sentence_encoder_is_refused() -> None:
+    task = SentenceEmbeddingTask()
+    assert FinetuneConfig(lora=LoRA(), task=task).lora == LoRA()
+    with pytest.raises(ConfigError, match=r"^lora\.adapter_only: is not for embed"):
+        FinetuneConfig(lora=LoRA(adapter_only=True), task=task)
 
 
 def test_random_weights_are_refused(settings: FinetuneConfig) -> None:

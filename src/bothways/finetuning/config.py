@@ -168,6 +168,9 @@ class FinetuneConfig:
         require_seed(seed=self.seed, order_seed=self.order_seed)
         self._check_sources()
         self._check_few_shot()
+        if self.lora is not None and self.lora.adapter_only and self.task.name == "embed":
+            message = "is not for embed: the folder of a sentence encoder holds all weights"
+            raise ConfigError(message, where="lora.adapter_only", fix="Leave it out.")
         fix = "Leave out one of the two."
         for name in ("reinitialise", "pull") if self.lora is not None else ():
             if getattr(self.stability, name):
