@@ -176,7 +176,7 @@ def test_files_and_rows_are_split_alike_and_recorded(tmp_path):
     rows = [{"text": e.text, "label": e.label} for e in examples]
     model, usual = str(tmp_path / "bert"), {"epochs": 1, "progress": False}
     run = bothways.finetune(model, file, dev=0.2, out=tmp_path / "run", **usual)
-    memory = bothways.finetune(model, rows, dev="20%", **usual)
+    memory = bothways.finetune(model, rows, dev="20%", out=tmp_path / "rows", **usual)
     assert run.origin["data"]["dev"]["sha256"] == memory.origin["data"]["dev"]["sha256"]
     assert run.origin["data"]["dev"]["name"] == f"20% of {file}"
     assert run.metrics == memory.metrics
@@ -186,6 +186,8 @@ def test_files_and_rows_are_split_alike_and_recorded(tmp_path):
     recorded = read_recorded_split(str(tmp_path / "run"))
     assert len(recorded[1]) == run.origin["data"]["dev"]["examples"]
     app(["evaluate", str(tmp_path / "run")], result_action="return_value")
+    with pytest.raises(DataError, match="rows: was trained on rows in memory"):
+        read_recorded_split(str(tmp_path / "rows"))
     with pytest.raises(BothwaysError):  # another split is other data
         bothways.finetune(model, file, dev=0.3, out=tmp_path / "run", resume=True, **usual)
     file.write_text(file.read_text() + "another text\tpos\n" * 9)

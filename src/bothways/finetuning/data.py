@@ -505,6 +505,9 @@ def read_recorded_split(folder: str) -> tuple[str, list[Any]] | None:
         split = configs.read(Split, {name: recorded[name] for name in ("group", "seed")})
     except (KeyError, TypeError) as error:
         raise FolderError("is not the record of a split", where=record) from error
+    if train.endswith(" rows") and not local_path(train).exists():
+        message = "was trained on rows in memory, from which its dev data cannot be split again"
+        raise DataError(message, where=folder, fix="Give rows, or a file to evaluate on.")
     task = open_task_model(folder).task
     settings = FinetuneConfig(model=folder, train=train, dev=dev, split=split, task=task)  # type: ignore[arg-type]
     examples = read_split(settings).dev
