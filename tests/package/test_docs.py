@@ -91,7 +91,7 @@ def test_python_examples_import_what_there_is_and_call_it_rightly(page):
     exec(compile(ast.Module(imports, []), str(page), "exec"), names)
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         called = named(call.func, names)
-        if callable(called) and (called.__module__ or "").startswith("bothways"):
+        if callable(called) and (getattr(called, "__module__", None) or "").startswith("bothways"):
             arguments = {keyword.arg: None for keyword in call.keywords if keyword.arg}
             try:
                 inspect.signature(called).bind(*call.args, **arguments)
