@@ -416,6 +416,21 @@ def test_each_window_of_a_long_text_begins_with_the_prompt(tmp_path):
         embed.encode("old", prompt="the film " * 5)
 
 
+def test_windows_are_joined_by_each_way_of_pooling(tmp_path):
+    text = "old men in rain " * 5
+    mean, highest, both, cut = (
+        made_by_another(tmp_path, long_texts="windows", length=12, **settings).encode(text)
+        for settings in (
+            {"pooling": "mean"},
+            {"pooling": "max"},
+            {"pooling": ("mean", "max")},
+            {"pooling": ("mean", "max"), "components": 40},
+        )
+    )
+    assert_close(both, np.concatenate([mean, highest]))
+    assert_close(cut, both[:40])
+
+
 def test_prompts_that_do_not_exist(tmp_path):
     embed = made_by_another(tmp_path)
     with pytest.raises(ConfigError, match=r"has no prompt 'query'; it has none\n  Name one"):

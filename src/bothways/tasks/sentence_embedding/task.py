@@ -174,10 +174,17 @@ class Embedder(VectorModule, base.TaskModel[TextExample, VectorPrediction]):
         """Return the vector of a text from those of its windows, weighted by their tokens."""
         if len(outputs) == 1:
             return outputs[0]
-        rows = np.stack(outputs).astype(np.float64)
+        rows, pooling = np.stack(outputs).astype(np.float64), self.task.pooling
+        ways = (pooling,) if isinstance(pooling, str) else pooling
+        width = self.task.pooled_width(self.model) // len(ways)
+        if projection_of(self.model) is not None:  # which mixes them: all as by the first way
+            width = rows.shape[1]
+        parts = np.split(rows, range(width, width * len(ways), width), axis=1)
         # The mean over all tokens is the mean over windows, weighted by their tokens.
-        mean = "max" not in self.task.pooling
-        vector = np.average(rows, axis=0, weights=sizes) if mean else rows.max(0)
+        vector = np.concatenate([
+            part.max(0) if way == "max" else np.average(part, axis=0, weights=sizes)
+            for way, part in zip(ways, parts, strict=True)
+        ])  # fmt: skip
         scale = max(float(np.linalg.norm(vector)), TINY) if self.task.normalised else 1.0
         result: NDArray[np.float32] = (vector / scale).astype(np.float32)
         return result
