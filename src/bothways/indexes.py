@@ -26,7 +26,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     *,
     text: str | None = None,
     id: str | None = None,
-    stored: Stored = "fp32",
+    stored: Stored | None = None,
     bm25: bool = False,
     graph: bool = False,
     delete: str | Iterable[str] = (),
@@ -48,7 +48,7 @@ def build_index(  # noqa: PLR0913 – one option per question
         text: column of the text; by default text, after it the title of BEIR's rows.
         id: column of the id; by default _id or id, else the file and line, in Python a free number.
         stored: vectors as fp32, bf16, int8 (a quarter), or binary (signs, with int8 codes for the
-            order of the best ones).
+            order of the best ones); by default as in the index, in a new one fp32.
         bm25: count the words, for the modes bm25 and hybrid (needs bothways[search]).
         graph: add a graph for approximate search (needs bothways[search]); from a million documents
             it is worth its time.
@@ -79,7 +79,8 @@ def build_index(  # noqa: PLR0913 – one option per question
     from bothways.prediction.search.index import RECORD, Index, IndexRecord
     from bothways.prediction.search.stored_vectors import Stored
 
-    require_choice(Stored, "stored", stored)
+    if stored is not None:
+        require_choice(Stored, "stored", stored)
     for is_used, package in ((bm25, "bm25s"), (graph, "usearch")):
         if is_used:
             require("search", "an index of this kind", package)
@@ -88,7 +89,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     if old is None and model is None:
         fix = "Name the model that makes the vectors."
         raise ConfigError("there is no index yet, and no model", where="model", fix=fix)
-    if old is not None and (settings or stored not in ("fp32", old.stored) or length):
+    if old is not None and (settings or stored not in (None, old.stored) or length):
         message = f"{folder} has its settings already: vectors in {old.stored}"
         raise ConfigError(message, where="settings", fix="Leave them out, or build a new index.")
     name = str(old.model if model is None and old is not None else model)
@@ -97,7 +98,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     normalised = embedder.similarity_name == "cosine"
     record = old or IndexRecord(
         _absolute(name), digest_of_model(name, whole=True), task.width(embedder.task_model.model),
-        normalised, stored, 0.0, settings, length,
+        normalised, stored or "fp32", 0.0, settings, length,
         (task.role_prompt("query"), task.role_prompt("document")),
     )  # fmt: skip
     with shown_progress(progress) as reporter:

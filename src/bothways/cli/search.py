@@ -22,7 +22,7 @@ def index(  # noqa: PLR0913 – one option per question
     model: str | None = None,
     text: str | None = None,
     id: str | None = None,
-    stored: Literal["fp32", "bf16", "int8", "binary"] = "fp32",
+    stored: Literal["fp32", "bf16", "int8", "binary"] | None = None,
     bm25: Annotated[bool, Parameter(negative="")] = False,
     graph: Annotated[bool, Parameter(negative="")] = False,
     delete: tuple[str, ...] = (),
