@@ -141,6 +141,9 @@ def test_functions_read_tables_in_memory_and_the_columns_that_are_named(folder, 
     for rows in (frame, frame.to_dict("list"), frame.to_dict("records"), data):
         assert [row["label"] for row in bothways.predict(saved, rows, **named)] == found
         assert bothways.evaluate(saved, rows, label="gold", **named).metrics["accuracy"] == 1
+    numbered = pandas.DataFrame([[text, 1.5] for text in TEXTS]).to_dict("records")
+    predicted = bothways.predict(saved, numbered, text="0", progress=False)
+    assert [row["label"] for row in predicted] == found
     with pytest.raises(DataError, match="input 1: has no column 'nothing'"):
         next(iter(bothways.predict(saved, frame, text="nothing", progress=False)))
     with pytest.raises(DataError, match=r"input 1: has no columns, .* text = 'other'"):

@@ -576,8 +576,9 @@ def _read_row(
         case (str(query), [*documents]) if all(isinstance(text, str) for text in documents):
             return task.from_texts((query, *documents), where=location)
         case Mapping():
+            named = {str(name): item for name, item in value.items()}  # pandas may have numbers
             # A label is no part of an input, and may be none of the model's.
-            return task.example(value, columns, None if labelled else False, where=location)
+            return task.example(named, columns, None if labelled else False, where=location)
         case _ if is_example(value):
             return value
         case _:
