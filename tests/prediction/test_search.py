@@ -341,7 +341,9 @@ def test_a_graph_finds_what_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyP
     queries = embed(["text", "text 1", "text 2"])
     scores, rows = same.nearest(queries, 10)
     assert [len({*each}) for each in rows.tolist()] == [10, 10, 10]
-    assert np.array_equal(scores, same.nearest(queries, 10, exact=True)[0])
+    vectors = embed([equal[same.ids[row].decode()] for row in rows.ravel()]).reshape(3, 10, -1)
+    np.testing.assert_allclose(scores, np.einsum("qw,qkw->qk", queries, vectors), atol=1e-6)
+    assert not same.deleted[rows].any()
     assert same.nearest(queries, 1500)[0].shape == (3, 1500)
     (index.folder / "graph-1.usearch").write_bytes(b"no graph")
     with pytest.raises(FolderError, match=r"the index is damaged: graph-1"):
@@ -406,6 +408,10 @@ def test_an_index_belongs_to_its_model(tmp_path: Path, model: str) -> None:
             call()
     with pytest.raises(ConfigError, match="has its settings already"):
         bothways.build_index(["a"], tmp_path / "index", stored="int8", progress=False)
+    bothways.build_index(["a"], tmp_path / "bytes", model, stored="int8", progress=False)
+    with pytest.raises(ConfigError, match="vectors in int8"):
+        bothways.build_index(["b"], tmp_path / "bytes", stored="fp32", progress=False)
+    assert len(bothways.build_index(["b"], tmp_path / "bytes", progress=False)) == 2
     with pytest.raises(ConfigError, match="there is no index yet, and no model"):
         bothways.build_index(["a"], tmp_path / "new", progress=False)
     with pytest.raises(BothwaysError, match=r"is not an index: it has no index\.json"):
