@@ -22,7 +22,7 @@ from bothways.hub.provenance import digest_of_model
 from bothways.model.heads import LabelHead, PoolerHead, TagHead
 from bothways.model.model import Model
 from bothways.serving.app import requests_log
-from bothways.serving.run import Deployment, NamedModel, bind, serve, url_of
+from bothways.serving.run import Deployment, NamedModel, bind, run_server, url_of
 from toy_folder import make_folder
 
 
@@ -74,7 +74,7 @@ def test_a_server_that_has_ended_leaves_the_loggers_as_they_were(number, base, t
     with bind("127.0.0.1", 0) as bound:
         asking = threading.Thread(target=stop)
         asking.start()
-        serve(application, bound, deployment)
+        run_server(application, bound, deployment)
         asking.join()
     assert '"route":"/live"' in capsys.readouterr().err
     assert states() == before

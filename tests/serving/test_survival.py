@@ -176,7 +176,7 @@ def test_a_server_whose_model_thread_has_ended_says_so_and_ends(tmp_path, monkey
     thread = threading.Thread(target=probe)
     thread.start()
     with pytest.raises(ResourceError) as caught:
-        run.serve(application, bound, deployment, opened=opened.set)
+        run.run_server(application, bound, deployment, opened=opened.set)
     thread.join(20)
     assert caught.value.where == "serve"
     assert caught.value.what == "the thread of the model has ended"

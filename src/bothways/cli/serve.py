@@ -114,7 +114,7 @@ def _listen(deployment: Deployment, host: str, port: int, threads: int | None) -
     import torch
 
     from bothways.core.terminal import listed
-    from bothways.serving.run import bind, print_line, serve, url_of
+    from bothways.serving.run import bind, print_line, run_server, url_of
 
     start = time.perf_counter()
     with bind(host, port) as bound:
@@ -128,7 +128,7 @@ def _listen(deployment: Deployment, host: str, port: int, threads: int | None) -
             loaded = f"loaded in {time.perf_counter() - start:.1f} s"
             print_line(f"serving {names} on {url_of(bound)}, {loaded}")
 
-        serve(application, bound, deployment, opened=opened)
+        run_server(application, bound, deployment, opened=opened)
 
 
 def play(
@@ -165,29 +165,28 @@ def play(
     import webbrowser
 
     require_server("bothways play")
-    from bothways.serving.run import LOOPBACK, Deployment, bind, named_indexes, named_models, url_of
-    from bothways.serving.run import serve as run
+    from bothways.serving import run
 
     check_address("127.0.0.1", port, open_to_all=False)
-    indexes = named_indexes(index)
-    deployment = Deployment(
-        named_models(models, task, indexes.values()),
+    indexes = run.named_indexes(index)
+    deployment = run.Deployment(
+        run.named_models(models, task, indexes.values()),
         length,
         device,
         precision,
-        hosts=LOOPBACK,
+        hosts=run.LOOPBACK,
         requests=False,
         playground=True,
         indexes=indexes,
     )
-    with bind("127.0.0.1", port) as bound:
+    with run.bind("127.0.0.1", port) as bound:
         application = deployment.app()
-        url = f"{url_of(bound)}/play"
+        url = f"{run.url_of(bound)}/play"
         print(f"open {url} (Ctrl-C ends)", file=sys.stderr, flush=True)
         if not no_browser:
             bound.listen()  # a browser that is quicker than the server waits
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        run(application, bound, deployment)
+        run.run_server(application, bound, deployment)
 
 
 def require_server(purpose: str) -> None:

@@ -129,7 +129,7 @@ class LoadedModel:
 
 
 def _check_rows(tokenizer: Tokenizer, model: Model, folder: Path) -> None:
-    """Raise FolderError if a tokenizer has ids that are no rows of the model's embedding."""
+    """Raise FolderError if a tokenizer has more ids than the model's embedding has rows."""
     if tokenizer.size > model.config.vocab:
         rows = f"the model's embedding {model.config.vocab:,} rows"
         message = f"the tokenizer has {tokenizer.size:,} ids, and {rows}"

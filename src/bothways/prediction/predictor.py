@@ -577,7 +577,7 @@ def _read_row(
             return task.from_texts((query, *documents), where=location)
         case Mapping():
             named = {str(name): item for name, item in value.items()}  # pandas may have numbers
-            # A label is no part of an input, and may be none of the model's.
+            # The label is not an input, and may be one that the model does not have.
             return task.example(named, columns, None if labelled else False, where=location)
         case _ if is_example(value):
             return value

@@ -544,7 +544,7 @@ def logged_as_json(*, requests: bool) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def serve(
+def run_server(
     app: App,
     bound: socket.socket,
     deployment: Deployment,

@@ -170,7 +170,7 @@ class _Change:
             self.progress.advance(len(names))
 
     def _numbers(self) -> Iterator[str]:
-        """Yield numbers that are no ids of the index, for texts without one."""
+        """Yield ids that the index does not have, for texts without one: the next numbers."""
         ids = () if self.index is None else self.index.ids[~self.index.deleted]
         taken = {int(name) for name in ids if name.isdigit() and int(name) >= self.record.next_id}
         while True:

@@ -240,7 +240,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
 
     def baseline(self, examples: Many[RankExample]) -> base.Metrics:
         """Return the metrics of equal scores, those of a random order, and the loss of the share
-        of relevant documents; no loss for grades above 1, which are no probabilities.
+        of relevant documents; no loss for grades above 1, which are not probabilities.
         """
         rankings, relevances = Rankings(), list[float]()
         for example in examples:
