@@ -310,7 +310,9 @@ def test_the_command_prints_the_address(folder, monkeypatch, capsys):
 
     served: list[Any] = []
     opened: list[str] = []
-    monkeypatch.setattr(serving_run, "serve", lambda *arguments, **named: served.append(arguments))
+    monkeypatch.setattr(
+        serving_run, "run_server", lambda *arguments, **named: served.append(arguments)
+    )
     monkeypatch.setattr(webbrowser, "open", opened.append)
     words = ["play", f"toy={folder}", "--task", "fill", "--no-browser"]
     cli(words, result_action="return_value")
