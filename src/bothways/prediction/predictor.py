@@ -451,7 +451,8 @@ class Predictor:
             return self.task_model.task.read(str(data), columns, labelled=labelled)
         items = enumerate(given_rows(data, "data"), 1)
         rows = (TableRow(item, f"input {number}") for number, item in items)
-        parse = functools.partial(_read_row, self.task_model, columns=columns, labelled=labelled)
+        answer = None if labelled else False
+        parse = functools.partial(_read_row, self.task_model, columns=columns, labelled=answer)
         return self.task_model.task.read_rows(rows, parse, columns, labelled=labelled)
 
     def evaluate(
@@ -551,17 +552,25 @@ def _prompted(example: Any, prompt: str, number: int) -> Any:
     return PromptedText(**vars(example), prompt=prompt)
 
 
-def read_input(task_model: TaskModel[Any, Any], value: Any, number: int) -> Any:
+def read_input(
+    task_model: TaskModel[Any, Any], value: Any, number: int, labelled: bool | None = False
+) -> Any:
     """Return the example of the task in an input, the `number`-th of a call.
+
+    The label of a row is not part of an input, and may be one that the model does not have: it is
+    not read, or with `labelled` None read if it is there.
 
     Raises:
         DataError: the task cannot read it.
     """
-    return _read_row(task_model, TableRow(value, f"input {number}"))
+    return _read_row(task_model, TableRow(value, f"input {number}"), labelled=labelled)
 
 
 def _read_row(
-    task_model: TaskModel[Any, Any], row: TableRow, columns: Any = None, labelled: bool = False
+    task_model: TaskModel[Any, Any],
+    row: TableRow,
+    columns: Any = None,
+    labelled: bool | None = False,
 ) -> Any:
     task, location = task_model.task, row.where
     value = row.values if isinstance(row.values, str) else plain_value(row.values)
@@ -576,9 +585,10 @@ def _read_row(
         case (str(query), [*documents]) if all(isinstance(text, str) for text in documents):
             return task.from_texts((query, *documents), where=location)
         case Mapping():
-            named = {str(name): item for name, item in value.items()}  # pandas may have numbers
-            # The label is not an input, and may be one that the model does not have.
-            return task.example(named, columns, None if labelled else False, where=location)
+            named = value  # of which the server counts what is read
+            if not all(isinstance(name, str) for name in value):  # numbers, as pandas has them
+                named = {str(name): item for name, item in value.items()}
+            return task.example(named, columns, labelled, where=location)
         case _ if is_example(value):
             return value
         case _:

@@ -115,7 +115,7 @@ class ServedModel:
         """
         row = _RequestRow(value) if isinstance(value, dict) else value
         with request_errors():
-            example = read_input(self.task_model, row, number)
+            example = read_input(self.task_model, row, number, labelled=None)
         unused = [name for name in row if name not in row.used] if row is not value else ()
         if unused:
             path = f"inputs.{unused[0][:100]}"
