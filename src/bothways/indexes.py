@@ -50,8 +50,8 @@ def build_index(  # noqa: PLR0913 – one option per question
         stored: vectors as fp32, bf16, int8 (a quarter), or binary (signs, with int8 codes for the
             order of the best ones); by default as in the index, in a new one fp32.
         bm25: count the words, for the modes bm25 and hybrid (needs bothways[search]).
-        graph: add a graph for approximate search (needs bothways[search]); from a million documents
-            it is worth its time.
+        graph: add a graph for approximate search (needs bothways[search]) to 30,000 documents or
+            more; fewer are searched exactly.
         delete: ids of documents to delete: one, or several.
         length: maximum length of a text in tokens; by default as in the folder.
         precision: precision of matrix products: fp32, bf16, int8 or auto.
@@ -75,6 +75,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     from bothways.core.config.values import require_choice
     from bothways.core.errors import require
     from bothways.hub.provenance import digest_of_model
+    from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.search.change import change_index
     from bothways.prediction.search.index import RECORD, Index, IndexRecord
     from bothways.prediction.search.stored_vectors import Stored
@@ -101,15 +102,20 @@ def build_index(  # noqa: PLR0913 – one option per question
         normalised, stored or "fp32", 0.0, settings, length,
         (task.role_prompt("query"), task.role_prompt("document")),
     )  # fmt: skip
+    counts = PredictionCounts()
     with shown_progress(progress) as reporter:
-        return change_index(
+        index = change_index(
             folder, record, read_texts(texts, text, id),
             lambda items: embedder.encode(
-                items, prompt=record.prompts[1], normalize_embeddings=record.normalised
+                items, prompt=record.prompts[1], normalize_embeddings=record.normalised,
+                counts=counts,
             ),
             reporter, delete=(delete,) if isinstance(delete, str) else tuple(delete), bm25=bm25,
             graph=graph,
         )  # fmt: skip
+        for warning in counts.warnings:
+            reporter.message(warning)
+    return index
 
 
 def open_embedder(

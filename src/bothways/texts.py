@@ -68,8 +68,8 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
     """
     from bothways.text import sampling, trainers
 
-    chosen: type[Any] = choice(kind, trainers.KINDS, "kind")
-    trainer = configs.read(chosen, {"size": size, **settings}, where="tokenizer")
+    trainer_class: type[Any] = choice(kind, trainers.KINDS, "kind")
+    trainer = configs.read(trainer_class, {"size": size, **settings}, where="tokenizer")
     characters = sampling.characters_of(ceiling)
     with shown_progress(progress) as reporter:
         if isinstance(texts, Mapping):
@@ -170,13 +170,8 @@ def build_corpus(  # noqa: PLR0913 – one option per question
         60
     """
     from bothways.data import corpus
-    from bothways.data.cleaning.config import Cleaning
     from bothways.text.tokenizer import Tokenizer
 
-    if cleaning is not None and not isinstance(cleaning, Cleaning):
-        message = f"is of type {type(cleaning).__name__}"
-        fix = "Give the result of bothways.data.cleaning.config.make_cleaning."
-        raise ConfigError(message, where="cleaning", fix=fix)
     documents = documents_of(texts, of_paths=True, column=column, boundary=boundary)
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     with shown_progress(progress) as reporter:

@@ -162,10 +162,6 @@ def test_progress_is_shown_hidden_or_received(place, tmp_path, capfd):
             lambda: bothways.train_tokenizer(["a"], strip_accents=3),
             r"tokenizer\.strip_accents: 3 is",
         ),
-        (
-            lambda: bothways.build_corpus([], "tokenizer", "new", cleaning="gopher"),
-            "cleaning: is of type str",
-        ),
         (lambda: bothways.train_tokenizer(["a"], ceiling=math.inf), "ceiling: must be a number of"),
         (lambda: bothways.train_tokenizer(["a", None]), "text 2: is of type NoneType: give"),
         (

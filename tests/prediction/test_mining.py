@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.prediction.search import mining
+from commands import run_line
 from toy_folder import BAD, FILLERS, GOOD, make_folder
 
 TEXTS = [f"{a} {b} {c}" for a, b, c in itertools.product(GOOD + BAD, FILLERS[1:9], ("film", "men"))]
@@ -152,16 +152,9 @@ def test_a_command_that_was_stopped_at_once_has_kept_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(bothways, "mine", stop)
-    words = [
-        "mine",
-        tmp_path / "pairs.jsonl",
-        "--index",
-        index.folder,
-        "--out",
-        tmp_path / "o.jsonl",
-    ]
+    inputs = (tmp_path / "pairs.jsonl", "--index", index.folder)
     with pytest.raises(KeyboardInterrupt):
-        app([str(word) for word in words], result_action="return_value")
+        run_line("mine", *inputs, "--out", tmp_path / "o.jsonl")
     assert "Nothing is finished, and nothing is left behind." in capsys.readouterr().err
 
 
@@ -170,17 +163,8 @@ def test_the_command_trains_what_it_mines(
 ) -> None:
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs(20)))
     out = tmp_path / "hard.jsonl"
-    words = [
-        "mine",
-        tmp_path / "pairs.jsonl",
-        "--index",
-        index.folder,
-        "--out",
-        out,
-        "--margin",
-        "none",
-    ]
-    app([str(word) for word in words], result_action="return_value")
+    inputs = (tmp_path / "pairs.jsonl", "--index", index.folder)
+    run_line("mine", *inputs, "--out", out, "--margin", "none")
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "60 negatives for 20 rows" in printed.err

@@ -24,6 +24,7 @@ from bothways.prediction.search.bm25 import BM25, search_words
 from bothways.prediction.search.change import change_index
 from bothways.prediction.search.index import Hit, Index, IndexRecord
 from bothways.prediction.search.stored_vectors import StoredVectors
+from heard_progress import Heard
 from toy_masked import make_masked
 
 WIDTH = 70  # no multiple of 64
@@ -318,6 +319,20 @@ def test_words_and_fused_ranks_of_a_changed_index(tmp_path: Path) -> None:
     assert [hit.score for hit in both] == pytest.approx(sorted(fused.values(), reverse=True)[:3])
     assert all(hit.score == pytest.approx(fused[hit.id]) for hit in both)
     assert found(index, "zebra", mode="bm25") == []
+
+
+def test_texts_that_are_cut_are_counted(tmp_path: Path, model: str) -> None:
+    heard = Heard()
+    texts = ["a dog", "a cat " * 200, ""]
+    bothways.build_index(texts, tmp_path / "index", model, progress=heard)
+    assert "1 of 3 examples (33.3%) was longer than the model reads, and was cut" in heard.text
+
+
+def test_documents_too_few_for_a_graph_are_named(tmp_path: Path) -> None:
+    heard = Heard()
+    index = change_index(tmp_path / "index", RECORD, [("a", "one")], embed, heard, graph=True)
+    assert [segment.graph for segment in index.record.segments] == [False]
+    assert "note: no graph for 1 document, searched exactly; it begins at 30,000" in heard.text
 
 
 def test_a_graph_finds_what_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

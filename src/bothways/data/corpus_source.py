@@ -222,8 +222,9 @@ class ContinuedSource:
         unread, share = previous.unread(end)
         # Next sentence prediction needs two documents; a pair may need two tokens or sentences,
         # which documents that are never begun have not.
-        rest = following.restricted(unread) if len(unread) > 1 else None
-        self._rest = None if rest is None or rest.is_empty(end.epoch) else rest
+        remaining = following.restricted(unread) if len(unread) > 1 else None
+        has_pairs = remaining is not None and not remaining.is_empty(end.epoch)
+        self._rest = remaining if has_pairs else None
         self._share = share if self._rest else 0.0
 
     def read(self, cursor: Cursor) -> Iterator[tuple[PairPlan | SpanPlan, Cursor]]:

@@ -37,7 +37,8 @@ _KINDS = (
     "or wiki-extractor's wiki_00"
 )
 _WIKI_NAME = re.compile(r"wiki_\d+$")
-_DOC_TITLE = re.compile(r'\btitle="(.*)"')  # the last attribute, whose quotes are as they are
+# A title's quotes are as they are: it ends before the next attribute, or at the end of the tag.
+_DOC_TITLE = re.compile(r'\btitle="(.*?)"(?=\s+\w+="|\s*>)')
 # A line end inside a sentence: the line does not end the sentence, and the next line begins in
 # lower case, or this one is 50 to 100 characters long, as wrapped lines are. Headings and list
 # items are mostly shorter, and paragraphs on one line longer. The newline comes first in the
@@ -194,13 +195,13 @@ def _files_in(folder: Path) -> list[Path]:
         with text_io.read_errors(error.filename):
             raise error
 
-    read, files = set[str](), list[Path]()
+    visited, files = set[str](), list[Path]()
     for name, folders, names in os.walk(folder, onerror=fail, followlinks=True):
         folders[:] = sorted(entry for entry in folders if not entry.startswith("."))
-        if (real := os.path.realpath(name)) in read:  # such as a link to a folder above
+        if (real := os.path.realpath(name)) in visited:  # such as a link to a folder above
             folders.clear()
             continue
-        read.add(real)
+        visited.add(real)
         paths = (Path(name, entry) for entry in names if not entry.startswith("."))
         files += filter(Path.is_file, paths)
     return sorted(files)

@@ -263,11 +263,13 @@ class Predictor:
         variance = task.baseline(examples)["mse"]
         return 1.0 - metrics["mse"] / variance if variance else float("nan")
 
-    def _all(self, inputs: Any, batch_size: int | None) -> Iterator[Any]:
+    def _all(
+        self, inputs: Any, batch_size: int | None, counts: engine.PredictionCounts | None = None
+    ) -> Iterator[Any]:
         require_at_least(1, batch_size=batch_size)
         window = engine.PredictConfig.window if batch_size is None else batch_size
         items = [inputs] if _is_one(inputs) else inputs
-        return self.stream(items, engine.PredictConfig(window=window))
+        return self.stream(items, engine.PredictConfig(window=window), counts)
 
     def _answer(self, prediction: Any) -> Any:
         if not hasattr(prediction, "answer"):
@@ -279,12 +281,16 @@ class Predictor:
         return MissingMethod(message, where="task", fix="Call it: predictor(inputs).")
 
     def stream(
-        self, inputs: Given, config: engine.PredictConfig = engine.DEFAULT_PREDICT
+        self,
+        inputs: Given,
+        config: engine.PredictConfig = engine.DEFAULT_PREDICT,
+        counts: engine.PredictionCounts | None = None,
     ) -> Iterator[Any]:
         """Yield a prediction for each input, in order; a window of inputs is read at a time."""
         rows = enumerate(given_rows(inputs, "inputs"), 1)
         examples = (read_input(self.task_model, item, number) for number, item in rows)
-        return (prediction for _, prediction in engine.predict(self.task_model, examples, config))
+        predicted = engine.predict(self.task_model, examples, config, counts)
+        return (prediction for _, prediction in predicted)
 
     def encode(  # noqa: PLR0913 – the names of sentence-transformers
         self,
@@ -300,6 +306,7 @@ class Predictor:
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
         show_progress_bar: bool = False,
+        counts: engine.PredictionCounts | None = None,
     ) -> Any:
         """Return the vectors of texts `(texts, width)`, or that of one text `(width,)`.
 
@@ -316,6 +323,7 @@ class Predictor:
             convert_to_numpy: return an array; False returns a list of arrays.
             convert_to_tensor: return a tensor instead.
             show_progress_bar: show progress on standard error.
+            counts: receives the number of texts, and of those that were cut.
 
         Raises:
             ConfigError: the predictor was opened for another task, or has no such prompt; one text
@@ -340,11 +348,13 @@ class Predictor:
                 )
                 inputs = (_prompted(example, lead, at) for example, at in numbered)
                 vectors = list[NDArray[np.float32]]()
-                for prediction in self._all(inputs, batch_size):
+                for prediction in self._all(inputs, batch_size, counts):
                     vectors.append(prediction.vectors[0])
                     progress.advance(len(vectors))
                 width = self.task_model.task.width(self.task_model.model)
                 matrix = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
+            elif counts is not None:
+                counts.examples += len(matrix)
         matrix = matrix[:, :truncate_dim]
         if normalize_embeddings:
             matrix = unit(matrix)
@@ -585,10 +595,10 @@ def _read_row(
         case (str(query), [*documents]) if all(isinstance(text, str) for text in documents):
             return task.from_texts((query, *documents), where=location)
         case Mapping():
-            named = value  # of which the server counts what is read
-            if not all(isinstance(name, str) for name in value):  # numbers, as pandas has them
-                named = {str(name): item for name, item in value.items()}
-            return task.example(named, columns, labelled, where=location)
+            # Numbers, as pandas has them. Others are not copied: the server counts what is read.
+            if not all(isinstance(name, str) for name in value):
+                value = {str(name): item for name, item in value.items()}
+            return task.example(value, columns, labelled, where=location)
         case _ if is_example(value):
             return value
         case _:

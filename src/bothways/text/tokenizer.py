@@ -52,6 +52,7 @@ _NO_SPACES = re.compile(
 
 
 _REPLACED = {"tokenizer.json", "vocab.txt", "special_tokens_map.json", "added_tokens.json"}
+"""Files of a tokenizer that are replaced or deleted where another one is saved."""
 
 
 def is_spaceless(word: str) -> bool:

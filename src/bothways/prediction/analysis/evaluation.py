@@ -423,15 +423,15 @@ class EvaluationData:
             reading = predictor.read(data, columns, labelled=True)
         self.counts = counting(reading, self.progress, "evaluating")
         record = read_record(resolve(resolve_run(self.folder)))
-        known = {
+        uses = {
             "trained the model, whose scores": record.get("data", {}).get("train"),
             "calibrated the model, whose probabilities": record.get("calibration", {}).get("data"),
         }
         # The digest is complete when all examples have been read: the note comes after the scores.
         digest = hashlib.sha256()
-        examples = hashed(reading.examples, digest) if any(known.values()) else reading.examples
+        examples = hashed(reading.examples, digest) if any(uses.values()) else reading.examples
         yield dataclasses.replace(reading, examples=examples), self.counts
-        for use, source in known.items():
+        for use, source in uses.items():
             if source and source["sha256"] == digest.hexdigest():
                 message = f"note: this data {use} look better on it than on other data"
                 self.progress.message(message)

@@ -24,7 +24,7 @@ from bothways.core.errors import DataError, FolderError, optional
 from bothways.core.files import replace_file, replace_text, surrogate_in
 from bothways.core.folder_lock import lock_folder
 from bothways.core.progress import Progress
-from bothways.core.terminal import listed
+from bothways.core.terminal import listed, quantity
 from bothways.prediction.search import stored_vectors
 from bothways.prediction.search.bm25 import BM25
 from bothways.prediction.search.index import RECORD, Index, IndexRecord, Segment
@@ -142,6 +142,10 @@ class _Change:
                 self.path("vectors"),
                 lambda path: self._write_vectors(path, len(ids), joined, embed),
             )
+            if graph and len(ids) < GRAPH_ROWS:
+                few = quantity(len(ids), "document(s)")
+                message = f"note: no graph for {few}, searched exactly; it begins at {GRAPH_ROWS:,}"
+                self.progress.message(message)
             graph = (graph or any(s.graph for s in self.record.segments)) and len(ids) >= GRAPH_ROWS
             if graph:
                 self._build_graph()
