@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +44,6 @@ def write(folder: Path, base: Path, seed: int, head: Any = None, scale: float = 
     return folder
 
 
-def until(condition: Any, seconds: float = 90.0) -> None:
-    """Return when a condition holds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_server_that_has_ended_leaves_the_loggers_as_they_were(number, base, tmp_path, capsys):
     names = ("bothways.serving", "uvicorn.error", requests_log.name)
@@ -63,18 +54,20 @@ def test_a_server_that_has_ended_leaves_the_loggers_as_they_were(number, base, t
 
     before = states()
     deployment = Deployment({"films": NamedModel(str(write(tmp_path / "films", base, 1)))})
-    application = deployment.app()
+    opened = threading.Event()
 
     def stop() -> None:
-        """Ask once, then send the signal."""
-        until(application.is_ready)
-        httpx.get(f"{url_of(bound)}/live")
-        os.kill(os.getpid(), number)
+        """Ask once, then send the signal, without which the server never ends."""
+        try:
+            assert opened.wait(90)
+            httpx.get(f"{url_of(bound)}/live", timeout=60)
+        finally:
+            os.kill(os.getpid(), number)
 
     with bind("127.0.0.1", 0) as bound:
         asking = threading.Thread(target=stop)
         asking.start()
-        run_server(application, bound, deployment)
+        run_server(deployment.app(), bound, deployment, opened=opened.set)
         asking.join()
     assert '"route":"/live"' in capsys.readouterr().err
     assert states() == before

@@ -403,7 +403,7 @@ class Server(uvicorn.Server):
     Args:
         app: what is served.
         delay: seconds between the first signal and the end of accepting connections.
-        opened: called when all models have computed a text.
+        opened: called when all models have computed a text and connections are accepted.
 
     Attributes:
         fault: why it ended by itself; None if it did not.
@@ -441,8 +441,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Try the models, then accept connections; errors as `App.start`."""
         await self.app.start()
-        self.opened()
         await super().startup(sockets)
+        self.opened()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop; once forced, abort connections: since Python 3.12 asyncio waits for them."""
@@ -559,7 +559,7 @@ def run_server(
         app: of the deployment.
         bound: the socket.
         deployment: what is served.
-        opened: called when all models have computed a text.
+        opened: called when all models have computed a text and connections are accepted.
 
     Raises:
         FolderError: a model fails.
