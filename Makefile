@@ -10,19 +10,14 @@ KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /d
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
-# The tests of the packages whose arrays have annotated shapes, which are checked there: `make test`
-# checks the first two calls of a function in a test.
-SHAPED := tests/model/ tests/objectives/ tests/tasks/ tests/prediction/
-
-.PHONY: quickstart test lint test-slow test-elastic check docs kernels kernels-strict kernels-asan wheels fuzz browser api clients node format clean
+.PHONY: quickstart test lint test-slow test-elastic test-gpu check docs kernels kernels-strict kernels-asan wheels fuzz browser api clients node format clean
 
 quickstart: .venv/.quickstart
 	$(BIN)/bothways quickstart
 
 test: .venv/.test
 	$(MAKE) -j 2 lint kernels-strict
-	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) BOTHWAYS_CHECK_SHAPES=2 $(PYTEST) $(SHAPED)
-	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) BOTHWAYS_CHECK_SHAPES=0 $(PYTEST) $(filter-out $(SHAPED) %/helpers/ %/__pycache__/,$(wildcard tests/*/))
+	OMP_NUM_THREADS=1 BOTHWAYS_EXPECT_KERNELS=$(KERNELS) BOTHWAYS_CHECK_SHAPES=8 $(PYTEST)
 	$(MAKE) kernels-asan
 
 lint: .venv/.test
@@ -39,6 +34,10 @@ docs: .venv/.docs
 # Ranks that are killed at random under torchrun; minutes.
 test-elastic: .venv/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m elastic
+
+# What a GPU computes, against the processor.
+test-gpu: .venv/.test
+	$(BIN)/python -m pytest -rs -m gpu tests/package/test_gpu.py
 
 # The tests that `make test` leaves out for their time: more cases of what others show.
 test-slow: .venv/.test

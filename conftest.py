@@ -1,15 +1,15 @@
 """Check arguments and results of the modules that annotate the shapes of arrays.
 
 The types of all other modules are mypy's: checking each of their calls takes a third of the time.
-Checking shapes at every call takes up to half of it, so `make test` checks only the tests of the
-packages that have them, and of each test the first calls of a function: BOTHWAYS_CHECK_SHAPES is
-their number.
+Checking shapes takes up to half of a test's time, so `make test` checks them in one test of
+BOTHWAYS_CHECK_SHAPES, always the same; without it all are checked.
 This file is read before any module of bothways is imported.
 """
 
 import functools
 import inspect
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,14 @@ ANNOTATED = [
     for file in SOURCE.rglob("*.py")
     if "from jaxtyping import" in file.read_text("utf8")
 ]
-LIMIT = int(os.environ.get("BOTHWAYS_CHECK_SHAPES", "1000000"))
+ONE_IN = int(os.environ.get("BOTHWAYS_CHECK_SHAPES", "1"))
 check_every_call = jaxtyping.jaxtyped
-started = 0
-"""The number of tests that have started."""
+checking = True
+"""Whether the test under way is checked."""
 
 
-def check_first_calls(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return a decorator that checks the first calls of a function in a test, or all of a class."""
+def check_some_tests(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return a decorator that checks the calls of a function in some tests, or all of a class."""
     return functools.partial(_decorate, typechecker)
 
 
@@ -37,22 +37,18 @@ def _decorate(typechecker: Callable[..., Any], function: Any) -> Any:
     checked = check_every_call(function, typechecker=typechecker)
     if inspect.isclass(function):
         return checked
-    test = calls = 0
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal test, calls
-        test, calls = started, calls + 1 if test == started else 1
-        return (checked if calls <= LIMIT else function)(*args, **kwargs)
+        return (checked if checking else function)(*args, **kwargs)
 
     return call
 
 
-def pytest_runtest_logstart() -> None:
-    global started  # noqa: PLW0603 – of the process, as the tests are
-    started += 1
+def pytest_runtest_logstart(nodeid: str) -> None:
+    global checking  # noqa: PLW0603 – of the process, as the tests are
+    checking = zlib.crc32(nodeid.encode()) % ONE_IN == 0
 
 
-if LIMIT:
-    jaxtyping.jaxtyped = check_first_calls
-    jaxtyping.install_import_hook(ANNOTATED, "beartype.beartype")
+jaxtyping.jaxtyped = check_some_tests
+jaxtyping.install_import_hook(ANNOTATED, "beartype.beartype")

@@ -18,7 +18,7 @@ from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_task import TextExample
 from bothways.training.schedules import Steps
 
-MANY = 100_000
+MANY = 20_000
 
 
 def test_scores_of_many_labels_take_memory_of_the_pairs_that_occur():

@@ -48,6 +48,7 @@ def predictor(
     *,
     batch_invariant: bool = False,
     length: int = 32,
+    device: str = "cpu",
 ) -> Predictor:
     """A predictor with random heads."""
     definition = TASKS[name][0]
@@ -67,7 +68,7 @@ def predictor(
     )
     loaded = load_model(folder)
     torch.manual_seed(4)
-    model = Model(loaded.model.config, heads, loaded.model.encoder)
+    model = Model(loaded.model.config, heads, loaded.model.encoder).to(device)
     task_model = definition.bind(model, loaded.tokenizer(), labels, length)
     return Predictor(
         task_model, precision, batch_invariant=batch_invariant, reopen=lambda: task_model

@@ -204,6 +204,7 @@ def test_searches_that_would_wait_too_long_are_refused(
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(search, client, query="a")
             while not application._searches:
+                assert not first.done()
                 time.sleep(0.01)
             application._search_seconds = 50.0
             refused = httpx.post(

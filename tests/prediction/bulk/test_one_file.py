@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -133,23 +134,17 @@ def test_rejected_rows_are_in_a_file_beside_it(model, tmp_path):
     assert out.read_bytes() == (tmp_path / "b.jsonl").read_bytes()
 
 
-def test_a_pipe_is_read_once(model, tmp_path):
+def test_a_pipe_is_read_once(model, tmp_path, capsys):
     """Its parts cannot be continued, and its rows have the types of the first of them."""
     rows = [json.dumps(row) for row in make_rows(9)]
-    words = ["predict", model, "-", "--text", "text", "--keep", "id", "--rows", "4"]
-    out = tmp_path / "out.parquet"
-    done = subprocess.run(
-        [sys.executable, "-m", "bothways", *words, "--out", out],
-        input="\n".join(rows), text=True, capture_output=True, check=True,
-    )  # fmt: skip
-    assert "9 rows" in done.stderr
-    assert parquet.read_table(out)["id"].to_pylist() == [*range(9)]
+    line = f"bothways predict {model} - --text text --keep id --rows 4 --out {tmp_path}"
+    run_shell_line(f"echo {shlex.join(rows)} | {line}/out.parquet")
+    assert "9 rows" in capsys.readouterr().err
+    assert parquet.read_table(tmp_path / "out.parquet")["id"].to_pylist() == [*range(9)]
     rows[5] = "{"
-    broken = subprocess.run(
-        [sys.executable, "-m", "bothways", *words, "--out", tmp_path / "b.csv"],
-        input="\n".join(rows), text=True, capture_output=True, check=False,
-    )  # fmt: skip
-    assert "standard input:6" in broken.stderr
+    with pytest.raises(DataError) as broken:
+        run_shell_line(f"echo {shlex.join(rows)} | {line}/b.csv")
+    assert broken.value.where == "standard input:6"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["out.parquet"]
 
 

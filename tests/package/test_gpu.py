@@ -1,0 +1,239 @@
+"""What is computed on a GPU against what the processor computes: make test-gpu.
+
+BOTHWAYS_TEST_DEVICE=cpu runs the same tests on the processor, which shows that they are sound.
+"""
+
+import copy
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from torch import Tensor
+
+import bothways
+from bothways.core.batch import Batch, Layout
+from bothways.hub.model_folder import load_model
+from bothways.model.attention.patterns import Blocks, Causal, Full, Window
+from bothways.model.config import Dropouts, EncoderConfig, Gated
+from bothways.model.model import Model
+from bothways.model.positions import Rotary
+from bothways.serving.app import app
+from bothways.training.run import Event
+from commands import run_line
+from running_server import running
+from small_models import LENGTHS, SHAPES, SMALL
+from toy_folder import make_examples, make_folder
+from toy_predictors import TASKS, predictor
+
+DEVICE = os.environ.get("BOTHWAYS_TEST_DEVICE", "cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="no GPU here"),
+]
+# A head of 64, as in the published models, and sequences of many blocks and of one token.
+LONG = replace(SMALL, width=128, intermediate_size=256, depth=2, dropout=Dropouts(0.0, 0.0))
+KERNELS = {
+    "full": LONG,
+    "causal": replace(LONG, patterns=(Causal(),)),
+    "window": replace(LONG, patterns=(Window(64), Full()), position=Rotary(2048)),
+    "narrow window": replace(LONG, patterns=(Window(32),), position=Rotary(2048)),
+    "global tokens": replace(LONG, patterns=(Window(64, global_attention=True),)),
+    "blocks": replace(LONG, patterns=(Blocks(64, 3),)),
+    "odd heads": replace(LONG, width=24, heads=2),
+}
+
+
+def quiet(config: EncoderConfig) -> EncoderConfig:
+    """The configuration without dropout, whose draws differ between devices."""
+    mlp = replace(config.mlp, dropout=0.0) if isinstance(config.mlp, Gated) else config.mlp
+    return replace(config, mlp=mlp, dropout=Dropouts(0.0, 0.0))
+
+
+def batch_of(config: EncoderConfig, lengths: list[int]) -> Batch:
+    layout = Layout.of(lengths)
+    draw = torch.Generator().manual_seed(3)
+    ids = torch.randint(4, config.vocab, (layout.tokens,), generator=draw)
+    chosen = layout.positions == 0 if config.has_global_attention else None
+    return Batch(ids, torch.zeros_like(ids), layout, {}, chosen)
+
+
+def states_and_gradients(model: Model, batch: Batch) -> list[Tensor]:
+    """The states in training, and the gradients of a weighted sum of them."""
+    states = model.train()(batch).last_hidden_state
+    weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(5))
+    (states * weights.to(states)).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return [each.detach().cpu().double() for each in (states, *gradients)]
+
+
+def assert_near(found: list[Tensor], wanted: list[Tensor], tolerances: tuple[float, float]) -> None:
+    """Require small differences beside the states, and beside each gradient or the largest one."""
+    largest = max(float(each.norm()) for each in wanted[1:])
+    assert len(found) == len(wanted)
+    for at, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        size = max(float(other.norm()), largest / 100) if at else float(other.norm())
+        assert float((one - other).norm()) <= tolerances[at > 0] * size
+
+
+def compare(config: EncoderConfig, lengths: list[int], dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    reference = Model(quiet(config), ())
+    model = copy.deepcopy(reference).to(DEVICE)
+    batch = batch_of(config, lengths)
+    wanted = states_and_gradients(reference.double(), batch)
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=dtype == torch.bfloat16):
+        found = states_and_gradients(model, batch.to(DEVICE))
+    assert_near(found, wanted, (2e-6, 5e-6) if dtype == torch.float32 else (0.02, 0.1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SHAPES)
+def test_states_and_gradients_of_every_family(name, dtype):
+    compare(SHAPES[name], LENGTHS, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", KERNELS)
+def test_states_and_gradients_by_every_kernel(name, dtype):
+    position = KERNELS[name].position
+    if not isinstance(position, Rotary):
+        position = replace(position, max_positions=2048)
+    compare(replace(KERNELS[name], position=position), [1600, 1, 257, 64], dtype)
+
+
+def values(prediction: Any) -> Iterator[Any]:
+    """The numbers and words of a prediction, in order."""
+    for convert in ("to_json", "tolist"):
+        if hasattr(prediction, convert):
+            prediction = getattr(prediction, convert)()
+    if isinstance(prediction, dict):
+        prediction = list(prediction.items())
+    if isinstance(prediction, list | tuple):
+        for each in prediction:
+            yield from values(each)
+    else:
+        yield prediction
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_predictions_of_every_task(name, tmp_path):
+    folder, inputs = make_folder(tmp_path / "bert"), TASKS[name][1]
+    wanted = list(values(predictor(folder, name)(inputs)))
+    found = list(values(predictor(folder, name, device=DEVICE)(inputs)))
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        assert one == (pytest.approx(other, rel=1e-3, abs=1e-5) if type(other) is float else other)
+
+
+def test_a_server_answers(tmp_path):
+    folder, texts = make_folder(tmp_path / "bert"), TASKS["classify"][1]
+    with running(app(predictor(folder, "classify", batch_invariant=True, device=DEVICE))) as url:
+        answer = httpx.post(f"{url}/classify", json={"inputs": texts}, timeout=60)
+    found = [each["label"] for each in answer.json()]
+    assert found == [each.label for each in predictor(folder, "classify")(texts)]
+
+
+def stop(event: Event) -> None:
+    """Ctrl-C in the middle of the training."""
+    if (event.kind, event.progress.steps) == ("step", 4):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("objective", ["masked_lm", "replaced_tokens", "gpt_bert"])
+def test_pre_training_goes_on_after_a_stop(objective, corpus, tmp_path):
+    def train(name: str, **more: Any) -> Any:
+        return bothways.pretrain(
+            corpus.folder, "bert-tiny", objective, until="8 steps", out=tmp_path / name,
+            device=DEVICE, progress=False, **more,
+        )  # fmt: skip
+
+    whole = train("whole")
+    train("parts", on_event=stop)
+    assert not (tmp_path / "parts" / "model").exists()
+    parts = train("parts", resume=True)
+    assert parts.progress.steps == whole.progress.steps == 8
+    for file in (tmp_path / "whole").glob("*/config.json"):
+        one = load_model(file.parent).model.state_dict()
+        other = load_model(tmp_path / "parts" / file.parent.name).model.state_dict()
+        for name, tensor in one.items():
+            torch.testing.assert_close(other[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["sharding", "replication"])
+def test_one_rank_trains_as_a_process_alone(kind, corpus, tmp_path):
+    words = [
+        "pretrain", str(corpus.folder), "--model", "bert-tiny", "--until", "4 steps", "--device", DEVICE,
+    ]  # fmt: skip
+    run_line(*words, "--out", str(tmp_path / "alone"))
+    more = [] if kind == "replication" else ["sharding.kind=sharding"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=1",
+        "-m",
+        "bothways",
+    ]
+    ranks = [*command, *words, "--out", str(tmp_path / "ranks"), *more]
+    subprocess.run(ranks, check=True, capture_output=True, timeout=300)
+    one, other = (load_model(tmp_path / name / "model").model for name in ("alone", "ranks"))
+    for name, tensor in one.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora": {"rank": 4}}, {"training.precision": "fp32"}])
+def test_fine_tuning_learns_and_its_folder_opens_on_the_processor(settings, tmp_path):
+    folder = make_folder(tmp_path / "bert")
+    rows = [{"text": each.text, "label": each.label} for each in make_examples(400, 1)]
+    found = bothways.finetune(
+        folder, rows, 0.2, out=tmp_path / "run", device=DEVICE, progress=False, seed=0,
+        **{"training.until": "10 epochs", "training.optimizer.lr": 3e-3, **settings},
+    )  # fmt: skip
+    assert found.metrics["accuracy"] > 0.9
+    texts = [row["text"] for row in rows[:50]]
+    there = bothways.load(tmp_path / "run", device=DEVICE, precision="fp32").predict(texts)
+    here = bothways.load(tmp_path / "run", device="cpu", precision="fp32").predict(texts)
+    assert [*there] == [*here]
+
+
+def test_a_student_is_distilled(corpus, tmp_path):
+    bothways.pretrain(
+        corpus.folder,
+        "bert-tiny",
+        until="2 steps",
+        out=tmp_path / "t",
+        device=DEVICE,
+        progress=False,
+    )
+    student = {"encoder.depth": 1}
+    done = bothways.distil(
+        tmp_path / "t", corpus.folder, until="3 steps", out=tmp_path / "s", device=DEVICE,
+        progress=False, **student,
+    )  # fmt: skip
+    assert done.progress.steps == 3
+    assert isinstance(load_model(tmp_path / "s" / "model").model, Model)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="bf16 is for processors that multiply it")
+def test_vectors_in_bf16_are_near(tmp_path):
+    folder, texts = make_folder(tmp_path / "bert"), TASKS["embed"][1]
+    wanted = torch.from_numpy(predictor(folder, "embed").encode(texts))
+    found = torch.from_numpy(predictor(folder, "embed", "bf16", device=DEVICE).encode(texts))
+    assert float(torch.cosine_similarity(found, wanted).min()) > 0.999
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="takes minutes on a processor")
+def test_the_benchmark_ends_within_three_minutes(tmp_path):
+    start = time.monotonic()
+    run_line("bench", "--out", str(tmp_path / "bench"))
+    assert time.monotonic() - start < 180
+    shutil.rmtree(tmp_path / "bench", ignore_errors=True)
