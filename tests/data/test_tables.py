@@ -304,6 +304,16 @@ def test_two_columns_of_one_name_are_refused_but_not_those_without(kind, tmp_pat
     ).names == ("text", "", "")
 
 
+def test_two_columns_of_one_name_in_parquet_are_refused(tmp_path):
+    import pyarrow
+    from pyarrow import parquet
+
+    table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+    parquet.write_table(table, tmp_path / "twice.parquet")
+    with pytest.raises(DataError, match="two columns are called 'text'"):
+        open_table(str(tmp_path / "twice.parquet"))
+
+
 @pytest.mark.parametrize(("suffix", "task"), [(".conll", "tag"), (".json", "answer")])
 def test_files_of_other_tasks_are_told_apart(suffix, task, tmp_path):
     with pytest.raises(DataError, match=f'task="{task}"'):

@@ -380,6 +380,11 @@ MODULES = [
             r"truncate_dim must be a number of components, at least 1, not '5'\n",
         ),
         ("sentence_bert_config.json", {"do_lower_case": True}, r"lower-cases texts before"),
+        (
+            "sentence_bert_config.json",
+            {"max_seq_length": "8"},
+            r"max_seq_length must be a number of tokens, at least 1, not '8'\n  Set it",
+        ),
         ("sentence_bert_config.json", [], r"holds a JSON list, not an object"),
     ],
 )

@@ -452,6 +452,7 @@ def _parquet(path: str, only: Many[str] | None, bytes_read: text_io.BytesRead) -
     with _damage(path), text_io.open_bytes(path) as stream:
         file = parquet.ParquetFile(stream)
         names, total = tuple(file.schema_arrow.names), file.metadata.num_rows
+    _require_distinct(names, path)
     for name in only or ():
         require_column(name, names, path)
     done = 0
@@ -710,9 +711,7 @@ def _rows_of_columns(data: Mapping[str, Any], where: str) -> Iterable[dict[str, 
 
 def _rows_of_frame(frame: Any, where: str) -> Iterable[dict[str, Any]]:
     names = [str(name) for name in frame.columns]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"two columns are called {twice!r}", where=where, fix="Rename one.")
+    _require_distinct(names, where)
     values = frame.astype(object).where(frame.notna(), None)
     return [dict(zip(names, row, strict=True)) for row in values.itertuples(index=False, name=None)]
 
@@ -733,3 +732,9 @@ def listed_classes(data: Any) -> dict[str, list[str]]:
 def is_example(value: Any) -> bool:
     """Return True for an example of a task: an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _require_distinct(names: Many[str], where: str) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"two columns are called {twice!r}", where=where, fix="Rename one.")

@@ -313,6 +313,9 @@ def _read_length(folder: Path) -> int | None:
     length = raw.get("max_seq_length")
     if length is None:
         length = object_in(folder / "tokenizer_config.json").get("model_max_length")
+    elif type(length) is not int or length < 1:
+        message = f"max_seq_length must be a number of tokens, at least 1, not {length!r:.40}"
+        raise FolderError(message, where=file, fix="Set it to null for the tokenizer's.")
     return length if isinstance(length, int) and length > 0 else None
 
 
