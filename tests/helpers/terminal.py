@@ -1,16 +1,17 @@
 """The command line in this process, with standard error on a pseudo-terminal and standard output elsewhere."""
 
+import contextlib
 import fcntl
 import io
 import os
 import pty
+import select
 import signal
 import struct
 import sys
 import termios
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,21 +37,29 @@ class Run:
     messages: bytes
 
 
-@contextmanager
+@contextlib.contextmanager
 def _collected(descriptor: int) -> Iterator[list[bytes]]:
-    """Read a pipe or the master side of a terminal until its writers have closed it."""
+    """Read a pipe or the master side of a terminal until its writers have closed it.
+
+    A process that the command has started may live on and keep it open: then until all is read.
+    """
     blocks: list[bytes] = []
+    written = threading.Event()
 
     def read() -> None:
-        try:
-            while block := os.read(descriptor, 2**16):
-                blocks.append(block)
-        except OSError:  # Linux reports the end of a pseudo-terminal as an error
-            pass
+        with contextlib.suppress(OSError):  # how Linux reports the end of a pseudo-terminal
+            while True:
+                last = written.is_set()
+                readable = select.select([descriptor], [], [], 0.2)[0]
+                if readable and (block := os.read(descriptor, 2**16)):
+                    blocks.append(block)
+                elif readable or last:
+                    return
 
     reader = threading.Thread(target=read)
     reader.start()
     yield blocks
+    written.set()
     reader.join()
     os.close(descriptor)
 

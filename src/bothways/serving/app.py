@@ -69,7 +69,8 @@ class App:
     Attributes:
         models: by name.
         limits: see `Limits`.
-        draining: set when the server is about to stop: `/ready` then says so.
+        draining: set when the server is about to stop: `/ready` then fails, and requests are still
+            answered.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class App:
         # Clients send keys beyond ASCII in two encodings.
         latin = [key.encode("latin-1") for key in keys if max(map(ord, key), default=0) < 256]
         self._keys = [*dict.fromkeys([*(key.encode() for key in keys), *latin])]
-        self.metrics = Metrics(limits.queue_tokens)
+        self.metrics = Metrics(limits.queue_tokens, self.is_ready)
         self._routes = self._get_routes()
         for model in self.models:
             self.metrics.loaded(model.name, model.created)
@@ -128,7 +129,6 @@ class App:
                 )
                 raise FolderError(message, where=model.name, fix=fix) from error
         self._warm = True
-        self.metrics.ready(self.is_ready())
 
     async def warm_up(self, model: ServedModel) -> None:
         """Compute a long text, so that the first request finds memory and kernels ready.
@@ -146,14 +146,9 @@ class App:
                 raise
             # Else the text is beyond a limit, such as a likelihood that is too long.
 
-    def drain(self) -> None:
-        """Let `/ready` fail; requests are still answered."""
-        self.draining = True
-        self.metrics.ready(False)
-
     async def stop(self) -> None:
         """End the threads."""
-        self.drain()
+        self.draining = True
         if self._started is not None:
             await asyncio.get_running_loop().run_in_executor(None, self.batcher.stop)
         self._tokenizers.shutdown(wait=False)

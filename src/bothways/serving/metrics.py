@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from bothways.core.errors import optional
@@ -19,9 +20,10 @@ class Metrics:
 
     Args:
         queue_tokens: the limit of what may wait.
+        is_ready: whether new requests are welcome, asked when the metrics are read.
     """
 
-    def __init__(self, queue_tokens: int) -> None:
+    def __init__(self, queue_tokens: int, is_ready: Callable[[], bool] = lambda: True) -> None:
         with optional("serve", "serving"):
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -46,7 +48,8 @@ class Metrics:
         self._queued = gauge("bothways_queue_tokens", "Tokens that wait.")
         description = "Tokens that may wait; more are refused."
         gauge("bothways_queue_limit_tokens", description).set(queue_tokens)
-        self._ready = gauge("bothways_ready", "1 while new requests are welcome, else 0.")
+        description = "1 while new requests are welcome, else 0."
+        gauge("bothways_ready", description).set_function(lambda: float(is_ready()))
         description = "When the model was opened, in seconds since 1970."
         self._loaded = gauge("bothways_model_opened_seconds", description, ("model",))
 
@@ -71,10 +74,6 @@ class Metrics:
     def queue(self, tokens: int) -> None:
         """Keep the number of tokens that wait."""
         self._queued.set(tokens)
-
-    def ready(self, ready: bool) -> None:
-        """Keep whether new requests are welcome."""
-        self._ready.set(float(ready))
 
     def loaded(self, model: str, created: int) -> None:
         """Keep when a model was opened, and show its counters from the first scrape on.

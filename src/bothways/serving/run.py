@@ -435,7 +435,7 @@ class Server(uvicorn.Server):
         if self._exit_at is not None:
             self.should_exit = self.force_exit = True
             return
-        self.app.drain()
+        self.app.draining = True  # a signal must not wait for a lock, which the loop may have
         self._exit_at = time.monotonic() + self.delay
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
