@@ -833,7 +833,12 @@ def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(tmp_path, tokeni
     english = [Document("The cat sat on the mat of the dog.", "made")]
     for language, expected in (
         ("de", ["stop_words is a list for en: it leaves out no document in de."]),
-        ("auto", ["stop_words left out 83% of the documents. If they are not English"]),
+        (
+            "auto",
+            [
+                "stop_words left out 83% of the documents. If they are not English, give their language=CODE."
+            ],
+        ),
     ):
         notes.clear()
         folder = tmp_path / language

@@ -235,7 +235,10 @@ def test_a_note_says_what_words_of_a_chinese_text_are(tmp_path):
     ):  # fmt: skip
         settings = {"objective.masking.unit": unit}
         shown = bothways.show(tmp_path, text, objective="masked-lm", progress=False, **settings)
-        assert any("the words of this text" in note for note in shown.notes) == noted, (text, unit)
+        notes = [note for note in shown.notes if "the words of this text" in note]
+        assert [
+            note.endswith('(bothways.build_corpus(FILES, words="jieba"))') for note in notes
+        ] == ([True] * noted), (text, unit, notes)
 
 
 def test_the_command_prints_and_writes(corpus, my_bert, tmp_path, capsys, monkeypatch):

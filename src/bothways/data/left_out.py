@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.errors import DataError, argument
+from bothways.core.errors import DataError, argument, render
 from bothways.core.progress import SILENT, Progress
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning.near_duplicates import SignedTexts, find_near_duplicates
@@ -158,7 +158,8 @@ def large_steps(
         if step.name in cleaning.document_rules and step.documents > _MOST * documents:
             note = f"{step.name} left out {step.documents / documents:.0%} of the documents"
             if step.name == "stop_words" and language == AUTO:
-                yield f"{note}. If they are not English, give their {argument(language='CODE')}."
+                setting = render(argument(language="CODE"))
+                yield f"{note}. If they are not English, give their {setting}."
             else:
                 yield f"{note}: are its settings right for them?"
 

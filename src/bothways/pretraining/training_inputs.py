@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float32
 
 from bothways.core.batch import LabelTargets, TokenTargets, pack
-from bothways.core.errors import ConfigError, call, report_findings
+from bothways.core.errors import ConfigError, call, render, report_findings
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report import html, sections, terminal
 from bothways.core.sequence import Sequence
@@ -383,7 +383,7 @@ def show_text(
             notes.append(
                 "the words of this text are those that the vocabulary shows, in Chinese mostly one "
                 "character; a run masks the words that its corpus stores "
-                f"({call('corpus build', 'FILES', words='jieba')})"
+                f"({render(call('corpus build', 'FILES', words='jieba'))})"
             )
         if corpora is not None:
             vocabulary = build.vocabulary_of(Corpora.of(corpora, None), objective)

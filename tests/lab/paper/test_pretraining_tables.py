@@ -208,6 +208,8 @@ def test_seeds_of_pretraining_are_the_unit_of_the_statistics(place, tmp_path, mo
     one = request_of(place, tmp_path / "out", cells=("base", "no-nsp"))
     first = run_table(one, device="cpu")
     assert len(first[0].values("CoLA")) == 2, "of one model the fine-tuning runs"
+    write_html(table_report(one, first, device="cpu"), tmp_path / "one.html")
+    assert "pretraining_seeds=3 measures it" in (tmp_path / "one.html").read_text()
     real = runs.pretrain
 
     def failing(settings: PretrainConfig, *args: Any, **options: Any) -> Any:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import bothways
-from bothways.core.errors import argument
+from bothways.core.errors import argument, render
 from bothways.core.files import make_folder, replace_text
 from bothways.core.report import sections as s
 from bothways.core.runtime.devices import choose_device
@@ -269,7 +269,7 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
         else "Intervals are over the seeds of fine-tuning. Each row is one pre-training run: "
         "another seed of pre-training moved the GLUE average of an ELECTRA-small by 0.57 points "
         "(the standard deviation of 14 runs, in the README of electra_pytorch); "
-        f"{argument(pretraining_seeds=3)} measures it.",
+        f"{render(argument(pretraining_seeds=3))} measures it.",
         *([f"Published figures: {'; '.join(sources)}."] if sources else []),
     ]
     return s.Report(
