@@ -734,7 +734,7 @@ def is_example(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _require_distinct(names: Many[str], where: str) -> None:
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"two columns are called {twice!r}", where=where, fix="Rename one.")
+def _require_distinct(names: Many[str], location: str) -> None:
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise DataError(f"two columns are called {duplicate!r}", where=location, fix="Rename one.")
