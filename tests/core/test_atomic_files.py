@@ -128,3 +128,7 @@ def test_an_error_names_the_folder_that_will_be_not_the_hidden_one(tmp_path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         assert caught.value.where == tmp_path / "model" / inner
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_name_that_is_too_long_has_nothing_to_recover(tmp_path):
+    files.recover_folder(tmp_path / ("a" * 255))  # with ".writing-old-" before it

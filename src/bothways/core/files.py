@@ -126,7 +126,7 @@ def recover_folder(path: Path) -> None:
     """
     path = path.resolve()
     old = path.with_name(f"{HIDDEN}old-{path.name}")
-    if old.exists() and not path.exists():
+    if os.path.exists(old) and not path.exists():  # False for a name that is too long
         with contextlib.suppress(FileNotFoundError):  # another process has restored it
             old.rename(path)
 
