@@ -1,8 +1,8 @@
 """Check arguments and results of the modules that annotate the shapes of arrays.
 
 The types of all other modules are mypy's: checking each of their calls takes a third of the time.
-Checking shapes takes up to half of a test's time, so `make test` checks them in one test of
-BOTHWAYS_CHECK_SHAPES, always the same; without it all are checked.
+Checking shapes takes up to half of a test's time, so `make test` checks the first call of a
+function in a process, and all calls in one test of BOTHWAYS_CHECK_SHAPES; without it, in all.
 This file is read before any module of bothways is imported.
 """
 
@@ -29,7 +29,7 @@ checking = True
 
 
 def check_some_tests(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return a decorator that checks the calls of a function in some tests, or all of a class."""
+    """Return a decorator that checks some calls of a function, or all of a class."""
     return functools.partial(_decorate, typechecker)
 
 
@@ -37,10 +37,13 @@ def _decorate(typechecker: Callable[..., Any], function: Any) -> Any:
     checked = check_every_call(function, typechecker=typechecker)
     if inspect.isclass(function):
         return checked
+    first = True
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return (checked if checking else function)(*args, **kwargs)
+        nonlocal first
+        is_checked, first = checking or first, False
+        return (checked if is_checked else function)(*args, **kwargs)
 
     return call
 

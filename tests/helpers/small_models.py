@@ -56,8 +56,8 @@ SHAPES: dict[str, EncoderConfig] = {name: shrunk(preset(name)) for name in DISTI
 }
 
 
-def batch_for(config: EncoderConfig) -> Batch:
-    layout = Layout.of(LENGTHS)
+def batch_for(config: EncoderConfig, lengths: list[int] = LENGTHS) -> Batch:
+    layout = Layout.of(lengths)
     ids = torch.randint(
         4, config.vocab, (layout.tokens,), generator=torch.Generator().manual_seed(3)
     )

@@ -58,10 +58,12 @@ def _collected(descriptor: int) -> Iterator[list[bytes]]:
 
     reader = threading.Thread(target=read)
     reader.start()
-    yield blocks
-    written.set()
-    reader.join()
-    os.close(descriptor)
+    try:
+        yield blocks
+    finally:
+        written.set()
+        reader.join()
+        os.close(descriptor)
 
 
 def run_command(

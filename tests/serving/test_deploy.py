@@ -27,7 +27,7 @@ def load(name: str) -> list[Any]:
 
 def exposed() -> set[str]:
     """The names of all samples of a server that has answered and failed."""
-    metrics = Metrics(100)
+    metrics = Metrics(100, lambda: True)
     metrics.request("/classify", "films", 200, 0.1)
     metrics.answered("films", 1, 5, 0, 0.1)
     metrics.batch(5, 1, 0.1)
@@ -50,7 +50,7 @@ def test_every_metric_that_is_named_exists():
 
 
 def test_the_labels_that_are_named_exist():
-    rows = Metrics(1)
+    rows = Metrics(1, lambda: True)
     rows.request("/classify", "films", 200, 0.1)
     text = rows.text().decode()
     for file in ("grafana/dashboard.json", "prometheus/alerts.yml"):
@@ -104,7 +104,7 @@ def test_refused_requests_are_divided_by_all_requests():
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
 def test_prometheus_takes_the_files_and_fires_the_alerts():
-    metrics = Metrics(100)
+    metrics = Metrics(100, lambda: True)
     metrics.request("/classify", "films", 200, 0.1)
     metrics.loaded("films", 1)
     folder = DEPLOY / "prometheus"
@@ -151,7 +151,7 @@ def test_both_sides_of_a_division_have_the_same_labels():
 
 
 def test_a_counter_is_there_before_it_counts():
-    metrics = Metrics(100)
+    metrics = Metrics(100, lambda: True)
     metrics.loaded("films", 1)
     rows = metrics.text().decode().splitlines()
     assert 'bothways_texts_total{model="films"} 0.0' in rows

@@ -370,7 +370,9 @@ def test_connections_have_a_limit(application):
             connection.close()
         time.sleep(0.1)
         assert httpx.get(f"{url}/ready").status_code == 200
+        assert "\nbothways_ready 1.0\n" in httpx.get(f"{url}/metrics").text
         few.draining = True
+        assert "\nbothways_ready 0.0\n" in httpx.get(f"{url}/metrics").text
         draining = httpx.get(f"{url}/ready")
         assert (draining.status_code, draining.headers["retry-after"]) == (503, "1")
 

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -56,10 +57,15 @@ def test_a_server_that_has_ended_leaves_the_loggers_as_they_were(number, base, t
     deployment = Deployment({"films": NamedModel(str(write(tmp_path / "films", base, 1)))})
     opened = threading.Event()
 
+    def connect() -> None:
+        """Be accepted as soon as the server says that it is there."""
+        socket.create_connection(bound.getsockname(), timeout=20).close()
+        opened.set()
+
     def stop() -> None:
         """Ask once, then send the signal, without which the server never ends."""
+        assert opened.wait(90)
         try:
-            assert opened.wait(90)
             httpx.get(f"{url_of(bound)}/live", timeout=60)
         finally:
             os.kill(os.getpid(), number)
@@ -67,7 +73,7 @@ def test_a_server_that_has_ended_leaves_the_loggers_as_they_were(number, base, t
     with bind("127.0.0.1", 0) as bound:
         asking = threading.Thread(target=stop)
         asking.start()
-        run_server(deployment.app(), bound, deployment, opened=opened.set)
+        run_server(deployment.app(), bound, deployment, opened=connect)
         asking.join()
     assert '"route":"/live"' in capsys.readouterr().err
     assert states() == before

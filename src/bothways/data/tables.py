@@ -279,19 +279,21 @@ def _delimited(location: str, records: Records, columns: Many[str]) -> Table:
     header = is_header(names, [values for _, values in sample], columns)
     if not header:
         names, records = list(map(str, range(len(names)))), itertools.chain([first_record], records)
-    distinct = set[str]()
-    for name in names:
-        if name and name in distinct:
-            fix = (
-                "Rename one; columns without a header go by number, from 0: "
-                f"{argument(text='0', label='1')}."
-            )
-            raise DataError(f"two columns are called {name!r}", where=f"{location}:{line}", fix=fix)
-        distinct.add(name)
+    fix = "Rename one; columns without a header go by number, from 0: "
+    fix += f"{argument(text='0', label='1')}."
+    _require_distinct(filter(None, names), f"{location}:{line}", fix)
     # Unlike a generator, `map` goes on after an error.
     twice = names if header and len(names) > 1 else []
     rows = map(lambda record: _record(location, names, *record, twice=twice), records)
     return Table(location, tuple(names), rows)
+
+
+def _require_distinct(names: Iterable[str], location: str, fix: str = "Rename one.") -> None:
+    distinct = set[str]()
+    for name in names:
+        if name in distinct:
+            raise DataError(f"two columns are called {name!r}", where=location, fix=fix)
+        distinct.add(name)
 
 
 def is_header(record: Many[str], sample: Many[Many[str]], columns: Iterable[str] = ()) -> bool:
@@ -732,9 +734,3 @@ def listed_classes(data: Any) -> dict[str, list[str]]:
 def is_example(value: Any) -> bool:
     """Return True for an example of a task: an instance of a dataclass."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-def _require_distinct(names: Many[str], location: str) -> None:
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise DataError(f"two columns are called {duplicate!r}", where=location, fix="Rename one.")

@@ -23,7 +23,7 @@ class Metrics:
         is_ready: whether new requests are welcome, asked when the metrics are read.
     """
 
-    def __init__(self, queue_tokens: int, is_ready: Callable[[], bool] = lambda: True) -> None:
+    def __init__(self, queue_tokens: int, is_ready: Callable[[], bool]) -> None:
         with optional("serve", "serving"):
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 

@@ -3,7 +3,6 @@
 import csv
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from bothways.prediction.bulk.parts import BulkRequest
 from bothways.prediction.bulk.run import predict_files
 from child_processes import children
 from commands import run_line, run_shell_line
+from terminal import Run, run_command
 from toy_bulk import make_classifier, make_rows, write_rows
 
 
@@ -134,18 +134,24 @@ def test_rejected_rows_are_in_a_file_beside_it(model, tmp_path):
     assert out.read_bytes() == (tmp_path / "b.jsonl").read_bytes()
 
 
-def test_a_pipe_is_read_once(model, tmp_path, capsys):
+def test_a_pipe_is_read_once(model, tmp_path):
     """Its parts cannot be continued, and its rows have the types of the first of them."""
     rows = [json.dumps(row) for row in make_rows(9)]
-    line = f"bothways predict {model} - --text text --keep id --rows 4 --out {tmp_path}"
-    run_shell_line(f"echo {shlex.join(rows)} | {line}/out.parquet")
-    assert "9 rows" in capsys.readouterr().err
-    assert parquet.read_table(tmp_path / "out.parquet")["id"].to_pylist() == [*range(9)]
+    (tmp_path / "files").mkdir()
+
+    def predict(name: str) -> Run:
+        words = ["predict", str(model), "-", "--text", "text", "--keep", "id", "--rows", "4"]
+        words += ["--out", str(tmp_path / "files" / name)]
+        return run_command(words, tmp_path / "printed", terminal=False, stdin="\n".join(rows))
+
+    done = predict("out.parquet")
+    assert (done.status, b"9 rows" in done.messages) == (0, True)
+    table = parquet.read_table(tmp_path / "files" / "out.parquet")
+    assert table["id"].to_pylist() == [*range(9)]
     rows[5] = "{"
-    with pytest.raises(DataError) as broken:
-        run_shell_line(f"echo {shlex.join(rows)} | {line}/b.csv")
-    assert broken.value.where == "standard input:6"
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["out.parquet"]
+    broken = predict("b.csv")
+    assert (broken.status, b"standard input:6" in broken.messages) == (2, True)
+    assert [file.name for file in (tmp_path / "files").iterdir()] == ["out.parquet"]
 
 
 def test_a_pipe_is_read_after_a_run_that_was_killed(model, tmp_path, monkeypatch):
