@@ -9,9 +9,7 @@ KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /d
 # Else each of the hundreds of processes of the tests compiles the source again, a second each.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Two more than there are cores: many tests wait for a process, for a server or for a while.
-WORKERS := $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 2)")
-PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .PHONY: quickstart test lint test-slow test-elastic test-gpu check docs kernels kernels-strict kernels-asan wheels fuzz browser api clients node format clean
 
