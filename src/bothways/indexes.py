@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from bothways.core.config.values import checked
 from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from bothways.tasks.sentence_embedding.examples import VectorExample
 
 
+@checked
 def build_index(  # noqa: PLR0913 – one option per question
     texts: str | Path | Iterable[Any],
     out: str | Path,
@@ -196,6 +198,7 @@ def _absolute(model: str) -> str:
     return str(path.resolve()) if path.exists() else model
 
 
+@checked
 def search(  # noqa: PLR0913 – one option per question
     index: str | Path | Index,
     queries: str | Iterable[str],
@@ -272,6 +275,7 @@ def embed_queries(embedder: Predictor, index: Index, queries: Iterable[str]) -> 
     )
 
 
+@checked
 def mine(  # noqa: PLR0913 – one option per question
     pairs: str | Path | Iterable[Any],
     index: str | Path | Index,

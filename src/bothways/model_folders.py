@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from bothways.core.config.values import checked
 from bothways.core.errors import argument
 from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from bothways.tasks.sentence_embedding.quantized import VectorType
 
 
+@checked
 def load(
     folder: str | Path,
     task: str | None = None,
@@ -93,6 +95,7 @@ def _require_choices(precision: str, runtime: str) -> None:
     require_choice(Runtime, "runtime", runtime)
 
 
+@checked
 def predict(  # noqa: PLR0913 – one option per question
     model: str | Path,
     files: str | Path | Iterable[Any],
@@ -242,6 +245,7 @@ def _read_ranges(file: Path) -> tuple[tuple[float, ...], ...]:
     return tuple(low), tuple(high)
 
 
+@checked
 def evaluate(  # noqa: PLR0913 – one option per question
     model: str | Path,
     data: str | Path | Iterable[Any] | None = None,
@@ -425,6 +429,7 @@ def average(models: str | Path | Iterable[str | Path], out: str | Path) -> list[
     return save_average([str(model) for model in names], local_path(out))
 
 
+@checked
 def calibrate(  # noqa: PLR0913 – one option per question
     model: str | Path,
     data: str | Path | Iterable[Any] | None = None,
@@ -485,6 +490,7 @@ def calibrate(  # noqa: PLR0913 – one option per question
         return work.calibrate(labelled, local_path(out), error, device)
 
 
+@checked
 def load_model(
     folder: str | Path, heads: Iterable[Head] | None = None, *, fresh: Collection[str] = ()
 ) -> PretrainedModel:
@@ -530,6 +536,7 @@ def load_model(
     return PretrainedModel(model_folder.load_model(resolve_run(str(folder)), heads, fresh))
 
 
+@checked
 def export_model(  # noqa: PLR0913 – one option per question
     folder: str | Path,
     out: str | Path,

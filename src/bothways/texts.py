@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bothways.core.config import reader as configs
+from bothways.core.config.values import checked
 from bothways.core.errors import ConfigError, DataError, argument, render
 from bothways.core.progress import Progress, shown_progress
 
@@ -24,6 +25,7 @@ NOTED_MARKS = 0.0075
 """In files of English Wikipedia up to 0.004 of the letters have an accent."""
 
 
+@checked
 def train_tokenizer(  # noqa: PLR0913 – one option per question
     texts: str | Path | Iterable[str | Document] | Mapping[str, str | Path | Iterable[str]],
     size: int = 30_000,
@@ -126,6 +128,7 @@ def read_sample(texts: Sample, progress: Progress) -> Iterator[str]:
     progress.stage("merging pieces")
 
 
+@checked
 def build_corpus(  # noqa: PLR0913 – one option per question
     texts: str | Path | Iterable[str | Path | Document],
     tokenizer: str | Path | Tokenizer,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from bothways.core.config.values import checked
 from bothways.core.errors import ConfigError, DataError, argument, call
 from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     )
 
 
+@checked
 def pretrain(  # noqa: PLR0913 – one option per question
     corpus: Corpora,
     model: str | EncoderConfig | None = None,
@@ -122,6 +124,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
         )
 
 
+@checked
 def find_lr(  # noqa: PLR0913 – one option per question
     corpus: Corpora,
     model: str | EncoderConfig | None = None,
@@ -231,6 +234,7 @@ def pretrain_settings(
     return chosen_settings(recipe, encoder, start, changed, devices.gpu_memory(device))
 
 
+@checked
 def show(  # noqa: PLR0913 – one option per question
     source: Corpora,
     text: str | None = None,
@@ -363,13 +367,14 @@ def show(  # noqa: PLR0913 – one option per question
         return training_inputs.show_corpus(run_settings, corpora, step, count or 3, reporter)
 
 
+@checked
 def adapt(  # noqa: PLR0913 – one option per question
     model: str | Path,
     texts: str | Path | Iterable[str | Path],
     out: str | Path,
     *,
     replay: str | Path | Iterable[str | Path] = (),
-    replay_share: float = 0.1,
+    replay_share: float | None = None,
     until: str | None = None,
     length: int = 128,
     resume: bool = False,
@@ -386,7 +391,8 @@ def adapt(  # noqa: PLR0913 – one option per question
             words that the vocabulary lacks are in new_words.txt.
         replay: general text, or a corpus of it: read among that of the domain against forgetting,
             and measured.
-        replay_share: the share of the sequences that are of general text; 0 only measures it.
+        replay_share: the share of the sequences that are of general text, by default 0.1; 0 only
+            measures it.
         until: end of the run, such as "20 minutes"; `None` for one pass over the text, with at
             least 1,000 updates.
         length: tokens of a sequence.
@@ -454,6 +460,7 @@ def finetune(
 ) -> CrossValidation: ...
 
 
+@checked
 def finetune(  # noqa: PLR0913 – one option per question
     model: str | Path,
     train: Rows,
@@ -599,6 +606,7 @@ def finetune_settings(  # noqa: PLR0913 – one option per question
     return loaded, [f"note: {note}" for note in replaced_members(loaded, base)]
 
 
+@checked
 def distil(  # noqa: PLR0913 – one option per question
     teacher: str | Path,
     data: Rows | Corpus | None = None,

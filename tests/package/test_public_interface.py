@@ -157,7 +157,19 @@ def test_progress_is_shown_hidden_or_received(place, tmp_path, capfd):
     [
         (lambda: bothways.train_tokenizer(["a"], kind="words"), "kind: unknown kind"),
         (lambda: bothways.train_tokenizer(["a"], colour=1), r"tokenizer\.colour: unknown key"),
-        (lambda: bothways.train_tokenizer(["a"], size=60.5), r"tokenizer\.size: 60\.5 is given"),
+        (lambda: bothways.train_tokenizer(["a"], size=60.5), r"^size: must be a whole number"),
+        (lambda: bothways.load("x", length="12"), r"^length: must be a whole number or None, not"),
+        (lambda: bothways.load("x", length=True), r"^length: .* not True"),
+        (lambda: bothways.load(None), r"^folder: must be a text or a path, not NoneType"),
+        (lambda: bothways.load("x", "classify", precision=3), r"^precision: unknown"),
+        (lambda: bothways.load("x" * 300), r"config\.json: is longer than"),
+        (lambda: bothways.finetune("x", [], folds=2.5), r"^folds: .* not 2\.5"),
+        (
+            lambda: bothways.finetune("x", [], resume="no"),
+            r"^resume: must be True or False, not 'no'",
+        ),
+        (lambda: bothways.adapt("x", "y", "z", until=5), r"^until: must be a text or None, not 5"),
+        (lambda: bothways.adapt("x", "y", replay_share="1", out="z"), r"^replay_share: must be a"),
         (
             lambda: bothways.train_tokenizer(["a"], strip_accents=3),
             r"tokenizer\.strip_accents: 3 is",

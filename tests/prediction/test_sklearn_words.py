@@ -93,6 +93,8 @@ def test_encode_takes_the_arguments_of_sentence_transformers(embed):
     assert np.linalg.norm(unit, axis=1) == pytest.approx(np.ones(3))
     assert unit == pytest.approx(plain / np.linalg.norm(plain, axis=1, keepdims=True), abs=1e-6)
     assert embed.encode(TEXTS, truncate_dim=5).tolist() == plain[:, :5].tolist()
+    with pytest.raises(ConfigError, match=rf"^truncate_dim: must be at most {plain.shape[1]}, "):
+        embed.encode(TEXTS, truncate_dim=plain.shape[1] + 1)
     assert isinstance(embed.encode(TEXTS, convert_to_tensor=True), torch.Tensor)
     assert len(embed.encode(TEXTS, convert_to_numpy=False)) == 3
     assert embed.similarity(TEXTS[0], TEXTS).shape == (1, 3)

@@ -168,6 +168,8 @@ def test_mistakes(tmp_path, tokenizer, texts):
     model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
     with pytest.raises(ConfigError, match="replay_share"):
         bothways.adapt(model, texts["domain"], tmp_path / "no", replay_share=1.0)
+    with pytest.raises(ConfigError, match=r"^replay_share: is 0\.1, and there is no general text"):
+        bothways.adapt(model, texts["domain"], tmp_path / "no", replay_share=0.1)
     with pytest.raises(BothwaysError, match="nowhere"):
         bothways.adapt(model, "nowhere.txt", tmp_path / "no", until="2 steps")
     with pytest.raises(ConfigError, match="held_out"):

@@ -148,7 +148,7 @@ def adapt(
     *texts: Annotated[str, options.INPUTS],
     out: Path,
     replay: list[str] | None = None,
-    replay_share: float = 0.1,
+    replay_share: float | None = None,
     end: options.RunLength = options.RunLength(),  # noqa: B008 – frozen
     length: int = 128,
     resume: options.Resume = False,

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bothways.core.config.values import checked
 from bothways.core.errors import FolderError, installed
 from bothways.core.files import local_path
 from bothways.hub.model_card import Card
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _FIX = "Check the network and the name, and log in with a token that may write: hf auth login"
 
 
+@checked
 def push_to_hub(
     source: str | Path | Model,
     repo_id: str,

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bothways.core.config.values import checked
 from bothways.core.errors import ResourceError
 from bothways.core.files import local_path, replace_folder
 
@@ -362,6 +363,7 @@ COMMANDS = (
 """Commands that run in the folder, in this order."""
 
 
+@checked
 def demo(folder: str | Path) -> list[Path]:
     """Write small labelled data of every task, to try the commands with.
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from bothways.core.config import reader as configs
 from bothways.core.config.values import (
     Tree,
+    checked,
     parse_overrides,
     rename,
     require_at_least,
@@ -292,6 +293,7 @@ class Predictor:
         predicted = engine.predict(self.task_model, examples, config, counts)
         return (prediction for _, prediction in predicted)
 
+    @checked
     def encode(  # noqa: PLR0913 – the names of sentence-transformers
         self,
         texts: str | Given,
@@ -336,6 +338,10 @@ class Predictor:
             raise ConfigError(message, where="task", fix='Open the model with task="embed".')
         require_at_least(1, truncate_dim=truncate_dim)
         require_choice(VectorType, "precision", precision)
+        width = self.task_model.task.width(self.task_model.model)
+        if truncate_dim is not None and truncate_dim > width:
+            message = f"must be at most {width}, the width of the vectors, not {truncate_dim}"
+            raise ConfigError(message, where="truncate_dim")
         lead = self.task_model.task.prompt_text(prompt_name, prompt)
         single = isinstance(texts, str | Mapping)
         rows = [texts] if single else given_rows(texts, "texts")
@@ -351,7 +357,6 @@ class Predictor:
                 for prediction in self._all(inputs, batch_size, counts):
                     vectors.append(prediction.vectors[0])
                     progress.advance(len(vectors))
-                width = self.task_model.task.width(self.task_model.model)
                 matrix = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
             elif counts is not None:
                 counts.examples += len(matrix)

@@ -212,7 +212,7 @@ def adapt(  # noqa: PLR0913 – one option per question
     out: Path,
     *,
     replay: Iterable[str] = (),
-    replay_share: float = 0.1,
+    replay_share: float | None = None,
     until: str | None = None,
     length: int = 128,
     overrides: Any = (),
@@ -233,7 +233,7 @@ def adapt(  # noqa: PLR0913 – one option per question
             its generator).
         BothwaysError: as `pretrain` and `write_corpus`.
     """
-    if not 0 <= replay_share < 1:
+    if replay_share is not None and not 0 <= replay_share < 1:
         message = f"must be at least 0 and below 1, not {replay_share:g}"
         fix = "0.1 reads general text in a tenth."
         raise errors.ConfigError(message, where="replay_share", fix=fix)
@@ -244,7 +244,11 @@ def adapt(  # noqa: PLR0913 – one option per question
     objective, fresh = _objective_of(loaded, source)
     sources = {DOMAIN: list(texts), GENERAL: list(replay)}
     sources = {name: paths for name, paths in sources.items() if paths or name == DOMAIN}
-    share = replay_share if GENERAL in sources else 0.0
+    if GENERAL not in sources and replay_share is not None:
+        message = f"is {replay_share:g}, and there is no general text to read"
+        fix = f"Name some: {errors.argument(replay='FILE')}."
+        raise errors.ConfigError(message, where="replay_share", fix=fix)
+    share = 0.0 if GENERAL not in sources else 0.1 if replay_share is None else replay_share
     settings_for = functools.partial(_settings, source, objective, share, length, until, overrides)
     settings_for(1)  # refuses wrong settings before corpora are built
     with _nothing_left(out, plan):

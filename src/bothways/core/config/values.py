@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import importlib
+import inspect
 import json
+import numbers
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from bothways.core.errors import ConfigError, argument
 
 Tree = Mapping[str, Any]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def nest(values: Tree) -> dict[str, Any]:
@@ -288,3 +294,48 @@ def require_share(location: str = "", **shares: float | None) -> None:
     for name, share in shares.items():
         if share is not None and not 0 <= share <= 1:
             raise ConfigError(f"must be in [0, 1], not {share}", where=join_path(location, name))
+
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "bool": (bool, "True or False"),
+    "int": (numbers.Integral, "a whole number"),
+    "float": (numbers.Real, "a number"),
+    "str": (str, "a text"),
+    "Path": (os.PathLike, "a path"),
+    "None": (type(None), "None"),
+}
+"""Kinds of arguments by their annotation, as classes and as words."""
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Check plain arguments of a public function before it runs; others it reads itself.
+
+    Raises:
+        ConfigError: an argument that is annotated with plain kinds alone has another one, as a
+            `length="12"`, which would fail later and elsewhere; or a name is too long for a file.
+    """
+    parameters = inspect.signature(function).parameters
+    kinds = {name: str(p.annotation).split(" | ") for name, p in parameters.items()}
+    kinds = {name: words for name, words in kinds.items() if _KINDS.keys() >= set(words)}
+    kinds.pop("model", None)  # for a module in place of its folder there is other advice
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = dict(zip(parameters, args, strict=False)) | kwargs
+        for name in kinds.keys() & given.keys():
+            value, words = given[name], kinds[name]
+            flag = isinstance(value, bool) and "bool" not in words
+            if flag or not any(isinstance(value, _KINDS[word][0]) for word in words):
+                allowed = " or ".join(_KINDS[word][1] for word in words)
+                shown = (
+                    repr(value) if isinstance(value, str | int | float) else type(value).__name__
+                )
+                raise ConfigError(f"must be {allowed}, not {shown}", where=name)
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            raise ConfigError("is longer than a file name can be", where=error.filename) from error
+
+    return call
