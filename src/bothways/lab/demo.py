@@ -261,11 +261,16 @@ def _fact(animal: str, kind: int) -> str:
 
 
 def _ranked(file: str, count: int) -> list[Row]:
-    """Return questions with four facts; the first answers it before they are shuffled."""
+    """Return questions with four facts; the first answers it before they are shuffled.
+
+    The dev data ask one question about each animal, the training data the three others.
+    """
     grammar, rows = Grammar(file), list[Row]()
-    for _ in range(count):
+    while len(rows) < count:
         animal, *others = grammar.rng.sample(list(FACTS), 3)
         kind, other = grammar.rng.sample(range(4), 2)
+        if ((list(FACTS).index(animal) + kind) % 4 == 0) != (file == "dev"):
+            continue
         answer = _fact(animal, kind)
         documents = [answer, _fact(animal, other), *(_fact(each, kind) for each in others)]
         grammar.rng.shuffle(documents)

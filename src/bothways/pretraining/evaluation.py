@@ -136,7 +136,8 @@ class HeldOut:
             counts = np.bincount(labelled, minlength=int(highest) + 1)
             shares = all_gather(self._plan, torch.from_numpy(counts)).sum(0).numpy()
             shares = shares / max(1, shares.sum())
-            result[f"majority/loss/{name}"] = float(-(shares * np.log(shares + 1e-12)).sum())
+            occurring = shares[shares > 0]
+            result[f"majority/loss/{name}"] = float((occurring * np.log(1 / occurring)).sum())
             result[f"majority/accuracy/{name}"] = float(shares.max())
         return result
 

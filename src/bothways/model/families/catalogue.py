@@ -47,6 +47,7 @@ def family_named(model_type: str) -> Family | None:
     return next((f for f in FAMILIES if model_type in (f.model_type, *f.other_types)), None)
 
 
+@functools.lru_cache(maxsize=128)  # writing all families' settings takes 10 ms
 def family_for(
     config: EncoderConfig, vocabulary: str | None = None, origin: str | None = None
 ) -> Family | None:
