@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.prediction.bulk import run
-from bothways.prediction.bulk.folder import PARTS, SUCCESS, parts_folder, rejects_file
+from bothways.prediction.bulk.folder import PARTS, SUCCESS, join_parts, parts_folder, rejects_file
 from bothways.prediction.bulk.parts import BulkRequest
 from bothways.prediction.bulk.run import predict_files
 from child_processes import children
@@ -111,6 +111,14 @@ def test_an_interrupted_file_is_absent_and_continues(suffix, model, table, monke
     done = predict_files(request, out)
     assert (done.rows, done.again) == (12, 1)
     assert out.read_bytes() == whole.read_bytes()
+
+
+def test_parts_are_in_order_beyond_five_digits(tmp_path):
+    numbers = [7, 99_999, 100_000]
+    for number in numbers:
+        (tmp_path / f"part-00000-{number:05}.jsonl").write_text(f"{number}\n")
+    join_parts(tmp_path, tmp_path / "out.jsonl", flat=False)
+    assert (tmp_path / "out.jsonl").read_text().split() == [*map(str, numbers)]
 
 
 def test_rejected_rows_are_in_a_file_beside_it(model, tmp_path):

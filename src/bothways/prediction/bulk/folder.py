@@ -25,6 +25,7 @@ import csv
 import functools
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -235,8 +236,8 @@ def join_parts(folder: Path, out: Path, *, flat: bool) -> None:
     Raises:
         ResourceError: no space or no permission; the file is as it was.
     """
-    parts = sorted(folder.glob("part-*"))
-    rejects = sorted((folder / REJECTS).glob("*.jsonl"))
+    parts = sorted(folder.glob("part-*"), key=_numbers)
+    rejects = sorted((folder / REJECTS).glob("*.jsonl"), key=_numbers)
     if rejects:
         replace_file(rejects_file(out), lambda file: _join_lines(rejects, file))
     else:
@@ -246,6 +247,11 @@ def join_parts(folder: Path, out: Path, *, flat: bool) -> None:
     }  # fmt: skip
     write = writers.get(out.suffix, functools.partial(_write_table, flat=flat, suffix=out.suffix))
     replace_file(out, lambda file: write(parts, file))
+
+
+def _numbers(file: Path) -> list[int]:
+    """Return the numbers in a name, of more digits than five beyond part 99,999."""
+    return [int(number) for number in re.findall(r"\d+", file.stem)]
 
 
 def _join_lines(parts: list[Path], file: Path) -> None:
