@@ -49,6 +49,9 @@ def write_columns(path: Path, *names: str) -> str:
         (("index", "question", "sentence", "label"), "question", "sentence", "label"),
         (("premise", "hypothesis", "gold_label"), "premise", "hypothesis", "gold_label"),
         (("text", "text_b", "label", "idx"), "text", "text_b", "label"),
+        (("review", "sentiment"), "review", None, "sentiment"),
+        (("subject", "body", "topic"), "body", None, "topic"),
+        (("text", "comment", "label", "topic"), "text", None, "label"),
     ],
 )
 def test_columns_are_guessed_where_that_is_clear(tmp_path, names, text, text_b, label):
@@ -98,7 +101,8 @@ def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path):
         (("text", "sentence1", "sentence2", "label"), "is the text"),
         (("words", "label"), r"a\.tsv: cannot tell which column is the text \(words, label\)"),
         (("text", "label", "class"), r"the label \(label, class\)"),
-        (("text", "sentiment"), r"the label \(text, sentiment\)"),
+        (("text", "opinion"), r"the label \(text, opinion\)"),
+        (("text", "sentiment", "topic"), r"the label \(sentiment, topic\)"),
     ],
 )
 def test_columns_that_are_not_clear_are_asked_for(tmp_path, names, message):

@@ -55,7 +55,8 @@ _COLUMN_NAMES = frozenset(
     """
     text text_a text_b sentence sentence1 sentence2 premise hypothesis question question1 question2
     context answers answer title passage query document content body review comment tweet message
-    tokens words tags ner_tags label labels class category target score rating stars id idx index
+    utterance headline tokens words tags ner_tags label labels class category target sentiment
+    intent emotion topic score rating stars id idx index
     """.split()  # noqa: SIM905
 )
 

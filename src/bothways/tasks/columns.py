@@ -53,6 +53,7 @@ class Column:
         role: its field in the task's type of columns.
         noun: its content, for messages.
         names: common names of such a column.
+        others: names that count where none of these is there: with a label, a topic is none.
         companion: role of a second column, which is read only with this one.
         both: whether the companion is required where the task has one.
         pairs: common names of both columns.
@@ -67,6 +68,7 @@ class Column:
     role: str
     noun: str
     names: Many[str] = ()
+    others: Many[str] = ()
     companion: str = ""
     both: bool = False
     pairs: Many[Many[str]] = ()
@@ -88,7 +90,10 @@ class Column:
     def is_clear(self, free: Many[str]) -> bool:
         """Return True if one column has a common name, or several have numbered ones."""
         numbered = self.numbered is not None and any(map(self.numbered.fullmatch, free))
-        return len(usual_columns(self.names, free)) == 1 or numbered
+        return len(usual_columns(self._aliases(free), free)) == 1 or numbered
+
+    def _aliases(self, free: Many[str]) -> Many[str]:
+        return self.names if usual_columns(self.names, free) else self.others
 
     def guessed(
         self, names: Many[str], where: str, taken: Many[str], unclear: Many[str] = ()
@@ -108,7 +113,8 @@ class Column:
         if len(pairs) == 1 and singles <= {*pairs[0]}:
             return {self.role: pairs[0][0], self.companion: pairs[0][1]}
         # Several pairs, or one and another name, are not clear, which `guess_column` reports.
-        candidates = [*dict.fromkeys([*(pairs[0] if self.both and pairs else ()), *self.names])]
+        paired = pairs[0] if self.both and pairs else ()
+        candidates = [*dict.fromkeys([*paired, *self._aliases(free)])]
         if self.numbered is None:
             return {self.role: guess_column(self, candidates, names, where, free, unclear)}
         # By number: sorted as texts, "ending10" would come before "ending2".

@@ -93,8 +93,11 @@ class TextColumns(Columns):
 NOT_NAMED = TextColumns()
 
 
-TEXT = Column("text", "text", TEXTS, companion="text_b", both=True, pairs=PAIRS)
-LABEL = Column("label", "label", LABELS, answer=True)
+TEXT = Column(
+    "text", "text", TEXTS, ("comment", "message", "utterance", "headline", "body"),
+    companion="text_b", both=True, pairs=PAIRS,
+)  # fmt: skip
+LABEL = Column("label", "label", LABELS, ("sentiment", "intent", "emotion", "topic"), answer=True)
 
 
 def example_of(row: base.Row, columns: TextColumns, where: str) -> TextExample:
