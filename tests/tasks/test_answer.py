@@ -36,7 +36,7 @@ from bothways.prediction.engine import (
     predict_encoded,
 )
 from bothways.tasks.predictions import AnswerPrediction
-from bothways.tasks.question_answering.examples import Question, QuestionColumns
+from bothways.tasks.question_answering.examples import ANYWHERE, Question, QuestionColumns
 from bothways.tasks.question_answering.task import QuestionAnswerer, QuestionAnsweringTask
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Specials
@@ -478,6 +478,24 @@ def test_a_table_is_read_with_the_columns_asked_for(tmp_path):
     assert [question.question for question in reading.examples] == ["dog"]
     again = reading.task.read(str(tmp_path / "rows.jsonl"), labelled=False)
     assert [question.annotated for question in again.examples] == [False]
+
+
+@pytest.mark.parametrize(
+    ("question", "context", "answer"),
+    [("question", "context", "answer"), ("query", "passage", "answer_text")],
+)
+def test_columns_of_other_names_are_found_in_files_and_in_rows(tmp_path, question, context, answer):
+    row = {question: "dog", context: "ape", answer: "ape"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    task = QuestionAnsweringTask()
+    [read] = task.read(str(tmp_path / "rows.jsonl")).examples
+    held = task.example(row)
+    assert read.answers == held.answers == (("ape", ANYWHERE),)
+    assert (held.question, held.context) == ("dog", "ape")
+    del row[answer]
+    assert not task.example(row).annotated
+    with pytest.raises(DataError, match=r"cannot tell which column has the answers"):
+        task.example(row, labelled=True)
 
 
 def test_each_context_is_tokenized_once(tmp_path, monkeypatch):

@@ -241,7 +241,9 @@ class TableTask(Task[E, P]):
             return table
         head_row = next(table.rows)
         names: dict[str, Any] = {role: head_row.values.get(at) for role, at in numbers.items()}
-        known = {name for c in self.column_table for name in itertools.chain(c.names, *c.pairs)}
+        known = {
+            name for c in self.column_table for name in itertools.chain(c.names, c.others, *c.pairs)
+        }
         if all(isinstance(name, str) and name in known for name in names.values()):
             fix = f"Name the columns: {_spelled(names)}."
             message = "is a header, but the columns are given by number"

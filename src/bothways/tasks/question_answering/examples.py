@@ -78,9 +78,10 @@ class QuestionColumns(Columns):
     id: str = "id"
 
 
-TABLE = tuple(
-    Column(name, name, (name,), answer=name == "answers")
-    for name in ("question", "context", "answers")
+TABLE = (
+    Column("question", "question", ("question", "query")),
+    Column("context", "context", ("context", "passage", "paragraph", "document")),
+    Column("answers", "answers", ("answers", "answer", "answer_text"), answer=True),
 )
 
 

@@ -222,15 +222,6 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
             lambda row: self.parse(row.values, selected, row.where),
         )
 
-    def example(
-        self, row: base.Row, columns: QuestionColumns | None = None,
-        labelled: bool | None = None, *, where: str = "an example",
-    ) -> Question:  # fmt: skip
-        if columns is not None:
-            return super().example(row, columns, labelled, where=where)
-        selected = self.columns if labelled is not False else replace(self.columns, answers=None)
-        return self.parse(row, selected, where)
-
     def parse(self, row: base.Row, columns: QuestionColumns, where: str) -> Question:
         return question_of(row, columns, where)
 
