@@ -11,6 +11,7 @@ from bothways.core.config import reader as configs
 from bothways.core.config.values import checked
 from bothways.core.errors import ConfigError, DataError, argument, render
 from bothways.core.progress import Progress, shown_progress
+from bothways.core.terminal import quantity
 
 if TYPE_CHECKING:
     from bothways.data.cleaning.config import Cleaning
@@ -91,7 +92,7 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
             tokenizer.save(out)
         few = f" (the text has no more candidates for the requested {trainer.size:,})"
         fewer = few if tokenizer.size < trainer.size else ""
-        total = f"{sample.total / 1e6:,.1f} million characters"
+        total = quantity(sample.total, "character(s)")
         reporter.message(f"{tokenizer.size:,} tokens{fewer}, trained on {share} of {total}")
         if (
             not isinstance(trainer, trainers.ByteBPE)
