@@ -10,6 +10,7 @@ from bothways.core.config.values import checked
 from bothways.core.errors import ConfigError, DataError, FolderError
 from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
+from bothways.core.terminal import listed
 
 if TYPE_CHECKING:
     from bothways.prediction.predictor import Predictor
@@ -185,6 +186,9 @@ def _document(
     """Return the id and the text of a row."""
     from bothways.tasks.columns import cell_of, text_of
 
+    if text is None and "text" not in row:
+        fix = 'Name the column: --text NAME, in Python text="NAME".'
+        raise DataError(f"has no column 'text'; it has {listed(row)}", where=where, fix=fix)
     content = text_of(row, text or "text", where)
     if text is None and "_id" in row and row.get("title"):
         content = f"{row['title']} {content}".strip()

@@ -19,6 +19,7 @@ import bothways
 from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.core.progress import SILENT
+from bothways.indexes import read_texts
 from bothways.prediction.search import change, stored_vectors
 from bothways.prediction.search.bm25 import BM25, search_words
 from bothways.prediction.search.change import change_index
@@ -290,6 +291,13 @@ def test_texts_without_an_id_get_numbers_that_no_document_has(tmp_path: Path) ->
     named = {index.ids[row].decode(): text for row, text in enumerate(index.texts(range(6)))}
     numbers = {"2": "new", "5": "newer", "6": "newest"}
     assert named == {"1": "one", "3": "three", "4": "four"} | numbers
+
+
+def test_a_row_without_the_column_of_the_text_names_its_own() -> None:
+    rows = [{"review": "a good film", "stars": 5}]
+    assert [*read_texts(rows, text="review")] == [(None, "a good film")]
+    with pytest.raises(DataError, match=r"^text 1: has no column 'text'; it has review, stars\n"):
+        next(read_texts(rows))
 
 
 def test_words_and_fused_ranks_of_a_changed_index(tmp_path: Path) -> None:
