@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from bothways.core.config.values import checked
-from bothways.core.errors import ConfigError, DataError, FolderError
+from bothways.core.errors import ConfigError, DataError, FolderError, argument
 from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
 from bothways.core.terminal import listed
@@ -187,7 +187,7 @@ def _document(
     from bothways.tasks.columns import cell_of, text_of
 
     if text is None and "text" not in row:
-        fix = 'Name the column: --text NAME, in Python text="NAME".'
+        fix = f"Name the column: {argument(text='NAME')}."
         raise DataError(f"has no column 'text'; it has {listed(row)}", where=where, fix=fix)
     content = text_of(row, text or "text", where)
     if text is None and "_id" in row and row.get("title"):

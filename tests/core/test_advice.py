@@ -15,7 +15,7 @@ from bothways.core.errors import DataError, Finding, argument, call, interface, 
     [
         (
             "python",
-            'columns={"text": NAME, "label": "class"}',
+            'text=NAME, label="class"',
             'task="embed", resume=True, n=3',
             "bothways.export_model(MODEL, out=FOLDER)",
         ),
@@ -47,13 +47,13 @@ def test_errors_and_findings_have_the_words_of_the_process():
     error = DataError("no text", where="a.csv", fix=f"Name it: {argument(text='NAME')}.")
     again = pickle.loads(pickle.dumps(error))
     finding = Finding("rows", "error", "no text", fix=f"Name it: {argument(text='NAME')}.")
-    assert str(again) == 'a.csv: no text\n  Name it: columns={"text": NAME}.'
+    assert str(again) == "a.csv: no text\n  Name it: text=NAME."
     assert again.message("json").endswith('Name it: "text": NAME.')
     with interface("command"):
         assert str(again) == "a.csv: no text\n  Name it: --text NAME."
         assert again.fix == "Name it: --text NAME."
         assert str(finding).endswith("Name it: --text NAME.")
-    assert again.fix == 'Name it: columns={"text": NAME}.'
+    assert again.fix == "Name it: text=NAME."
 
 
 def test_text_that_only_looks_like_a_parameter_stays():

@@ -49,7 +49,9 @@ def test_every_shorthand_is_a_setting():
     }
     base = replace(BASE, dev="30%")  # for the group of a split
     for name in SHORTHANDS:
-        assert load_config(base, {name: values.get(name, "0.2")}) != base
+        given = {name: values.get(name, "0.2")}
+        given |= {"text": "words"} if name == "text_b" else {}
+        assert load_config(base, given) != base
 
 
 def test_a_setting_without_its_path_is_told_it():
@@ -72,7 +74,7 @@ def test_names_of_other_libraries_that_mean_the_same_are_accepted(name):
     base = replace(BASE, dev="d.tsv")
     value: Any = {
         "schedule": "cosine", "metric": "mcc", "task.weighting": "balanced",
-        "task.columns.text": "words", "task.columns.label": "class",
+        "text": "words", "label": "class",
     }.get(ours, 1)  # fmt: skip
     value = 0.2 if ours in {"task.smoothing", "warmup"} and "steps" not in form else value
     value = 64 if ours == "length" else 7 if value == 1 else value

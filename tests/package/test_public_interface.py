@@ -144,6 +144,14 @@ def test_files_frames_data_sets_and_rows_are_accepted_and_folders_may_be_strings
     assert [each.label for each in classify.stream(iter(["a good film"]))]
 
 
+def test_columns_are_named_as_the_advice_says(place):
+    rows = [{"said": "a good film", "meant": "yes"}, {"said": "a bad play", "meant": "no"}] * 4
+    with pytest.raises(BothwaysError, match=r"use text=NAME"):
+        bothways.finetune(place / "my-bert", rows, epochs=1)
+    result = bothways.finetune(place / "my-bert", rows, epochs=1, text="said", label="meant")
+    assert set(result.predictor().classes_) == {"yes", "no"}
+
+
 def test_progress_is_shown_hidden_or_received(place, tmp_path, capfd):
     for progress, shown in ((True, True), (False, False), (Heard(), False)):
         rows = [{"text": "a good film", "label": "yes"}, {"text": "a bad play", "label": "no"}]

@@ -51,6 +51,10 @@ def test_a_classifier_has_arrays_of_labels_and_probabilities(folder):
     assert classify.score(TEXTS, labels) == 1.0
     assert classify.evaluate(TEXTS, list(labels))["accuracy"] == 1.0
     assert classify.evaluate(pandas.Series(TEXTS), pandas.Series(labels))["accuracy"] == 1.0
+    frame = pandas.DataFrame({"said": TEXTS, "meant": labels})
+    assert classify.evaluate(frame, text="said", label="meant")["accuracy"] == 1.0
+    with pytest.raises(ConfigError, match=r"^columns\.answer: unknown key"):
+        classify.evaluate(frame, answer="meant")
 
 
 def test_answers_that_do_not_fit_are_refused(folder):

@@ -213,7 +213,7 @@ NONE = ChoiceColumns()
         (SWAG, ChoiceColumns("text"), r"a\.jsonl: has no column 'text'; it has sent1, "),
         (SWAG | {"label": "two"}, NONE, r"a\.jsonl:1: column 'label' holds 'two', which is not"),
         (SWAG | {"ending1": 3}, NONE, r"a\.jsonl:1: column 'ending1' holds int, not text"),
-        (SWAG | {"answer": 3}, NONE, "is the label .label, answer.; use columns="),
+        (SWAG | {"answer": 3}, NONE, "is the label .label, answer.; use label=NAME"),
         (
             SWAG | {"choices": ["a"]},
             NONE,

@@ -219,7 +219,7 @@ def test_notes_name_the_columns(tmp_path):
     assert "name=… in column 9 (misc)" in note
     _, note = read(file, "1\tanna\tB-PER\tO\n2\tsings\tO\tO\n")
     assert "column 0 counts" in note
-    assert '"label": "3"' in render(note)
+    assert 'label="3"' in render(note)
 
 
 def test_columns_are_found_again_without_being_saved(tmp_path):

@@ -223,11 +223,11 @@ def test_the_fingerprint_is_of_texts_and_labels_alone():
 @pytest.mark.parametrize(
     ("header", "columns", "remedy"),
     [
-        ("sentence\tlabel", TextColumns("0", None, "1"), '"text": "sentence", "label": "label"'),
+        ("sentence\tlabel", TextColumns("0", None, "1"), 'text="sentence", label="label"'),
         (
             "question1\tquestion2",
             TextColumns("0", "1"),
-            '"text": "question1", "text_b": "question2"',
+            'text="question1", text_b="question2"',
         ),
     ],
 )

@@ -207,7 +207,7 @@ def test_texts_are_not_taken_for_words(tmp_path):
     file = write(tmp_path / "a.tsv", "said\tid\nAnna lives\t1\nIn Oslo\t2\n")
     with pytest.raises(
         DataError,
-        match=r"a\.tsv:1: 2 of the first 3 words have blanks, as texts do: 'Anna lives'\n.*columns={\"text\": NAME",
+        match=r"a\.tsv:1: 2 of the first 3 words have blanks, as texts do: 'Anna lives'\n.*text=NAME",
     ):
         read(file, labelled=False)
     for name, message in (("no.tsv", "no such file"), ("empty.tsv", "has no word")):
@@ -315,7 +315,7 @@ def test_rows_that_cannot_be(tmp_path, words, tags, asked, message):
 @pytest.mark.parametrize("names", ["words, x", "tags, labels"])
 def test_a_column_of_tags_that_is_not_clear_is_asked_for(tmp_path, names):
     row = {"words": ["a"], **{name: ["O"] for name in names.split(", ")}}
-    with pytest.raises(DataError, match=rf"has the tags \({names}\); use columns="):
+    with pytest.raises(DataError, match=rf"has the tags \({names}\); use label=NAME"):
         read(write_rows(tmp_path / "a.jsonl", [row]))
 
 

@@ -18,7 +18,7 @@ A message carries parameters as values, and the place that shows it spells them:
 
     fix = f"Name the column: {argument(label='NAME')}."
 
-    render(fix, "python")   Name the column: columns={"label": NAME}.
+    render(fix, "python")   Name the column: label=NAME.
     render(fix, "command")  Name the column: --label NAME.
     render(fix, "json")     Name the column: "label": NAME.
 
@@ -45,8 +45,6 @@ from bothways.core.terminal import listed, printable, shortened
 
 Interface = Literal["python", "command", "json"]
 
-_COLUMNS = ("text", "text_b", "label")
-"""Parameters that are the argument `columns` in Python."""
 _FUNCTIONS = {
     "tokenizer train": "train_tokenizer", "corpus build": "build_corpus", "finetune": "finetune",
     "predict": "load", "export": "export_model", "pretrain": "pretrain", "adapt": "adapt",
@@ -116,12 +114,7 @@ def _python_value(value: Any) -> str:
 
 
 def _python(values: Mapping[str, Any]) -> str:
-    columns = {name: values[name] for name in _COLUMNS if name in values}
-    words = [f"{name}={_python_value(values[name])}" for name in values if name not in columns]
-    if columns:
-        items = (f'"{name}": {_python_value(value)}' for name, value in columns.items())
-        words.insert(0, f"columns={{{', '.join(items)}}}")
-    return ", ".join(words)
+    return ", ".join(f"{name}={_python_value(value)}" for name, value in values.items())
 
 
 def _fields(values: Mapping[str, Any]) -> str:

@@ -350,6 +350,7 @@ def taught_finetuning(
 SHORTHANDS: Mapping[str, str] = {
     **TRAINING_NAMES, "batch_size": "batch.n", "max_length": "length",
     "early_stopping": "training.early_stopping", "columns": "task.columns", "group": "split.group",
+    "text": "task.columns.text", "text_b": "task.columns.text_b", "label": "task.columns.label",
     "adapter_only": "lora.adapter_only",
 }  # fmt: skip
 """Common names of settings → their dotted paths; `expand_shorthands` accepts `batch=16`, too."""
@@ -360,7 +361,7 @@ SAME: Mapping[str, tuple[str, str]] = {
     "label_smoothing_factor": ("task.smoothing", "{}"), "class_weight": ("task.weighting", "{}"),
     "class_weights": ("task.weighting", "{}"), "train_batch_size": ("batch_size", "{}"),
     "per_device_train_batch_size": ("batch_size", "{}"),
-    "text_column": ("task.columns.text", "{}"), "label_column": ("task.columns.label", "{}"),
+    "text_column": ("text", "{}"), "label_column": ("label", "{}"),
 }  # fmt: skip
 """Names of other libraries with the same meaning, as in `SAME_SETTINGS`."""
 

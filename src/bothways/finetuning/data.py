@@ -400,7 +400,7 @@ def _numbered(rows: memory.Given, task: Trainable, name: str) -> Iterator[TableR
         if number == 1 and name == "train" and isinstance(item, Mapping):
             table = getattr(task, "column_table", ())
             required = asked_columns(columns, table, [*item])
-            fix = 'Name its columns: columns={"text": NAME, …}.'
+            fix = "Name its columns: text=NAME, label=NAME."
             require_columns(required, [*item], location, fix)
         if isinstance(columns, QuestionColumns) and isinstance(item, Mapping):
             yield TableRow({columns.id: number, **item}, location)  # as in a file

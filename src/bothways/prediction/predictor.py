@@ -476,17 +476,22 @@ class Predictor:
         answers: Any = None,
         config: engine.PredictConfig = engine.DEFAULT_PREDICT,
         counts: engine.PredictionCounts | None = None,
+        **columns: str,
     ) -> Metrics:
         """Return the metrics on labelled data, in constant memory.
 
         Args:
             data: a file, a Hub data set, a reading, or rows; with answers inputs as for a call.
             answers: the right answer for each input, such as labels; None if the data has them.
+            columns: names of columns, such as `label="stars"`; by default as in training.
 
         Raises:
+            ConfigError: the task has no such column.
             DataError: an example has no label, or a label that the model does not have; or there
                 are more or fewer answers than inputs.
         """
+        if columns and not isinstance(data, Reading):  # which has its columns
+            data = self.read(data, named_columns(self.task_model.task, **columns), labelled=True)
         examples = self._labelled(data, answers)
         return engine.evaluate_task(self.task_model, examples, config, counts)
 

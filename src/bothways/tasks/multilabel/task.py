@@ -93,7 +93,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
     """Any number of labels for a text or a pair of texts.
 
     The label column holds lists, or texts such as "red, green". Several columns, whose names are
-    given with commas, hold 0 or 1 each: columns={"label": "toxic,obscene,threat"}.
+    given with commas, hold 0 or 1 each: label="toxic,obscene,threat".
 
     Attributes:
         separator: separator of labels in a text.
