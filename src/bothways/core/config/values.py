@@ -321,16 +321,15 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = dict(zip(parameters, args, strict=False)) | kwargs
-        for name in kinds.keys() & given.keys():
-            value, words = given[name], kinds[name]
+        arguments = dict(zip(parameters, args, strict=False)) | kwargs
+        for name in filter(arguments.__contains__, kinds):
+            value, words = arguments[name], kinds[name]
             flag = isinstance(value, bool) and "bool" not in words
-            if flag or not any(isinstance(value, _KINDS[word][0]) for word in words):
+            if flag or not isinstance(value, tuple(_KINDS[word][0] for word in words)):
+                plain = isinstance(value, str | int | float)
                 allowed = " or ".join(_KINDS[word][1] for word in words)
-                shown = (
-                    repr(value) if isinstance(value, str | int | float) else type(value).__name__
-                )
-                raise ConfigError(f"must be {allowed}, not {shown}", where=name)
+                message = f"must be {allowed}, not {repr(value) if plain else type(value).__name__}"
+                raise ConfigError(message, where=name)
         try:
             return function(*args, **kwargs)
         except OSError as error:
