@@ -411,12 +411,9 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
     def width(self, model: Model) -> int:
         """Return the number of components of a vector."""
-        return self.components or self._full_width(model)
-
-    def _full_width(self, model: Model) -> int:
-        """Return the number of components before some are cut off."""
         projection = projection_of(model)
-        return self.pooled_width(model) if projection is None else projection.outputs
+        width = self.pooled_width(model) if projection is None else projection.outputs
+        return width if self.components is None else min(width, self.components)
 
     def pooled_width(self, model: Model) -> int:
         """Return the number of components of a pooled vector."""
@@ -428,8 +425,8 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         """Bind the task to any model.
 
         Raises:
-            ConfigError: a layer or components that the model does not have, or pooled vectors that
-                its Dense layers do not read.
+            ConfigError: a layer that the model does not have, or pooled vectors that its Dense
+                layers do not read.
         """
         projection, width = projection_of(model), self.pooled_width(model)
         if projection is not None and projection.inputs != width:
@@ -438,9 +435,6 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
             raise ConfigError(
                 message, where="pooling", fix="Leave out pooling, layers and combine."
             )
-        if (self.components or 0) > (full := self._full_width(model)):
-            message = f"must be at most {full}, the width of the vectors, not {self.components}"
-            raise ConfigError(message, where="components", fix="Leave it out for whole vectors.")
         depth = model.config.depth
         unknown_layers = [layer for layer in self.layers if not -depth - 1 <= layer <= depth]
         if unknown_layers:
