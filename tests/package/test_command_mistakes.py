@@ -110,7 +110,7 @@ def place(tmp_path_factory) -> Path:
     write_tsv(folder / "train.tsv", make_examples(16, 0))
     for name in ("empty.tsv", "packed.tsv.gz"):
         (folder / name).touch()
-    (folder / "tickets.csv").write_text("id,message,queue\n1,a film,good\n")
+    (folder / "tickets.csv").write_text("id,wording,queue\n1,a film,good\n")
     (folder / "semicolons.csv").write_text("text;label\na film;good\n")
     (folder / "header.tsv").write_text("text\tlabel\n")
     (folder / "unseen.tsv").write_text("sentence\tlabel\na good film\tpso\na bad play\tneg\n")

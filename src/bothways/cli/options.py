@@ -216,6 +216,8 @@ def settings_for(
     from bothways.core.errors import ConfigError
 
     settings: dict[str, Any] = {**split_overrides(words)}
+    if settings.get("seed", "").removeprefix("-").isdecimal():
+        settings["seed"] = int(settings["seed"])  # an argument of the function, of its own type
     arguments = inspect.signature(function).parameters.keys() - _SETTINGS
     for name in settings.keys() & arguments:
         fix = f"Write --{name.replace('_', '-')} {settings[name]}, if the help lists that option."
