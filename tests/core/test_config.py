@@ -1,6 +1,7 @@
 """Configurations: reading is the inverse of writing for every class that is one, and every mistake names its place."""
 
 import dataclasses
+import inspect
 import json
 import math
 import re
@@ -9,13 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BeforeValidator
 
 from bothways.core.config import reader as configs
 from bothways.core.config.values import (
+    checked,
     parse_overrides,
     read_toml,
     require_at_least,
@@ -511,3 +515,49 @@ def test_the_first_number_below_is_named(number):
 def test_a_rate_outside_is_named(rate):
     with pytest.raises(ConfigError, match=rf"^dropout: must be in \[0, 1\), not {rate}$"):
         require_probability(dropout=rate)
+
+
+# The annotations are texts, as those of the package, of which nothing is imported for them.
+@checked
+def plain(
+    folder: "str | Path", length: "int | None" = None, *, share: "float" = 0.5,
+    flag: "bool" = False, device: "str" = "auto", rows: "list[str]" = [],  # noqa: B006
+) -> "tuple[object, ...]":  # fmt: skip
+    return folder, length, share, flag, device, rows
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"length": None, "share": 1, "flag": True},
+        {"length": np.int64(3), "share": np.float32(0.1), "flag": np.True_},
+        {"folder": Path("a"), "flag": 1},
+        {"folder": np.str_("a"), "flag": 0},
+        {"device": torch.device("cpu"), "rows": 3},
+    ],
+)
+def test_arguments_of_their_kind_arrive_as_they_are(arguments):
+    given = {"folder": "a", **arguments}
+    expected = {"length": None, "share": 0.5, "flag": False, "device": "auto", "rows": []} | given
+    assert plain(**given) == tuple(expected[name] for name in inspect.signature(plain).parameters)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"length": "3"}, "length: must be a whole number or None, not '3'"),
+        ({"length": 3.0}, "length: must be a whole number or None, not 3.0"),
+        ({"length": True}, "length: must be a whole number or None, not True"),
+        ({"share": True}, "share: must be a number, not True"),
+        ({"share": None}, "share: must be a number, not NoneType"),
+        ({"flag": "no"}, "flag: must be True or False, not 'no'"),
+        ({"flag": 2}, "flag: must be True or False, not 2"),
+        ({"flag": None}, "flag: must be True or False, not NoneType"),
+        ({"folder": 3}, "folder: must be a text or a path, not 3"),
+        ({"folder": 3, "length": "3"}, "folder: must be a text or a path, not 3"),
+    ],
+)
+def test_the_first_argument_of_another_kind_is_named(arguments, message):
+    with pytest.raises(ConfigError) as refused:
+        plain(**{"folder": "a", **arguments})
+    assert str(refused.value) == message

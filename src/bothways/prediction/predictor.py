@@ -307,7 +307,7 @@ class Predictor:
         ranges: Any = None,
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-        show_progress_bar: bool = False,
+        show_progress_bar: bool | None = False,
         counts: engine.PredictionCounts | None = None,
     ) -> Any:
         """Return the vectors of texts `(texts, width)`, or that of one text `(width,)`.
@@ -324,7 +324,7 @@ class Predictor:
                 uint8; None for the ranges of the texts themselves, two or more.
             convert_to_numpy: return an array; False returns a list of arrays.
             convert_to_tensor: return a tensor instead.
-            show_progress_bar: show progress on standard error.
+            show_progress_bar: show progress on standard error; None does not.
             counts: receives the number of texts, and of those that were cut.
 
         Raises:
@@ -345,7 +345,7 @@ class Predictor:
         lead = self.task_model.task.prompt_text(prompt_name, prompt)
         single = isinstance(texts, str | Mapping)
         rows = [texts] if single else given_rows(texts, "texts")
-        with shown_progress(show_progress_bar) as progress:
+        with shown_progress(bool(show_progress_bar)) as progress:
             progress.stage("encoding", len(rows) if isinstance(rows, Sized) else None)
             matrix: Any = self._look_up(rows, lead, progress) if isinstance(rows, list) else None
             if matrix is None:

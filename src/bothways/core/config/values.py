@@ -1,4 +1,4 @@
-"""Plain values of a configuration before it has types: trees, TOML files, and checks of ranges."""
+"""Plain values before they have types: settings as trees and TOML files, arguments, ranges."""
 
 from __future__ import annotations
 
@@ -296,15 +296,27 @@ def require_share(location: str = "", **shares: float | None) -> None:
             raise ConfigError(f"must be in [0, 1], not {share}", where=join_path(location, name))
 
 
-_KINDS: dict[str, tuple[type, str]] = {
-    "bool": (bool, "True or False"),
-    "int": (numbers.Integral, "a whole number"),
-    "float": (numbers.Real, "a number"),
-    "str": (str, "a text"),
-    "Path": (os.PathLike, "a path"),
-    "None": (type(None), "None"),
+def _is_flag(value: object) -> bool:
+    """Return True for True, False, 0, 1 and numpy's booleans, which are known by their names."""
+    return type(value).__name__ in {"bool", "bool_"} or (isinstance(value, int) and value in (0, 1))
+
+
+def _is(kind: type) -> Callable[[object], bool]:
+    """Return a function that is True for values of a kind; True itself is no number."""
+    return lambda value: isinstance(value, kind) and not isinstance(value, bool)
+
+
+_KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "bool": (_is_flag, "True or False"),
+    "int": (_is(numbers.Integral), "a whole number"),
+    "float": (_is(numbers.Real), "a number"),
+    "str": (_is(str), "a text"),
+    "Path": (_is(os.PathLike), "a path"),
+    "None": (_is(type(None)), "None"),
 }
-"""Kinds of arguments by their annotation, as classes and as words."""
+"""Kinds of arguments by their annotation: which values they have, and their names in messages."""
+_READ_ELSEWHERE = {"model", "device"}
+"""Arguments that are also given as objects: a module, which has advice of its own, or a device."""
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
@@ -317,15 +329,14 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     parameters = inspect.signature(function).parameters
     kinds = {name: str(p.annotation).split(" | ") for name, p in parameters.items()}
     kinds = {name: words for name, words in kinds.items() if _KINDS.keys() >= set(words)}
-    kinds.pop("model", None)  # for a module in place of its folder there is other advice
+    kinds = {name: words for name, words in kinds.items() if name not in _READ_ELSEWHERE}
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         arguments = dict(zip(parameters, args, strict=False)) | kwargs
         for name in filter(arguments.__contains__, kinds):
             value, words = arguments[name], kinds[name]
-            flag = isinstance(value, bool) and "bool" not in words
-            if flag or not isinstance(value, tuple(_KINDS[word][0] for word in words)):
+            if not any(_KINDS[word][0](value) for word in words):
                 plain = isinstance(value, str | int | float)
                 allowed = " or ".join(_KINDS[word][1] for word in words)
                 message = f"must be {allowed}, not {repr(value) if plain else type(value).__name__}"
