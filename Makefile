@@ -9,6 +9,8 @@ KERNELS := $(shell [ "$$(uname -sm)" = "Linux x86_64" ] && command -v $(CC) > /d
 # Else each of the hundreds of processes of the tests compiles the source again, a second each.
 unexport PYTHONDONTWRITEBYTECODE
 
+# PEP 517, as newer pips do anyway: pip 23 (Debian 12's) else runs seqeval's setup.py with only a part of what it needs.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .PHONY: quickstart test lint test-slow test-elastic test-gpu check docs kernels kernels-strict kernels-asan wheels fuzz browser api clients node format clean
@@ -80,7 +82,7 @@ fuzz: .venv/.test
 
 # Requests drawn from the server's OpenAPI document.
 api: .venv/.test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt schemathesis
+	$(INSTALL) schemathesis
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serving/drawn_requests.py
 
 # HTTP clients of other languages (apt install curl default-jdk-headless golang-go nodejs).
@@ -96,7 +98,7 @@ node: .venv/.test
 BROWSER ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 AXE := .browser/node_modules/axe-core/axe.min.js
 browser: .venv/.test
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
+	$(INSTALL) playwright
 	[ -e $(AXE) ] || ! command -v npm > /dev/null || npm install --loglevel error --no-audit --no-fund --prefix .browser axe-core@4
 	OMP_NUM_THREADS=1 BOTHWAYS_BROWSER=$(BROWSER) BOTHWAYS_AXE=$$(ls $(AXE) 2> /dev/null) $(BIN)/python -m pytest -rs tests/serving/test_browser.py
 
@@ -111,13 +113,13 @@ clean:
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }
 
 .venv/.quickstart: $(INSTALLED) | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	$(INSTALL) -e '.[all]'
 	touch $@
 
 .venv/.test: $(INSTALLED) | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,test]'
+	$(INSTALL) -e '.[all,test]'
 	touch $@
 
 .venv/.docs: $(INSTALLED) | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(INSTALL) -e '.[docs]'
 	touch $@
