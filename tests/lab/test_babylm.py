@@ -11,7 +11,7 @@ import torch
 
 from bothways.core.errors import DataError, FolderError
 from bothways.hub.model_folder import save_model
-from bothways.lab.babylm import evaluate_run, find_checkpoints
+from bothways.lab.babylm import evaluate_run, find_checkpoints, find_suites
 from bothways.model.families import gpt
 from bothways.model.heads import NextTokenHead
 from bothways.model.model import Model
@@ -163,6 +163,12 @@ def test_checkpoints_are_scored_in_the_order_of_their_words(data, tmp_path, caps
         f"{100 * values['main']['blimp_fast']:.1f}",
     ):
         assert words in shown
+
+
+def test_contexts_of_a_word_in_two_files_are_joined(tmp_path):
+    for name, text in (("a", "ape"), ("b", "bee")):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"ox": [{"context": text}]}))
+    assert find_suites(tmp_path) == ({}, {"ox": ["ape", "bee"]})
 
 
 def test_what_is_malformed_is_refused(data, tmp_path):

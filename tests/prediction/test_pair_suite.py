@@ -157,5 +157,8 @@ def test_wrong_suites_are_refused(scored, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"sentence_good": "ape"}\n')
     with pytest.raises(DataError, match=r"a\.jsonl:1: .*sentence_bad"):
         evaluate_suite(predictor, tmp_path)
+    (tmp_path / "a.jsonl.gz").touch()
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz: is a second file of one name, beside a\.j"):
+        evaluate_suite(predictor, tmp_path)
     with pytest.raises(ConfigError, match="there is no data to evaluate on"):
         run_line("evaluate", scored[0])

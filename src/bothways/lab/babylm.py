@@ -168,7 +168,8 @@ def find_suites(
                 suites[data.name if inner == "." else inner] += read
                 continue
         elif file.suffix == ".json" and (contexts := _contexts(file)):
-            words |= contexts
+            for word, sentences in contexts.items():
+                words.setdefault(word, []).extend(sentences)
             continue
         progress.message(f"note: {file} is not read: it has neither rows with {FORMS} nor words")
     if not suites and not words:

@@ -99,9 +99,10 @@ class Int8Report:
     def check(self, limit: float = MAX_LOSS) -> None:
         """Raise ConfigError if more points than `limit` are lost, or the loss is not a number."""
         if not self.points_lost <= limit:
+            fp32, int8 = self.fp32.metrics[self.metric], self.int8.metrics[self.metric]
             message = (
-                f"int8 loses {self.points_lost:#.3g} points of {self.metric} here; "
-                f"the limit is {limit:g}"
+                f"int8 loses {self.points_lost:#.3g} points of {self.metric} here "
+                f"({fp32:.4g} in fp32, {int8:.4g} in int8); the limit is {limit:g}"
             )
             fix = f"Predict in fp32, or allow more: {argument(limit='POINTS')}."
             raise ConfigError(message, where="precision", fix=fix)
@@ -348,17 +349,18 @@ def suite_files(folder: Path) -> dict[str, Path]:
     """Return the files of a suite by phenomenon, in the order of their names.
 
     Raises:
-        DataError: no such folder, or no file of JSON lines in it.
+        DataError: no such folder, no file of JSON lines in it, or two of one name.
     """
     fix = "Give a folder of .jsonl files with sentence_good and sentence_bad, such as BLiMP's data."
     if not folder.is_dir():
         raise DataError("is not a folder", where=folder, fix=fix)
-    endings = [f".jsonl{suffix}" for suffix in ("", *COMPRESSED)]
-    files = {
-        file.name.split(".jsonl")[0]: file
-        for file in sorted(folder.iterdir())
-        if file.name.endswith(tuple(endings))
-    }
+    endings = tuple(f".jsonl{suffix}" for suffix in ("", *COMPRESSED))
+    files = dict[str, Path]()
+    for file in sorted(path for path in folder.iterdir() if path.name.endswith(endings)):
+        other = files.setdefault(file.name.split(".jsonl")[0], file)
+        if other != file:
+            message = f"is a second file of one name, beside {other.name}"
+            raise DataError(message, where=file, fix="Keep one of the two.")
     if not files:
         raise DataError("has no .jsonl file", where=folder, fix=fix)
     return files
