@@ -9,7 +9,7 @@ from torch import nn
 
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
-from bothways.core.runtime.devices import has_int8, packs_weights
+from bothways.core.runtime.devices import has_bf16, has_int8, packs_weights
 from bothways.core.sequence import Sequence
 from bothways.model.attention.patterns import Window
 from bothways.model.block import Block
@@ -25,7 +25,7 @@ from bothways.prediction import prepared_model as prepared
 from bothways.prediction.prepared_model import prepare_model
 
 CPU = torch.device("cpu")
-BF16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+BF16 = has_bf16(CPU)
 packs = pytest.mark.skipif(not packs_weights(CPU), reason="nothing is packed on this processor")
 int8 = pytest.mark.skipif(not has_int8(CPU), reason="this processor does not multiply int8")
 pytestmark = pytest.mark.usefixtures("either_way")

@@ -246,10 +246,12 @@ def test_kernels_hold_what_they_read():
         x = torch.randn(5, linear.in_features).bfloat16()
         wanted = linear(x.double())
         torch.testing.assert_close(PanelLinear(linear)(x).double(), wanted, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(
-            PanelLinear(linear, torch.bfloat16)(x).double(), wanted, rtol=2**-8, atol=0.03
-        )
-        torch.testing.assert_close(Int8Linear(linear)(x).double(), wanted, rtol=0, atol=0.15)
+        if Feature.BF16 in kernel_features():
+            torch.testing.assert_close(
+                PanelLinear(linear, torch.bfloat16)(x).double(), wanted, rtol=2**-8, atol=0.03
+            )
+        if Feature.VNNI in kernel_features():
+            torch.testing.assert_close(Int8Linear(linear)(x).double(), wanted, rtol=0, atol=0.15)
 
 
 TEXTS = [
