@@ -45,39 +45,20 @@ def convert(
         raise FolderError("no such folder", where=source, fix=fix)
     check_not_input(out, [source])
     if vocabulary is not None:
-        _change_vocabulary(source, out, vocabulary)
+        from bothways.core.progress import terminal_progress
+        from bothways.core.terminal import quantity
+        from bothways.hub.convert.vocabulary import TABLE, convert_vocabulary
+
+        with terminal_progress() as progress:
+            change = convert_vocabulary(source, out, vocabulary, progress)
+        for fate, count in change.counts.items():
+            print(f"{fate}: {quantity(count, 'row(s)')}")
+        print(f"wrote {out}: {change.new.size:,} tokens; each row is in {TABLE}", file=sys.stderr)
         return
     is_model = Path(resolve_run(str(source)), "config.json").is_file()
     if is_model and not (any(source.glob("*.index")) or part):
         fix = "To change its vocabulary: --vocabulary FILE."
         raise FolderError("is a model folder already", where=source, fix=fix)
-    _read(source, out, part)
-
-
-@options.documented_by(bothways.average)
-def average(*models: Path, out: Path) -> None:
-    """Save the mean of the weights of several models, or of all checkpoints of one run.
-
-    Runs that began alike, such as seeds of one fine-tuning, and the last checkpoints of a run are
-    often better together than each alone. Measure it: bothways evaluate OUT dev.tsv.
-    """
-    names = bothways.average(models, out)
-    print(f"The mean of {len(names)} models is in {out}.", file=sys.stderr)
-
-
-def _change_vocabulary(source: Path, out: Path, vocabulary: Path) -> None:
-    from bothways.core.progress import terminal_progress
-    from bothways.core.terminal import quantity
-    from bothways.hub.convert.vocabulary import TABLE, convert_vocabulary
-
-    with terminal_progress() as progress:
-        change = convert_vocabulary(source, out, vocabulary, progress)
-    for fate, count in change.counts.items():
-        print(f"{fate}: {quantity(count, 'row(s)')}")
-    print(f"wrote {out}: {change.new.size:,} tokens; each row is in {TABLE}", file=sys.stderr)
-
-
-def _read(source: Path, out: Path, part: Literal["discriminator", "generator"] | None) -> None:
     from bothways.hub.convert.tensorflow.checkpoint import read_tensorflow
     from bothways.hub.model_card import Card
     from bothways.hub.model_folder import save_model
@@ -91,3 +72,14 @@ def _read(source: Path, out: Path, part: Literal["discriminator", "generator"] |
         message = "there is no vocab.txt and no single SentencePiece file next to the checkpoint"
         print(f"warning: {message}: the folder has no tokenizer", file=sys.stderr)
     print(f"wrote {out}", file=sys.stderr)
+
+
+@options.documented_by(bothways.average)
+def average(*models: Path, out: Path) -> None:
+    """Save the mean of the weights of several models, or of all checkpoints of one run.
+
+    Runs that began alike, such as seeds of one fine-tuning, and the last checkpoints of a run are
+    often better together than each alone. Measure it: bothways evaluate OUT dev.tsv.
+    """
+    names = bothways.average(models, out)
+    print(f"The mean of {len(names)} models is in {out}.", file=sys.stderr)

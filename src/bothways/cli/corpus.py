@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,11 +15,8 @@ from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, quantity, say
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bothways.data.cleaning.config import Cleaning
     from bothways.data.corpus import Corpus
-    from bothways.data.manifest import Manifest
 
 _POINTS = (0, 10, 25, 50, 75, 90, 99, 100)
 _SHOWN_SENTENCES, _SHOWN_CHARACTERS = 8, 240
@@ -124,7 +121,7 @@ def inspect(
         Compare the files with the digests in the manifest.
     """
     from bothways.core.source import rng
-    from bothways.data.corpus import Corpus
+    from bothways.data.corpus import Corpus, length_percentiles
 
     console = output_console()
     corpus = Corpus.open(folder)
@@ -133,18 +130,48 @@ def inspect(
             progress.stage("comparing files with the manifest")
             corpus.verify()
         console.print("All files match the manifest.")
-    options.show_tables(_counts(corpus, folder), _lengths(corpus))
+    counts = _counts(corpus, folder)
+    offsets = {
+        "tokens of a sentence": corpus.sentences, "sentences of a document": corpus.documents,
+    }  # fmt: skip
+    rows = [
+        [name, *(f"{length:,}" for length in length_percentiles(values, _POINTS))]
+        for name, values in offsets.items()
+    ]
+    columns = ("percentile", *(f"{point} %" for point in _POINTS))
+    options.show_tables(counts, options.CommandTable("Lengths", columns, rows))
     count = min(max(documents, 0), len(corpus))
     for document in sorted(rng(seed, "inspect").choice(len(corpus), count, replace=False)):
-        _show(corpus, int(document), console)
+        sentences = corpus.sentences_of(int(document))
+        console.rule(f"document {document} · {quantity(len(sentences), 'sentence(s)')}")
+        for ids in sentences[:_SHOWN_SENTENCES]:
+            text = corpus.tokenizer.decode(ids)
+            console.print(
+                text[:_SHOWN_CHARACTERS] + " …" * (len(text) > _SHOWN_CHARACTERS),
+                markup=False,
+                highlight=False,
+            )
+        if len(sentences) > _SHOWN_SENTENCES:
+            console.print("…")
 
 
 def _counts(corpus: Corpus, title: object) -> options.CommandTable:
     counts, settings = corpus.manifest.counts, corpus.manifest.settings
     size = sum(stored.bytes for stored in corpus.manifest.files.values())
+    inputs, cleaning, least = corpus.manifest.read, settings.cleaning, settings.cleaning.min_tokens
+    names = {"min_tokens": "empty" if least == 1 else f"fewer than {least} tokens"}
+    steps = list[tuple[str, str]]()  # the documents or lines that each one dropped
+    for step in corpus.manifest.steps:
+        name = names.get(step.name, step.name.replace("_", " "))
+        if step.name in cleaning.line_rules:
+            share = f" ({step.bytes / inputs.bytes:.2%} of the text)" if step.lines else ""
+            steps.append((f"removed lines: {name}", f"{step.lines:,}{share}"))
+        else:
+            share = f" ({step.documents / inputs.documents:.2%})" if step.documents else ""
+            steps.append((f"left out: {name}", f"{step.documents:,}{share}"))
     rows = (
-        ("documents of the inputs", f"{corpus.manifest.read.documents:,}"),
-        *_steps(corpus.manifest),
+        ("documents of the inputs", f"{inputs.documents:,}"),
+        *steps,
         ("documents", f"{counts.documents:,}"),
         ("sentences", f"{counts.sentences:,}"),
         ("tokens", f"{counts.tokens:,}"),
@@ -156,47 +183,3 @@ def _counts(corpus: Corpus, title: object) -> options.CommandTable:
         *((("words", settings.words),) if settings.words else ()),
     )
     return options.CommandTable(str(title), ("", ""), rows)
-
-
-def _steps(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield the documents or lines that each step dropped, with their fraction."""
-    inputs, cleaning = manifest.read, manifest.settings.cleaning
-    least = cleaning.min_tokens
-    names = {"min_tokens": "empty" if least == 1 else f"fewer than {least} tokens"}
-    for step in manifest.steps:
-        name = names.get(step.name, step.name.replace("_", " "))
-        if step.name in cleaning.line_rules:
-            share = f" ({step.bytes / inputs.bytes:.2%} of the text)" if step.lines else ""
-            yield f"removed lines: {name}", f"{step.lines:,}{share}"
-        else:
-            share = f" ({step.documents / inputs.documents:.2%})" if step.documents else ""
-            yield f"left out: {name}", f"{step.documents:,}{share}"
-
-
-def _lengths(corpus: Corpus) -> options.CommandTable:
-    from bothways.data.corpus import length_percentiles
-
-    offsets = {
-        "tokens of a sentence": corpus.sentences, "sentences of a document": corpus.documents,
-    }  # fmt: skip
-    rows = [
-        [name, *(f"{length:,}" for length in length_percentiles(values, _POINTS))]
-        for name, values in offsets.items()
-    ]
-    return options.CommandTable(
-        "Lengths", ("percentile", *(f"{point} %" for point in _POINTS)), rows
-    )
-
-
-def _show(corpus: Corpus, document: int, console: Console) -> None:
-    sentences = corpus.sentences_of(document)
-    console.rule(f"document {document} · {quantity(len(sentences), 'sentence(s)')}")
-    for ids in sentences[:_SHOWN_SENTENCES]:
-        text = corpus.tokenizer.decode(ids)
-        console.print(
-            text[:_SHOWN_CHARACTERS] + " …" * (len(text) > _SHOWN_CHARACTERS),
-            markup=False,
-            highlight=False,
-        )
-    if len(sentences) > _SHOWN_SENTENCES:
-        console.print("…")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from bothways.hub.load_report import LoadReport
     from bothways.model.config import EncoderConfig
     from bothways.model.heads import Head
-    from bothways.pretraining.inspect_step import InspectedStep
 
 
 def describe(model: str, /, *, length: int = 128) -> None:
@@ -49,13 +48,18 @@ def describe(model: str, /, *, length: int = 128) -> None:
     rows = [
         [field.name, _text(getattr(config, field.name))] for field in dataclasses.fields(config)
     ]
-    rows.append(["(heads)", ", ".join(map(_head_text, description.heads)) or "none"])
+    heads = list[str]()
+    for head in description.heads:
+        fields = [field for field in dataclasses.fields(head) if field.name != "kind"]
+        values = {field.name: getattr(head, field.name) for field in fields}
+        changes = [f"{f.name} {values[f.name]}" for f in fields if values[f.name] != f.default]
+        heads.append(f"{head.kind} ({', '.join(changes)})" if changes else head.kind)
+    rows.append(["(heads)", ", ".join(heads) or "none"])
     origin = options.CommandTable("Origin", ("", ""), [*description.facts.items()], 2)
     options.show_tables(
         *([origin] if description.facts else []),
         options.CommandTable("Configuration", ("setting", "value"), rows),
-        _parameters(description),
-        _costs(description, length),
+        *_size_tables(description, length),
     )
     if changes := config_difference(description.config, bert.base()):
         heading = "Against bert-base, as lines of a TOML file under [encoder]"
@@ -85,11 +89,41 @@ class _Found:
 
 
 def _find(model: str) -> _Found:
-    """Return the model of this name; a folder has priority over a preset of the same name."""
-    from bothways.model.families.catalogue import PRESETS
+    """Return a preset, a model folder, or a model of the Hub without its weights.
+
+    A folder has priority over a preset of the same name.
+    """
+    from bothways.model.families.catalogue import PRESETS, nearest_preset
 
     local = Path(model).is_dir()
-    return _preset(model) if model in PRESETS and not local else _folder(model, local)
+    if model in PRESETS and not local:
+        return _preset(model)
+    from bothways.core.errors import FolderError
+    from bothways.hub.hf_config import open_model, read_hf_config
+    from bothways.hub.model_folder import heads_of, plan_model
+    from bothways.hub.provenance import model_facts
+    from bothways.hub.resolve import CONFIG_FILES, resolve, resolve_run
+
+    try:
+        folder = resolve(resolve_run(model), CONFIG_FILES)
+    except FolderError as error:
+        near = nearest_preset(model)
+        fix, guess = error.fix or "", "Did you mean "
+        if near and guess in fix:
+            fix = f"{guess}{near} or {fix.removeprefix(guess)}"
+        elif near:
+            fix = f"{guess}{near}? {fix}"
+        raise FolderError(error.what, where=error.where, fix=fix) from error
+    settings = read_hf_config(folder)
+    class_name = settings.architecture.name if settings.architecture else "no known class"
+    origin = f"{settings.model_type}, {class_name}"
+    if not local:
+        return _Found(origin, settings.encoder, heads_of(settings, ()))
+    settings, weights = open_model(folder)
+    heads = heads_of(settings, weights.shapes)
+    _, report = plan_model(settings, weights, heads)
+    labels = settings.labels() if "id2label" in settings.raw else ()
+    return _Found(origin, settings.encoder, heads, report, model_facts(folder, labels))
 
 
 def _preset(name: str) -> _Found:
@@ -119,37 +153,6 @@ def _preset(name: str) -> _Found:
     )
 
 
-def _folder(model: str, local: bool) -> _Found:
-    """Return a model folder, or a model of the Hub without its weights."""
-    from bothways.core.errors import FolderError
-    from bothways.hub.hf_config import open_model, read_hf_config
-    from bothways.hub.model_folder import heads_of, plan_model
-    from bothways.hub.provenance import model_facts
-    from bothways.hub.resolve import CONFIG_FILES, resolve, resolve_run
-    from bothways.model.families.catalogue import nearest_preset
-
-    try:
-        folder = resolve(resolve_run(model), CONFIG_FILES)
-    except FolderError as error:
-        near = nearest_preset(model)
-        fix, guess = error.fix or "", "Did you mean "
-        if near and guess in fix:
-            fix = f"{guess}{near} or {fix.removeprefix(guess)}"
-        elif near:
-            fix = f"{guess}{near}? {fix}"
-        raise FolderError(error.what, where=error.where, fix=fix) from error
-    settings = read_hf_config(folder)
-    class_name = settings.architecture.name if settings.architecture else "no known class"
-    origin = f"{settings.model_type}, {class_name}"
-    if not local:
-        return _Found(origin, settings.encoder, heads_of(settings, ()))
-    settings, weights = open_model(folder)
-    heads = heads_of(settings, weights.shapes)
-    _, report = plan_model(settings, weights, heads)
-    labels = settings.labels() if "id2label" in settings.raw else ()
-    return _Found(origin, settings.encoder, heads, report, model_facts(folder, labels))
-
-
 def _text(value: object) -> str:
     """Return a setting as text; a member of a union by its kind, then its fields."""
     if isinstance(value, tuple):
@@ -162,16 +165,20 @@ def _text(value: object) -> str:
     return f"{kind} ({values})" if kind and values else kind or values
 
 
-def _head_text(head: Head) -> str:
-    """Return the kind of a head, and its settings that are not the default."""
-    fields = [field for field in dataclasses.fields(head) if field.name != "kind"]
-    values = {field.name: getattr(head, field.name) for field in fields}
-    changes = [f"{f.name} {values[f.name]}" for f in fields if values[f.name] != f.default]
-    return f"{head.kind} ({', '.join(changes)})" if changes else head.kind
+_MEMORY = (
+    ("inference, weights in fp32", 4),
+    ("inference, weights in bf16", 2),
+    ("training with AdamW in fp32", 16),
+)
+"""Bytes for each parameter."""
 
 
-def _parameters(description: _Found) -> options.CommandTable:
+def _size_tables(
+    description: _Found, length: int
+) -> tuple[options.CommandTable, options.CommandTable]:
+    """Return the parameters of each part, and the memory and the operations of all of them."""
     from bothways.model.parameters import parameter_table
+    from bothways.training.step_cost import BACKWARD, forward_flops
 
     table = parameter_table(description.config, description.heads)
     encoder = parameter_table(description.config).entries
@@ -186,28 +193,16 @@ def _parameters(description: _Found) -> options.CommandTable:
         counts = [(entry.part, entry.tensors, entry.count) for entry in entries]
         for name, tensors, count in [*counts, (title, "", running)]:
             rows.append([name, tensors, f"{count:,}", f"{count / table.total:.2%}"])
-    return options.CommandTable("Parameters", ("part", "tensors", "count", "share"), rows)
+    parameters = options.CommandTable("Parameters", ("part", "tensors", "count", "share"), rows)
 
-
-_MEMORY = (
-    ("inference, weights in fp32", 4),
-    ("inference, weights in bf16", 2),
-    ("training with AdamW in fp32", 16),
-)
-"""Bytes for each parameter."""
-
-
-def _costs(description: _Found, length: int) -> options.CommandTable:
-    from bothways.model.parameters import parameter_table
-    from bothways.training.step_cost import BACKWARD, forward_flops
-
-    count = parameter_table(description.config, description.heads).total
     forward = forward_flops(description.config, description.heads, length)
-    rows = [[f"memory, {name}", f"{count * size / 2**20:,.1f} MiB"] for name, size in _MEMORY]
+    costs = [
+        [f"memory, {name}", f"{table.total * size / 2**20:,.1f} MiB"] for name, size in _MEMORY
+    ]
     for name, times in (("inference", 1), ("training", 1 + BACKWARD)):
         label = f"operations per token, {name}, length {length}"
-        rows.append([label, f"{forward * times / 1e6:,.1f} million"])
-    return options.CommandTable("Costs", ("what", "how much"), rows)
+        costs.append([label, f"{forward * times / 1e6:,.1f} million"])
+    return parameters, options.CommandTable("Costs", ("what", "how much"), costs)
 
 
 def compare(  # noqa: PLR0913 – one option per question
@@ -300,13 +295,7 @@ def inspect_step(
     console = output_console()
     for sequence in inspected.sequences:
         console.print(terminal.token_text(sequence.read), "")
-    options.show_tables(_step_table(inspected))
-    for line in _comparison(inspected):
-        say(console, line)
-
-
-def _step_table(step: InspectedStep) -> options.CommandTable:
-    names = [*step.sequences[0].losses]
+    names = [*inspected.sequences[0].losses]
     rows = [
         [
             item.read.title,
@@ -314,34 +303,36 @@ def _step_table(step: InspectedStep) -> options.CommandTable:
             *(f"{item.losses[name]:.4g}" for name in names),
             f"{item.gradient_norm:.4g}",
         ]
-        for item in step.sequences
+        for item in inspected.sequences
     ]
-    tokens = sum(len(sequence.read.tokens) for sequence in step.sequences)
-    losses = (f"{step.losses[name]:.4g}" if name in step.losses else "–" for name in names)
-    rows.append(["the whole step", str(tokens), *losses, f"{step.gradient_norm:.4g}"])
-    title = f"Step {step.step:,}: {quantity(len(step.sequences), 'sequence(s)')}"
-    return options.CommandTable(title, ("sequence", "tokens", *names, "gradient norm"), rows)
+    tokens = sum(len(sequence.read.tokens) for sequence in inspected.sequences)
+    losses = (
+        f"{inspected.losses[name]:.4g}" if name in inspected.losses else "–" for name in names
+    )
+    rows.append(["the whole step", str(tokens), *losses, f"{inspected.gradient_norm:.4g}"])
+    title = f"Step {inspected.step:,}: {quantity(len(inspected.sequences), 'sequence(s)')}"
+    columns = ("sequence", "tokens", *names, "gradient norm")
+    options.show_tables(options.CommandTable(title, columns, rows))
 
-
-def _comparison(step: InspectedStep) -> list[str]:
-    """Return sentences on what was repeated, and whether it is what the run recorded."""
-    summary = f"Steps {step.began + 1:,} to {step.step:,} were repeated, in one process"
-    lines = [f"{summary}. Learning rate: {step.rate:.3g}."]
-    if step.ranks > 1:
-        lines.append(
-            f"The run had {step.ranks} ranks: sums are rounded in another order, and dropout draws "
-            "anew; sequences and rates are the same."
+    # What was repeated, and whether it is what the run recorded.
+    summary = f"Steps {inspected.began + 1:,} to {inspected.step:,} were repeated, in one process"
+    say(console, f"{summary}. Learning rate: {inspected.rate:.3g}.")
+    if inspected.ranks > 1:
+        say(
+            console,
+            f"The run had {inspected.ranks} ranks: sums are rounded in another order, and dropout "
+            "draws anew; sequences and rates are the same.",
         )
-    match step.difference:
-        case None if step.compared:
-            records = quantity(step.compared, "recorded gradient norm(s)")
-            lines.append(f"Equal to the bit: {records} of the run.")
+    match inspected.difference:
+        case None if inspected.compared:
+            records = quantity(inspected.compared, "recorded gradient norm(s)")
+            verdict = f"Equal to the bit: {records} of the run."
         case None:
-            lines.append("The run recorded no gradient norm of these steps to compare with.")
-        case other:
-            lines.append(
-                f"Not what the run did: at step {other.step:,} it recorded a gradient norm of "
-                f"{other.recorded:.6g}, here it is {other.repeated:.6g}. Another machine, number "
-                "of threads, version or start changes it."
+            verdict = "The run recorded no gradient norm of these steps to compare with."
+        case difference:
+            verdict = (
+                f"Not what the run did: at step {difference.step:,} it recorded a gradient norm of "
+                f"{difference.recorded:.6g}, here it is {difference.repeated:.6g}. Another "
+                "machine, number of threads, version or start changes it."
             )
-    return lines
+    say(console, verdict)

@@ -242,13 +242,6 @@ def main() -> None:
         _run()
 
 
-def _refuse(error: BothwaysError) -> None:
-    """Print an error, of several ranks that raise it the main one alone, and exit."""
-    if error.on_every_rank and os.environ.get("RANK", "0") != "0":
-        sys.exit(2)
-    _fail(str(error), 1 if isinstance(error, LostRankError) else 2)
-
-
 def _run() -> None:
     try:
         _interrupt_on_signals()
@@ -260,18 +253,23 @@ def _run() -> None:
     except CycloptsError as error:
         _fail(str(mistakes.explain_mistake(error)))
     except BothwaysError as error:
-        _refuse(error)
+        # Of several ranks that raise it the main one alone prints it.
+        if error.on_every_rank and os.environ.get("RANK", "0") != "0":
+            sys.exit(2)
+        _fail(str(error), 1 if isinstance(error, LostRankError) else 2)
     except RuntimeError as error:
         # torch's error is recognized by name, since importing torch here would slow every command.
         if type(error).__name__ != "OutOfMemoryError":
             raise
         _fail(_OUT_OF_MEMORY)
-    except KeyboardInterrupt:
-        _interrupted()
-    except (ImportError, SystemError) as error:
-        if not isinstance(error.__cause__, KeyboardInterrupt):  # in the middle of an import in C
+    except (KeyboardInterrupt, ImportError, SystemError) as error:
+        # In the middle of an import in C, the interruption is the cause of another error.
+        if not any(isinstance(cause, KeyboardInterrupt) for cause in (error, error.__cause__)):
             raise
-        _interrupted()
+        # Another Ctrl-C, while Python shuts down, would print a traceback: it ends the process.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader of the output, such as `head`, has finished: end silently, also at exit, where
         # Python flushes once more.
@@ -288,13 +286,6 @@ def _run() -> None:
         # Python flushes stdout once more at exit; send that to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written: {error.strerror}\n  Free some space for it.")
-
-
-def _interrupted() -> None:
-    # Another Ctrl-C, while Python shuts down, would print a traceback: it ends the process.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    print("interrupted", file=sys.stderr)
-    sys.exit(INTERRUPTED)
 
 
 def _is_full(output: int) -> bool:

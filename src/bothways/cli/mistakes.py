@@ -79,31 +79,33 @@ def _names(arguments: ArgumentCollection) -> set[str]:
     return {name for argument in arguments for name in argument.names}
 
 
-def _help_of(error: MissingArgumentError) -> str:
-    """Return the help of an argument, which cyclopts reads from docstrings for a help page only."""
-    if error.argument is None or error.app is None:
-        return ""
-    described = error.app.assemble_argument_collection(parse_docstring=True)
-    texts = {name: item.parameter.help for item in described for name in item.names}
-    return next((texts[name] or "" for name in error.argument.names if name in texts), "")
-
-
 def explain_mistake(error: CycloptsError) -> BothwaysError:
     """Return the error of a command line as one of ours: what, where, and what to type."""
     command = " ".join(["bothways", *(error.command_chain or ())])
     fix = f"{command} --help lists the options."
     match error:
         case MissingArgumentError(keyword=None):
-            about = " ".join(_help_of(error).split())
-            return ConfigError("is missing", where=_shown(error), fix=f"{about} {fix}".strip())
+            about = ""
+            if error.argument is not None and error.app is not None:
+                # cyclopts reads the help of arguments from docstrings for a help page only.
+                described = error.app.assemble_argument_collection(parse_docstring=True)
+                texts = {
+                    name: item.parameter.help or "" for item in described for name in item.names
+                }
+                about = next((texts[name] for name in error.argument.names if name in texts), "")
+            fix = f"{' '.join(about.split())} {fix}".strip()
+            return ConfigError("is missing", where=_shown(error), fix=fix)
         case MissingArgumentError():
             return ConfigError("needs a value", where=error.keyword, fix=fix)
         case RepeatArgumentError(token=token):
             return ConfigError("is given twice", where=token.keyword, fix="Leave out one.")
         case CoercionError(token=token) if token is not None and error.msg is None:
-            message = f"{token.value!r} is not {_type_name(error.target_type)}"
-            choices = [str(choice) for choice in get_args(error.target_type)]
-            message += _did_you_mean(_near(token.value, choices))
+            kind: Any = error.target_type
+            choices = [*map(str, get_args(kind))]
+            domain = _TYPES.get(kind, f"a {getattr(kind, '__name__', kind)}")
+            if get_origin(kind) is Literal:
+                domain = f"one of {', '.join(choices)}"
+            message = f"{token.value!r} is not {domain}{_did_you_mean(_near(token.value, choices))}"
             place = token.keyword or _shown(error)
             is_table = place == "--format" and token.value in ("csv", "tsv")
             # They are formats of one file, which its ending names.
@@ -142,12 +144,6 @@ def _shown(error: CycloptsError) -> str:
     positional = error.argument.index is not None
     name = error.argument.name
     return name.lstrip("-").upper() if positional else name
-
-
-def _type_name(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, get_args(kind)))}"
-    return _TYPES.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
 def _unknown_option(option: str, options: Iterable[str], command: str) -> ConfigError:

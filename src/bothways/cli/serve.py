@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from bothways.cli.options import Device, MaxLength, Precision
-
-if TYPE_CHECKING:
-    from bothways.serving.run import Deployment
 
 LAST_PORT = 65535
 """A port is a number of 16 bits."""
@@ -82,53 +79,46 @@ def serve(  # noqa: PLR0913 – one option per question
         Serve the page /play to try the models, and the route /explain; by default only on the
         addresses of this machine.
     """
+    import time
+
     from bothways.core.config import reader as configs
     from bothways.core.config.values import require_at_least
+    from bothways.core.terminal import listed
 
     require_at_least(1, threads=threads)
     require_server("bothways serve")
-    from bothways.serving.errors import DEFAULT_LIMITS, Limits
-    from bothways.serving.run import LOOPBACK, Deployment, named_indexes, named_models, read_keys
+    import torch
 
-    indexes = named_indexes(index)
-    folders = named_models(models, task, indexes.values())
+    from bothways.serving import run
+    from bothways.serving.errors import DEFAULT_LIMITS, Limits
+
+    indexes = run.named_indexes(index)
+    folders = run.named_models(models, task, indexes.values())
     limits = configs.load(Limits, base=DEFAULT_LIMITS, overrides=limit)
     keys = tuple(os.environ.get("BOTHWAYS_API_KEY", "").split())
     if api_key_file is not None:
-        keys = read_keys(api_key_file)
+        keys = run.read_keys(api_key_file)
     local = host in ("127.0.0.1", "localhost", "::1")
     check_address(host, port, open_to_all=not (local or keys or no_auth))
-    deployment = Deployment(
+    deployment = run.Deployment(
         folders, length, device, precision, limits, keys,
-        hosts=tuple(name.lower() for name in allow_host) or (LOOPBACK if local else None),
+        hosts=tuple(name.lower() for name in allow_host) or (run.LOOPBACK if local else None),
         requests=log == "requests", delay=drain_delay,
         playground=local if play is None else play, indexes=indexes,
     )  # fmt: skip
-    _listen(deployment, host, port, threads)
-
-
-def _listen(deployment: Deployment, host: str, port: int, threads: int | None) -> None:
-    """Serve until a signal; print the address when the server answers."""
-    import time
-
-    import torch
-
-    from bothways.core.terminal import listed
-    from bothways.serving.run import bind, print_line, run_server, url_of
-
     start = time.perf_counter()
-    with bind(host, port) as bound:
+    with run.bind(host, port) as bound:
         if threads is not None:
             torch.set_num_threads(threads)
         application = deployment.app()
         names = listed(f"{model.name} ({model.kind})" for model in application.models)
 
         def opened() -> None:
-            """Print the line."""
+            """Print the address, now that the server answers."""
             loaded = f"loaded in {time.perf_counter() - start:.1f} s"
-            print_line(f"serving {names} on {url_of(bound)}, {loaded}")
+            run.print_line(f"serving {names} on {run.url_of(bound)}, {loaded}")
 
-        run_server(application, bound, deployment, opened=opened)
+        run.run_server(application, bound, deployment, opened=opened)
 
 
 def play(

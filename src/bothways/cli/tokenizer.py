@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import json
 import sys
@@ -21,11 +20,9 @@ from bothways.core.terminal import output_console, show_lines
 from bothways.texts import read_document_texts, read_sample
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from bothways.core.progress import Progress
     from bothways.text.tokenizer import Tokenizer
-    from bothways.text.vocabulary_report import SplitWord, VocabularyReport
+    from bothways.text.vocabulary_report import SplitWord
 
 Inputs = Annotated[list[str], INPUTS]
 
@@ -147,8 +144,14 @@ def encode(inputs: Inputs | None = None, *, tokenizer: Path, out: Path | None = 
         rows = _encoded(model, _lines(inputs or [STDIN], progress))
         if out is None:
             sys.stdout.writelines(rows)
-        else:
-            replace_file(out, functools.partial(_write, rows))
+            return
+
+        def write(path: Path) -> None:
+            """Write the rows to a file."""
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(rows)
+
+        replace_file(out, write)
 
 
 def report(
@@ -177,6 +180,11 @@ def report(
     column
         Column of the text in .jsonl and .parquet.
     """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from bothways.core.report.terminal import titled
     from bothways.data.documents import read_documents
     from bothways.text import sampling
     from bothways.text.tokenizer import Tokenizer
@@ -189,7 +197,24 @@ def report(
             read_document_texts(documents, progress), sampling.characters_of(ceiling)
         )
         summary = examine(model, read_sample(texts, progress), examples=examples)
-    show_lines(output_console(), _table(summary, str(tokenizer)))
+    rows = {
+        "vocabulary": f"{summary.size:,} tokens, {summary.unused:.1%} of them unused here",
+        "text": f"{summary.characters:,} characters, {summary.words:,} words, "
+        f"{summary.tokens:,} tokens",
+        "unknown": f"{summary.unknown:.3%} of tokens, {summary.unknown_words:.3%} of words",
+        "fertility": f"{summary.fertility:.3f} tokens per word",
+        "compression": f"{summary.characters / max(1, summary.tokens):.3f} characters per token",
+        "whole words": f"{summary.whole_words:.1%} of words are one token",
+        "coverage": f"{summary.covered:.3%} of characters are in words without an unknown token",
+        "longest tokens": ", ".join(summary.longest),
+        "split words": _examples(summary.split),
+        "unknown words": _examples(summary.strange),
+    }
+    table = Table(box=box.SIMPLE, show_header=False)
+    for name, value in rows.items():
+        if value:  # there may be no split word and no unknown one
+            table.add_row(name, Text(value))  # Text: brackets in tokens are not markup
+    show_lines(output_console(), titled(str(tokenizer), table))
 
 
 def _lines(inputs: list[str], progress: Progress) -> Iterator[str]:
@@ -218,38 +243,6 @@ def _encoded(tokenizer: Tokenizer, lines: Iterator[str]) -> Iterator[str]:
             }
             rows.append(json.dumps(row, ensure_ascii=False) + "\n")
         yield "".join(rows)
-
-
-def _write(rows: Iterator[str], path: Path) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(rows)
-
-
-def _table(summary: VocabularyReport, title: str) -> RenderableType:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from bothways.core.report.terminal import titled
-
-    rows = {
-        "vocabulary": f"{summary.size:,} tokens, {summary.unused:.1%} of them unused here",
-        "text": f"{summary.characters:,} characters, {summary.words:,} words, "
-        f"{summary.tokens:,} tokens",
-        "unknown": f"{summary.unknown:.3%} of tokens, {summary.unknown_words:.3%} of words",
-        "fertility": f"{summary.fertility:.3f} tokens per word",
-        "compression": f"{summary.characters / max(1, summary.tokens):.3f} characters per token",
-        "whole words": f"{summary.whole_words:.1%} of words are one token",
-        "coverage": f"{summary.covered:.3%} of characters are in words without an unknown token",
-        "longest tokens": ", ".join(summary.longest),
-        "split words": _examples(summary.split),
-        "unknown words": _examples(summary.strange),
-    }
-    table = Table(box=box.SIMPLE, show_header=False)
-    for name, value in rows.items():
-        if value:  # there may be no split word and no unknown one
-            table.add_row(name, Text(value))  # Text: brackets in tokens are not markup
-    return titled(title, table)
 
 
 def _examples(words: Sequence[SplitWord]) -> str:

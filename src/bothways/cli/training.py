@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bothways.finetuning.result import FinetuneResult
     from bothways.lab.sweeps.folds import CrossValidation
     from bothways.lab.sweeps.runs import Series
-    from bothways.pretraining.adapt import Adaptation
     from bothways.pretraining.run import PretrainResult
 
 
@@ -58,28 +57,41 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
         Only train for 200 steps, each with a higher learning rate, and suggest one for lr=.
     """
     corpora, words = options.split_inputs(more)
+    sources = [corpus, *corpora] if corpora else corpus
     settings = options.settings_for(bothways.pretrain, words, until=end.duration)
     if find_lr:
         for option, value in (("out", out), ("resume", resume)):
             if value:
                 message = "is for a run, and find_lr saves none"
                 raise ConfigError(message, where=option, fix=f"Leave out --{option}, or --find-lr.")
-        _find_lr(
-            [corpus, *corpora] if corpora else corpus,
-            model,
-            start,
-            recipe,
-            config,
-            device,
-            settings,
-        )
+        with terminal_progress() as progress:
+            result = bothways.find_lr(
+                sources,
+                model,
+                start=start,
+                recipe=recipe,
+                config=config,
+                device=device,
+                progress=progress,
+                **settings,
+            )
+        # The smoothed losses, a line for each half decade.
+        rows, smoothed = list[list[str]](), result.smoothed
+        for rate, loss in zip(result.rates, smoothed, strict=True):
+            if not rows or rate >= 10**0.5 * float(rows[-1][0]):
+                rows.append([f"{rate:.1e}", f"{loss:.3f}"])
+        title = f"{quantity(len(smoothed), 'step(s)')}, losses smoothed"
+        options.show_tables(options.CommandTable(title, ["rate", "loss"], rows))
+        lowest = result.rates[smoothed.index(min(smoothed))]
+        suggestion = f"A tenth of it still falls: lr={result.suggestion:.1e}"
+        say(output_console(), f"Lowest at {lowest:.1e}. {suggestion}")
         return
     if out is None:
         fix = "Name the folder of the run: --out run. To try rates only: --find-lr."
         raise ConfigError("is missing", where="out", fix=fix)
     with options.training(out, resume, device) as progress:
         done = bothways.pretrain(
-            [corpus, *corpora] if corpora else corpus,
+            sources,
             model,
             start=start,
             recipe=recipe,
@@ -91,34 +103,6 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
             **settings,
         )
     conclude_pretraining(done, error_console())
-
-
-def _find_lr(
-    corpus: str | list[str],
-    model: str | None,
-    start: str | None,
-    recipe: PretrainRecipe | None,
-    config: Path | None,
-    device: str,
-    settings: dict[str, Any],
-) -> None:
-    """Print the losses of a range test, a line for each half decade, and its suggestion."""
-    with terminal_progress() as progress:
-        result = bothways.find_lr(
-            corpus, model, start=start, recipe=recipe, config=config, device=device,
-            progress=progress, **settings,
-        )  # fmt: skip
-    rows, smoothed = list[list[str]](), result.smoothed
-    for rate, loss in zip(result.rates, smoothed, strict=True):
-        if not rows or rate >= 10**0.5 * float(rows[-1][0]):
-            rows.append([f"{rate:.1e}", f"{loss:.3f}"])
-    title = f"{quantity(len(smoothed), 'step(s)')}, losses smoothed"
-    options.show_tables(options.CommandTable(title, ["rate", "loss"], rows))
-    lowest = result.rates[smoothed.index(min(smoothed))]
-    say(
-        output_console(),
-        f"Lowest at {lowest:.1e}. A tenth of it still falls: lr={result.suggestion:.1e}",
-    )
 
 
 def conclude_pretraining(done: PretrainResult, console: Console) -> None:
@@ -182,28 +166,23 @@ def adapt(
     saved = f"Saved after step {done.run.progress.steps:,}."
     if not options.ended_here(console, done.folder is not None, saved):
         return
-    _show_adaptation(done)
-    say(console, f"The model is in {done.folder}. The report: {out / 'report.html'}")
-
-
-def _show_adaptation(done: Adaptation) -> None:
-    """Print the perplexities before and after, and the fit of the vocabulary."""
     from bothways.pretraining.adapt import head_note
 
+    # The perplexities before and after, and the fit of the vocabulary.
     scores = [
         (str(name), str(metric), f"{score:,.4g}", f"{adapted:,.4g}", str(relative))
         for name, metric, score, adapted, relative in done.comparison()
     ]
     title = "Held-out text, the same masks before and after"
     general = ["general"] if done.vocabulary.general else []
-    console = output_console()
     options.show_tables(
         options.CommandTable(title, ("text", "metric", "before", "after", "relative"), scores),
         options.CommandTable("", ("vocabulary", "domain", *general), done.vocabulary.rows()),
     )
-    say(console, f"Are new words worth adding? {done.vocabulary.answer}")
+    say(output_console(), f"Are new words worth adding? {done.vocabulary.answer}")
     if done.new_head:
-        say(console, head_note(done.before))
+        say(output_console(), head_note(done.before))
+    say(console, f"The model is in {done.folder}. The report: {out / 'report.html'}")
 
 
 @options.documented_by(bothways.distil)
