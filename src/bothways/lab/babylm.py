@@ -74,7 +74,12 @@ class CheckpointScores:
     @property
     def metrics(self) -> dict[str, float]:
         """The accuracy of each suite, and the mean surprisal in nats."""
-        means = {name: _mean_of_means(groups) for name, groups in self.accuracies.items()}
+        means = dict[str, float]()
+        for suite, groups in self.accuracies.items():
+            categories = defaultdict[str, list[float]](list)
+            for (category, _), value in groups.items():
+                categories[category].append(value)
+            means[suite] = statistics.fmean(map(statistics.fmean, categories.values()))
         if self.surprisals:
             means["surprisal"] = statistics.fmean(row["surprisal"] for row in self.surprisals)
         return means
@@ -120,14 +125,28 @@ def evaluate_run(
         make_folder(out)
     for number, (name, folder) in enumerate(checkpoints.items(), 1):
         progress.stage(f"{name}, {number} of {len(checkpoints)}", len(suites) + bool(words))
-        predictor = _open(folder, settings, device, precision)
+        # The likelihood of ends of texts, in the variant that fits the model's head.
+        pairs = open_task_model(folder, "prefer", device=device, settings=settings)
+        task = CompletionTask(variant=pairs.task.variant)  # type: ignore[attr-defined]
+        scorer = task.bind(pairs.model, pairs.tokenizer, (), pairs.length).eval()
+        predictor = Predictor(scorer, precision)
         scores = results[name] = CheckpointScores()
         for done, (suite, choices) in enumerate(suites.items()):
             progress.advance(done, suite)
             scores.accuracies[suite] = score_choices(predictor, choices)
         scores.surprisals = [{"step": name, **row} for row in surprisals(predictor, words)]
-        if out is not None:
-            _write(out, model, results, len(checkpoints))
+        if out is None:
+            continue
+        tree = {checkpoint: entry.to_json() for checkpoint, entry in results.items()}
+        replace_text(out / "results.json", json.dumps(tree, indent=2, ensure_ascii=False))
+        rows = [row for entry in results.values() for row in entry.surprisals]
+        if rows:
+            metadata = {
+                "model_name": model, "use_bos_only": False, "total_steps": len(checkpoints),
+                "completed_steps": len(results),
+            }  # fmt: skip
+            table = json.dumps({"metadata": metadata, "results": rows}, ensure_ascii=False)
+            replace_text(out / "surprisal.json", table)
     return results
 
 
@@ -211,16 +230,6 @@ def _contexts(file: Path) -> dict[str, list[str]]:
     return words
 
 
-def _open(
-    folder: Path | str, settings: Tree | Iterable[str], device: str, precision: PredictPrecision
-) -> Predictor:
-    """Open a model for the likelihood of ends of texts, in the variant that fits its head."""
-    pairs = open_task_model(folder, "prefer", device=device, settings=settings)
-    task = CompletionTask(variant=pairs.task.variant)  # type: ignore[attr-defined]
-    scorer = task.bind(pairs.model, pairs.tokenizer, (), pairs.length).eval()
-    return Predictor(scorer, precision)
-
-
 def _log_likelihoods(predictor: Predictor, examples: Iterable[TextExample]) -> Iterator[float]:
     return (prediction.log_likelihood for _, prediction in predictor.predict_examples(examples))
 
@@ -263,24 +272,3 @@ def surprisals(predictor: Predictor, words: Mapping[str, list[str]]) -> list[dic
         ),
     )
     return [{**row, "surprisal": -log} for row, log in zip(rows, logs, strict=True)]
-
-
-def _mean_of_means(groups: Mapping[tuple[str, str], float]) -> float:
-    parts = defaultdict[str, list[float]](list)
-    for (part, _), value in groups.items():
-        parts[part].append(value)
-    return statistics.fmean(map(statistics.fmean, parts.values()))
-
-
-def _write(out: Path, model: str, results: Mapping[str, CheckpointScores], total: int) -> None:
-    """Write the scores so far."""
-    tree = {name: scores.to_json() for name, scores in results.items()}
-    replace_text(out / "results.json", json.dumps(tree, indent=2, ensure_ascii=False))
-    rows = [row for scores in results.values() for row in scores.surprisals]
-    if rows:
-        metadata = {
-            "model_name": model, "use_bos_only": False, "total_steps": total,
-            "completed_steps": len(results),
-        }  # fmt: skip
-        table = json.dumps({"metadata": metadata, "results": rows}, ensure_ascii=False)
-        replace_text(out / "surprisal.json", table)

@@ -175,16 +175,6 @@ def _tickets(file: str, count: int) -> list[Row]:
     ]  # fmt: skip
 
 
-def _letters(file: str, count: int) -> list[Row]:
-    """Return long texts: the label is that of one sentence, the others are about other things."""
-    grammar, rows = Grammar(file, SCENES), list[Row]()
-    for row in _tickets(file, count):
-        sentences = [grammar.say("The {who} {does} {where}.") for _ in range(30)]
-        sentences.insert(grammar.rng.randrange(30), row["message"])
-        rows.append({"text": " ".join(sentences), "label": row["queue"]})
-    return rows
-
-
 def _tagged(file: str, count: int) -> str:
     """Return sentences in CoNLL's form: a word and its tag per line."""
     grammar, lines = Grammar(file, PEOPLE), list[str]()
@@ -214,12 +204,6 @@ def _people(file: str, count: int) -> Iterator[tuple[str, list[Row]]]:
         ]  # fmt: skip
 
 
-def _squad(file: str, count: int) -> str:
-    paragraphs = [{"context": text, "qas": qas} for text, qas in _people(file, count)]
-    data = {"version": "v2.0", "data": [{"title": "People", "paragraphs": paragraphs}]}
-    return json.dumps(data, indent=1) + "\n"
-
-
 def _scores(file: str, count: int) -> list[Row]:
     """Return pairs of scenes, and how much of them is equal: from 0 to 5."""
     grammar, rows = Grammar(file, SCENES), list[Row]()
@@ -233,15 +217,6 @@ def _scores(file: str, count: int) -> list[Row]:
         second = two.format(**other)
         rows.append({"sentence1": one.format(**scene), "sentence2": second[0].upper() + second[1:],
                      "score": (0, 1.5, 3.5, 5)[equal]})  # fmt: skip
-    return rows
-
-
-def _topics(file: str, count: int) -> list[Row]:
-    grammar, rows = Grammar(file, TOPICS), list[Row]()
-    for _ in range(count):
-        labels = grammar.rng.sample([label for label in TOPICS if label], grammar.rng.randrange(3))
-        text = " ".join(grammar.choose(label) for label in ["", *labels])
-        rows.append({"text": text, "labels": sorted(labels)})
     return rows
 
 
@@ -296,20 +271,6 @@ def _articles(file: str, count: int) -> str:
     return "\n\n".join(documents) + "\n"
 
 
-def _content(name: str, rows: Sequence[Row]) -> str:
-    """Return the text of a table, by the suffix of its name; a .txt has the first column alone."""
-    if name.endswith(".jsonl"):
-        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    if name.endswith(".txt"):
-        return "".join(f"{next(iter(row.values()))}\n" for row in rows)
-    text = io.StringIO()
-    delimiter = "," if name.endswith(".csv") else "\t"
-    writer = csv.DictWriter(text, [*rows[0]], delimiter=delimiter, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def _files() -> Iterator[tuple[str, str]]:
     """Iterate over the names and texts of all files."""
     facts = [_fact(animal, kind) for animal in FACTS for kind in range(4)]
@@ -318,12 +279,22 @@ def _files() -> Iterator[tuple[str, str]]:
     hotels = Grammar("hotels", CHINESE).labelled(("好评", "差评"), 540)
     tickets = _tickets("tickets", 640)
     unlabelled = [{name: row[name] for name in row if name != "queue"} for row in tickets[600:]]
+    # Long texts: the label is that of one sentence, the others are about other things.
+    scenes, letters = Grammar("letters", SCENES), list[Row]()
+    for ticket in _tickets("letters", 400):
+        sentences = [scenes.say("The {who} {does} {where}.") for _ in range(30)]
+        sentences.insert(scenes.rng.randrange(30), ticket["message"])
+        letters.append({"text": " ".join(sentences), "label": ticket["queue"]})
+    remarks, topics = Grammar("topics", TOPICS), list[Row]()
+    for _ in range(400):
+        labels = remarks.rng.sample([label for label in TOPICS if label], remarks.rng.randrange(3))
+        text = " ".join(remarks.choose(label) for label in ["", *labels])
+        topics.append({"text": text, "labels": sorted(labels)})
     tables: dict[str, list[Row]] = {
         "train.tsv": reviews[:400], "dev.tsv": reviews[400:500], "test.tsv": reviews[500:600],
         "new.txt": reviews[600:], "tickets.csv": tickets[:600], "new.csv": unlabelled,
-        "few.tsv": reviews[:16], "letters.jsonl": _letters("letters", 400),
-        "sts.tsv": _scores("sts", 400), "topics.jsonl": _topics("topics", 400),
-        "choices.csv": _choices("choices", 400),
+        "few.tsv": reviews[:16], "letters.jsonl": letters, "sts.tsv": _scores("sts", 400),
+        "topics.jsonl": topics, "choices.csv": _choices("choices", 400),
         "train.jsonl": _ranked("train", 300), "dev.jsonl": _ranked("dev", 60),
         "pairs.jsonl": [{"query": question, "positive": fact}
                         for question, fact in zip(questions, facts, strict=True)],
@@ -333,11 +304,22 @@ def _files() -> Iterator[tuple[str, str]]:
         "zh/train.tsv": hotels[:400], "zh/dev.tsv": hotels[400:500], "zh/new.txt": hotels[500:],
     }  # fmt: skip
     for name, rows in tables.items():
-        yield name, _content(name, rows)
+        if name.endswith(".jsonl"):
+            yield name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        elif name.endswith(".txt"):  # the first column alone
+            yield name, "".join(f"{next(iter(row.values()))}\n" for row in rows)
+        else:
+            table, delimiter = io.StringIO(), "," if name.endswith(".csv") else "\t"
+            writer = csv.DictWriter(table, [*rows[0]], delimiter=delimiter, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+            yield name, table.getvalue()
     for name, count in (("train", 400), ("dev", 100), ("test", 100)):
         yield f"{name}.conll", _tagged(name, count)
     for name, count in (("train", 120), ("dev", 30)):
-        yield f"{name}-v2.0.json", _squad(name, count)
+        paragraphs = [{"context": text, "qas": qas} for text, qas in _people(name, count)]
+        data = {"version": "v2.0", "data": [{"title": "People", "paragraphs": paragraphs}]}
+        yield f"{name}-v2.0.json", json.dumps(data, indent=1) + "\n"
     for number in (1, 2, 3):
         yield f"text/{number}.txt", _articles(f"text-{number}", 100)
     chinese = Grammar("text-zh", CHINESE)

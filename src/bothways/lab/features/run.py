@@ -141,7 +141,16 @@ def open_features(
         return Features(
             np.zeros((0, len(layers), encoder.width), "float32"), layers, offsets, labels
         )
-    about = {"key": _key(encoder, inputs)}
+    # What features depend on: weights, tokens and first tokens of words.
+    key = hashlib.sha256(repr(encoder.config).encode())
+    for name, tensor in sorted(encoder.state_dict().items()):
+        key.update(name.encode())
+        key.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    for sequence in (sequence for item in inputs for sequence in item.sequences):
+        word_index = np.asarray(sequence.target("tag", TokenTargets).index)
+        for array in (sequence.ids, sequence.segments, word_index):
+            key.update(np.int64(array.size).tobytes() + array.tobytes())
+    about = {"key": key.hexdigest()}
     cached: tuple[int, ...] = ()
     with contextlib.suppress(BothwaysError):  # no features, or unreadable ones
         record = read_object(folder / _ABOUT)
@@ -162,20 +171,6 @@ def open_features(
                 json.dumps({**about, "layers": list(cached)}) + "\n", encoding="utf8"
             )
     return Features(np.load(folder / _VALUES, mmap_mode="r"), cached, offsets, labels)
-
-
-def _key(encoder: Encoder, inputs: Many[EncodedExample]) -> str:
-    """Return the sha256 of what features depend on: weights, tokens and first tokens of words."""
-    result = hashlib.sha256(repr(encoder.config).encode())
-    for name, tensor in sorted(encoder.state_dict().items()):
-        result.update(name.encode())
-        result.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    for item in inputs:
-        for sequence in item.sequences:
-            word_index = np.asarray(sequence.target("tag", TokenTargets).index)
-            for array in (sequence.ids, sequence.segments, word_index):
-                result.update(np.int64(array.size).tobytes() + array.tobytes())
-    return result.hexdigest()
 
 
 @torch.no_grad()

@@ -68,9 +68,33 @@ TAGGER = BiLSTMTagger()
 
 def squad_plan(request: Request) -> BenchmarkPlan:
     """Return the plan for train-v1.1.json, dev-v1.1.json and the same of v2.0."""
+    experiments, task = list[Experiment | NotRun](), QuestionAnsweringTask()
+    for version in request.chosen(tuple(SQUAD)):
+        files = _splits(version, request, *((f"{x}-{version}.json",) for x in ("train", "dev")))
+        if isinstance(files, NotRun):
+            experiments.append(files)
+            continue
+        train, dev = files
+        if request.limit is not None:
+            rows = (
+                {
+                    "id": question.id,
+                    "question": question.question,
+                    "context": question.context,
+                    "answers": {
+                        "text": [text for text, _ in question.answers],
+                        "answer_start": [start for _, start in question.answers],
+                    },
+                }
+                for question in itertools.islice(task.read(train).examples, request.limit)
+            )
+            file = request.out / "data" / f"train-{version}-{request.limit}.jsonl"
+            train = str(experiment.write_rows(file, rows))
+        grid = experiment.grid_settings(request, task, [SQUAD[version]], train, dev)
+        experiments.append(Experiment(version, grid, request.seeds or 1))
     return BenchmarkPlan(
         "SQuAD (sections 4.2 and 4.3, tables 2 and 3)",
-        tuple(_answers(version, request) for version in request.chosen(tuple(SQUAD))),
+        tuple(experiments),
         tuple(SQUAD_COLUMNS),
         {experiment.MEASURED: SQUAD_COLUMNS},
         published.TABLES["SQUAD"],
@@ -81,61 +105,36 @@ def squad_plan(request: Request) -> BenchmarkPlan:
     )
 
 
-def _answers(version: str, request: Request) -> Experiment | NotRun:
-    files = _splits(version, request, *((f"{x}-{version}.json",) for x in ("train", "dev")))
-    if isinstance(files, NotRun):
-        return files
-    (train, dev), task = files, QuestionAnsweringTask()
-    if request.limit is not None:
-        rows = (
-            {
-                "id": question.id,
-                "question": question.question,
-                "context": question.context,
-                "answers": {
-                    "text": [text for text, _ in question.answers],
-                    "answer_start": [start for _, start in question.answers],
-                },
-            }
-            for question in itertools.islice(task.read(train).examples, request.limit)
-        )
-        file = request.out / "data" / f"train-{version}-{request.limit}.jsonl"
-        train = str(experiment.write_rows(file, rows))
-    grid = experiment.grid_settings(request, task, [SQUAD[version]], train, dev)
-    return Experiment(version, grid, request.seeds or 1)
-
-
 def swag_plan(request: Request) -> BenchmarkPlan:
     """Return the plan for train.csv and val.csv, the file names of SWAG's authors."""
     request.chosen((SWAG,))
-    return BenchmarkPlan(
-        "SWAG (section 4.4, table 4)",
-        (_endings(request),),
-        ("dev",),
-        {experiment.MEASURED: {"dev": (SWAG, "accuracy")}},
-        published.TABLES["SWAG"],
-        notes=("The labels of the test set are not public; these runs are scored on dev.",),
-    )
-
-
-def _endings(request: Request) -> Experiment | NotRun:
     files = _splits(SWAG, request, ("train.csv", "train.jsonl"), ("val.csv", "val.jsonl"))
-    if isinstance(files, NotRun):
-        return files
-    (train, dev), task = files, ChoiceTask()
+    task = ChoiceTask()
 
     def rows(source: str, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the first examples as rows."""
         for row in itertools.islice(task.read(source).examples, limit):
             yield {"context": row.context, "endings": list(row.endings), "label": row.label}
 
-    if request.limit is not None:
-        # Both are rewritten: the columns of dev are read like those of training.
-        data, limit = request.out / "data", request.limit
-        train = str(experiment.write_rows(data / f"train-{limit}.jsonl", rows(train, limit)))
-        dev = str(experiment.write_rows(data / "val.jsonl", rows(dev)))
-    grid = experiment.grid_settings(request, task, [SWAG_POINT], train, dev)
-    return Experiment(SWAG, grid, request.seeds or 1)
+    if isinstance(files, NotRun):
+        entry: Experiment | NotRun = files
+    else:
+        train, dev = files
+        if request.limit is not None:
+            # Both are rewritten: the columns of dev are read like those of training.
+            data, limit = request.out / "data", request.limit
+            train = str(experiment.write_rows(data / f"train-{limit}.jsonl", rows(train, limit)))
+            dev = str(experiment.write_rows(data / "val.jsonl", rows(dev)))
+        grid = experiment.grid_settings(request, task, [SWAG_POINT], train, dev)
+        entry = Experiment(SWAG, grid, request.seeds or 1)
+    return BenchmarkPlan(
+        "SWAG (section 4.4, table 4)",
+        (entry,),
+        ("dev",),
+        {experiment.MEASURED: {"dev": (SWAG, "accuracy")}},
+        published.TABLES["SWAG"],
+        notes=("The labels of the test set are not public; these runs are scored on dev.",),
+    )
 
 
 def ner_plan(request: Request) -> BenchmarkPlan:

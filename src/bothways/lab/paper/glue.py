@@ -178,9 +178,38 @@ def glue_plan(request: experiment.Request) -> experiment.BenchmarkPlan:
         DataError: a file differs from GLUE's.
     """
     names = request.chosen(tuple(task.name for task in TASKS_OF_GLUE))
+    experiments = list[experiment.Experiment | experiment.NotRun]()
+    for task in (task for task in TASKS_OF_GLUE if task.name in names):
+        splits = ("train", *task.dev)
+        absent = [split for split in splits if source_of(task, split, request.data) is None]
+        if absent:
+            folder = Path(request.data) / task.name
+            reason = f"no {absent[0]}.tsv (or {absent[0]}.tsv.gz) in {folder}"
+            experiments.append(experiment.NotRun(task.name, reason))
+            continue
+        written = {split: write_split(task, split, request) for split in splits}
+        dev, *further_dev = task.dev
+        columns = TextColumns("text", "text_b" if task.layout.text_b is not None else None, "label")
+        rates = RATES if request.grid == "paper" else (DEFAULT_RATE,)
+        grid = experiment.grid_settings(
+            request,
+            TASKS["classify" if task.labels else "regress"]().with_columns(columns),
+            [experiment.GridPoint(rate, 32, 3.0) for rate in rates],
+            written["train"][0],
+            written[dev][0],
+            task.metric,
+        )
+        notes = tuple(
+            f"{skipped} rows of {split} without a text or a label are left out"
+            for split, (_, skipped) in written.items()
+            if skipped
+        )
+        scored = {split: str(written[split][0]) for split in further_dev}
+        seeds = request.seeds or 1
+        experiments.append(experiment.Experiment(task.name, grid, seeds, "best", scored, notes))
     return experiment.BenchmarkPlan(
         "GLUE (section 4.1, table 1)",
-        tuple(_experiment(task, request) for task in TASKS_OF_GLUE if task.name in names),
+        tuple(experiments),
         tuple(COLUMNS),
         {experiment.MEASURED: COLUMNS},
         published.TABLES["GLUE"],
@@ -188,35 +217,6 @@ def glue_plan(request: experiment.Request) -> experiment.BenchmarkPlan:
         NOTES,
         seeds=None,
     )
-
-
-def _experiment(
-    task: GlueTask, request: experiment.Request
-) -> experiment.Experiment | experiment.NotRun:
-    splits = ("train", *task.dev)
-    for split in splits:
-        if source_of(task, split, request.data) is None:
-            folder = Path(request.data) / task.name
-            return experiment.NotRun(task.name, f"no {split}.tsv (or {split}.tsv.gz) in {folder}")
-    written = {split: write_split(task, split, request) for split in splits}
-    dev, *further_dev = task.dev
-    columns = TextColumns("text", "text_b" if task.layout.text_b is not None else None, "label")
-    rates = RATES if request.grid == "paper" else (DEFAULT_RATE,)
-    grid = experiment.grid_settings(
-        request,
-        TASKS["classify" if task.labels else "regress"]().with_columns(columns),
-        [experiment.GridPoint(rate, 32, 3.0) for rate in rates],
-        written["train"][0],
-        written[dev][0],
-        task.metric,
-    )
-    notes = tuple(
-        f"{skipped} rows of {split} without a text or a label are left out"
-        for split, (_, skipped) in written.items()
-        if skipped
-    )
-    scored = {split: str(written[split][0]) for split in further_dev}
-    return experiment.Experiment(task.name, grid, request.seeds or 1, "best", scored, notes)
 
 
 def source_of(task: GlueTask, split: str, data: str) -> str | None:
@@ -270,8 +270,12 @@ Rows = Iterator[tuple[str, dict[str, str | None]]]
 def _file_rows(task: GlueTask, source: str) -> Rows:
     lines = read_lines(Path(source))
     names = next(lines, (1, ""))[1].split("\t") if task.layout.header else []
-    columns = task.layout.columns.items()
-    indices = {role: _index(column, names, source) for role, column in columns}
+    indices = dict[str, int]()
+    for role, column in task.layout.columns.items():
+        if isinstance(column, str) and column not in names:
+            message = f"has no column {column!r}; its first line is {', '.join(names)}"
+            raise DataError(message, where=source, fix="Give the file as GLUE distributes it.")
+        indices[role] = names.index(column) if isinstance(column, str) else column
     for number, line in lines:
         if line:
             cells = line.split("\t")
@@ -280,15 +284,6 @@ def _file_rows(task: GlueTask, source: str) -> Rows:
                 for role, at in indices.items()
             }
             yield f"{source}:{number}", row
-
-
-def _index(column: GlueColumn, names: list[str], source: str) -> int:
-    if isinstance(column, int):
-        return column
-    if column not in names:
-        message = f"has no column {column!r}; its first line is {', '.join(names)}"
-        raise DataError(message, where=source, fix="Give the file as GLUE distributes it.")
-    return names.index(column)
 
 
 def _hub_rows(task: GlueTask, source: str) -> Rows:

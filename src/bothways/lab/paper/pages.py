@@ -126,33 +126,33 @@ def benchmark_report(
             failed = " (failed)" if run.failed else ""
             result = (_listed(run.metrics) or "diverged") + failed
             runs.append([name, run.name, result, run.steps, round(run.seconds)])
-    columns = ["task", "run", "result", "steps", "seconds"]
+    figures: list[tuple[str, Mapping[str, float]]] = [
+        *((name, row) for name, row in measured(plan, outcomes).items() if row),
+        *((f"{row.system} ({row.table})", row.values) for row in plan.published),
+    ]
+    columns = [*plan.columns, *(["average"] if plan.averaged else [])]
+    table: list[list[s.Cell]] = [["", *columns]]
+    for name, values in figures:
+        table.append([name, *(round(values[x], 1) if x in values else None for x in columns)])
+    if len(columns) > len(table) - 1:
+        # More columns than rows: transpose, because a page has more height than width.
+        table = [list(column) for column in zip(*table, strict=True)]
+    head, *lines = table
+    note = " ".join(plan.notes)
+    run_columns = ["task", "run", "result", "steps", "seconds"]
     return s.Report(
         "The paper's experiments, run again",
         f"{plan.title}: {len(outcomes)} of {len(plan.experiments)} tasks run.",
         lead,
         (
-            _comparison(plan, outcomes),
+            s.TableSection(
+                "Measured and published", [str(x or "") for x in head], lines, note=note
+            ),
             s.TableSection("Tasks", ["task", "result", "from", "remarks"], list(rows.values())),
-            s.Details("Every run", (s.TableSection("Every run", columns, runs),)),
+            s.Details("Every run", (s.TableSection("Every run", run_columns, runs),)),
         ),
         s.colophon(choose_device(device)),
     )
-
-
-def _comparison(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> s.TableSection:
-    columns = [*plan.columns, *(["average"] if plan.averaged else [])]
-    here = {name: row for name, row in measured(plan, outcomes).items() if row}
-    there = {f"{row.system} ({row.table})": row.values for row in plan.published}
-    table: list[list[s.Cell]] = [["", *columns]]
-    for name, row in [*here.items(), *there.items()]:
-        table.append([name, *(round(row[x], 1) if x in row else None for x in columns)])
-    if len(columns) > len(table) - 1:
-        # More columns than rows: transpose, because a page has more height than width.
-        table = [list(column) for column in zip(*table, strict=True)]
-    head, *rows = table
-    note = " ".join(plan.notes)
-    return s.TableSection("Measured and published", [str(x or "") for x in head], rows, note=note)
 
 
 def _listed(metrics: Mapping[str, float]) -> str:
@@ -279,8 +279,7 @@ def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) 
         (
             *_table_comparison(request, rows),
             *_scaling_sections(request, rows),
-            *_held_out_curves(request, rows),
-            _pretraining_runs(request, rows),
+            *_run_sections(request, rows),
             s.Prose("How to read it", remarks),
         ),
         s.colophon(choose_device(device)),
@@ -446,12 +445,16 @@ def _records(request: TableRequest, run: SweepOutcome) -> list[dict[str, Any]]:
     return read_records(file) if file.exists() else []
 
 
-def _held_out_curves(request: TableRequest, rows: Many[RowOutcome]) -> Iterator[s.Curves]:
-    """Yield the held-out loss of each run over time, one chart for each loss."""
+def _run_sections(request: TableRequest, rows: Many[RowOutcome]) -> Iterator[s.Section]:
+    """Yield the held-out loss of each run over time, a chart for each loss, and a table of runs."""
     lines: dict[str, list[s.Line]] = {}
     baselines: dict[str, dict[str, float]] = {}
+    runs: list[list[s.Cell]] = []
     for run in (run for done in rows for run in done.pretrained):
         records, metrics = _records(request, run), run.metrics
+        tokens = int(records[-1]["tokens"]) if records else None
+        values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        runs.append([run.name, run.steps, tokens, time_text(run.seconds), values or "diverged"])
         names = dict.fromkeys(n for r in records for n in r if n.startswith("held-out/loss/"))
         for name in names:
             points = [(r["seconds"] / 60, r[name]) for r in records if name in r][-POINTS:]
@@ -465,15 +468,5 @@ def _held_out_curves(request: TableRequest, rows: Many[RowOutcome]) -> Iterator[
             )
     for target, drawn in lines.items():
         yield s.Curves(f"Held-out loss: {target}", "minutes", "nats", drawn, baselines[target])
-
-
-def _pretraining_runs(request: TableRequest, rows: Many[RowOutcome]) -> s.Details:
-    lines: list[list[s.Cell]] = []
-    for done in (run for row in rows for run in row.pretrained):
-        records = _records(request, done)
-        tokens = int(records[-1]["tokens"]) if records else None
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in done.metrics.items())
-        time = time_text(done.seconds)
-        lines.append([done.name, done.steps, tokens, time, metrics or "diverged"])
     columns = ["run", "steps", "tokens", "time", "metrics"]
-    return s.Details("Pre-training runs", (s.TableSection("Runs", columns, lines),))
+    yield s.Details("Pre-training runs", (s.TableSection("Runs", columns, runs),))

@@ -29,29 +29,23 @@ class Published:
     values: Mapping[str, float]
 
 
-def _read_tables() -> dict[str, tuple[Published, ...]]:
-    """Read the rows of all tables by the name of the experiment."""
-    file = resources.files("bothways.lab.paper") / "published.json"
-    tables = json.loads(file.read_text(encoding="utf8"))
-    return {
-        name: tuple(
-            Published(
-                system,
-                table["table"],
-                {
-                    column: value
-                    for column, value in zip(table["columns"], values, strict=True)
-                    if value is not None
-                },
-            )
-            for table in entries
-            for system, values in table["rows"].items()
+_FILE = resources.files("bothways.lab.paper") / "published.json"
+TABLES: dict[str, tuple[Published, ...]] = {
+    name: tuple(
+        Published(
+            system,
+            table["table"],
+            {
+                column: value
+                for column, value in zip(table["columns"], values, strict=True)
+                if value is not None
+            },
         )
-        for name, entries in tables.items()
-    }
-
-
-TABLES = _read_tables()
+        for table in entries
+        for system, values in table["rows"].items()
+    )
+    for name, entries in json.loads(_FILE.read_text(encoding="utf8")).items()
+}
 """The published rows by the name of the experiment."""
 
 AVERAGED = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE")

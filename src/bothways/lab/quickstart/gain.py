@@ -339,10 +339,34 @@ def quickstart_report(result: QuickstartResult) -> s.Report:
         )
     ]
     records = read_records(Path(result.corpus.folder).parent / "pretraining" / "metrics.jsonl")
+    means = " against ".join(s.percentage(comparison.mean(n)) for n in (PRETRAINED, SCRATCH))
+    if gain > noise:
+        headline = f"Pre-training wins: {means} test accuracy."
+    else:
+        headline = (
+            f"No gain that can be told from chance: {means} test accuracy; differences up to "
+            f"{100 * noise:.1f} points happen between equal models."
+        )
+        tokens, needed = result.pretrained.progress.tokens, result.shape.tokens
+        if tokens < needed:
+            headline += (
+                f" This machine read {tokens:,} tokens, and about {needed:,} are needed: give it "
+                "more time by --minutes."
+            )
+        else:
+            headline += " Give it more time by --minutes, or a task that needs word order."
+    counts, encoder = result.corpus.manifest.counts, result.settings.encoder
+    lead = (
+        f"A BERT of {encoder.depth} layers × {encoder.width} was pre-trained on "
+        f"{counts.documents:,} documents ({counts.tokens:,} tokens) with masked LM and next "
+        "sentence prediction, then fine-tuned on unseen sentences, and compared with the same "
+        "architecture from random weights. The task: detect two swapped neighbouring words. Both "
+        "classes contain the same words."
+    )
     return s.Report(
         "BERT's claim, on this machine",
-        _headline(result, comparison, gain, noise),
-        _lead(result),
+        headline,
+        lead,
         (
             s.KeyFigures(figures),
             comparison,
@@ -395,33 +419,3 @@ def chance_difference(comparison: s.ComparisonChart, examples: int) -> float:
     """
     spread = max(comparison.spread(PRETRAINED), comparison.spread(SCRATCH))
     return 2 * max(spread, math.sqrt(0.5 / examples))
-
-
-def _headline(
-    result: QuickstartResult, comparison: s.ComparisonChart, gain: float, noise: float
-) -> str:
-    means = " against ".join(s.percentage(comparison.mean(n)) for n in (PRETRAINED, SCRATCH))
-    if gain > noise:
-        return f"Pre-training wins: {means} test accuracy."
-    headline = (
-        f"No gain that can be told from chance: {means} test accuracy; differences up to "
-        f"{100 * noise:.1f} points happen between equal models."
-    )
-    tokens, needed = result.pretrained.progress.tokens, result.shape.tokens
-    if tokens < needed:
-        return (
-            f"{headline} This machine read {tokens:,} tokens, and about {needed:,} are needed: "
-            "give it more time by --minutes."
-        )
-    return f"{headline} Give it more time by --minutes, or a task that needs word order."
-
-
-def _lead(result: QuickstartResult) -> str:
-    counts, encoder = result.corpus.manifest.counts, result.settings.encoder
-    return (
-        f"A BERT of {encoder.depth} layers × {encoder.width} was pre-trained on "
-        f"{counts.documents:,} documents ({counts.tokens:,} tokens) with masked LM and next "
-        "sentence prediction, then fine-tuned on unseen sentences, and compared with the same "
-        "architecture from random weights. The task: detect two swapped neighbouring words. Both "
-        "classes contain the same words."
-    )

@@ -244,7 +244,12 @@ def run_all(
         done.append(outcome)
         _check_digests(done, folder)
         if folder.keep == "best" and is_main(plan_here()):
-            _delete_weights(Series(tuple(done)), folder)
+            best = Series(tuple(done)).best
+            for finished in done:
+                for checkpoint in checkpoints(folder.out / finished.name):
+                    shutil.rmtree(checkpoint)
+                if best is not None and finished.name != best.name:
+                    shutil.rmtree(folder.out / finished.name / "model", ignore_errors=True)
     return Series(tuple(done))
 
 
@@ -317,17 +322,6 @@ def _check_digests(runs: Many[SweepOutcome], folder: SweepFolder) -> None:
                 fix = "Delete the folders of the earlier runs, or choose another folder."
                 problem = f"{by} and {run.name} had different content of {name}"
                 raise ConfigError(problem, where=folder.out, fix=fix)
-
-
-def _delete_weights(series: Series, sweep_folder: SweepFolder) -> None:
-    """Delete all checkpoints, and the models of all runs but the best one."""
-    best = series.best
-    for run in series.runs:
-        folder = sweep_folder.out / run.name
-        for checkpoint in checkpoints(folder):
-            shutil.rmtree(checkpoint)
-        if best is not None and run.name != best.name:
-            shutil.rmtree(folder / "model", ignore_errors=True)
 
 
 def keep_best(series: Series, sweep_folder: SweepFolder) -> None:
