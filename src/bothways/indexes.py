@@ -101,7 +101,8 @@ def build_index(  # noqa: PLR0913 – one option per question
     task: Any = embedder.task_model.task
     normalised = embedder.similarity_name == "cosine"
     record = old or IndexRecord(
-        _absolute(name), digest_of_model(name, whole=True), task.width(embedder.task_model.model),
+        str(Path(name).resolve()) if Path(name).exists() else name,
+        digest_of_model(name, whole=True), task.width(embedder.task_model.model),
         normalised, stored or "fp32", 0.0, settings, length,
         (task.role_prompt("query"), task.role_prompt("document")),
     )  # fmt: skip
@@ -195,11 +196,6 @@ def _document(
     name = next((key for key in ("_id", "id") if key in row), None) if id is None else id
     value = default if name is None else cell_of(row, name, where)
     return None if value is None else str(value), content
-
-
-def _absolute(model: str) -> str:
-    path = Path(model)
-    return str(path.resolve()) if path.exists() else model
 
 
 @checked
