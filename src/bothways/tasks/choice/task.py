@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -140,11 +140,28 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
         begin = ""
         if columns.continuation is not None:
             begin = text_of(row, columns.continuation, where).strip()
-        endings = (f"{begin} {text}".strip() for text in _endings(row, columns.endings, where))
+        if len(columns.endings) > 1:
+            texts = [text_of(row, column, where) for column in columns.endings]
+        else:
+            column = columns.endings[0]
+            texts = cell_of(row, column, where)
+            if not isinstance(texts, list | tuple) or not all(isinstance(x, str) for x in texts):
+                message = f"column {column!r} holds {type(texts).__name__}, not a list of texts"
+                fix = "Write a list, or name a column for each ending."
+                raise DataError(message, where=where, fix=fix)
+        endings = tuple(f"{begin} {text}".strip() for text in texts)
         label = None
         if columns.label is not None:
-            label = _place(cell_of(row, columns.label, where), columns.label, where)
-        return ChoiceExample(text_of(row, columns.context, where), (*endings,), label, where)
+            value = cell_of(row, columns.label, where)
+            number = "" if value is None else str(value).strip().removesuffix(".0")
+            is_absent = number.lower() in {"", "nan"}
+            if not is_absent and not number.removeprefix("-").isdecimal():
+                message = f"column {columns.label!r} holds {value!r}, "
+                message += "which is not the place of an ending"
+                fix = "Write the place of the right ending, counted from 0."
+                raise DataError(message, where=where, fix=fix)
+            label = None if is_absent else int(number)
+        return ChoiceExample(text_of(row, columns.context, where), endings, label, where)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         return (ChoiceHead(dropout),)
@@ -257,27 +274,3 @@ def _targets(batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the number of choices and the label of each question."""
     targets = batch.target("label", ChoiceTargets)
     return torch.as_tensor(targets.counts), torch.as_tensor(targets.labels)
-
-
-def _endings(row: base.Row, columns: Many[str], location: str) -> list[str]:
-    if len(columns) > 1:
-        return [text_of(row, column, location) for column in columns]
-    value = cell_of(row, columns[0], location)
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        message = f"column {columns[0]!r} holds {type(value).__name__}, not a list of texts"
-        raise DataError(
-            message, where=location, fix="Write a list, or name a column for each ending."
-        )
-    return list(value)
-
-
-def _place(value: Any, column: str, location: str) -> int | None:
-    """Return a whole number; None for an absent one."""
-    text = "" if value is None else str(value).strip().removesuffix(".0")
-    if text.lower() in {"", "nan"}:
-        return None
-    if not text.removeprefix("-").isdecimal():
-        message = f"column {column!r} holds {value!r}, which is not the place of an ending"
-        fix = "Write the place of the right ending, counted from 0."
-        raise DataError(message, where=location, fix=fix)
-    return int(text)

@@ -70,7 +70,17 @@ class TextClassifier(LabelModel[TextExample, ClassPrediction]):
         super().__init__(task, model, tokenizer, labels, length)
         self._smoothing, self._equal = task.smoothing, task.weighting == "equal"
         self._windows = task.long_texts == "windows"
-        self._classes = torch.tensor(_weights(task, self.labels), dtype=torch.float64)
+        weighting = (1.0,) * len(self.labels) if self._equal else task.weighting
+        if weighting == "balanced":
+            message = "balanced weights are counted in training data, and none was read"
+            fix = "Count them: task.adapted(examples); or give a number for each label."
+            raise ConfigError(message, where="task.weighting", fix=fix)
+        if len(weighting) != len(self.labels):
+            message = f"there are {len(weighting)} for {len(self.labels)} labels "
+            message += f"({', '.join(self.labels)})"
+            fix = "Give one for each label, in this order."
+            raise ConfigError(message, where="task.weighting", fix=fix)
+        self._classes = torch.tensor(weighting, dtype=torch.float64)
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the summed weights of the labels: of their class, and of their window."""
@@ -209,12 +219,35 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             [dataclasses.replace(e, label=None) if e.label in marks else e for e in some]
             for some in (train, dev)
         )
-        return [
-            *text_checks.check_examples(train, dev, self.texts, lambda e: e.label, marks),
-            *text_checks.check_minus_one(labels - marks),
-            *_check_labels(train, dev),
-            *_check_balance(train),
-        ]
+        findings = text_checks.check_examples(train, dev, self.texts, lambda e: e.label, marks)
+        findings += text_checks.check_minus_one(labels - marks)
+        names = label_names(train)
+        if len(names) == 1:
+            message = f"training needs at least two classes, and the only label is {names[0]!r}"
+            fix = "Name another label column, or give more data."
+            findings.append(Finding("labels", "error", message, fix=fix))
+        findings += text_checks.check_known(
+            names, ((e.label, e.where) for e in dev if e.label is not None)
+        )
+        if len(names) > MANY and 2 * len(list(filter(_FRACTION.fullmatch, names))) > len(names):
+            message = (
+                f"the {len(names)} labels look like scores ({places(names)}); each is a class here"
+            )
+            fix = f"To learn them as scores, set {argument(task='regress')}."
+            findings.append(Finding("labels", "warning", message, fix=fix))
+        counts = Counter(e.label for e in train if e.label is not None)
+        if len(counts) > 1:
+            (top, top_count), total = counts.most_common(1)[0], counts.total()
+            findings += text_checks.check_constant(counts)
+            if top_count / total > text_checks.COMMON:
+                message = (
+                    f"{top_count / total:.1%} of the training examples are {top!r}: "
+                    "accuracy says little here"
+                )
+                fix = "Choose the best checkpoint by another metric, such as metric=f1_macro."
+                findings.append(Finding("balance", "warning", message, fix=fix))
+            findings += text_checks.check_rare(counts, total, "classes")
+        return findings
 
     def target(self, example: TextExample, index: Mapping[str, int]) -> LabelTargets:
         return LabelTargets(np.array([_index(example, index)], dtype=np.int64))
@@ -252,51 +285,3 @@ def balanced(examples: Iterable[TextExample]) -> tuple[float, ...]:
     """
     counts = Counter(example.label for example in examples if example.label is not None)
     return tuple(counts.total() / (len(counts) * counts[label]) for label in in_order(counts))
-
-
-def _weights(task: ClassificationTask, labels: Many[str]) -> tuple[float, ...]:
-    weighting, where = task.weighting, "task.weighting"
-    if weighting == "equal":
-        return (1.0,) * len(labels)
-    if weighting == "balanced":
-        message = "balanced weights are counted in training data, and none was read"
-        fix = "Count them: task.adapted(examples); or give a number for each label."
-        raise ConfigError(message, where=where, fix=fix)
-    if len(weighting) != len(labels):
-        message = f"there are {len(weighting)} for {len(labels)} labels ({', '.join(labels)})"
-        raise ConfigError(message, where=where, fix="Give one for each label, in this order.")
-    return weighting
-
-
-def _check_labels(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
-    labels, findings = label_names(train), list[Finding]()
-    if len(labels) == 1:
-        message = f"training needs at least two classes, and the only label is {labels[0]!r}"
-        fix = "Name another label column, or give more data."
-        findings.append(Finding("labels", "error", message, fix=fix))
-    findings += text_checks.check_known(
-        labels, ((e.label, e.where) for e in dev if e.label is not None)
-    )
-    if len(labels) > MANY and 2 * len(list(filter(_FRACTION.fullmatch, labels))) > len(labels):
-        message = (
-            f"the {len(labels)} labels look like scores ({places(labels)}); each is a class here"
-        )
-        fix = f"To learn them as scores, set {argument(task='regress')}."
-        findings.append(Finding("labels", "warning", message, fix=fix))
-    return findings
-
-
-def _check_balance(train: Many[TextExample]) -> list[Finding]:
-    counts = Counter(e.label for e in train if e.label is not None)
-    if len(counts) < 2:
-        return []
-    (top, top_count), total = counts.most_common(1)[0], counts.total()
-    findings = text_checks.check_constant(counts)
-    if top_count / total > text_checks.COMMON:
-        message = (
-            f"{top_count / total:.1%} of the training examples are {top!r}: "
-            "accuracy says little here"
-        )
-        fix = "Choose the best checkpoint by another metric, such as metric=f1_macro."
-        findings.append(Finding("balance", "warning", message, fix=fix))
-    return findings + text_checks.check_rare(counts, total, "classes")

@@ -26,7 +26,7 @@ from torch import Tensor
 from bothways.core.batch import Batch, Layout, TokenTargets
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, DataError, argument
-from bothways.core.sequence import Ids, Sequence
+from bothways.core.sequence import Sequence
 from bothways.model.model import Model
 from bothways.tasks.base import EncodedExample, Metrics, Output, Results, TaskModel
 from bothways.tasks.predictions import FillPrediction, JointFilling, TokenGuess
@@ -147,8 +147,27 @@ class MaskFillingTask(MaskedTask[FillPrediction]):
             DataError: a text has no mask, or its masks are too far apart for the model.
         """
         texts = tokenizer.encode([example.text for example in examples])
-        pairs = zip(examples, texts, strict=True)
-        return [_encode(example, ids, tokenizer, length) for example, ids in pairs]
+        template, mask = tokenizer.template, tokenizer.specials.mask
+        room, results = length - template.single, list[EncodedExample]()
+        for example, ids in zip(examples, texts, strict=True):
+            masks = np.flatnonzero(ids == mask)
+            if not len(masks):
+                name = tokenizer.token(mask)
+                fix = f"Write {name} for the token to find."
+                raise DataError(f"the text has no {name}", where=example.where, fix=fix)
+            begin, end = int(masks[0]), int(masks[-1]) + 1
+            if end - begin > room:
+                message = f"its masks span {end - begin} tokens, and the model reads {room} at once"
+                fix = "Shorten the text between them."
+                raise DataError(message, where=example.where, fix=fix)
+            # The masks in the middle of the window, as far as the text permits it
+            start = max(0, min((begin + end - room) // 2, len(ids) - room))
+            bare = assemble(ids[start : start + room], None, template)
+            index = (masks - start + len(template.before)).astype(np.int64)
+            target = TokenTargets(index, np.full(len(index), mask, dtype=np.int64))
+            sequence = Sequence(bare.ids, bare.segments, {"masked": target})
+            results.append(EncodedExample((sequence,), len(ids), max(0, len(ids) - room)))
+        return results
 
     def score(self, results: Results[TextExample, FillPrediction], labels: Many[str]) -> Metrics:
         """Raise a DataError: texts with masks have no answers to compare with."""
@@ -166,25 +185,6 @@ class MaskFillingTask(MaskedTask[FillPrediction]):
         return MaskFiller(self, model, tokenizer, labels, length)
 
 
-def _encode(example: TextExample, ids: Ids, tokenizer: Tokenizer, length: int) -> EncodedExample:
-    masks, room = np.flatnonzero(ids == tokenizer.specials.mask), length - tokenizer.template.single
-    mask = tokenizer.token(tokenizer.specials.mask)
-    if not len(masks):
-        fix = f"Write {mask} for the token to find."
-        raise DataError(f"the text has no {mask}", where=example.where, fix=fix)
-    first, last = int(masks[0]), int(masks[-1])
-    if last - first >= room:
-        message = f"its masks span {last - first + 1} tokens, and the model reads {room} at once"
-        raise DataError(message, where=example.where, fix="Shorten the text between them.")
-    # The masks in the middle of the window, as far as the text permits it
-    start = max(0, min((first + last + 1 - room) // 2, len(ids) - room))
-    bare = assemble(ids[start : start + room], None, tokenizer.template)
-    index = (masks - start + len(tokenizer.template.before)).astype(np.int64)
-    target = TokenTargets(index, np.full(len(index), tokenizer.specials.mask, dtype=np.int64))
-    sequence = Sequence(bare.ids, bare.segments, {"masked": target})
-    return EncodedExample((sequence,), len(ids), max(0, len(ids) - room))
-
-
 def _filled_texts(text: str, fillings: NDArray[np.int64], tokenizer: Tokenizer) -> list[str]:
     """Return the text with each filling `(fillings, masks)` instead of its masks."""
     (encoded,) = tokenizer.encode_with_offsets([text])
@@ -195,15 +195,11 @@ def _filled_texts(text: str, fillings: NDArray[np.int64], tokenizer: Tokenizer) 
         for (start, stop), id in zip(spans, filling, strict=True):
             hole = text[start:stop]  # RoBERTa's mask includes the white space before it.
             preceding = done + text[end:start] + hole[: len(hole) - len(hole.lstrip())]
-            done, end = _appended(preceding, id, tokenizer), stop
+            piece, end = tokenizer.decode([id]).removeprefix("##"), stop
+            if tokenizer.continues[id]:  # a word: no space before it
+                done = preceding.rstrip() + piece
+                continue
+            apart = preceding and not preceding[-1].isspace() and tokenizer.kind != "WordPiece"
+            done = preceding + (" " if apart else "") + piece.lstrip()
         result.append(done + text[end:])
     return result
-
-
-def _appended(preceding: str, id: int, tokenizer: Tokenizer) -> str:
-    """Return a text with a token after it, without a space if the token continues a word."""
-    piece = tokenizer.decode([id]).removeprefix("##")
-    if tokenizer.continues[id]:
-        return preceding.rstrip() + piece
-    apart = preceding and not preceding[-1].isspace() and tokenizer.kind != "WordPiece"
-    return preceding + (" " if apart else "") + piece.lstrip()

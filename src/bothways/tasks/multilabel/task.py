@@ -38,6 +38,7 @@ LEAST = 1e-16
 
 _NAME_IN_BRACKETS = re.compile(r"\s*\[[^\[\]'\"]+\]\s*")
 _VALUES = {"true", "false", "none", "null", "nan"}
+_FLAGS = {"": None, "-1": None, "0": False, "1": True, "false": False, "true": True}
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,17 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
                 f"no training example has one of the labels {places(never)}: they are left out"
             )
             findings.append(Finding("labels", "warning", message))
-        return [*findings, *_check_balance(train), *_check_separator(self.separator, names)]
+        findings += _check_balance(train)
+        # Labels that another separator would cut into several that all occur often.
+        for mark in ";|,\t":
+            pieces = {piece.strip() for name in names for piece in name.split(mark)}
+            cut = sum(mark in name for name in names)
+            if mark != self.separator and cut and len(pieces) < len(names) + cut:
+                message = f"{cut} of {len(names)} labels hold {mark!r}, and are cut at "
+                message += repr(self.separator)
+                fix = f"If it separates labels, set task.separator={mark}."
+                return [*findings, Finding("labels", "warning", message, fix=fix)]
+        return findings
 
     def target(self, example: MultilabelExample, index: Mapping[str, int]) -> MultilabelTargets:
         return MultilabelTargets(_held(example, index)[None].astype(np.float32))
@@ -248,18 +259,6 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         return MultilabelClassifier(self, model, tokenizer, labels, length)
 
 
-def _check_separator(separator: str, labels: Many[str]) -> list[Finding]:
-    """Report labels that another separator would cut into several that all occur often."""
-    for mark in ";|,\t":
-        names = [name.strip() for label in labels for name in label.split(mark)]
-        cut = sum(mark in label for label in labels)
-        if mark != separator and cut and len({*names}) < len(labels) + cut:
-            message = f"{cut} of {len(labels)} labels hold {mark!r}, and are cut at {separator!r}"
-            fix = f"If it separates labels, set task.separator={mark}."
-            return [Finding("labels", "warning", message, fix=fix)]
-    return []
-
-
 def constant_labels(counts: NDArray[np.int64], examples: int) -> NDArray[np.bool_]:
     """Return the labels that the majority baseline has, by micro-F1.
 
@@ -309,23 +308,18 @@ def labels_of_columns(row: base.Row, columns: Many[str], location: str) -> tuple
     Raises:
         DataError: a column is missing, or its value is neither.
     """
-    flags = {column: _flag(cell_of(row, column, location), column, location) for column in columns}
+    flags = dict[str, bool | None]()
+    for column in columns:
+        value = cell_of(row, column, location)
+        flag = "" if is_absent(value) else str(value).strip().lower().removesuffix(".0")
+        if flag not in _FLAGS:
+            message = f"column {column!r} holds {value!r:.80}, not 0 or 1"
+            fix = "Write 1 in each column whose label the text has, else 0."
+            raise DataError(message, where=location, fix=fix)
+        flags[column] = _FLAGS[flag]
     if None in flags.values():
         return None
     return tuple(column for column in columns if flags[column])
-
-
-def _flag(value: Any, column: str, location: str) -> bool | None:
-    if is_absent(value):
-        return None
-    text = str(value).strip().lower()
-    flags = {"": None, "-1": None, "0": False, "1": True, "false": False, "true": True}
-    flag = text.removesuffix(".0")
-    if flag not in flags:
-        message = f"column {column!r} holds {value!r:.80}, not 0 or 1"
-        fix = "Write 1 in each column whose label the text has, else 0."
-        raise DataError(message, where=location, fix=fix)
-    return flags[flag]
 
 
 def parse_labels(value: Any, separator: str, column: str, location: str) -> tuple[str, ...] | None:
