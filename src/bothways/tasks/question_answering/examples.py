@@ -114,30 +114,21 @@ def read_squad(source: str, labelled: bool, unused: list[str]) -> Iterator[Quest
     fix = "For one object a line use the suffix .jsonl."
     tree = read_json_text(str(path), fix, unique=True)
     columns = QuestionColumns(answers="answers" if labelled else None)
-    for location, context, rows in _paragraphs(tree, str(path), unused):
-        for number, values in enumerate(rows):
-            count += 1
-            row = {"id": str(count), **context, **_object(values, f"{location}.qas[{number}]")}
-            unused += [name for name in row if name not in (*_FIELDS, *unused)]
-            yield question_of(row, columns, f"{location}:{row['id']}")
-    if count == 0:
-        raise DataError("has no question", where=path, fix="Give a file with at least one.")
-
-
-def _paragraphs(
-    tree: Any, where: str, unused: list[str]
-) -> Iterator[tuple[str, dict[str, Any], list[Any]]]:
-    """Yield the location of each paragraph, its context by that name, and its questions."""
-    for article, values in enumerate(_list(_object(tree, where), "data", where)):
-        location = f"{where}:data[{article}]"
-        for number, paragraph in enumerate(
-            _list(_object(values, location), "paragraphs", location)
-        ):
+    for index, article in enumerate(_list(_object(tree, str(path)), "data", str(path))):
+        location = f"{path}:data[{index}]"
+        paragraphs = _list(_object(article, location), "paragraphs", location)
+        for number, paragraph in enumerate(paragraphs):
             inner = f"{location}.paragraphs[{number}]"
             fields = _object(paragraph, inner)
             context = {"context": fields["context"]} if "context" in fields else {}
-            unused += [name for name in (*values, *fields) if name not in (*_FIELDS, *unused)]
-            yield inner, context, _list(fields, "qas", inner)
+            unused += [name for name in (*article, *fields) if name not in (*_FIELDS, *unused)]
+            for position, values in enumerate(_list(fields, "qas", inner)):
+                count += 1
+                row = {"id": str(count), **context, **_object(values, f"{inner}.qas[{position}]")}
+                unused += [name for name in row if name not in (*_FIELDS, *unused)]
+                yield question_of(row, columns, f"{inner}:{row['id']}")
+    if count == 0:
+        raise DataError("has no question", where=path, fix="Give a file with at least one.")
 
 
 def _object(values: Any, location: str) -> Mapping[str, Any]:
@@ -161,21 +152,20 @@ def question_of(row: Row, columns: QuestionColumns, where: str) -> Question:
         DataError: the row lacks the question or the context, or a value has another type.
     """
     question, context = (text_of(row, name, where) for name in (columns.question, columns.context))
-    answers, impossible = _annotation(row, columns.answers, where)
-    return Question(str(row.get(columns.id, "1")), question, context, answers, impossible, where)
-
-
-def _annotation(row: Row, column: str | None, location: str) -> tuple[Answers, bool | None]:
-    """Return the answers, and whether there are none: by a flag or by an empty list."""
-    if column is None:
-        return (), None
-    answers, flag = _answers(row.get(column), location), row.get(_IMPOSSIBLE)
-    if flag is not None and not isinstance(flag, bool):
-        message = f"{_IMPOSSIBLE!r} holds {flag!r}"
-        raise DataError(message, where=location, fix="It must be true or false.")
-    if flag or (flag is None and answers == ()):
-        return (), True
-    return answers or (), None if answers is None else False
+    answers: Answers | None = None
+    impossible: bool | None = None
+    if columns.answers is not None:
+        answers, flag = _answers(row.get(columns.answers), where), row.get(_IMPOSSIBLE)
+        if flag is not None and not isinstance(flag, bool):
+            message = f"{_IMPOSSIBLE!r} holds {flag!r}"
+            raise DataError(message, where=where, fix="It must be true or false.")
+        # There is no answer by a flag or by an empty list.
+        if flag or (flag is None and answers == ()):
+            answers, impossible = (), True
+        elif answers is not None:
+            impossible = False
+    key = str(row.get(columns.id, "1"))
+    return Question(key, question, context, answers or (), impossible, where)
 
 
 def _answers(value: Any, location: str) -> Answers | None:

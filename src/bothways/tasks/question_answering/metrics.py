@@ -58,31 +58,32 @@ class Grade:
 
 def grade_answer(text: str, question: Question) -> Grade:
     """Compare an answer with the right ones; "" means unanswerable."""
+    grades = []
     if unspaced(question.context):
-        grades = [_by_characters(text, correct) for correct, _ in question.answers or (("", 0),)]
+        text = text.lower().strip().translate(_SYMBOLS)
+        tokens = _TOKEN.findall(text)
+        for correct, _ in question.answers or (("", 0),):
+            answer = correct.lower().strip().translate(_SYMBOLS)
+            expected = _TOKEN.findall(answer)
+            f1 = float(tokens == expected)
+            if tokens and expected:
+                f1 = _f1(_longest_run(tokens, expected), len(tokens), len(expected))
+            grades.append(Grade(float(text == answer), f1))
     else:
-        words = normalised(text)
+        text = normalised(text)
+        words = Counter(text.split())
         rights = [*filter(None, (normalised(correct) for correct, _ in question.answers))] or [""]
-        grades = [Grade(float(words == answer), _f1_of_words(words, answer)) for answer in rights]
+        for answer in rights:
+            f1 = float(text == answer)
+            if text and answer:
+                counts = Counter(answer.split())
+                f1 = _f1((words & counts).total(), words.total(), counts.total())
+            grades.append(Grade(float(text == answer), f1))
     return Grade(max(grade.exact for grade in grades), max(grade.f1 for grade in grades))
 
 
 def _f1(shared: int, predicted: int, correct: int) -> float:
     return 2 * shared / (predicted + correct) if shared else 0.0
-
-
-def _f1_of_words(predicted: str, correct: str) -> float:
-    if not predicted or not correct:
-        return float(predicted == correct)
-    a, b = Counter(predicted.split()), Counter(correct.split())
-    return _f1((a & b).total(), a.total(), b.total())
-
-
-def _by_characters(text: str, correct: str) -> Grade:
-    text, correct = (answer.lower().strip().translate(_SYMBOLS) for answer in (text, correct))
-    a, b = _TOKEN.findall(text), _TOKEN.findall(correct)
-    f1 = _f1(_longest_run(a, b), len(a), len(b)) if a and b else float(a == b)
-    return Grade(float(text == correct), f1)
 
 
 def _longest_run(a: Many[str], b: Many[str]) -> int:

@@ -257,12 +257,19 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
             )
         }
         fix = "Fix these questions or remove them."
+        # Dev questions without a right answer in the context: no prediction can be exact.
+        lost = [
+            f"{e.where} ({e.answers[0][0][:40]!r})"
+            for e in dev
+            if e.answers and not any(text.strip() in e.context for text, _ in e.answers)
+        ]
+        fault = f"of {len(dev)} dev questions has|have no answer in their context, but count"
         return [
             *check_examples(train, dev, self.texts, lambda e: True, kind="questions"),
             *report_rows("rows", twice, "question(s) shares|share their id with others", fix),
             *check_rows([*train, *dev], bare, fix),
             *_check_places(train),
-            *_check_reachable(dev),
+            *report_rows("labels", lost, fault, severity="warning"),
             *_check_impossible(train, dev, self.threshold),
         ]
 
@@ -285,13 +292,22 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         room = length - template.pair
         read = min(len(question), self.query, room // 2)
         chunks = windows(len(context.ids), room - read, self.stride)
-        (span, weight), sequences = _target(example, context), []
+        # The tokens of the first answer, if any. The weight is 0 if it cannot be learned.
+        span, weight, sequences = None, float(bool(example.impossible)), []
+        if example.answers and not example.impossible:
+            text, offset = example.answers[0]
+            answer = text.strip()
+            position = located(example.context, answer, offset + text.index(answer))
+            if position is not None:
+                span = covering(context.offsets, position, position + len(answer))
+            weight = float(span is not None)
         begin = len(template.first) + read + len(template.between)
         for chunk in chunks:
             bare = assemble(question[:read], context.ids[chunk.start : chunk.stop], template)
-            start, end = (
-                np.array([position], dtype=np.int64) for position in _positions(span, chunk, begin)
-            )
+            positions = (0, 0)  # [CLS], for a span that is not whole in the window
+            if span is not None and span[0] >= chunk.start and span[1] < chunk.stop:
+                positions = (begin + span[0] - chunk.start, begin + span[1] - chunk.start)
+            start, end = (np.array([token], dtype=np.int64) for token in positions)
             targets = SpanTargets(start, end, np.array([weight], dtype=np.float32))
             # The question is global in Longformer.
             in_question = np.arange(len(bare)) < len(template.first) + read
@@ -323,27 +339,6 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         """Return the metrics of giving no answer, if that is right for some questions."""
         share = sum(example.impossible is True for example in examples) / max(1, len(examples))
         return {"f1": share, "em": share, "f1_best": share} if 0 < share < 1 else {}
-
-
-def _target(example: Question, context: Encoded) -> tuple[tuple[int, int] | None, float]:
-    """Return the tokens of the first answer, if any, and its weight: 0 if it cannot be learned."""
-    if example.impossible:
-        return None, 1.0
-    for text, start in example.answers[:1]:
-        bare = text.strip()
-        position = located(example.context, bare, start + text.index(bare))
-        span = (
-            None if position is None else covering(context.offsets, position, position + len(bare))
-        )
-        return span, float(span is not None)
-    return None, 0.0
-
-
-def _positions(span: tuple[int, int] | None, chunk: TextWindow, begin: int) -> tuple[int, int]:
-    """Return the positions of a span in a window; twice 0 ([CLS]) if it is not whole there."""
-    if span is None or span[0] < chunk.start or span[1] >= chunk.stop:
-        return 0, 0
-    return begin + span[0] - chunk.start, begin + span[1] - chunk.start
 
 
 def _scored(results: base.Results[Question, AnswerPrediction]) -> AnswerScores:
@@ -381,17 +376,6 @@ def _check_places(train: Many[Question]) -> list[Finding]:
     fault = "training answer(s) does|do not begin at the given character; "
     fault += "the nearest occurrence is used"
     return findings + report_rows("labels", moved, fault, severity="note")
-
-
-def _check_reachable(dev: Many[Question]) -> list[Finding]:
-    """Report dev questions without a right answer in the context: no prediction can be exact."""
-    lost = [
-        f"{e.where} ({e.answers[0][0][:40]!r})"
-        for e in dev
-        if e.answers and not any(text.strip() in e.context for text, _ in e.answers)
-    ]
-    fault = f"of {len(dev)} dev questions has|have no answer in their context, but count"
-    return report_rows("labels", lost, fault, severity="warning")
 
 
 def _check_impossible(
