@@ -44,7 +44,13 @@ def json_schema(annotation: Any) -> Schema:
     if annotation in _PLAIN:
         return dict(_PLAIN[annotation][0])
     if hasattr(annotation, "__dataclass_fields__"):
-        properties, required, about = dict[str, Schema](), list[str](), _descriptions(annotation)
+        # Attributes are described by the docstring of the class, properties by their own.
+        section = inspect.cleandoc(annotation.__doc__ or "").partition("\nAttributes:\n")[2]
+        texts = dict(_ATTRIBUTE.findall(section))
+        members = vars(annotation).items()
+        texts |= {name: value.__doc__ for name, value in members if isinstance(value, property)}
+        about = {name: {"description": re.sub(r"\s+", " ", text)} for name, text in texts.items()}
+        properties, required = dict[str, Schema](), list[str]()
         for field in written_fields(annotation):
             kind = _without_none(field.annotation) if field.optional else field.annotation
             properties[field.name] = json_schema(kind) | about.get(field.attribute, {})
@@ -109,12 +115,3 @@ def _without_none(annotation: Any) -> Any:
 
 def _is_named_tuple(annotation: Any) -> bool:
     return isinstance(annotation, type) and hasattr(annotation, "_fields")
-
-
-def _descriptions(kind: type) -> dict[str, Schema]:
-    """Return the descriptions of attributes and properties, by the docstrings of a dataclass."""
-    section = inspect.cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")[2]
-    texts = dict(_ATTRIBUTE.findall(section)) | {
-        name: value.__doc__ for name, value in vars(kind).items() if isinstance(value, property)
-    }
-    return {name: {"description": re.sub(r"\s+", " ", text)} for name, text in texts.items()}

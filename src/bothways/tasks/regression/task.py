@@ -81,10 +81,28 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         return None if math.isnan(value) else value
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
-        return [
-            *text_checks.check_examples(train, dev, self.texts, lambda e: e.label),
-            *_check_scores(train, dev),
+        errors = [
+            f"{e.where} ({e.label!r})"
+            for e in (*train, *dev)
+            if e.label is not None and math.isnan(number_of(e.label))
         ]
+        large = [e.where for e in (*train, *dev) if abs(number_of(e.label)) > LARGEST]
+        fix = f"Fix these rows, name another label column, or set {argument(task='classify')}."
+        findings = [
+            *text_checks.check_examples(train, dev, self.texts, lambda e: e.label),
+            *text_checks.report_rows("labels", errors, "label(s) is|are not numbers", fix),
+            *text_checks.report_rows(
+                "labels", large, f"label(s) is|are {_TOO_LARGE}", "Scale the scores."
+            ),
+        ]
+        for name, examples in (("training", train), ("dev", dev)):
+            scores = _numbers(examples)
+            if scores and min(scores) == max(scores):
+                message = f"all {name} examples have the score {scores[0]:g}; "
+                message += "correlation is undefined"
+                severity: Literal["error", "warning"] = "error" if name == "training" else "warning"
+                findings.append(Finding("balance", severity, message))
+        return findings
 
     def target(self, example: TextExample, index: Mapping[str, int]) -> LabelTargets:
         """Return the score, absent if it is not a number, which `check` and `score` refuse."""
@@ -138,28 +156,6 @@ def _known(example: TextExample) -> float:
         message = f"label {example.label!r} is {_TOO_LARGE if large else 'not a number'}"
         raise DataError(message, where=example.where, fix=fix)
     return value
-
-
-def _check_scores(train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
-    errors = [
-        f"{e.where} ({e.label!r})"
-        for e in (*train, *dev)
-        if e.label is not None and math.isnan(number_of(e.label))
-    ]
-    large = [e.where for e in (*train, *dev) if abs(number_of(e.label)) > LARGEST]
-    fix = f"Fix these rows, name another label column, or set {argument(task='classify')}."
-    findings = text_checks.report_rows("labels", errors, "label(s) is|are not numbers", fix)
-    findings += text_checks.report_rows(
-        "labels", large, f"label(s) is|are {_TOO_LARGE}", "Scale the scores."
-    )
-    for name, examples in (("training", train), ("dev", dev)):
-        scores = _numbers(examples)
-        if scores and min(scores) == max(scores):
-            message = f"all {name} examples have the score {scores[0]:g}; correlation is undefined"
-            findings.append(
-                Finding("balance", "error" if name == "training" else "warning", message)
-            )
-    return findings
 
 
 def _numbers(examples: Many[TextExample]) -> list[float]:

@@ -193,7 +193,7 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         high = {"training example(s) has|have labels above 1": lambda e: max(e.labels or (0,)) > 1}
         fix = "Divide them by the highest grade; dev data may keep its grades."
         without = {"example(s) has|have no document": lambda e: not e.documents}
-        return [
+        findings = [
             *text_checks.check_rows([*train, *dev], without),
             *text_checks.check_examples(
                 train, dev, self.texts, lambda e: e.labels, (), lambda e: e.query, "queries"
@@ -201,8 +201,17 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
             *text_checks.check_rows(train, high, fix, check="labels"),
             *_check_queries(train),
             *_check_queries(dev),
-            *_check_balance(train, dev),
         ]
+        labels = {label for e in train for label in e.labels or ()}
+        if len(labels) == 1:
+            message = f"all training documents have the label {labels.pop():g}: "
+            message += "there is nothing to learn"
+            fix = "Add documents that are not relevant (0), or relevant ones."
+            findings.append(Finding("balance", "error", message, fix=fix))
+        relevant = {e.query for e in dev if any(label > 0 for label in e.labels or ())}
+        lost = list({e.query: e.where for e in dev if e.query not in relevant}.values())
+        fault = "dev query|queries has|have no relevant document, and count 0 in each metric"
+        return findings + text_checks.report_rows("balance", lost, fault, severity="warning")
 
     def encode(
         self, examples: Many[RankExample], tokenizer: Tokenizer, labels: Many[str], length: int
@@ -268,9 +277,9 @@ def cross_encoder(config: CrossEncoderConfig) -> RerankingTask:
 def _texts(row: base.Row, column: str, location: str) -> tuple[str, ...]:
     value = cell_of(row, column, location)
     items = list(value) if isinstance(value, list | tuple) else [value]
-    wrong_item = next((item for item in items if not isinstance(item, str)), None)
-    if not all(isinstance(item, str) for item in items):
-        kind = "a null" if wrong_item is None else f"a value of type {type(wrong_item).__name__}"
+    faulty = [item for item in items if not isinstance(item, str)]
+    if faulty:
+        kind = "a null" if faulty[0] is None else f"a value of type {type(faulty[0]).__name__}"
         message = f"column {column!r} holds {kind}, where a document or a list of documents must be"
         raise DataError(message, where=location, fix="Write texts.")
     return tuple(items)
@@ -286,21 +295,19 @@ def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[
         counts = f"{quantity(len(items), 'label(s)')} for {quantity(documents, 'document(s)')}"
         message = f"column {column!r} holds {counts}"
         raise DataError(message, where=location, fix="Give each document one label.")
-    return tuple(_label(item, column, location) for item in items)
-
-
-def _label(value: Any, column: str, location: str) -> float:
-    words = {"true": 1.0, "false": 0.0}
-    try:
-        number = words.get(str(value).strip().lower(), math.nan)
-        number = float(value) if math.isnan(number) else number
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0 <= number < math.inf:
-        message = f"column {column!r} holds {value!r:.80}, which is not a relevance"
-        fix = "Write a number from 0: 0 for not relevant, 1 for relevant, or a grade such as 3."
-        raise DataError(message, where=location, fix=fix)
-    return number
+    numbers, words = list[float](), {"true": 1.0, "false": 0.0}
+    for item in items:
+        try:
+            number = words.get(str(item).strip().lower(), math.nan)
+            number = float(item) if math.isnan(number) else number
+        except (TypeError, ValueError):
+            number = math.nan
+        if not 0 <= number < math.inf:
+            message = f"column {column!r} holds {item!r:.80}, which is not a relevance"
+            fix = "Write a number from 0: 0 for not relevant, 1 for relevant, or a grade such as 3."
+            raise DataError(message, where=location, fix=fix)
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def joined_rows(
@@ -350,18 +357,3 @@ def _check_queries(examples: Many[RankExample]) -> list[Finding]:
         seen.add(example.query)
     fault = "example(s) has|have the query of an earlier one, and is|are ranked by themselves"
     return text_checks.report_rows("rows", repeated, fault, "Sort the rows by query.", "warning")
-
-
-def _check_balance(train: Many[RankExample], dev: Many[RankExample]) -> list[Finding]:
-    labels = {label for e in train for label in e.labels or ()}
-    findings = []
-    if len(labels) == 1:
-        message = (
-            f"all training documents have the label {labels.pop():g}: there is nothing to learn"
-        )
-        fix = "Add documents that are not relevant (0), or relevant ones."
-        findings.append(Finding("balance", "error", message, fix=fix))
-    relevant = {e.query for e in dev if any(label > 0 for label in e.labels or ())}
-    without = list({e.query: e.where for e in dev if e.query not in relevant}.values())
-    fault = "dev query|queries has|have no relevant document, and count 0 in each metric"
-    return findings + text_checks.report_rows("balance", without, fault, severity="warning")

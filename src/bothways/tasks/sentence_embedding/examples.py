@@ -134,7 +134,18 @@ def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample
     if columns.label is not None:
         value = tables.cell_of(row, columns.label, where)
         if isinstance(value, list | tuple):
-            scores = _scores(value, columns.label, len(positives) + len(negatives), where)
+            numbers = [v for v in value if isinstance(v, int | float) and math.isfinite(v)]
+            documents = len(positives) + len(negatives)
+            if len(numbers) != len(value):
+                message = f"column {columns.label!r} holds a score that is not a number"
+                raise DataError(message, where=where, fix="Write finite numbers.")
+            if len(value) != documents:
+                message = (
+                    f"column {columns.label!r} holds {len(value)} scores for {documents} documents"
+                )
+                fix = "Give the positive and each negative one score, in this order."
+                raise DataError(message, where=where, fix=fix)
+            scores = tuple(map(float, numbers))
         else:
             # One that is absent is not none: the check of the data names its row.
             label = tables.label_of(value, columns.label, where) or ""
@@ -202,18 +213,6 @@ def _texts(row: Row, column: str, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _scores(values: Many[object], column: str, documents: int, where: str) -> tuple[float, ...]:
-    numbers = [v for v in values if isinstance(v, int | float) and math.isfinite(v)]
-    if len(numbers) != len(values):
-        message = f"column {column!r} holds a score that is not a number"
-        raise DataError(message, where=where, fix="Write finite numbers.")
-    if len(values) != documents:
-        message = f"column {column!r} holds {len(values)} scores for {documents} documents"
-        fix = "Give the positive and each negative one score, in this order."
-        raise DataError(message, where=where, fix=fix)
-    return tuple(map(float, numbers))
-
-
 def loss_for(examples: Many[VectorExample]) -> losses.VectorLoss:
     """Return the loss that is usual for examples of this form.
 
@@ -260,7 +259,17 @@ def check_vector_examples(
             findings += text_checks.check_rows(
                 train, faults, "Give two texts and a number.", check="labels"
             )
-            findings += _check_scores(loss, train)
+            scores = {tables.number_of(example.label) for example in train if example.is_scored}
+            if len(scores) == 1 and len(train) > 1:
+                message = f"all training pairs have the score {scores.pop():g}: there is no order"
+                fix = "Give pairs with different scores."
+                findings.append(Finding("labels", "error", message, fix=fix))
+            elif isinstance(loss, losses.CosineRegression) and any(abs(s) > 1 for s in scores):
+                message = (
+                    f"a cosine is from −1 to 1, and scores are up to {max(map(abs, scores)):g}"
+                )
+                fix = "Divide them by the highest score."
+                findings.append(Finding("labels", "error", message, fix=fix))
         case losses.MarginMSE() | losses.TeacherKL():
             faults = {
                 "example(s) has|have no list of a teacher's scores": lambda e: not e.scores,
@@ -285,17 +294,6 @@ def check_vector_examples(
         message = "there is one training example, and nothing to compare it with"
         findings.append(Finding("pairs", "error", message, fix="Give more examples."))
     return findings
-
-
-def _check_scores(loss: losses.VectorLoss, train: Many[VectorExample]) -> list[Finding]:
-    scores = {tables.number_of(example.label) for example in train if example.is_scored}
-    if len(scores) == 1 and len(train) > 1:
-        message = f"all training pairs have the score {scores.pop():g}: there is no order"
-        return [Finding("labels", "error", message, fix="Give pairs with different scores.")]
-    if isinstance(loss, losses.CosineRegression) and any(abs(score) > 1 for score in scores):
-        message = f"a cosine is from −1 to 1, and scores are up to {max(map(abs, scores)):g}"
-        return [Finding("labels", "error", message, fix="Divide them by the highest score.")]
-    return []
 
 
 def _check_classes(train: Many[VectorExample]) -> list[Finding]:

@@ -456,18 +456,17 @@ def together(texts: Many[Sequence]) -> Sequence:
     """Return one sequence of texts that do not attend to each other, with their targets."""
     starts = [0, *itertools.accumulate(len(text) for text in texts)][:-1]
     masks = [mask for text in texts if (mask := text.global_attention_mask) is not None]
+    targets = dict[str, Targets]()
+    for name, target in texts[0].targets.items():
+        packed = type(target).pack([text.targets[name] for text in texts], starts)
+        targets[name] = packed.apply(lambda tensor: tensor.numpy())  # type: ignore[arg-type, return-value]
     return Sequence(
         np.concatenate([text.ids for text in texts]),
         np.concatenate([text.segments for text in texts]),
-        {n: _joined_targets([text.targets[n] for text in texts], starts) for n in texts[0].targets},
+        targets,
         tuple(len(text) for text in texts),
         np.concatenate(masks) if masks else None,
     )
-
-
-def _joined_targets(targets: Many[Targets], starts: Many[int]) -> Targets:
-    packed = type(targets[0]).pack(targets, starts)
-    return packed.apply(lambda tensor: tensor.numpy())  # type: ignore[arg-type, return-value]
 
 
 def skipped(batch: Batch) -> Int[Tensor, " sequences"] | None:
