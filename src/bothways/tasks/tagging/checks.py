@@ -53,12 +53,20 @@ def check_tagged(
         if any(example.tags for example in examples):
             findings += _check_table(examples, name)
             findings += _check_scheme(examples, scheme, name)
-    return [
-        *findings,
-        *_check_labels(train, dev, scheme),
-        *_check_balance(train, scheme),
-        *text_checks.check_overlap(train, dev, lambda example: example.words, "sentences"),
-    ]
+    findings += _check_labels(train, dev, scheme)
+    tags = Counter(tag for example in train for tag in example.tags or ())
+    if len(tags) > 1:
+        findings += text_checks.check_constant(tags, "words")
+        if scheme != "plain" and schemes.spells_entities(tags) and schemes.OUTSIDE in tags:
+            counts = Counter(
+                chunk.type for example in train for chunk in schemes.chunks(example.tags or ())
+            )
+            rare = [f"{kind} ({count})" for kind, count in counts.items() if count < FEW]
+            if rare:
+                message = f"types with fewer than {FEW} training entities are hardly learned: "
+                findings.append(Finding("balance", "warning", message + places(rare)))
+    overlap = text_checks.check_overlap(train, dev, lambda example: example.words, "sentences")
+    return findings + overlap
 
 
 def _check_rows(examples: Many[TagExample]) -> list[Finding]:
@@ -257,20 +265,4 @@ def _check_labels(
     if dev and train_types - dev_types:
         message = f"the dev data has none of the {kind} {places(sorted(train_types - dev_types))}"
         findings.append(Finding("labels", "warning", message))
-    return findings
-
-
-def _check_balance(train: Many[TagExample], scheme: schemes.Scheme) -> list[Finding]:
-    tags = Counter(tag for example in train for tag in example.tags or ())
-    if len(tags) < 2:
-        return []
-    findings = text_checks.check_constant(tags, "words")
-    if scheme != "plain" and schemes.spells_entities(tags) and schemes.OUTSIDE in tags:
-        counts = Counter(
-            chunk.type for example in train for chunk in schemes.chunks(example.tags or ())
-        )
-        rare = [f"{kind} ({count})" for kind, count in counts.items() if count < FEW]
-        if rare:
-            message = f"types with fewer than {FEW} training entities are hardly learned: "
-            findings.append(Finding("balance", "warning", message + places(rare)))
     return findings

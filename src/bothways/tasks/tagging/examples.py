@@ -239,29 +239,23 @@ def tag_example(
     """
     assert columns.text is not None
     words, label = cell_of(row, columns.text, where), columns.label
-    if isinstance(words, str) and (label is None or not _are_tags(row.get(label))):
+    tags: Sentence | None = None
+    answers = None if label is None else row.get(label)
+    items = answers if isinstance(answers, list | tuple) else [answers]
+    # A text with a tag or a list of tags is an error: a text has a list of spans.
+    if isinstance(words, str) and not any(isinstance(item, str | int) for item in items):
         spans = split_words(words, splitter)
         slices, starts = tuple(words[a:b] for a, b in spans), tuple(a for a, _ in spans)
-        tags = None
         if label is not None:
             entities = read_spans(cell_of(row, label, where), label, where)
             tags = tags_from_spans(words, spans, entities, where, splitter)
         return TagExample(slices, tags, where, words, starts)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise table_rows.not_words(columns.text, words, where, labelled=label is not None)
-    return TagExample(tuple(words), None if label is None else _tags(row, label, where), where)
-
-
-def _are_tags(value: Any) -> bool:
-    """Return True if a value is a tag or a list of tags, not of spans."""
-    if isinstance(value, list | tuple):
-        return any(isinstance(item, str | int) for item in value)
-    return isinstance(value, str | int)
-
-
-def _tags(row: Row, column: str, location: str) -> Sentence:
-    values = cell_of(row, column, location)
-    if not isinstance(values, list) or not all(isinstance(value, str | int) for value in values):
-        message = f"column {column!r} holds {table_rows.kind_of(values)}, not a list of tags"
-        raise DataError(message, where=location, fix="Give each word a tag, such as O.")
-    return tuple(str(value).strip() for value in values)
+    if label is not None:
+        values = cell_of(row, label, where)
+        if not isinstance(values, list) or not all(isinstance(tag, str | int) for tag in values):
+            message = f"column {label!r} holds {table_rows.kind_of(values)}, not a list of tags"
+            raise DataError(message, where=where, fix="Give each word a tag, such as O.")
+        tags = tuple(str(tag).strip() for tag in values)
+    return TagExample(tuple(words), tags, where)

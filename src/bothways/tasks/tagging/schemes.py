@@ -105,24 +105,21 @@ def respell(tags: Many[str], scheme: Spelling) -> tuple[str, ...]:
         return tuple(tags)
     result, before = [OUTSIDE] * len(tags), Chunk("", 0, 0)
     for chunk in chunks(tags):
+        # The entity directly follows one of its type.
         touches = (chunk.type, chunk.begin) == (before.type, before.end)
-        prefixes = _prefixes(chunk.end - chunk.begin, scheme, touches)
+        inside = "I" * (chunk.end - chunk.begin - 1)
+        match scheme:
+            case "iob1":
+                prefixes = ("B" if touches else "I") + inside
+            case "iob2":
+                prefixes = "B" + inside
+            case "bioes":
+                prefixes = "B" + inside[1:] + "E" if inside else "S"
+            case _:
+                assert_never(scheme)
         result[chunk.begin : chunk.end] = [f"{prefix}-{chunk.type}" for prefix in prefixes]
         before = chunk
     return tuple(result)
-
-
-def _prefixes(words: int, scheme: Spelling, touches: bool) -> str:
-    """Return the prefixes of an entity; `touches`: it directly follows one of its type."""
-    match scheme:
-        case "iob1":
-            return ("B" if touches else "I") + "I" * (words - 1)
-        case "iob2":
-            return "B" + "I" * (words - 1)
-        case "bioes":
-            return "S" if words == 1 else "B" + "I" * (words - 2) + "E"
-        case _:
-            assert_never(scheme)
 
 
 def scheme_of(labels: Iterable[str]) -> Spelling:

@@ -55,31 +55,31 @@ def read_spans(values: Any, column: str, location: str) -> list[CharacterSpan]:
             f"column {column!r} holds {json.dumps(values, default=str)[:60]}, not a list of spans"
         )
         raise DataError(message, where=location, fix=f"{FORM} Without an entity: [].")
-    spans = [_read_span(value, column, location) for value in values]
+    spans = []
+    for value in values:
+        match value:
+            case [_, _, _]:
+                start, end, kind, text = *value, None
+            case Mapping():
+                keys = (_STARTS, _ENDS, _TYPES, ("text",))
+                start, end, kind, text = (
+                    next((value[key] for key in names if key in value), None) for names in keys
+                )
+            case _:
+                start = end = kind = text = None
+        kind = kind[0] if isinstance(kind, list | tuple) and len(kind) == 1 else kind
+        begin, stop = _offset(start), _offset(end)
+        if begin is None or stop is None or not isinstance(kind, str) or not kind.strip():
+            display = json.dumps(value, ensure_ascii=False, default=str)[:80]
+            message = f"column {column!r} holds {display}, not a span"
+            raise DataError(message, where=location, fix=FORM)
+        if isinstance(value, Mapping) and value.get("entity") == kind and kind[1:2] == "-":
+            message = f"column {column!r} holds {kind!r}, the tag of a token, not of an entity"
+            fix = 'Join the tokens of each entity: pipeline(…, aggregation_strategy="simple").'
+            raise DataError(message, where=location, fix=fix)
+        text = text if isinstance(text, str) else None
+        spans.append(CharacterSpan(begin, stop, kind.strip(), text))
     return sorted(spans, key=lambda span: (span.start, span.end))
-
-
-def _read_span(value: Any, column: str, location: str) -> CharacterSpan:
-    match value:
-        case [_, _, _]:
-            start, end, kind, text = *value, None
-        case Mapping():
-            keys = (_STARTS, _ENDS, _TYPES, ("text",))
-            start, end, kind, text = (
-                next((value[key] for key in names if key in value), None) for names in keys
-            )
-        case _:
-            start = end = kind = text = None
-    kind = kind[0] if isinstance(kind, list | tuple) and len(kind) == 1 else kind
-    first, last = _offset(start), _offset(end)
-    if first is None or last is None or not isinstance(kind, str) or not kind.strip():
-        display = json.dumps(value, ensure_ascii=False, default=str)[:80]
-        raise DataError(f"column {column!r} holds {display}, not a span", where=location, fix=FORM)
-    if isinstance(value, Mapping) and value.get("entity") == kind and kind[1:2] == "-":
-        message = f"column {column!r} holds {kind!r}, the tag of a token, not of an entity"
-        fix = 'Join the tokens of each entity: pipeline(…, aggregation_strategy="simple").'
-        raise DataError(message, where=location, fix=fix)
-    return CharacterSpan(first, last, kind.strip(), text if isinstance(text, str) else None)
 
 
 def _offset(value: Any) -> int | None:
@@ -165,20 +165,16 @@ def _cut(
         f"words are {start}–{end} ({text[start:end][:40]!r})"
     )
     fix = "Correct the span"
+    try:
+        borders = [_borders(text, item, location) for item in spans]
+    except DataError:  # another span is at fault, too; it is reported next
+        return DataError(message, where=location, fix=f"{fix}.")
+    # Another splitter is advised if all spans begin and end where its words do.
     letters = any(unicodedata.category(character) == "Lo" for character in text)
     for other in ("punctuation", *(("characters",) if letters else ())):
-        if other != splitter and _fits(text, spans, location, other):
+        pieces = split_words(text, other)
+        begins, ends = {begin for begin, _ in pieces}, {stop for _, stop in pieces}
+        if other != splitter and all(a in begins and b in ends for a, b in borders):
             fix += f", or split all texts in another way: task.splitter={other}"
             break
     return DataError(message, where=location, fix=f"{fix}.")
-
-
-def _fits(text: str, spans: Many[CharacterSpan], location: str, splitter: Splitter) -> bool:
-    """Return True if all spans begin and end where words of another splitter do."""
-    words = split_words(text, splitter)
-    starts, ends = {start for start, _ in words}, {end for _, end in words}
-    try:
-        borders = [_borders(text, span, location) for span in spans]
-    except DataError:  # another span is at fault, too; it is reported next
-        return False
-    return all(first in starts and last in ends for first, last in borders)

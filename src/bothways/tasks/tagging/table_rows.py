@@ -86,8 +86,22 @@ def choose_tag_columns(
     require_columns(columns, names, where, columns_advice([_TEXT, _LABEL]))
     text = next((name for name in (requested.text, defaults.text) if name in names), None)
     if text is None:
-        text = _guess_text(row, where, labelled=labelled is not False)
-    tag_names = _usual_labels(row, text)
+        words = [  # lists of objects, such as the tokens of Prodigy, are no words
+            name
+            for name in usual_columns((*WORDS, *WORD), names)
+            if not isinstance(value := row[name], list | tuple)
+            or not any(isinstance(item, Mapping) for item in value)
+        ]
+        # Words win over the text that they come from, unless there are no tags for them.
+        if labelled is not False and usual_columns(TEXTS, names) and not usual_columns(TAGS, names):
+            words = []
+        text = guess_column(_TEXT, words[:1] or TEXTS, names, where)
+    remaining, spans = [name for name in names if name != text], list[str]()
+    if isinstance(row.get(text), str):
+        spans = [
+            name for name in usual_columns(SPANS, remaining) if isinstance(row[name], list | tuple)
+        ]
+    tag_names = spans or usual_columns(TAGS, remaining) or usual_columns(TAG, remaining)
     if labelled is None:
         labelled = defaults.label in names or bool(tag_names)
     if labelled:
@@ -100,33 +114,6 @@ def choose_tag_columns(
         )
     )  # fmt: skip
     return TagColumns(text, label, document, sentence)
-
-
-def _guess_text(row: Row, location: str, *, labelled: bool) -> str:
-    """Return the column of words; that of a text, if there are no words or no tags for them."""
-    words = [  # lists of objects, such as the tokens of Prodigy, are no words
-        name
-        for name in usual_columns((*WORDS, *WORD), tuple(row))
-        if not isinstance(value := row[name], list | tuple)
-        or not any(isinstance(item, Mapping) for item in value)
-    ]
-    texts = usual_columns(TEXTS, tuple(row))
-    if labelled and texts and not usual_columns(TAGS, tuple(row)):
-        words = []
-    # Words win over the text that they come from.
-    return guess_column(_TEXT, words[:1] or TEXTS, tuple(row), location)
-
-
-def _usual_labels(row: Row, text: str) -> list[str]:
-    """Return the columns that may hold the tags, or the spans, of the words or the text."""
-    names = [name for name in row if name != text]
-    if isinstance(row.get(text), str):
-        spans = [
-            name for name in usual_columns(SPANS, names) if isinstance(row[name], list | tuple)
-        ]
-        if spans:
-            return spans
-    return usual_columns(TAGS, names) or usual_columns(TAG, names)
 
 
 class ArrangedRows(NamedTuple):
@@ -175,29 +162,25 @@ def _plain_row(row: TableRow) -> TableRow:
         case [str(text), Mapping() as rest]:
             return TableRow({"text": text, **rest}, row.where)
         case {"data": Mapping() as data, "annotations": list() as done}:
-            return TableRow(_from_label_studio(data, done, row.where), row.where)
+            texts = [name for name, value in data.items() if isinstance(value, str)]
+            name = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
+            if name is None:
+                message = f"has {quantity(len(texts), 'text(s)')} in its data "
+                message += f"({', '.join(texts) or 'none'})"
+                raise DataError(message, where=row.where, fix='Call the text "text".')
+            complete = [a for a in done if isinstance(a, Mapping) and not a.get("was_cancelled")]
+            results = [
+                [x["value"] for x in a.get("result") or () if "labels" in x.get("value", {})]
+                for a in complete
+            ]
+            if any(result != results[0] for result in results):
+                message = f"has {len(results)} annotations that differ"
+                fix = "Export one annotation of each text."
+                raise DataError(message, where=row.where, fix=fix)
+            entities = results[0] if results else _NOBODY
+            return TableRow({**data, "text": data[name], "entities": entities}, row.where)
         case _:
             return row
-
-
-def _from_label_studio(data: Mapping[str, Any], done: list[Any], location: str) -> dict[str, Any]:
-    """Return the row of a text with its entities."""
-    texts = [name for name, value in data.items() if isinstance(value, str)]
-    name = "text" if "text" in texts else texts[0] if len(texts) == 1 else None
-    if name is None:
-        message = (
-            f"has {quantity(len(texts), 'text(s)')} in its data ({', '.join(texts) or 'none'})"
-        )
-        raise DataError(message, where=location, fix='Call the text "text".')
-    complete = [a for a in done if isinstance(a, Mapping) and not a.get("was_cancelled")]
-    results = [
-        [item["value"] for item in a.get("result") or () if "labels" in item.get("value", {})]
-        for a in complete
-    ]
-    if any(result != results[0] for result in results):
-        message = f"has {len(results)} annotations that differ"
-        raise DataError(message, where=location, fix="Export one annotation of each text.")
-    return {**data, "text": data[name], "entities": results[0] if results else _NOBODY}
 
 
 def _without_skipped(rows: Iterator[TableRow], notes: list[str]) -> Iterator[TableRow]:
@@ -268,25 +251,24 @@ def _joined_rows(rows: Iterator[TableRow], columns: TagColumns) -> Iterator[Tabl
 
 def _joined(group: list[TableRow], columns: TagColumns) -> TableRow:
     assert columns.text is not None
-    lists = {columns.text: [_word(row, columns.text) for row in group]}
+    words = list[str]()
+    for row in group:
+        value = cell_of(row.values, columns.text, row.where)
+        if not isinstance(value, str | int):
+            message = f"column {columns.text!r} holds {type(value).__name__}, not a word"
+            fix = (
+                "Write the word. pandas reads words such as NA and null as missing: "
+                "read_csv(…, keep_default_na=False)."
+            )
+            raise DataError(message, where=row.where, fix=fix)
+        words.append(str(value))
+    lists = {columns.text: words}
     if columns.label is not None:
         lists[columns.label] = [
             label_of(cell_of(row.values, columns.label, row.where), columns.label, row.where) or ""
             for row in group
         ]
     return TableRow({**group[0].values, **lists}, group[0].where)
-
-
-def _word(row: TableRow, column: str) -> str:
-    value = cell_of(row.values, column, row.where)
-    if isinstance(value, str | int):
-        return str(value)
-    message = f"column {column!r} holds {type(value).__name__}, not a word"
-    fix = (
-        "Write the word. pandas reads words such as NA and null as missing: "
-        "read_csv(…, keep_default_na=False)."
-    )
-    raise DataError(message, where=row.where, fix=fix)
 
 
 def kind_of(value: Any) -> str:

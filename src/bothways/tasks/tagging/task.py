@@ -51,7 +51,7 @@ from bothways.tasks.tagging.schemes import (
     types_of,
 )
 from bothways.tasks.tagging.word_splitter import Splitter, choose_splitter
-from bothways.tasks.text_task import TextWindow, owners, windows
+from bothways.tasks.text_task import owners, windows
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
@@ -243,9 +243,21 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         token.
         """
         index = {label: position for position, label in enumerate(labels)}
-        sentences = (words for e in examples for words in (e.words, *e.before, *e.after))
-        rows, room = _tokenized(sentences, tokenizer), length - tokenizer.template.single
-        results = []
+        sentences = list(
+            dict.fromkeys(words for e in examples for words in (e.words, *e.before, *e.after))
+        )
+        distinct = list(dict.fromkeys(itertools.chain(*sentences)))
+        unknown = np.array([tokenizer.specials.unknown], dtype=np.int32)
+        # After a blank, as inside a text: tokenizers that mark blanks write a first word
+        # differently. Every word has at least one token.
+        pieces = {
+            word: ids if len(ids) else unknown
+            for word, ids in zip(
+                distinct, tokenizer.encode([f" {word}" for word in distinct]), strict=True
+            )
+        }
+        rows = {words: _Row.of([pieces[word] for word in words]) for words in sentences}
+        room, results = length - tokenizer.template.single, []
         for example in examples:
             tags = self.gold_tags(example, labels) or (None,) * len(example.words)
             targets = np.array(
@@ -268,14 +280,17 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         owner = owners(row.starts, chunks, room)
         # A window in which no word has its most context is not computed
         used = np.unique(owner) if len(owner) else np.zeros(1, dtype=np.int64)
-        sequences = []
+        sequences, covered, end = [], 0, 0
         first = len(tokenizer.template.before)
         for window in used.tolist():
             chunk, mine = chunks[window], owner == window
             target = TokenTargets(row.starts[mine] - chunk.start + first, labels[mine])
             bare = assemble(row.ids[chunk.start : chunk.stop], None, tokenizer.template)
             sequences.append(Sequence(bare.ids, bare.segments, {"tag": target}))
-        return tuple(sequences), _missed([chunks[n] for n in used.tolist()], len(row.ids))
+            covered += chunk.stop - max(chunk.start, end)
+            end = chunk.stop
+        # A word that is longer than a window has tokens in none.
+        return tuple(sequences), len(row.ids) - covered
 
     def score(
         self, results: base.Results[TagExample, TagPrediction], labels: Many[str]
@@ -338,30 +353,6 @@ class _Row:
         left_count = min(len(left_ids), spare - right_count)
         ids = [left_ids[len(left_ids) - left_count :], self.ids, right_ids[:right_count]]
         return _Row(np.concatenate(ids), self.starts + left_count)
-
-
-def _tokenized(
-    sentences: Iterable[tuple[str, ...]], tokenizer: Tokenizer
-) -> dict[tuple[str, ...], _Row]:
-    """Return each distinct sentence in tokens; every word has at least one."""
-    distinct = list(dict.fromkeys(sentences))
-    words = list(dict.fromkeys(itertools.chain(*distinct)))
-    unknown = np.array([tokenizer.specials.unknown], dtype=np.int32)
-    # After a blank, as inside a text: tokenizers that mark blanks write a first word differently.
-    pieces = {
-        word: ids if len(ids) else unknown
-        for word, ids in zip(words, tokenizer.encode([f" {word}" for word in words]), strict=True)
-    }
-    return {sentence: _Row.of([pieces[word] for word in sentence]) for sentence in distinct}
-
-
-def _missed(chunks: Many[TextWindow], tokens: int) -> int:
-    """Return the number of tokens in no window: those of a word that is longer than one."""
-    covered = end = 0
-    for chunk in chunks:
-        covered += chunk.stop - max(chunk.start, end)
-        end = chunk.stop
-    return tokens - covered
 
 
 def _targets(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -70,15 +70,14 @@ def choose_splitter(words: Iterable[str]) -> Splitter:
     """
     counts = Counter(words)
     single = {word: count for word, count in counts.items() if len(word) == 1}
-    wide = sum(count for word, count in single.items() if _is_wide_letter(word))
+    # Ideographs, kana and hangul.
+    wide = sum(
+        count
+        for word, count in single.items()
+        if unicodedata.east_asian_width(word) in "WF" and unicodedata.category(word) == "Lo"
+    )
     characters = sum(single.values()) > 0.98 * counts.total() and 2 * wide > counts.total()
     return "characters" if characters else "auto"
-
-
-def _is_wide_letter(character: str) -> bool:
-    """Return True if a character is an ideograph, kana or hangul."""
-    wide = unicodedata.east_asian_width(character) in "WF"
-    return wide and unicodedata.category(character) == "Lo"
 
 
 def _split_by_rules(text: str) -> list[tuple[int, int]]:
