@@ -6,6 +6,7 @@ another boundary; both; missed; and, for a predicted entity where there is none,
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections import Counter
 from collections.abc import Sequence as Many
@@ -284,25 +285,25 @@ def outcomes(truth: Many[Chunk], predicted: Many[Chunk]) -> list[tuple[Chunk, Ou
     """
     pairs: list[tuple[Chunk, Outcome]] = []
     unmatched, free = list(truth), list(predicted)
-    for outcome in OUTCOMES[:4]:  # those of pairs, the best first
+    # The outcomes of pairs, the best first: by the same words, then by the same type.
+    agreements = itertools.product((True, False), repeat=2)
+    for outcome, (same_words, same_type) in zip(OUTCOMES[:4], agreements, strict=True):
         for chunk in list(unmatched):
-            match = next((other for other in free if _outcome(chunk, other) == outcome), None)
+            candidates = (
+                other
+                for other in free
+                if chunk.begin < other.end
+                and other.begin < chunk.end
+                and ((chunk.begin, chunk.end) == (other.begin, other.end)) is same_words
+                and (chunk.type == other.type) is same_type
+            )
+            match = next(candidates, None)
             if match is not None:
                 unmatched.remove(chunk)
                 free.remove(match)
                 pairs.append((chunk, outcome))
     missed = [(chunk, "missed") for chunk in unmatched]
     return [*pairs, *missed, *((chunk, "spurious") for chunk in free)]  # type: ignore[list-item]
-
-
-def _outcome(true: Chunk, predicted: Chunk) -> Outcome | None:
-    """Return the outcome of a true entity by a predicted one; None if they share no word."""
-    if true.begin >= predicted.end or predicted.begin >= true.end:
-        return None
-    same = (true.begin, true.end) == (predicted.begin, predicted.end)
-    if true.type == predicted.type:
-        return "right" if same else "other boundary"
-    return "other type" if same else "other type and boundary"
 
 
 class TagAnalysis(DecisionAnalysis[TagExample, TagPrediction]):
@@ -529,32 +530,28 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
         note = "Of documents with equal scores the relevant ones stand last."
         title, columns = "The first relevant document of a query", ["place", "queries", "share"]
         table = s.TableSection(title, columns, rows, note=note)
-        return [*_curves(answerable), table, *self.reliability()]
-
-
-def _curves(queries: Many[tuple[NDArray[np.int64], int]]) -> list[s.Section]:
-    """Draw recall by rank, over queries that have a relevant document."""
-    if not queries:
-        return []
-    max_rank = min(MAX_RANK, max(count for _, count in queries))
-    cutoffs = np.arange(1, max_rank + 1)
-    hits, recall, chance = np.zeros((3, max_rank))
-    for ranks, count in queries:
-        # A query is a hit from the rank of its first relevant document on.
-        hits += cutoffs >= ranks[0]
-        recall += np.searchsorted(ranks, cutoffs, "right") / len(ranks)
-        # In a random order the first k of n documents hold k / n of the relevant ones.
-        chance += np.minimum(cutoffs / count, 1)
-    sums = {
-        "queries with a relevant document": hits,
-        "relevant documents": recall,
-        "relevant documents, in a random order": chance,
-    }
-    x = cutoffs.tolist()
-    lines = [s.Line(name, x, (total / len(queries)).tolist()) for name, total in sums.items()]
-    note = f"Means over queries with a relevant document: {len(queries):,}."
-    title = "What the first places hold"
-    return [s.Curves(title, "down to this place", "share", lines, percent=True, note=note)]
+        if not answerable:
+            return [table, *self.reliability()]
+        max_rank = min(MAX_RANK, max(count for _, count in answerable))
+        cutoffs = np.arange(1, max_rank + 1)
+        hits, recall, chance = np.zeros((3, max_rank))
+        for ranks, count in answerable:
+            # A query is a hit from the rank of its first relevant document on.
+            hits += cutoffs >= ranks[0]
+            recall += np.searchsorted(ranks, cutoffs, "right") / len(ranks)
+            # In a random order the first k of n documents hold k / n of the relevant ones.
+            chance += np.minimum(cutoffs / count, 1)
+        sums = {
+            "queries with a relevant document": hits,
+            "relevant documents": recall,
+            "relevant documents, in a random order": chance,
+        }
+        x, total = cutoffs.tolist(), len(answerable)
+        lines = [s.Line(name, x, (shares / total).tolist()) for name, shares in sums.items()]
+        note = f"Means over queries with a relevant document: {total:,}."
+        title = "What the first places hold"
+        curves = s.Curves(title, "down to this place", "share", lines, percent=True, note=note)
+        return [curves, table, *self.reliability()]
 
 
 def _labels(example: RankExample) -> NDArray[np.float64]:

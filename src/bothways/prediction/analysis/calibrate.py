@@ -7,7 +7,6 @@ server, exported graphs and other programs that open the folder have it without 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,10 +88,17 @@ def calibrate(
     # By a seed, not by order: rows are often sorted by class.
     order = np.random.default_rng(0).permutation(len(pairs))
     halves = order[::2], order[1::2]
-    fit = functools.partial(_fit, several=several)
+
+    def fit(rows: NDArray[np.int64]) -> formulas.Scale:
+        """Fit a scale and an offset of each label, or one temperature of all classes."""
+        if several:
+            return formulas.fit_scales(logits[rows], truth[rows])
+        temperature = formulas.fit_temperature(logits[rows], truth[rows])
+        return formulas.Scale(np.array(1 / temperature), np.array(0.0))
+
     scores = [logits, logits.copy()]
-    for rows, others in (halves, halves[::-1]):
-        scale = fit(logits[others], truth[others])
+    for rows, fitted_rows in (halves, halves[::-1]):
+        scale = fit(fitted_rows)
         scores[1][rows] = scale.factor * logits[rows] + scale.offset
     before, after = (_measure(values, truth, several) for values in scores)
     if after["loss"] >= before["loss"]:
@@ -101,8 +107,7 @@ def calibrate(
             "model's probabilities are as good as they were, or its answers are near chance"
         )
     # The guarantee of sets holds for examples that have not chosen the temperature.
-    rows = order if error is None else halves[0]
-    scale = fit(logits[rows], truth[rows])
+    scale = fit(order if error is None else halves[0])
     _fold(task_model, scale)
     threshold = None
     if isinstance(task, ClassificationTask):
@@ -172,12 +177,6 @@ def _arrays(
         raise DataError(message, where=where, fix="Give data of two classes or more.")
     # softmax(log p) = p: logits up to one number for each example.
     return np.log(np.maximum(chances, TINY)), truth
-
-
-def _fit(logits: NDArray[np.float64], truth: NDArray[Any], *, several: bool) -> formulas.Scale:
-    if several:
-        return formulas.fit_scales(logits, truth)
-    return formulas.Scale(np.array(1 / formulas.fit_temperature(logits, truth)), np.array(0.0))
 
 
 def _measure(logits: NDArray[np.float64], truth: NDArray[Any], several: bool) -> dict[str, float]:

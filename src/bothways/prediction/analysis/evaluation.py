@@ -133,23 +133,21 @@ def measure_int8(
         ConfigError: int8 is not available for this model here.
     """
     quantised = open_in("int8")  # before the data is read for fp32
-    int8, fp32 = (_measure(predictor, evaluate) for predictor in (quantised, open_in("fp32")))
+    measurements = list[TimedMetrics]()
+    for predictor in (quantised, open_in("fp32")):
+        # The shortest of up to three times: the first one also reads modules and weights from the
+        # disk.
+        seconds = list[float]()
+        while not seconds or (len(seconds) < 3 and sum(seconds) < SHORT_SECONDS):
+            start = time.perf_counter()
+            metrics = evaluate(predictor)
+            seconds.append(time.perf_counter() - start)
+        measurements.append(TimedMetrics(metrics, min(seconds)))
+    int8, fp32 = measurements
     task_model = quantised.task_model
     directions = task_model.task.directions(task_model.labels)
     metric = next(name for name in (task_model.task.metric, *directions) if name in fp32.metrics)
     return Int8Report(metric, directions[metric], fp32, int8)
-
-
-def _measure(predictor: Predictor, evaluate: Callable[[Predictor], Metrics]) -> TimedMetrics:
-    """Return the shortest of up to three times: the first one also reads modules and weights from
-    the disk.
-    """
-    seconds: list[float] = []
-    while not seconds or (len(seconds) < 3 and sum(seconds) < SHORT_SECONDS):
-        start = time.perf_counter()
-        metrics = evaluate(predictor)
-        seconds.append(time.perf_counter() - start)
-    return TimedMetrics(metrics, min(seconds))
 
 
 POOLINGS: tuple[Pooling, ...] = ("cls", "mean", "max")
