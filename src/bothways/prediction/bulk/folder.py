@@ -308,9 +308,7 @@ def _write_table(parts: list[Path], file: Path, suffix: str, flat: bool) -> None
             values = [row.get(name) for name in names]
             if suffix == ".csv":
                 table.writerow(values)
-            else:
-                print(*map(_one_field, values), sep="\t", file=stream)
-
-
-def _one_field(value: Any) -> str:
-    return "" if value is None else " ".join(str(value).splitlines()).replace("\t", " ")
+                continue
+            texts = ("" if value is None else str(value) for value in values)
+            fields = (" ".join(text.splitlines()).replace("\t", " ") for text in texts)
+            print(*fields, sep="\t", file=stream)

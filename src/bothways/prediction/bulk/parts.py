@@ -295,9 +295,18 @@ def read_parts(
         ConfigError: a column to keep, of a file that has no columns.
     """
     name = request.files[number]
-    if _is_empty(name):
-        return
     status_before = status(name)
+    empty = status_before is not None and status_before.st_size == 0
+    if status_before is not None and name.endswith(".parquet"):
+        with optional("data", "reading Parquet files"):
+            import pyarrow
+            from pyarrow import parquet
+        try:
+            empty = not parquet.read_metadata(file_at(name)).num_rows
+        except (pyarrow.ArrowException, OSError):  # reported when it is read
+            empty = False
+    if empty:  # as engines write for empty partitions
+        return
     reading = task.read(name, request.columns(task), labelled=False)
     columns = getattr(reading.task, "columns", None)
     vectors = task.name == "embed" and request.form in ("npy", "parquet")
@@ -384,17 +393,3 @@ def note_guess(
 def status(name: str) -> os.stat_result | None:
     """Return the status of a file; None for a pipe or a data set of the Hub."""
     return None if name.startswith(HUB) or is_stream(name) else file_at(name).stat()
-
-
-def _is_empty(name: str) -> bool:
-    """Return True for a file without a row, as engines write for empty partitions."""
-    stat = status(name)
-    if stat is None or not name.endswith(".parquet"):
-        return stat is not None and stat.st_size == 0
-    with optional("data", "reading Parquet files"):
-        import pyarrow
-        from pyarrow import parquet
-    try:
-        return not parquet.read_metadata(file_at(name)).num_rows
-    except (pyarrow.ArrowException, OSError):  # reported when it is read
-        return False

@@ -94,21 +94,15 @@ def predict_files(
     require_at_least(1, processes=processes, threads=threads)
     if not request.files:
         raise ConfigError("names no file", where="files", fix="Name one or more.")
-    if output.is_file(out):
-        return _predict_one_file(request, out, processes, threads, progress)
-    for name in request.files:
-        if is_stream(name):
-            fix = "Write it to a file first, or name one file for the output."
-            raise ConfigError("parts are made of files, not of a pipe", where=name, fix=fix)
-        if local_path(name).parent.resolve() == out.resolve():
-            fix = f"Choose another folder: {argument(out='FOLDER')}."
-            raise DataError("is in the folder of the output", where=name, fix=fix)
-    return _predict_parts(request, out, processes, threads, progress)
-
-
-def _predict_one_file(
-    request: inputs.BulkRequest, out: Path, processes: int, threads: int | None, progress: Progress
-) -> BulkResult:
+    if not output.is_file(out):
+        for name in request.files:
+            if is_stream(name):
+                fix = "Write it to a file first, or name one file for the output."
+                raise ConfigError("parts are made of files, not of a pipe", where=name, fix=fix)
+            if local_path(name).parent.resolve() == out.resolve():
+                fix = f"Choose another folder: {argument(out='FOLDER')}."
+                raise DataError("is in the folder of the output", where=name, fix=fix)
+        return _predict_parts(request, out, processes, threads, progress)
     check_output_path(out, request.files)
     request = replace(request, form=output.part_format(request, out))
     folder = output.parts_folder(out)

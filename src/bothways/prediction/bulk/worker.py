@@ -158,26 +158,24 @@ def _parquet(
         except TypeError as error:
             message = f"Parquet has no columns for {type(predictions[0]).__name__}"
             raise ConfigError(message, where="format", fix=_AS_LINES) from error
-        predicted = {
-            name: pyarrow.array([_arrow_value(row.get(name), field) for row in rows], field)
-            for name, field in fields.items()
-            if name in rows[0]  # a field that a model does not have is absent from all its rows
-        }
+        predicted = {}
+        for name, kind in fields.items():
+            if name not in rows[0]:  # a field that a model does not have is absent from all rows
+                continue
+            values: list[Any] = [row.get(name) for row in rows]
+            # Arrow takes maps as pairs, and structs as tuples.
+            if pyarrow.types.is_map(kind):
+                values = [[*mapping.items()] for mapping in values]
+            elif pyarrow.types.is_list(kind) and pyarrow.types.is_struct(kind.value_type):
+                values = [
+                    items and [item if isinstance(item, dict) else tuple(item) for item in items]
+                    for items in values
+                ]
+            predicted[name] = pyarrow.array(values, kind)
     _check_names(columns, predicted)
     stream = io.BytesIO()
     parquet.write_table(pyarrow.table(arrays | predicted), stream)
     return stream.getvalue()
-
-
-def _arrow_value(value: Any, kind: Any) -> Any:
-    """Return a value of `to_json` as its Arrow type takes it: maps as pairs, structs as tuples."""
-    from pyarrow import types
-
-    if types.is_map(kind):
-        return [*value.items()]
-    if value and types.is_list(kind) and types.is_struct(kind.value_type):
-        return [item if isinstance(item, dict) else tuple(item) for item in value]
-    return value
 
 
 @dataclass(frozen=True)
