@@ -35,7 +35,7 @@ from bothways.hub.model_folder import (
 )
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import SentenceEncoderConfig, program_files
-from bothways.model.attention.patterns import Blocks, Pattern, Window
+from bothways.model.attention.patterns import Blocks, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction import session_model
@@ -83,7 +83,18 @@ def with_int8_weights(graph: onnx.ModelProto) -> onnx.ModelProto:
                 codes, scales = rounded(numpy_helper.to_array(matrices[name]), 1)
                 initializers += _parts(name, codes, scales[:, None])
                 done.add(name)
-            nodes += _looked_up(node)
+            # Rows are looked up in int8 and scaled.
+            [_, index], [out] = node.input, node.output
+            nodes += [
+                helper.make_node("Gather", [f"{name}.int8", index], [f"{out}.int8"], f"{out}.int8"),
+                helper.make_node(
+                    "Gather", [f"{name}.scale", index], [f"{out}.scale"], f"{out}.scale"
+                ),
+                helper.make_node(
+                    "Cast", [f"{out}.int8"], [f"{out}.cast"], f"{out}.cast", to=TensorProto.FLOAT
+                ),
+                helper.make_node("Mul", [f"{out}.cast", f"{out}.scale"], [out], f"{out}.scaled"),
+            ]
         else:
             nodes.append(node)
     result = onnx.ModelProto()
@@ -110,20 +121,6 @@ def _parts(
     return [
         numpy_helper.from_array(codes, f"{name}.int8"),
         numpy_helper.from_array(scales, f"{name}.scale"),
-    ]
-
-
-def _looked_up(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return the nodes that look rows up in int8 and scale them."""
-    table, index = node.input
-    [out] = node.output
-    return [
-        helper.make_node("Gather", [f"{table}.int8", index], [f"{out}.int8"], f"{out}.int8"),
-        helper.make_node("Gather", [f"{table}.scale", index], [f"{out}.scale"], f"{out}.scale"),
-        helper.make_node(
-            "Cast", [f"{out}.int8"], [f"{out}.cast"], f"{out}.cast", to=TensorProto.FLOAT
-        ),
-        helper.make_node("Mul", [f"{out}.cast", f"{out}.scale"], [out], f"{out}.scaled"),
     ]
 
 
@@ -213,40 +210,32 @@ def sentence_vectors(
 
 def probes(config: EncoderConfig, exported: ExportedPart) -> Iterator[Batch]:
     """Yield batches of random tokens: one token, short rows of mixed lengths, the longest rows."""
-    reached = max(_reach(config.pattern(layer)) for layer in range(config.depth))
-    max_length = min(config.max_positions, max(LONGEST, reached))
+    reach = LONGEST
+    for layer in range(config.depth):
+        match config.pattern(layer):  # at this length some tokens are hidden from others
+            case Window(radius):
+                reach = max(reach, 2 * radius + 9)
+            case Blocks() as pattern:
+                reach = max(reach, pattern.dense + 2 * pattern.size + 1)
+    max_length, rule = min(config.max_positions, reach), exported.global_rule
     draw = torch.Generator().manual_seed(0)
     for lengths in ([1], [7], [2, 64, 1, 33], [max_length, 5, max_length // 2 + 1]):
         row_lengths = [min(length, config.max_positions) for length in lengths]
         ids = torch.randint(config.vocab, (sum(row_lengths),), generator=draw)
         segments = torch.randint(max(1, config.segments), (sum(row_lengths),), generator=draw)
-        batch = Batch(ids, segments, Layout.of(row_lengths))
-        yield _with_global_tokens(batch, exported) if config.has_global_attention else batch
-
-
-def _reach(pattern: Pattern) -> int:
-    """Return a length at which a pattern hides some tokens from others."""
-    match pattern:
-        case Window(radius):
-            return 2 * radius + 9
-        case Blocks():
-            return pattern.dense + 2 * pattern.size + 1
-        case _:
-            return 0
-
-
-def _with_global_tokens(batch: Batch, exported: ExportedPart) -> Batch:
-    """Return the batch with a separator in each text, and global tokens as tasks mark them."""
-    layout, rule = batch.layout, exported.global_rule
-    if exported.separators is None or rule in ("none", "first"):
-        return dataclasses.replace(batch, global_attention_mask=global_tokens(batch, rule, 0, 0))
-    separators = exported.separators
-    lengths = layout.cu_seqlens.diff()
-    middle = layout.first_tokens + lengths // 2
-    ids = batch.ids.index_fill(0, middle[lengths > 2], separators.id)
-    batch = dataclasses.replace(batch, ids=ids)
-    mask = global_tokens(batch, rule, separators.id, separators.between)
-    return dataclasses.replace(batch, global_attention_mask=mask)
+        batch, separators = Batch(ids, segments, Layout.of(row_lengths)), Separators(0, 0)
+        if config.has_global_attention:
+            # A separator in each text, and global tokens as tasks mark them.
+            if exported.separators is not None and rule not in ("none", "first"):
+                separators, layout = exported.separators, batch.layout
+                token_counts = layout.cu_seqlens.diff()
+                middle = (layout.first_tokens + token_counts // 2)[token_counts > 2]
+                batch = dataclasses.replace(
+                    batch, ids=batch.ids.index_fill(0, middle, separators.id)
+                )
+            mask = global_tokens(batch, rule, separators.id, separators.between)
+            batch = dataclasses.replace(batch, global_attention_mask=mask)
+        yield batch
 
 
 def global_tokens(batch: Batch, rule: GlobalRule, separator: int, between: int) -> Tensor | None:
@@ -346,7 +335,14 @@ def write_export(
     require("export", "exporting a model", "onnx", *(step.runtime for step in steps))
     source, target = resolve(resolve_run(str(folder))), local_path(out)
     check_not_input(target, [source])
-    _check_replaceable(target)
+    if target.exists() and not target.is_dir():
+        raise FolderError("is a file, not a folder", where=target, fix="Choose another folder.")
+    # An export replaces only an earlier one.
+    names = sorted(path.name for path in target.iterdir()) if target.exists() else []
+    foreign = [name for name in names if not any(fnmatch.fnmatch(name, x) for x in _OURS)]
+    if foreign:
+        message = f"holds files that are not of an export, which would be lost: {listed(foreign)}"
+        raise FolderError(message, where=target, fix="Choose an empty or a new folder.")
     progress.stage("building the graph")
     task_model = open_task_model(source, task, length=length, device="cpu", settings=settings)
     exported = exported_part(task_model)
@@ -369,7 +365,14 @@ def write_export(
             progress.stage(f"quantising for {step.title}")
             step.quantise(hidden, task_model.model, exported)
             progress.stage(f"evaluating fp32 and int8 in {step.title}")
-            reports[step.runtime] = _gate(hidden, int8, step.runtime)
+            report = measure_int8(
+                lambda precision, runtime=step.runtime: open_task(
+                    hidden, runtime=runtime, precision=precision
+                ),
+                int8.evaluate,
+            )
+            report.check(int8.limit)
+            reports[step.runtime] = report
         if "onnx" not in formats:
             shutil.rmtree((hidden / ONNX["fp32"]).parent)
         sizes = {
@@ -461,37 +464,6 @@ def _quantise_openvino(hidden: Path, model: Model, exported: ExportedPart) -> No
         file.unlink()
 
 
-def _gate(hidden: Path, gate: Int8Gate, runtime: session_model.GraphRuntime) -> Int8Report:
-    """Compare int8 with fp32 on labelled data.
-
-    Raises:
-        ConfigError: it loses more than the limit.
-    """
-    report = measure_int8(
-        lambda precision: open_task(hidden, runtime=runtime, precision=precision),
-        gate.evaluate,
-    )
-    report.check(gate.limit)
-    return report
-
-
-def _check_replaceable(folder: Path) -> None:
-    """Raise FolderError for a folder that is not an earlier export."""
-    if folder.exists() and not folder.is_dir():
-        raise FolderError("is a file, not a folder", where=folder, fix="Choose another folder.")
-    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    foreign = [
-        name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in _OURS)
-    ]
-    if foreign:
-        message = f"holds files that are not of an export, which would be lost: {listed(foreign)}"
-        raise FolderError(message, where=folder, fix="Choose an empty or a new folder.")
-
-
-def _convert_openvino(hidden: Path, head: str) -> None:
-    convert_to_openvino(hidden / ONNX["fp32"], hidden / OPENVINO["fp32"], head)
-
-
 def convert_to_openvino(source: Path, target: Path, head: str) -> None:
     """Write an ONNX file as an OpenVINO model, with weights in the precision that they have there.
 
@@ -520,6 +492,13 @@ class ExportTarget(NamedTuple):
 
 TARGETS: Mapping[str, ExportTarget] = {
     "onnx": ExportTarget("onnxruntime", "onnxruntime", lambda hidden, head: None, _quantise_onnx),
-    "openvino": ExportTarget("openvino", "OpenVINO", _convert_openvino, _quantise_openvino),
+    "openvino": ExportTarget(
+        "openvino",
+        "OpenVINO",
+        lambda hidden, head: convert_to_openvino(
+            hidden / ONNX["fp32"], hidden / OPENVINO["fp32"], head
+        ),
+        _quantise_openvino,
+    ),
 }
 """The formats by name; `session_model` has the files and the classes of their runtimes."""
