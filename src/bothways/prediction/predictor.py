@@ -349,12 +349,8 @@ class Predictor:
             progress.stage("encoding", len(rows) if isinstance(rows, Sized) else None)
             matrix: Any = self._look_up(rows, lead, progress) if isinstance(rows, list) else None
             if matrix is None:
-                numbered = (
-                    (read_input(self.task_model, x, at), at) for at, x in enumerate(rows, 1)
-                )
-                inputs = (_prompted(example, lead, at) for example, at in numbered)
                 vectors = list[NDArray[np.float32]]()
-                for prediction in self._all(inputs, batch_size, counts):
+                for prediction in self._all(self._prompted(rows, lead), batch_size, counts):
                     vectors.append(prediction.vectors[0])
                     progress.advance(len(vectors))
                 matrix = np.stack(vectors) if vectors else np.empty((0, width), np.float32)
@@ -370,6 +366,25 @@ class Predictor:
         if convert_to_tensor:
             return torch.from_numpy(matrix[0] if single else matrix)
         return matrix[0] if single else matrix if convert_to_numpy else list(matrix)
+
+    def _prompted(self, rows: Iterable[Any], prompt: str) -> Iterator[Any]:
+        """Yield examples of one text with a prompt, unless they have one of their own.
+
+        Raises:
+            DataError: one has two texts, of which `encode` would leave one out.
+        """
+        for number, row in enumerate(rows, 1):
+            example = read_input(self.task_model, row, number)
+            if isinstance(example, TextExample) and example.text_b is not None:
+                message = "has two texts, and encode returns one vector for each input"
+                raise DataError(
+                    message, where=f"input {number}",
+                    fix="Give one text, or call the predictor, which returns a vector for each of "
+                    "the two.",
+                )  # fmt: skip
+            if isinstance(example, TextExample) and not isinstance(example, PromptedText):
+                example = PromptedText(**vars(example), prompt=prompt)
+            yield example
 
     @torch.inference_mode()
     def _look_up(
@@ -555,21 +570,6 @@ def _is_one(inputs: Any) -> bool:
             return True
     texts = isinstance(inputs, tuple) and all(isinstance(item, str) for item in inputs)
     return (texts and len(inputs) > 0) or isinstance(inputs, str | Mapping) or is_example(inputs)
-
-
-def _prompted(example: Any, prompt: str, number: int) -> Any:
-    """Return an example of one text with a prompt, unless it has one of its own.
-
-    Raises:
-        DataError: it has two texts, of which `encode` would leave one out.
-    """
-    if isinstance(example, TextExample) and example.text_b is not None:
-        message = "has two texts, and encode returns one vector for each input"
-        fix = "Give one text, or call the predictor, which returns a vector for each of the two."
-        raise DataError(message, where=f"input {number}", fix=fix)
-    if isinstance(example, PromptedText) or not isinstance(example, TextExample):
-        return example
-    return PromptedText(**vars(example), prompt=prompt)
 
 
 def read_input(
@@ -793,7 +793,7 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
 
 def _recorded_task(loaded: LoadedModel, kind: str | None) -> tuple[AnyTask, int | None]:
     """Return the task and the length that are recorded: in our file, in that of
-    sentence-transformers, or by the heads.
+    sentence-transformers, or by the heads. Of a kind that is not recorded: with its defaults.
     """
     fields = {name: loaded.extra[name] for name in ("length", "task") if name in loaded.extra}
     record = configs.read(FolderRecord, fields, where=RECORD)
@@ -810,14 +810,9 @@ def _recorded_task(loaded: LoadedModel, kind: str | None) -> tuple[AnyTask, int 
                 kind != "embed" and len(loaded.labels) == 1
             ):
                 return cross_encoder(reranker), reranker.length
-    return _default_task(loaded, kind), record.length
-
-
-def _default_task(loaded: LoadedModel, kind: str | None) -> AnyTask:
-    """Return the task of this kind with its defaults, or the first one for the folder's heads."""
     if kind is not None:
         default = configs.read(FolderRecord, {"task": {"kind": kind}}).task or ClassificationTask()
-        return default.fitted(loaded.model)
+        return default.fitted(loaded.model), record.length
     # A single output without a problem type is a score, as in transformers.
     problem = loaded.problem or ("regression" if len(loaded.labels) == 1 else None)
     for cls in TASKS.values():
@@ -825,7 +820,7 @@ def _default_task(loaded: LoadedModel, kind: str | None) -> AnyTask:
         needed = {head.kind for head in task.heads(loaded.labels, None)}
         fits = task.problem is None or problem in (None, task.problem)
         if needed and needed <= set(loaded.model.heads) and fits:
-            return task
+            return task, record.length
     message = f"is not fine-tuned for a task: its heads are {_heads(loaded)}"
     untrained = ("likelihood", "fill", "embed") if "masked" in loaded.model.heads else ("embed",)
     tasks = " or ".join(argument(task=kind) for kind in untrained)

@@ -71,25 +71,20 @@ def change_index(
             fix = "Name a new folder."
             raise FolderError("holds other files than an index", where=folder, fix=fix)
         record = record if index is None else index.record
-        _remove_unnamed(folder, record)
+        # Files of earlier changes that were replaced, or killed.
+        numbers = {segment.number for segment in record.segments}
+        for path in list(folder.iterdir()):
+            if (match := _FILES.fullmatch(path.name)) is None:
+                continue
+            current = {"deleted": {record.deleted}, "bm25": {record.bm25}}.get(match[1], numbers)
+            if int(match[2]) not in current:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         change = _Change(folder, record, index, record.changes + 1, progress)
         change.write(documents, embed, frozenset(delete), graph)
         if bm25 or record.bm25 is not None:
             change.count_words()
         replace_text(folder / RECORD, json.dumps(configs.to_dict(change.record), indent=1))
         return Index(folder)
-
-
-def _remove_unnamed(folder: Path, record: IndexRecord) -> None:
-    """Remove the files of earlier changes that were replaced, or killed."""
-    named = {segment.number for segment in record.segments}
-    for path in list(folder.iterdir()):
-        match = _FILES.fullmatch(path.name)
-        if match is None:
-            continue
-        kept = {"deleted": {record.deleted}, "bm25": {record.bm25}}.get(match[1], named)
-        if int(match[2]) not in kept:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 class _Change:
