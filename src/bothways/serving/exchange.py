@@ -72,13 +72,27 @@ def stated_size(headers: Mapping[str, str]) -> int | None:
 
 
 async def read_body(headers: Mapping[str, str], receive: Receive, limits: Limits) -> bytes:
-    """Return the body of a request, which says that it is JSON.
+    """Return the body of a request, which says that it is plain JSON in UTF-8.
 
     Raises:
         RequestError: it says something else, is too large or comes too slowly.
         ClientLeft: the client closed the connection.
     """
-    _check_media_type(headers)
+    kind, _, parameters = headers.get("content-type", "").lower().partition(";")
+    charset = re.search(r"charset\s*=\s*\"?([\w.:-]+)", parameters)
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("identity", ""):
+        message = f"send the body uncompressed, not with content-encoding: {coding[:50]}"
+        identity = {"accept-encoding": "identity"}
+        raise RequestError("unsupported_media_type", message, headers=identity)
+    if kind.strip() != "application/json":
+        media_type = kind.strip() or "nothing"
+        message = f"send JSON, with content-type: application/json, not {media_type[:50]!r}"
+        raise RequestError("unsupported_media_type", message)
+    # ASCII is a part of UTF-8.
+    if charset is not None and charset[1] not in ("utf-8", "utf8", "us-ascii"):
+        message = f"JSON is in UTF-8, not in charset={charset[1][:50]}"
+        raise RequestError("unsupported_media_type", message)
     size = stated_size(headers) or 0
     if size > limits.body_bytes and "expect" not in headers:  # else the client waits for a sign
         await _discard(receive)
@@ -110,25 +124,6 @@ def json_object(data: bytes, url: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise RequestError("bad_request", "the body must be a JSON object")
     return body
-
-
-def _check_media_type(headers: Mapping[str, str]) -> None:
-    """Refuse a body that is not plain JSON in UTF-8."""
-    kind, _, parameters = headers.get("content-type", "").lower().partition(";")
-    charset = re.search(r"charset\s*=\s*\"?([\w.:-]+)", parameters)
-    coding = headers.get("content-encoding", "identity").strip().lower()
-    if coding not in ("identity", ""):
-        message = f"send the body uncompressed, not with content-encoding: {coding[:50]}"
-        identity = {"accept-encoding": "identity"}
-        raise RequestError("unsupported_media_type", message, headers=identity)
-    if kind.strip() != "application/json":
-        media_type = kind.strip() or "nothing"
-        message = f"send JSON, with content-type: application/json, not {media_type[:50]!r}"
-        raise RequestError("unsupported_media_type", message)
-    # ASCII is a part of UTF-8.
-    if charset is not None and charset[1] not in ("utf-8", "utf8", "us-ascii"):
-        message = f"JSON is in UTF-8, not in charset={charset[1][:50]}"
-        raise RequestError("unsupported_media_type", message)
 
 
 async def _read(receive: Receive, limits: Limits) -> bytes:

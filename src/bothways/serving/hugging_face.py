@@ -285,35 +285,33 @@ def _token_classification(
     ignored, by_word = parameters.ignore_labels, parameters.aggregation_strategy == "none"
 
     def write(answer: shapes.Answer) -> list[list[EntityGroup]]:
-        pairs = zip(answer.examples, answer.predictions, strict=True)
-        return [
-            _words(example, prediction, ignored)
-            if by_word or prediction.entities is None
-            else [
-                {
-                    "entity_group": e.type,
-                    "score": e.score,
-                    "word": e.text,
-                    "start": e.start,
-                    "end": e.end,
-                }
-                for e in prediction.entities
-                if e.type not in ignored
-            ]
-            for example, prediction in pairs
-        ]
+        answers = list[list[EntityGroup]]()
+        for example, prediction in zip(answer.examples, answer.predictions, strict=True):
+            groups: list[EntityGroup]
+            if by_word or prediction.entities is None:
+                scores = prediction.probabilities.max(1).tolist()
+                words = zip(prediction.tags, scores, example.words, example.spans, strict=True)
+                groups = [
+                    {"entity": tag, "score": score, "index": n, "word": word, "start": a, "end": b}
+                    for n, (tag, score, word, (a, b)) in enumerate(words, 1)
+                    if tag not in ignored
+                ]
+            else:
+                groups = [
+                    {
+                        "entity_group": e.type,
+                        "score": e.score,
+                        "word": e.text,
+                        "start": e.start,
+                        "end": e.end,
+                    }
+                    for e in prediction.entities
+                    if e.type not in ignored
+                ]
+            answers.append(groups)
+        return answers
 
     return shapes.query_each(model, request.inputs, write, truncate)
-
-
-def _words(example: Any, prediction: Any, ignored: list[str]) -> list[EntityGroup]:
-    scores = prediction.probabilities.max(1).tolist()
-    words = zip(prediction.tags, scores, example.words, example.spans, strict=True)
-    return [
-        {"entity": tag, "score": score, "index": n, "word": word, "start": start, "end": end}
-        for n, (tag, score, word, (start, end)) in enumerate(words, 1)
-        if tag not in ignored
-    ]
 
 
 def _question_answering(model: ServedModel, request: AnswerRequest, truncate: bool) -> shapes.Query:
@@ -361,40 +359,34 @@ def _fill_mask(model: ServedModel, request: FillRequest, truncate: bool) -> shap
         message = f"top_k must be at most {task.top}, with which the model is served, not {top}"
         raise RequestError("invalid", message, param="parameters.top_k")
 
-    def write(answer: shapes.Answer) -> list[Any]:
-        pairs = zip(answer.examples, answer.predictions, strict=True)
-        return [_fillings(model, example.text, prediction, top) for example, prediction in pairs]
-
-    return shapes.query_each(model, request.inputs, write, truncate)
-
-
-def _fillings(
-    model: ServedModel, text: str, prediction: Any, top: int | None
-) -> list[Filling] | list[list[Filling]]:
-    """Return the tokens of a mask, each with its text; for several masks a list of these."""
     tokenizer = model.task_model.tokenizer
     mask = tokenizer.token(tokenizer.specials.mask)
-    single = len(prediction.masks) == 1
-    masks: list[list[Filling]] = []
-    for number, guesses in enumerate(prediction.masks):
-        fillings: list[Filling] = []
-        for guess, filling in zip(guesses[:top], prediction.fillings, strict=False):
-            id = tokenizer.id(guess.token)
-            assert id is not None
-            piece, gaps = tokenizer.decode([id]), text.split(mask)
-            # With several masks the others stay masks in the text of a guess.
-            left, tail = mask.join(gaps[: number + 1]), mask.join(gaps[number + 1 :])
-            sequence = filling.text if single else left + piece + tail
-            fillings.append(
-                {
-                    "score": guess.probability,
-                    "token": id,
-                    "token_str": piece,
-                    "sequence": sequence,
-                }
-            )
-        masks.append(fillings)
-    return masks[0] if single else masks
+
+    def fill(text: str, prediction: Any) -> list[Filling] | list[list[Filling]]:
+        """Return the tokens of a mask, each with its text; for several masks a list of these."""
+        single = len(prediction.masks) == 1
+        masks: list[list[Filling]] = []
+        for number, guesses in enumerate(prediction.masks):
+            fillings: list[Filling] = []
+            for guess, filling in zip(guesses[:top], prediction.fillings, strict=False):
+                id = tokenizer.id(guess.token)
+                assert id is not None
+                piece, gaps = tokenizer.decode([id]), text.split(mask)
+                # With several masks the others stay masks in the text of a guess.
+                left, tail = mask.join(gaps[: number + 1]), mask.join(gaps[number + 1 :])
+                sequence = filling.text if single else left + piece + tail
+                score = guess.probability
+                fillings.append(
+                    {"score": score, "token": id, "token_str": piece, "sequence": sequence}
+                )
+            masks.append(fillings)
+        return masks[0] if single else masks
+
+    def write(answer: shapes.Answer) -> list[Any]:
+        pairs = zip(answer.examples, answer.predictions, strict=True)
+        return [fill(example.text, prediction) for example, prediction in pairs]
+
+    return shapes.query_each(model, request.inputs, write, truncate)
 
 
 class Pipeline(NamedTuple):

@@ -183,21 +183,22 @@ def parse(request: type[R], body: Mapping[str, Any], limits: Limits) -> R:
     try:
         return request.model_validate(body, context=limits)
     except ValidationError as error:
-        # An unknown name first: it may be the one that is missing under another.
         errors = error.errors(include_url=False, include_context=False)
-        errors.sort(key=lambda fault: fault["type"] != "extra_forbidden")
-        raise _refusal(request, errors[0]) from None
-
-
-def _refusal(request: type[Fields], fault: Any) -> RequestError:
-    """Return the error for what pydantic has found."""
+    # An unknown name first: it may be the one that is missing under another.
+    fault = min(errors, key=lambda fault: fault["type"] != "extra_forbidden")
     names = [str(name) for name in fault["loc"]]
     path, name = ".".join(names) or "the body", names[-1] if names else ""
     message, value = str(fault["msg"]), fault.get("input")
     match fault["type"]:
         case "extra_forbidden":
-            fields = _fields_at(request, names[:-1])
-            field_names = [field for field in fields.model_fields if field != "model"]
+            fields: type[Fields] = request  # the declaration of the object at the path
+            for key in names[:-1]:
+                field = fields.model_fields.get(key)
+                inner = None if field is None else field.annotation
+                if not (isinstance(inner, type) and issubclass(inner, Fields)):
+                    break
+                fields = inner
+            field_names = [x for x in fields.model_fields if x != "model"]
             near = did_you_mean(name, field_names) or "; there are"
             message = f"{path[:100]} is unknown{near} {', '.join(field_names)}"
         case "missing":
@@ -208,18 +209,7 @@ def _refusal(request: type[Fields], fault: Any) -> RequestError:
             message = message.removeprefix("Value error, ").replace("Input should be", "must be")
             value_text = f", not {value!r:.50}" if isinstance(value, str | int | float) else ""
             message = f"{path} {message}{value_text if 'must be' in message else ''}"
-    return RequestError("invalid", message, param=path[:100])
-
-
-def _fields_at(request: type[Fields], names: list[str]) -> type[Fields]:
-    """Return the declaration of the object at a path."""
-    for name in names:
-        field = request.model_fields.get(name)
-        inner = None if field is None else field.annotation
-        if not (isinstance(inner, type) and issubclass(inner, Fields)):
-            break
-        request = inner
-    return request
+    raise RequestError("invalid", message, param=path[:100])
 
 
 class _Schemas(GenerateJsonSchema):

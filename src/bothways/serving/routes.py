@@ -109,6 +109,37 @@ HEADERS = {
 PROBES = ("/live", "/ready", "/health", "/ping")
 
 
+_ERROR_FIELDS = {
+    "message": TEXT,
+    "type": {"enum": ["invalid_request_error", "server_error"]},
+    "code": {"enum": CODES},
+    "param": {"type": ["string", "null"]},
+}
+ERROR: Schema = {
+    "type": "object",
+    "properties": {
+        "error": {"type": "object", "properties": _ERROR_FIELDS, "required": list(_ERROR_FIELDS)},
+        "error_type": {"enum": CODES},
+    },
+    "required": ["error", "error_type"],
+}
+"""The schema of an answer that is an error."""
+_SECONDS = {
+    "description": "seconds",
+    "required": True,
+    "schema": {"type": "integer", "minimum": 0},
+}
+RESPONSES = {
+    str(status): {
+        "description": ", ".join(code for code in CODES if STATUS[code] == status),
+        "content": {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}},
+        **({"headers": {"retry-after": _SECONDS}} if status in TRY_AGAIN else {}),
+    }
+    for status in dict.fromkeys(STATUS[code] for code in CODES)
+}
+"""One response for each status of the catalogue of errors."""
+
+
 class Status(TypedDict):
     """The answer of a probe."""
 
@@ -138,8 +169,23 @@ def document(
         guarded: whether clients need a key.
         playground: whether there is the route `/explain`.
     """
-    schemas: dict[str, Schema] = {"Error": _error_schema()}
-    paths = {path: {"get": _get(path, answer, models, schemas)} for path, answer in GETS.items()}
+    schemas: dict[str, Schema] = {"Error": ERROR}
+    paths = dict[str, dict[str, Any]]()
+    for path, answer in GETS.items():
+        kind = "text/plain" if answer is None else JSON
+        schema = TEXT if answer is None else build_schema(answer, schemas)
+        statuses = (401, 403, 404) if "{" in path else (401, 403)
+        statuses = (403, 500, 503) if path in PROBES else statuses
+        statuses = (401, 403, 503) if path == "/" else statuses
+        ok = {"description": "OK", "content": {kind: {"schema": schema}}}
+        entry: dict[str, Any] = {"responses": {"200": ok, **_errors(statuses)}}
+        if "{" in path:
+            names = {"enum": list(models.by_name)}
+            parameter = {"name": "model", "in": "path", "required": True, "schema": names}
+            entry["parameters"] = [parameter]
+        if path in PROBES:
+            entry["security"] = []
+        paths[path] = {"get": entry}
     routes = {**ROUTES, "/tokenize": TOKENIZE, **({"/explain": EXPLAIN} if playground else {})}
     if models.indexes:
         example = {**SEARCH.example, "index": next(iter(models.indexes))}
@@ -152,7 +198,7 @@ def document(
             paths.setdefault(path, {})["post"] = _post(
                 path, route, fitting, limits, schemas, several=len(models.by_name) > 1
             )
-    components: dict[str, Any] = {"schemas": schemas, "responses": _responses()}
+    components: dict[str, Any] = {"schemas": schemas, "responses": RESPONSES}
     info = {
         "title": "bothways",
         "version": __version__,
@@ -167,57 +213,8 @@ def document(
     return {**result, "security": [{"bearer": []}, {"key": []}]}
 
 
-def _error_schema() -> Schema:
-    fields = {
-        "message": TEXT,
-        "type": {"enum": ["invalid_request_error", "server_error"]},
-        "code": {"enum": CODES},
-        "param": {"type": ["string", "null"]},
-    }
-    error = {"type": "object", "properties": fields, "required": list(fields)}
-    properties = {"error": error, "error_type": {"enum": CODES}}
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _responses() -> dict[str, Any]:
-    """Build one response for each status of the catalogue of errors."""
-    by_status: dict[int, list[str]] = {}
-    for code in CODES:
-        by_status.setdefault(STATUS[code], []).append(code)
-    content = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
-    seconds = {
-        "description": "seconds",
-        "required": True,
-        "schema": {"type": "integer", "minimum": 0},
-    }
-    return {
-        str(status): {
-            "description": ", ".join(codes),
-            "content": content,
-            **({"headers": {"retry-after": seconds}} if status in TRY_AGAIN else {}),
-        }
-        for status, codes in by_status.items()
-    }
-
-
 def _errors(statuses: Iterable[int]) -> dict[str, Any]:
     return {str(status): {"$ref": f"#/components/responses/{status}"} for status in statuses}
-
-
-def _get(path: str, answer: Any, models: Models, schemas: dict[str, Schema]) -> dict[str, Any]:
-    kind = "text/plain" if answer is None else JSON
-    schema = TEXT if answer is None else build_schema(answer, schemas)
-    statuses = (401, 403, 404) if "{" in path else (401, 403)
-    statuses = (403, 500, 503) if path in PROBES else statuses
-    statuses = (401, 403, 503) if path == "/" else statuses
-    ok = {"description": "OK", "content": {kind: {"schema": schema}}}
-    entry: dict[str, Any] = {"responses": {"200": ok, **_errors(statuses)}}
-    if "{" in path:
-        names = {"enum": list(models.by_name)}
-        entry["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": names}]
-    if path in PROBES:
-        entry["security"] = []
-    return entry
 
 
 def _post(
@@ -232,7 +229,25 @@ def _post(
     example, names = dict(route.example), [model.name for model in models]
     if example.get("inputs", "") is None:
         example["inputs"] = example_input(models[0])
-    requests, answer = _types(route, dict.fromkeys(model.kind for model in models))
+    if isinstance(route.request, type):
+        requests, answer = [route.request], route.answer
+    else:  # Hugging Face's, for the tasks of the models
+        requests, answers = list[type[RequestBody]](), list[Any]()
+        for kind in dict.fromkeys(model.kind for model in models):
+            if kind == "embed":
+                requests += [tei.EmbedRequest, tei.SimilarityRequest]
+                answers.append(list[list[float]] | list[float])
+                continue
+            if kind == "rerank":
+                requests.append(openai.RerankRequest)
+                answers.append(RERANK.answer)
+            if kind in ("classify", "zero-shot"):
+                requests.append(hugging_face.ZeroShotRequest)
+                answers.append(list[LabelScore])
+            shape = hugging_face.PIPELINES.get(kind)
+            requests.append(shape.request if shape else hugging_face.TaskRequest)
+            answers.append(shape.answer if shape else ROUTES[f"/{kind}"].answer)
+        requests, answer = list(dict.fromkeys(requests)), Union[tuple(answers)]  # noqa: UP007
     bodies = [build_schema(request, schemas) for request in requests]
     for body in bodies:
         if len(names) > 1:
@@ -261,28 +276,6 @@ def _post(
             **_errors(sorted({STATUS[code] for code in CODES} - {405})),
         },
     }
-
-
-def _types(route: Route, kinds: Iterable[str]) -> tuple[list[type[RequestBody]], Any]:
-    """Return the requests and the answer of a route; of Hugging Face's for tasks of models."""
-    if isinstance(route.request, type):
-        return [route.request], route.answer
-    requests, answers = list[type[RequestBody]](), list[Any]()
-    for kind in kinds:
-        if kind == "embed":
-            requests += [tei.EmbedRequest, tei.SimilarityRequest]
-            answers.append(list[list[float]] | list[float])
-            continue
-        if kind == "rerank":
-            requests.append(openai.RerankRequest)
-            answers.append(RERANK.answer)
-        if kind in ("classify", "zero-shot"):
-            requests.append(hugging_face.ZeroShotRequest)
-            answers.append(list[LabelScore])
-        shape = hugging_face.PIPELINES.get(kind)
-        requests.append(shape.request if shape else hugging_face.TaskRequest)
-        answers.append(shape.answer if shape else ROUTES[f"/{kind}"].answer)
-    return list(dict.fromkeys(requests)), Union[tuple(answers)]  # noqa: UP007 – of a tuple
 
 
 def example_input(model: ServedModel) -> Any:

@@ -56,7 +56,13 @@ class ServedIndex:
         """
         for last in (False, True):
             try:
-                if (stamp := _stamp(self.folder)) != self.stamp:
+                try:
+                    status = (self.folder / RECORD).stat()
+                except OSError as error:
+                    message = f"cannot be read: {error.strerror}"
+                    raise FolderError(message, where=self.folder / RECORD) from error
+                stamp = status.st_ino, status.st_mtime_ns, status.st_size
+                if stamp != self.stamp:
                     index = Index(self.folder)
                     if _identity(index) != _identity(self.index):
                         message = "was built again by another model, or with other settings"
@@ -71,14 +77,6 @@ class ServedIndex:
                     message = f"the index {self.name!r} cannot be read; the server's log says why"
                     raise RequestError("not_ready", message) from error
         raise AssertionError
-
-
-def _stamp(folder: Path) -> object:
-    try:
-        status = (folder / RECORD).stat()
-    except OSError as error:
-        raise FolderError(f"cannot be read: {error.strerror}", where=folder / RECORD) from error
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _identity(index: Index) -> object:

@@ -17,11 +17,10 @@ from typing_extensions import NotRequired, TypedDict
 from bothways import __version__
 from bothways.serving import requests, shapes
 from bothways.serving.errors import Limits, RequestError, nothing_given
-from bothways.serving.models import Models, ServedModel
+from bothways.serving.models import Models
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.schemas import prediction_type
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
-from bothways.text.tokenizer import Tokenizer
 
 CLASSIFIERS = tuple(
     kind
@@ -202,28 +201,24 @@ def tokenize(models: Models, request: TokenizeRequest) -> list[list[TextToken]]:
     texts = [
         item.prompt + item.text for item in shapes.prompted(model, inputs, request.prompt_name)
     ]
-    return [_tokens(model, text, special=request.add_special_tokens) for text in texts]
-
-
-def _tokens(model: ServedModel, text: str, *, special: bool) -> list[TextToken]:
-    tokenizer = model.task_model.tokenizer
-    (encoded,) = tokenizer.encode_with_offsets([text])
-    pairs = zip(encoded.ids.tolist(), encoded.offsets.tolist(), strict=True)
-    inner: list[TextToken] = [
-        {"id": id, "text": tokenizer.token(id), "special": False, "start": start, "stop": stop}
-        for id, (start, stop) in pairs
-    ]
-    if not special:
-        return inner
-    head_tokens, tail_tokens = (
-        [_special(tokenizer, int(id)) for id in gap.ids]
-        for gap in (tokenizer.template.before, tokenizer.template.after)
-    )
-    return [*head_tokens, *inner, *tail_tokens]
-
-
-def _special(tokenizer: Tokenizer, id: int) -> TextToken:
-    return {"id": id, "text": tokenizer.token(id), "special": True, "start": None, "stop": None}
+    tokenizer, answer = model.task_model.tokenizer, list[list[TextToken]]()
+    for text in texts:
+        (encoded,) = tokenizer.encode_with_offsets([text])
+        pairs = zip(encoded.ids.tolist(), encoded.offsets.tolist(), strict=True)
+        tokens = [(id, False, start, stop) for id, (start, stop) in pairs]
+        if request.add_special_tokens:
+            head, tail = (
+                [(int(id), True, None, None) for id in gap.ids]
+                for gap in (tokenizer.template.before, tokenizer.template.after)
+            )
+            tokens = [*head, *tokens, *tail]
+        answer.append(
+            [
+                {"id": id, "text": tokenizer.token(id), "special": special, "start": a, "stop": b}
+                for id, special, a, b in tokens
+            ]
+        )
+    return answer
 
 
 class ModelInfo(TypedDict):
@@ -280,19 +275,50 @@ _WINDOWS = ("tag", "answer", "likelihood", "prefer")
 
 def info(models: Models, limits: Limits) -> ServerInfo:
     """Describe the server: TEI's names for the first model, then all models and limits."""
+    described = list[ModelInfo]()
+    for model in models:
+        task, tokenizer = model.task_model.task, model.task_model.tokenizer
+        long_texts = "windows" if model.kind in _WINDOWS else "truncate"
+        model_info: ModelInfo = {
+            "name": model.name,
+            "task": model.kind,
+            "length": model.task_model.length,
+            "precision": model.predictor.precision,
+            "labels": list(model.task_model.labels),
+            "since": model.created,
+            "digest": model.digest or None,
+            "facts": dict(model.facts),
+            "pairs": getattr(getattr(task, "columns", None), "text_b", None) is not None,
+            "layers": model.task_model.model.config.depth,
+            "mask": tokenizer.token(tokenizer.specials.mask),
+            "specials": {"single": tokenizer.template.single, "pair": tokenizer.template.pair},
+            "long_texts": getattr(task, "long_texts", long_texts),
+        }
+        if isinstance(task, SentenceEmbeddingTask):
+            model_info["prompts"] = list(task.prompts)
+        described.append(model_info)
     first = next(iter(models))
+    if isinstance(first.task_model.task, SentenceEmbeddingTask):
+        model_type: dict[str, Any] = {"embedding": {"pooling": first.task_model.task.pooling}}
+    else:
+        labels = [*first.task_model.labels]
+        names = {
+            "id2label": {str(n): label for n, label in enumerate(labels)},
+            "label2id": {label: n for n, label in enumerate(labels)},
+        }
+        model_type = {"reranker" if first.kind == "rerank" else "classifier": names}
     return {
         "model_id": first.name,
         "served_model_name": first.name,
         "model_dtype": _DTYPES[first.predictor.precision],
-        "model_type": _model_type(first),
+        "model_type": model_type,
         "max_input_length": first.task_model.length,
         "max_batch_tokens": limits.batch_tokens,
         "max_client_batch_size": limits.texts,
         "auto_truncate": True,
         "version": __version__,
         "limits": vars(limits),
-        "models": [_described(model) for model in models],
+        "models": described,
         "indexes": [
             {
                 "name": name,
@@ -305,41 +331,3 @@ def info(models: Models, limits: Limits) -> ServerInfo:
             for name, served in models.indexes.items()
         ],
     }
-
-
-def _described(model: ServedModel) -> ModelInfo:
-    task = model.task_model.task
-    columns = getattr(task, "columns", None)
-    tokenizer = model.task_model.tokenizer
-    described: ModelInfo = {
-        "name": model.name,
-        "task": model.kind,
-        "length": model.task_model.length,
-        "precision": model.predictor.precision,
-        "labels": list(model.task_model.labels),
-        "since": model.created,
-        "digest": model.digest or None,
-        "facts": dict(model.facts),
-        "pairs": getattr(columns, "text_b", None) is not None,
-        "layers": model.task_model.model.config.depth,
-        "mask": tokenizer.token(tokenizer.specials.mask),
-        "specials": {"single": tokenizer.template.single, "pair": tokenizer.template.pair},
-        "long_texts": getattr(
-            task, "long_texts", "windows" if model.kind in _WINDOWS else "truncate"
-        ),
-    }
-    if isinstance(task, SentenceEmbeddingTask):
-        described["prompts"] = list(task.prompts)
-    return described
-
-
-def _model_type(model: ServedModel) -> dict[str, Any]:
-    task = model.task_model.task
-    if isinstance(task, SentenceEmbeddingTask):
-        return {"embedding": {"pooling": task.pooling}}
-    labels = dict(enumerate(model.task_model.labels))
-    names = {
-        "id2label": {str(n): label for n, label in labels.items()},
-        "label2id": {label: n for n, label in labels.items()},
-    }
-    return {"reranker" if model.kind == "rerank" else "classifier": names}
