@@ -443,30 +443,24 @@ def pack(sequences: Many[Sequence], cut: RectanglePolicy = LOOSE) -> Batch:
         name: type(example).pack([s.targets[name] for s in sequences], starts)
         for name, example in (sequences[0].targets.items() if sequences else ())
     }
+    global_attention_mask: Tensor | None = None
+    if any(s.global_attention_mask is not None for s in sequences):
+        masks = [
+            np.zeros(len(s), dtype=np.bool_)
+            if s.global_attention_mask is None
+            else s.global_attention_mask
+            for s in sequences
+        ]
+        global_attention_mask = torch.from_numpy(np.concatenate(masks))
+    causal: Tensor | None = None
+    if any(s.causal for s in sequences):
+        flags = [s.causal for s in sequences]
+        causal = torch.from_numpy(np.repeat(flags, [len(s) for s in sequences]))
     return Batch(
         torch.from_numpy(np.concatenate([s.ids for s in sequences]).astype(np.int64)),
         torch.from_numpy(np.concatenate([s.segments for s in sequences]).astype(np.int64)),
         layout,
         targets,
-        _global_attention_mask(sequences),
-        _causal(sequences),
+        global_attention_mask,
+        causal,
     )
-
-
-def _global_attention_mask(sequences: Many[Sequence]) -> Tensor | None:
-    if all(s.global_attention_mask is None for s in sequences):
-        return None
-    masks = [
-        np.zeros(len(s), dtype=np.bool_)
-        if s.global_attention_mask is None
-        else s.global_attention_mask
-        for s in sequences
-    ]
-    return torch.from_numpy(np.concatenate(masks))
-
-
-def _causal(sequences: Many[Sequence]) -> Tensor | None:
-    if not any(s.causal for s in sequences):
-        return None
-    flags = [s.causal for s in sequences]
-    return torch.from_numpy(np.repeat(flags, [len(s) for s in sequences]))

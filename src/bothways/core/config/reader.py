@@ -251,11 +251,30 @@ def _record(
 ) -> Any:
     """Build a dataclass from a table; `union` has the classes that it was chosen from."""
     fields, hints = {field.name: field for field in _fields(cls)}, _hints(cls)
-    carried = _kept(cls, base) if type(base) in union else {}
+    carried = dict[str, Any]()
+    if type(base) in union:
+        # Another member keeps the values of the base in fields of equal type and default.
+        base_hints = _hints(type(base))
+        defaults = {field.name: _default(field) for field in _fields(base)}
+        carried = {
+            name: getattr(base, name)
+            for name, field in fields.items()
+            if name in defaults
+            and hints[name] == base_hints[name]
+            and _default(field) is not dataclasses.MISSING
+            and _default(field) == defaults[name]
+        }
     for key in tree:
         if key not in fields:
-            _refuse_other_kind(key, union, location)
-            raise _unknown("key", key, fields, join_path(location, key), _deeper(key, base))
+            path = join_path(location, key)
+            kinds = [_kind(member) for member in union if key in {f.name for f in _fields(member)}]
+            if kinds:
+                message = (
+                    f"is a setting of {' and '.join(kinds)}, which is not the kind chosen here"
+                )
+                fix = f"Choose the kind, too: {location}.kind={kinds[0]}, or leave {key} out."
+                raise ConfigError(message, where=path, fix=fix)
+            raise _unknown("key", key, fields, path, _deeper(key, base))
     values = {}
     for name, field in fields.items():
         below = getattr(base, name) if isinstance(base, cls) else carried.get(name, _default(field))
@@ -271,23 +290,13 @@ def _record(
     try:
         return cls(**values)
     except ConfigError as error:
-        raise ConfigError(
-            error.what, where=_place(error.where, fields, location), fix=error.fix
-        ) from error
-
-
-def _kept(cls: type[Any], base: Any) -> dict[str, Any]:
-    """Return the values of the base that another member keeps: fields of equal type and default."""
-    hints, old = _hints(cls), _hints(type(base))
-    defaults = {field.name: _default(field) for field in _fields(base)}
-    return {
-        field.name: getattr(base, field.name)
-        for field in _fields(cls)
-        if field.name in defaults
-        and hints[field.name] == old[field.name]
-        and _default(field) is not dataclasses.MISSING
-        and _default(field) == defaults[field.name]
-    }
+        # The error may name an absolute path: in the table "encoder.dropout", which has the field
+        # `hidden`, "hidden" and "encoder.dropout.hidden" both become "encoder.dropout.hidden".
+        names = str(error.where or "").split(".")
+        index = next((i for i, name in enumerate(names) if name in fields), 1)
+        inner = ".".join(names[index:])
+        full_path = (join_path(location, inner) if inner else location) or error.where
+        raise ConfigError(error.what, where=full_path, fix=error.fix) from error
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -295,18 +304,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return field.default
-
-
-def _place(error_path: Any, fields: Iterable[str], location: str) -> str | None:
-    """Return the path of an error of `__post_init__`.
-
-    The error may name an absolute path: in the table "encoder.dropout", which has the field
-    `hidden`, "hidden" and "encoder.dropout.hidden" both become "encoder.dropout.hidden".
-    """
-    names = str(error_path or "").split(".")
-    index = next((i for i, name in enumerate(names) if name in fields), 1)
-    inner = ".".join(names[index:])
-    return (join_path(location, inner) if inner else location) or error_path
 
 
 def _value(hint: Any, raw: Any, base: Any, location: str) -> Any:
@@ -391,8 +388,13 @@ def _leaf(hint: Any, shape: _Shape, raw: Any, location: str) -> Any:
 
     failure: ConfigError | None = None
     for other in shape.others:
+        value = raw
+        # A text for a tuple: "0.9, 0.98" and "[0.9, 0.98]" have two items.
+        if isinstance(raw, str) and typing.get_origin(other) is tuple:
+            items = raw.strip().removeprefix("[").removesuffix("]").split(",")
+            value = [item.strip().strip("\"'") for item in items if item.strip()]
         try:
-            return _adapter(other).validate_python(_split(other, raw))
+            return _adapter(other).validate_python(value)
         except ValidationError:
             continue
     for reader in shape.readers:
@@ -424,14 +426,6 @@ def _adapter(hint: Any) -> Any:
     return TypeAdapter(hint)
 
 
-def _split(hint: Any, raw: Any) -> Any:
-    """Split a text for a tuple: "0.9, 0.98" and "[0.9, 0.98]" have two parts."""
-    if not isinstance(raw, str) or typing.get_origin(hint) is not tuple:
-        return raw
-    pieces = raw.strip().removeprefix("[").removesuffix("]").split(",")
-    return [piece.strip().strip("\"'") for piece in pieces if piece.strip()]
-
-
 def _unknown(
     kind: str, raw: str, names: Iterable[str], location: str, deeper: Iterable[str] = ()
 ) -> ConfigError:
@@ -439,15 +433,6 @@ def _unknown(
     guess = f"; did you mean {near[0]}?" if near else ""
     fix = None if near else f"Known here: {', '.join(names)}."
     return ConfigError(f"unknown {kind} {raw!r}{guess}", where=location, fix=fix)
-
-
-def _refuse_other_kind(key: str, union: Iterable[type[Any]], location: str) -> None:
-    """Raise ConfigError if a setting is one of other kinds than the one that a table has."""
-    kinds = [_kind(cls) for cls in union if key in {field.name for field in _fields(cls)}]
-    if kinds:
-        message = f"is a setting of {' and '.join(kinds)}, which is not the kind chosen here"
-        fix = f"Choose the kind, too: {location}.kind={kinds[0]}, or leave {key} out."
-        raise ConfigError(message, where=join_path(location, key), fix=fix)
 
 
 def _deeper(key: str, config: Any) -> list[str]:
@@ -492,7 +477,15 @@ def _one_of(names: list[str]) -> str:
 def _plain(hint: Any, value: Any) -> Any:
     """Return a value for JSON; a dataclass becomes a text if that reads as an equal one."""
     if dataclasses.is_dataclass(value):
-        return _text(hint, value) or to_dict(value)
+        if [field.name for field in _fields(value)] == ["kind"]:
+            return _kind(type(value))
+        for reader in _shape(hint).readers if hint is not None else ():
+            try:
+                if (text := str(value)) and reader(text) == value:
+                    return text
+            except ConfigError:
+                continue
+        return to_dict(value)
     match value:
         case tuple() | list():
             item = _item(hint)
@@ -506,19 +499,6 @@ def _plain(hint: Any, value: Any) -> Any:
             return f"{value.__module__}.{name}" if name else repr(value)
         case _:
             return value
-
-
-def _text(hint: Any, value: Any) -> str | None:
-    """Return the text that reads as this dataclass; None if there is none."""
-    if [field.name for field in _fields(value)] == ["kind"]:
-        return _kind(type(value))
-    for reader in _shape(hint).readers if hint is not None else ():
-        try:
-            if reader(str(value)) == value:
-                return str(value)
-        except ConfigError:
-            continue
-    return None
 
 
 def _changes(config: Any, base: Any) -> dict[str, Any]:
@@ -597,10 +577,18 @@ def _settings(
         value = getattr(config, field.name, dataclasses.MISSING)
         if value is dataclasses.MISSING:
             value = _default(field)
-        default = "" if value is dataclasses.MISSING else _written(hint, value)
+        default = ""
+        if value is not dataclasses.MISSING:
+            plain = _plain(hint, value)
+            if isinstance(plain, dict):  # of a table its kind
+                default = str(getattr(value, "kind", ""))
+            elif not (isinstance(plain, list) and any(isinstance(item, dict) for item in plain)):
+                default = inline(plain)
         members, prefix, entry = _tables(hint), path, value
         values, meaning = _allowed(hint), meanings.get(field.name)
-        meaning = meaning or _summary(members[0] if len(members) == 1 else cls)
+        if not meaning:
+            text = inspect.getdoc(members[0] if len(members) == 1 else cls) or ""
+            meaning = " ".join(text.partition("\n\n")[0].split())
         yield Setting(path, (kind,) if kind else (), values, default, meaning)
         if typing.get_origin(hint) is tuple:
             members, prefix = _tables(typing.get_args(hint)[0]), f"{path}.0"
@@ -611,20 +599,6 @@ def _settings(
             chosen = _kind(member) if len(members) > 1 and hasattr(member, "kind") else kind
             table = entry if type(entry) is member else dataclasses.MISSING
             yield from _settings(member, table, prefix, (*enclosing, cls), chosen)
-
-
-def _written(hint: Any, value: Any) -> str:
-    """Return a default as a file writes it: of a table its kind, or nothing."""
-    plain = _plain(hint, value)
-    if isinstance(plain, dict):
-        return str(getattr(value, "kind", ""))
-    if isinstance(plain, list) and any(isinstance(entry, dict) for entry in plain):
-        return ""
-    return inline(plain)
-
-
-def _summary(cls: type[Any]) -> str:
-    return " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
 
 
 def _meanings(cls: type[Any]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import importlib
@@ -65,7 +66,11 @@ def split_overrides(texts: Iterable[str]) -> dict[str, str]:
                 message = f"{text!r} is a file, and settings follow here"
                 fix = f"Name a further file by its name, such as {argument(dev='FILE')}."
             raise ConfigError(message, fix=fix)
-        path, value = path.strip(), _unquoted(value.strip())
+        path, value = path.strip(), value.strip()
+        if len(value) > 1 and value[0] == value[-1] == '"':
+            # A text that JSON cannot read stays as it is.
+            with contextlib.suppress(ValueError):
+                value = str(json.loads(value))
         # Set anew, so that the order is that of the last settings.
         values.pop(path, None)
         # Without its table, earlier settings below the path have no place.
@@ -89,17 +94,6 @@ def rename(tree: Tree, aliases: Mapping[str, str]) -> dict[str, Any]:
             raise ConfigError(message, where=name, fix="Leave one of them out.")
         renamed[path] = value
     return renamed
-
-
-def _unquoted(value: str) -> str:
-    """Return the text within double quotes; what JSON cannot read as one text is left as it is."""
-    if len(value) < 2 or value[0] != '"' or value[-1] != '"':
-        return value
-    try:
-        text = json.loads(value)
-    except ValueError:
-        return value
-    return str(text)
 
 
 def merge(low: Tree, high: Tree, location: str = "") -> dict[str, Any]:
@@ -201,7 +195,8 @@ def _table(table: Mapping[str, Any], name: str) -> list[str]:
     tables = {
         key: value
         for key, value in table.items()
-        if isinstance(value, Mapping) or _is_tables(value)
+        if isinstance(value, Mapping)
+        or (isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value))
     }
     lines = [f"{_key(key)} = {inline(value)}" for key, value in table.items() if key not in tables]
     for key, value in tables.items():
@@ -210,12 +205,6 @@ def _table(table: Mapping[str, Any], name: str) -> list[str]:
         for entry in [value] if single else value:
             lines += ["", f"[{full}]" if single else f"[[{full}]]", *_table(entry, full)]
     return lines
-
-
-def _is_tables(value: Any) -> bool:
-    return (
-        isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
-    )
 
 
 def _key(key: str) -> str:
@@ -296,18 +285,20 @@ def require_share(location: str = "", **shares: float | None) -> None:
             raise ConfigError(f"must be in [0, 1], not {share}", where=join_path(location, name))
 
 
-def _is_flag(value: object) -> bool:
-    """Return True for True, False, 0, 1 and numpy's booleans, which are known by their names."""
-    return type(value).__name__ in {"bool", "bool_"} or (isinstance(value, int) and value in (0, 1))
-
-
 def _is(kind: type) -> Callable[[object], bool]:
     """Return a function that is True for values of a kind; True itself is no number."""
     return lambda value: isinstance(value, kind) and not isinstance(value, bool)
 
 
 _KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
-    "bool": (_is_flag, "True or False"),
+    # numpy's booleans are known by their names; 0 and 1 are flags, too.
+    "bool": (
+        lambda value: (
+            type(value).__name__ in {"bool", "bool_"}
+            or (isinstance(value, int) and value in (0, 1))
+        ),
+        "True or False",
+    ),
     "int": (_is(numbers.Integral), "a whole number"),
     "float": (_is(numbers.Real), "a number"),
     "str": (_is(str), "a text"),

@@ -44,6 +44,11 @@ _BASELINE = 0.3
 """Height of the label of a baseline in a comparison, in rows."""
 _WRITTEN = 8
 """Maximum number of labels for which a confusion matrix shows its counts in the picture."""
+_DEFINED = re.compile(r'\sid="([^"]+)"')
+_FONT = re.compile(
+    r"font: (?:\w+ )*?([\d.]+px) [^;\"]+|font-size: ([\d.]+px); font-family: [^;\"]+"
+)
+"""Font declarations; matplotlib before 3.10 wrote the short form."""
 
 
 def draw(chart: sections.Chart) -> str:
@@ -68,12 +73,36 @@ def draw(chart: sections.Chart) -> str:
                 _draw_confusion(figure.subplots(), chart)
             case sections.Scatter():
                 figure = Figure(figsize=_CURVES)
-                _draw_scatter(figure.subplots(), chart)
+                axes = figure.subplots()
+                dots: Any = {"markersize": 4, "alpha": 0.5, "markeredgewidth": 0}
+                axes.plot(chart.x, chart.y, "o", color=SERIES[0], **dots)
+                if chart.line is not None:
+                    (left, bottom), (end, top) = chart.line
+                    axes.plot([left, end], [bottom, top], **_DASHED)
+                axes.set_xlabel(chart.x_label)
+                axes.set_title(chart.y_label, loc="left", fontsize=9.5, color=FAINT)
             case sections.HeatMaps():
                 figure = _draw_maps(chart)
             case _:
                 assert_never(chart)
-        return _to_svg(figure)
+        file = io.StringIO()
+        metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(
+        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
+        r'<svg viewBox="\1" aria-hidden="true">',
+        svg,
+        count=1,
+    )
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, f"var({variable})")
+    # Unreferenced ids would occur once per chart, and ids must be unique on a page.
+    used = set(re.findall(r'#([\w.-]+)["\')]', svg))
+    svg = _DEFINED.sub(lambda match: match[0] if match[1] in used else "", svg)
+    return _FONT.sub(lambda match: f"font-size: {match[1] or match[2]}", svg)
 
 
 _ON_CARD: Any = {"facecolor": CARD, "edgecolor": "none", "pad": 1}
@@ -199,15 +228,6 @@ def _draw_confusion(axes: Axes, chart: sections.ConfusionMatrix) -> None:
     axes.grid(visible=False)
 
 
-def _draw_scatter(axes: Axes, chart: sections.Scatter) -> None:
-    axes.plot(chart.x, chart.y, "o", color=SERIES[0], markersize=4, alpha=0.5, markeredgewidth=0)
-    if chart.line is not None:
-        (left, bottom), (end, top) = chart.line
-        axes.plot([left, end], [bottom, top], **_DASHED)
-    axes.set_xlabel(chart.x_label)
-    axes.set_title(chart.y_label, loc="left", fontsize=9.5, color=FAINT)
-
-
 _BLUE = (0.34, 0.52, 0.93)
 """The colour of cells, which can be seen on a light and on a dark page: a picture has no variables
 of the page."""
@@ -259,35 +279,3 @@ def _short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:g}{unit}"
     return f"{value:g}"
-
-
-_DEFINED = re.compile(r'\sid="([^"]+)"')
-_FONT = re.compile(
-    r"font: (?:\w+ )*?([\d.]+px) [^;\"]+|font-size: ([\d.]+px); font-family: [^;\"]+"
-)
-"""Font declarations; matplotlib before 3.10 wrote the short form."""
-
-
-def _to_svg(figure: Figure) -> str:
-    file = io.StringIO()
-    figure.savefig(
-        file,
-        format="svg",
-        transparent=True,
-        metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-    )
-    svg = file.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(
-        r'<svg [^>]*?viewBox="([^"]*)"[^>]*>',
-        r'<svg viewBox="\1" aria-hidden="true">',
-        svg,
-        count=1,
-    )
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, f"var({variable})")
-    # Unreferenced ids would occur once per chart, and ids must be unique on a page.
-    used = set(re.findall(r'#([\w.-]+)["\')]', svg))
-    svg = _DEFINED.sub(lambda match: match[0] if match[1] in used else "", svg)
-    return _FONT.sub(lambda match: f"font-size: {match[1] or match[2]}", svg)

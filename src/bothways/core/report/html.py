@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from bothways.core.errors import ResourceError, installed, optional
 from bothways.core.report import sections
 from bothways.core.report.charts import draw
-from bothways.core.report.sections import Chart, Report, percentage, readable_number
+from bothways.core.report.sections import Report, percentage, readable_number
 from bothways.core.report.terminal import as_table, table_cells
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def write_html(report: Report, file: Path) -> None:
 def _template() -> Template:
     with optional("report", "writing an HTML report"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
 
     environment = Environment(
         loader=PackageLoader("bothways.core.report", "."),
@@ -83,17 +84,10 @@ def _template() -> Template:
         "readable": readable_number,
         "cells": table_cells,
         "as_table": as_table,
-        "chart": _chart,
+        "chart": lambda section: Markup(draw(section)),  # matplotlib has escaped its names
     }
     environment.tests["number"] = lambda cell: isinstance(cell, int | float)
     environment.tests["marked"] = lambda piece: isinstance(piece, sections.Marked)
     environment.globals |= {"zip": zip, "number_format": sections.number_format}
     environment.globals["kind"] = lambda section: type(section).__name__
     return environment.get_template("report.html.jinja")
-
-
-def _chart(section: Chart) -> str:
-    """Return a chart as markup; matplotlib has escaped its names."""
-    from markupsafe import Markup
-
-    return Markup(draw(section))

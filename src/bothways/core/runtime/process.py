@@ -134,26 +134,20 @@ def tune_allocator() -> bool:
     if not (threshold and mallopt(_TRIM_THRESHOLD, -1)):
         return False
     if not _is_counted():
-        _ask_for_large_pages(libc, threshold // 2)
+        # Request large pages for all that the heap can grow to: blocks of this size, up to the
+        # machine's memory, are allocated, marked and freed untouched.
+        malloc, free, madvise = libc.malloc, libc.free, libc.madvise
+        malloc.restype, malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+        free.argtypes = (ctypes.c_void_p,)
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        page, size = os.sysconf("SC_PAGE_SIZE"), threshold // 2
+        count = page * os.sysconf("SC_PHYS_PAGES") // size
+        blocks = [block for _ in range(count) if (block := malloc(size))]
+        for block in blocks:
+            madvise(block - block % page, size, _ADVISE_HUGE_PAGES)
+        for block in blocks:
+            free(block)
     return True
-
-
-def _ask_for_large_pages(libc: ctypes.CDLL, size: int) -> None:
-    """Request large pages for all that the heap can grow to.
-
-    Blocks of this size, up to the machine's memory, are allocated, marked and freed untouched.
-    """
-    malloc, free, madvise = libc.malloc, libc.free, libc.madvise
-    malloc.restype, malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
-    free.argtypes = (ctypes.c_void_p,)
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    page = os.sysconf("SC_PAGE_SIZE")
-    count = page * os.sysconf("SC_PHYS_PAGES") // size
-    blocks = [block for _ in range(count) if (block := malloc(size))]
-    for block in blocks:
-        madvise(block - block % page, size, _ADVISE_HUGE_PAGES)
-    for block in blocks:
-        free(block)
 
 
 def _is_counted() -> bool:
