@@ -260,11 +260,24 @@ def read_examples(
         if not rows_read.examples:
             fix = "Give at least one example."
             raise DataError("there is no example", where=f"{name} rows", fix=fix)
-        if name == "train":
-            if share is None:  # for the dev data; else `examine` adapts it
-                task = task.adapted(rows_read.examples)
-            groups = rows_read.groups if group is not None else None
-            findings += _notes(rows_read)
+        if name != "train":
+            continue
+        if share is None:  # for the dev data; else `examine` adapts it
+            task = task.adapted(rows_read.examples)
+        groups = rows_read.groups if group is not None else None
+        if rows_read.unused:
+            message = f"columns that are not used: {listed(rows_read.unused, 20)}"
+            findings.append(Finding("rows", "note", message))
+        columns, labels = rows_read.task.columns, {*rows_read.task.labels(rows_read.examples)}
+        label_columns = [getattr(columns, field, None) or field for field in ("label", "tags")]
+        listing = [name for name in (*label_columns, "labels") if name in rows_read.classes]
+        classes = rows_read.classes[listing[0]] if listing else ()
+        if labels and (missing := [name for name in classes if name not in labels]):
+            message = (
+                f"no row has one of the classes {listed(missing, 20)}, which the data set lists"
+            )
+            fix = "They are not learned, and have no output."
+            findings.append(Finding("labels", "warning", message, fix=fix))
     if share is None:
         return ExamplesRead(task, examples, findings)
     split = split_examples(task, examples["train"], share, settings.split, groups)
@@ -303,24 +316,38 @@ def read_rows(
         name: name of rows in memory in messages, such as "train".
         group: the column of the groups; None for none.
     """
-    parser, location = _Parser(lambda row: _example(row, task), group), name
+
+    def parse(row: TableRow) -> Any:
+        """Return the example in a row in memory: a dict with its columns, or an example."""
+        item, location = row.values, row.where
+        if isinstance(item, Mapping):
+            return task.example(item, where=location)
+        if memory.is_example(item):
+            return item
+        message = f"is of type {type(item).__name__}, not a dict by column"
+        fix = 'Give dicts such as {"text": "a good film", "label": "positive"}.'
+        raise DataError(message, where=location, fix=fix)
+
+    parser, location, examples = _Parser(parse, group), name, list[Any]()
     classes: Mapping[str, Many[str]] = {}
     columns: Any = task.columns
     reading: base.Reading[Any]
     if not isinstance(rows, str | Path):
         reading = task.read_rows(_numbered(rows, task, name), parser, labelled=labelled)
-        items: Iterable[Any] = reading.examples
         classes = memory.listed_classes(rows)
+        examples += reading.examples
     else:
         reading, location = task.read(str(rows), columns, labelled=labelled), str(rows)
         progress.stage(f"reading {rows}", None if reading.share is None else 1.0)
-        items = reading.examples
+        items: Iterable[Any] = reading.examples
         if reading.table is not None and reading.parse is not None:
             parser.parse, classes = reading.parse, reading.table.classes
             items = map(parser, reading.table.rows)
-        items = _tracked(items, reading.share, progress)
         task = reading.task  # type: ignore[assignment]
-    examples = list(items)
+        for number, item in enumerate(items):
+            if number % REPORTED == 0:
+                progress.advance(number if reading.share is None else reading.share())
+            examples.append(item)
     for note in reading.notes:
         progress.message(render(f"note: {note}"))
     if group is not None and len(parser.groups) != len(examples):
@@ -365,31 +392,6 @@ class _WatchedRow(UserDict[str, Any]):
         return super().__getitem__(name)
 
 
-def _tracked(
-    items: Iterable[Any], share: Callable[[], float] | None, progress: Progress
-) -> Iterator[Any]:
-    """Yield items, and advance the progress by the fraction of a file that is read."""
-    for number, item in enumerate(items):
-        if number % REPORTED == 0:
-            progress.advance(number if share is None else share())
-        yield item
-
-
-def _notes(rows: RowsRead) -> Iterator[Finding]:
-    """Yield notes on columns of training data that are not read, and on classes without rows."""
-    if rows.unused:
-        message = f"columns that are not used: {listed(rows.unused, 20)}"
-        yield Finding("rows", "note", message)
-    columns, labels = rows.task.columns, {*rows.task.labels(rows.examples)}
-    label_columns = [getattr(columns, field, None) or field for field in ("label", "tags")]
-    classes = next(
-        (rows.classes[name] for name in [*label_columns, "labels"] if name in rows.classes), ()
-    )
-    if labels and (missing := [name for name in classes if name not in labels]):
-        message = f"no row has one of the classes {listed(missing, 20)}, which the data set lists"
-        yield Finding("labels", "warning", message, fix="They are not learned, and have no output.")
-
-
 def _numbered(rows: memory.Given, task: Trainable, name: str) -> Iterator[TableRow]:
     """Yield rows in memory with their numbers."""
     columns: Any = task.columns
@@ -415,19 +417,6 @@ def _group(row: Any, column: str, location: str) -> Hashable:
         require_columns([column], names, location, f"Name one: {argument(group='NAME')}.")
     value = memory.plain_value(row[column])
     return location if is_absent(value) or value == "" else str(value)
-
-
-def _example(row: TableRow, task: Trainable) -> Any:
-    """Return the example in an item of rows: a dict with its columns, or an example."""
-    item, location = row.values, row.where
-    if isinstance(item, Mapping):
-        return task.example(item, where=location)
-    if memory.is_example(item):
-        return item
-    fix = 'Give dicts such as {"text": "a good film", "label": "positive"}.'
-    raise DataError(
-        f"is of type {type(item).__name__}, not a dict by column", where=location, fix=fix
-    )
 
 
 @dataclass(frozen=True)

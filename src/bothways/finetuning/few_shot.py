@@ -101,16 +101,14 @@ def sample_pairs(sequences: Many[Sequence], settings: FewShot, seed: int) -> lis
             # Of n others one of the n − 1 behind this one, in a circle
             step = draws.integers(1, len(others)) if len(others) > 1 else 0
             other = others[(np.searchsorted(others, index) + step) % len(others)]
-            pairs.append(_pair(sequences[index], sequences[other]))
+            # The two texts do not attend to each other; their class is the key.
+            key, no_score = np.array([labels[index]]), np.array([np.nan], dtype=np.float32)
+            texts = list[Sequence]()
+            for role, row in ((losses.ANCHOR, index), (losses.POSITIVE, other)):
+                target = losses.TextTargets(np.array([role]), key, no_score)
+                texts.append(dataclasses.replace(sequences[row], targets={"texts": target}))
+            pairs.append(together(texts))
     return pairs
-
-
-def _pair(first: Sequence, second: Sequence) -> Sequence:
-    """Return two texts that do not attend to each other, with their classes as keys."""
-    key, no_score = np.array([_label(first)]), np.array([np.nan], dtype=np.float32)
-    texts = zip((losses.ANCHOR, losses.POSITIVE), (first, second), strict=True)
-    targets = [(losses.TextTargets(np.array([role]), key, no_score), text) for role, text in texts]
-    return together([dataclasses.replace(t, targets={"texts": known}) for known, t in targets])
 
 
 def _label(sequence: Sequence) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -39,20 +40,6 @@ OwnMetrics = Mapping[str, Metric | MetricFunction]
 """Metrics by name; a function stands for a metric that is better when it is higher."""
 
 
-def _check_parameters(function: MetricFunction, location: str) -> None:
-    """Raise ConfigError for a function that would fail at the first evaluation."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some functions of C have none
-        return
-    try:
-        signature.bind([], [])
-    except TypeError as error:
-        message = f"its function cannot be called with predictions and examples: {error}"
-        fix = "Write it as def metric(predictions, examples), which returns a number."
-        raise ConfigError(message, where=location, fix=fix) from error
-
-
 def named_metrics(metrics: Any) -> dict[str, Metric]:
     """Return the metrics by name.
 
@@ -68,7 +55,15 @@ def named_metrics(metrics: Any) -> dict[str, Metric]:
         if not isinstance(value, Metric) and not callable(value):
             fix = "Give a function of predictions and examples."
             raise ConfigError(f"{value!r} is not a function", where=location, fix=fix)
-        _check_parameters(value.function if isinstance(value, Metric) else value, location)
+        # A function that would fail at the first evaluation is refused now.
+        with contextlib.suppress(ValueError):  # some functions of C have no signature
+            signature = inspect.signature(value.function if isinstance(value, Metric) else value)
+            try:
+                signature.bind([], [])
+            except TypeError as error:
+                message = f"its function cannot be called with predictions and examples: {error}"
+                fix = "Write it as def metric(predictions, examples), which returns a number."
+                raise ConfigError(message, where=location, fix=fix) from error
         metric = result[str(name)] = value if isinstance(value, Metric) else Metric(value)
         if metric.better not in {"highest", "lowest"}:
             message = f'better must be "highest" or "lowest", not {metric.better!r}'

@@ -24,7 +24,7 @@ from bothways.hub.provenance import today
 from bothways.hub.resolve import portable_name
 from bothways.prediction.predictor import Predictor
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.tasks.base import Metrics, Task, TaskModel
+from bothways.tasks.base import Metrics, TaskModel
 from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
 from bothways.training.schedules import RunState
 
@@ -134,9 +134,13 @@ def build_card(done: FinetuneResult, run: PreparedRun) -> Card:
     plain = configs.to_dict(settings)
     labels = f": {places(data.labels)}" if data.labels else ""
     warning = f" Warning: {done.failure}" if done.failure else ""
+    task = done.task_model.task
+    order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}
+    lora = {} if settings.lora is None else vars(settings.lora)
+    lora_settings = {name: value for name, value in lora.items() if value is not False}
     return Card(
         title=f"{Path(settings.model).name} fine-tuned on {Path(settings.train).name}",
-        summary=f"Fine-tuned for the task {done.task_model.task.name}{labels}.{warning}",
+        summary=f"Fine-tuned for the task {task.name}{labels}.{warning}",
         settings={
             "base model": settings.model,
             "length": data.length,
@@ -145,26 +149,15 @@ def build_card(done: FinetuneResult, run: PreparedRun) -> Card:
             "schedule": _words(plain["training"]["schedule"]),
             "run": run_of(settings.training.end, done.progress),
             "seed": settings.seed,
-            **_changed_settings(settings, done.task_model.task),
+            **_differences(task, type(task)()),
+            **_differences(settings.stability, Stability()),
+            **({"lora": _words(lora_settings)} if lora_settings else {}),
+            **order,
         },
         metrics={f"dev {name}": value for name, value in done.metrics.items()},
         data=run.sources,
         limits=limits_of_finetuned(data.length, settings.seed, done.findings, bool(data.dev)),
     )
-
-
-def _changed_settings(settings: FinetuneConfig, task: Task[Any, Any]) -> dict[str, object]:
-    """Return the settings of task, stability and low-rank changes that differ from the defaults."""
-    order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}
-    lora = {} if settings.lora is None else vars(settings.lora)
-    lora_settings = {name: value for name, value in lora.items() if value is not False}
-    low_rank = {"lora": _words(lora_settings)} if lora_settings else {}
-    return {
-        **_differences(task, type(task)()),
-        **_differences(settings.stability, Stability()),
-        **low_rank,
-        **order,
-    }
 
 
 def _differences(config: Any, default: Any) -> dict[str, object]:

@@ -19,7 +19,7 @@ import bisect
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Any
@@ -135,11 +135,20 @@ def split_examples(
     for index, key in enumerate(keys):
         units.setdefault(key, []).append(index)
     sides = _deal(task, examples, list(units.values()), dev_part, split.seed)
-    moved = _keep_labels(task, examples, units.values(), sides, dev_part.side)
-    train = [
-        example for example, side in zip(examples, sides, strict=True) if side != dev_part.side
-    ]
-    dev_rows = [index for index, side in enumerate(sides) if side == dev_part.side]
+    moved, dev_side = 0, dev_part.side
+    train = [e for e, side in zip(examples, sides, strict=True) if side != dev_side]
+    # Units whose labels the training data would lack move to it.
+    train_labels = {*task.labels(train)}
+    for unit in units.values():
+        if sides[unit[0]] == dev_side and not train_labels.issuperset(
+            labels := task.labels([examples[index] for index in unit])
+        ):
+            train_labels |= {*labels}
+            moved += len(unit)
+            for index in unit:
+                sides[index] = dev_side - 1 if dev_side else 1
+    train = [e for e, side in zip(examples, sides, strict=True) if side != dev_side]
+    dev_rows = [index for index, side in enumerate(sides) if side == dev_side]
     dev = [examples[index] for index in dev_rows]
     by = f"groups of {split.group!r}" if groups is not None else "different texts or passages"
     if not train or not dev:
@@ -165,7 +174,23 @@ def _deal(
     task: Task[Any, Any], examples: Many[Any], units: Many[list[int]], dev_part: DevPart, seed: int
 ) -> list[int]:
     """Return the side of each example."""
-    strata = _strata(task, examples)
+    values = [task.stratum(example) for example in examples]
+    scores = sorted(value for value in values if isinstance(value, float))
+    counts = Counter(label for value in values if isinstance(value, tuple) for label in value)
+
+    def key(value: Hashable) -> tuple[Any, ...]:
+        """Return a key by which examples of one kind are neighbours.
+
+        Scores give their range, sets of labels the rarest label, then the set.
+        """
+        if isinstance(value, float):
+            return bisect.bisect_left(scores, value) * QUANTILES // len(scores), "", ()
+        if isinstance(value, tuple):
+            count, rarest = min(((counts[label], str(label)) for label in value), default=(0, ""))
+            return count, rarest, tuple(sorted(map(str, value)))
+        return 0, str(value), ()
+
+    strata = [key(value) for value in values]
     usual = [Counter(strata[index] for index in unit).most_common(1)[0][0] for unit in units]
     largest = dict[Any, int]()
     for stratum, unit in zip(usual, units, strict=True):
@@ -195,46 +220,3 @@ def _deal(
         for row in unit:
             sides[row] = side
     return sides
-
-
-def _strata(task: Task[Any, Any], examples: Many[Any]) -> list[tuple[Any, ...]]:
-    """Return a key for each example by which those of one kind are neighbours.
-
-    Scores give their range, sets of labels the rarest label, then the set.
-    """
-    values = [task.stratum(example) for example in examples]
-    scores = sorted(value for value in values if isinstance(value, float))
-    counts = Counter(label for value in values if isinstance(value, tuple) for label in value)
-
-    def key(value: Hashable) -> tuple[Any, ...]:
-        if isinstance(value, float):
-            return bisect.bisect_left(scores, value) * QUANTILES // len(scores), "", ()
-        if isinstance(value, tuple):
-            count, rarest = min(((counts[label], str(label)) for label in value), default=(0, ""))
-            return count, rarest, tuple(sorted(map(str, value)))
-        return 0, str(value), ()
-
-    return [key(value) for value in values]
-
-
-def _keep_labels(
-    task: Task[Any, Any],
-    examples: Many[Any],
-    units: Iterable[list[int]],
-    sides: list[int],
-    dev: int,
-) -> int:
-    """Move units to the training data whose labels it would lack; return how many examples."""
-    moved = 0
-    train_labels = {
-        *task.labels([e for e, side in zip(examples, sides, strict=True) if side != dev])
-    }
-    for unit in units:
-        if sides[unit[0]] == dev and not train_labels.issuperset(
-            labels := task.labels([examples[index] for index in unit])
-        ):
-            train_labels |= {*labels}
-            moved += len(unit)
-            for index in unit:
-                sides[index] = dev - 1 if dev else 1
-    return moved
