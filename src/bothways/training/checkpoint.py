@@ -141,7 +141,28 @@ class Checkpoint:
         Raises:
             CheckpointError: it is of another run, or its tensors are not those of this model.
         """
-        _check_run(self, config, changeable)
+        # Through JSON, since what was saved went through it too: a tuple is a list there.
+        saved, current = flatten(self.config), flatten(json.loads(json.dumps(config)))
+        changed = [
+            name
+            for name in {*saved, *current}
+            if saved.get(name) != current.get(name)
+            and not any(f"{name}.".startswith(f"{path}.") for path in changeable)
+        ]
+        # Settings such as `start` may be the reason why others, or what was read, differ.
+        changed.sort(key=lambda name: (_is_digest(saved.get(name)), name.count("."), name))
+        if changed:
+            missing = "not set"
+            listed = "; ".join(
+                f"{name} is not the same"
+                if _is_digest(saved.get(name)) and _is_digest(current.get(name))
+                else f"{name} was {saved.get(name, missing)!r}, is {current.get(name, missing)!r}"
+                for name in changed[:5]
+            )
+            suffix = f"; {len(changed) - 5} more" if len(changed) > 5 else ""
+            message = f"is of another run: {listed}{suffix}"
+            fix = "Continue with the settings that it began with, or start a run in another folder."
+            raise errors.CheckpointError(message, where=self.folder, fix=fix)
         self.load_weights(tensors.training_module)
         random = saved_state.load_state(self.folder, tensors.optimizer)
         _set_random(random, device_of(tensors.training_module), tensors.plan, self.progress)
@@ -240,33 +261,6 @@ def _json(folder: Path, name: str) -> dict[str, Any]:
             raise
         message = f"is not a checkpoint: {name} cannot be read"
         raise DamagedError(message, where=folder, fix=_GO_BACK) from error
-
-
-def _check_run(
-    checkpoint: Checkpoint, config: Mapping[str, Any], changeable: Collection[str]
-) -> None:
-    # Through JSON, since what was saved went through it too: a tuple is a list there.
-    saved, current = flatten(checkpoint.config), flatten(json.loads(json.dumps(config)))
-    changed = [
-        name
-        for name in {*saved, *current}
-        if saved.get(name) != current.get(name)
-        and not any(f"{name}.".startswith(f"{path}.") for path in changeable)
-    ]
-    # Settings such as `start` may be the reason why others, or what was read, differ.
-    changed.sort(key=lambda name: (_is_digest(saved.get(name)), name.count("."), name))
-    if changed:
-        listed = "; ".join(
-            f"{name} is not the same"
-            if _is_digest(saved.get(name)) and _is_digest(current.get(name))
-            else f"{name} was {saved.get(name, 'not set')!r}, is {current.get(name, 'not set')!r}"
-            for name in changed[:5]
-        )
-        suffix = f"; {len(changed) - 5} more" if len(changed) > 5 else ""
-        fix = "Continue with the settings that it began with, or start a run in another folder."
-        raise errors.CheckpointError(
-            f"is of another run: {listed}{suffix}", where=checkpoint.folder, fix=fix
-        )
 
 
 def _is_digest(value: Any) -> bool:

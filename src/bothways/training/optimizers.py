@@ -254,33 +254,22 @@ def parameter_groups(
     for rule, members in _by_rule(parameters, rules).items():
         # Matrices come first: False sorts before True.
         for name, parameter in sorted(members.items(), key=lambda item: item[1].ndim < 2):
-            settings = _settings(config, parameter.ndim >= 2, matrices.get(name, 0))
-            peak = settings.pop("peak") * rule.factor
+            matrix, stacked = parameter.ndim >= 2, matrices.get(name, 0)
+            # Muon leaves tables and vectors, in which no hidden matrices are stacked.
+            method = config.others if isinstance(config, Muon) and not stacked else config
+            peak = peak_rate(method) * rule.factor
+            settings: dict[str, Any] = {"weight_decay": method.decay if matrix else 0.0}
+            if isinstance(method, Muon):
+                settings |= {"update": "muon", "parts": stacked, "momentum": method.momentum}
+            elif isinstance(method, AdamW | BertAdam) or (isinstance(method, Lamb) and not matrix):
+                settings |= {"betas": method.betas, "eps": method.eps, "update": "adamw"}
+            else:
+                settings |= {"betas": method.betas, "eps": method.eps, "update": method.kind}
+                settings["parts"] = stacked or 1
             group = {"params": [], "lr": peak, "peak": peak, "pull": rule.pull, **settings}
             key = (rule, *settings.values())
             result.setdefault(key, group)["params"].append(parameter)
     return list(result.values())
-
-
-def _settings(config: OptimizerConfig, matrix: bool, stacked: int) -> dict[str, Any]:
-    """Return the settings of a parameter's group.
-
-    Args:
-        matrix: True for at least two dimensions.
-        stacked: the number of hidden matrices in it; 0 for a table or a vector.
-    """
-    if isinstance(config, Muon) and not stacked:
-        config = config.others
-    group: dict[str, Any] = {
-        "peak": peak_rate(config),
-        "weight_decay": config.decay if matrix else 0.0,
-    }
-    if isinstance(config, Muon):
-        return group | {"update": "muon", "parts": stacked, "momentum": config.momentum}
-    group |= {"betas": config.betas, "eps": config.eps}
-    if isinstance(config, AdamW | BertAdam) or (isinstance(config, Lamb) and not matrix):
-        return group | {"update": "adamw"}
-    return group | {"update": config.kind, "parts": stacked or 1}
 
 
 def build_optimizer(
@@ -308,25 +297,12 @@ def build_optimizer(
     if any(rule.pull for rule in members):
         message = "needs one of the library's own optimizers"
         raise ConfigError(message, where="stability.pull")
-    optimizer = _call(config, [{"params": [*some.values()]} for some in members.values()])
-    for rule, group in zip(members, optimizer.param_groups, strict=True):
-        group["peak"] = group["lr"] * rule.factor
-    return optimizer
-
-
-def _call(factory: OptimizerFactory, parameters: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Return the optimizer that a user's function makes of groups.
-
-    Raises:
-        ConfigError: it makes none, or one that cannot train by a gradient and a rate for each step.
-    """
     location, fix = "training.optimizer", "Give a function of groups, such as torch.optim.SGD."
     try:
-        optimizer = factory(parameters)
+        optimizer = config([{"params": [*some.values()]} for some in members.values()])
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"cannot make an optimizer of groups: {error}", where=location, fix=fix
-        ) from error
+        message = f"cannot make an optimizer of groups: {error}"
+        raise ConfigError(message, where=location, fix=fix) from error
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(f"must make an optimizer of torch, not a {name}", where=location, fix=fix)
@@ -334,6 +310,8 @@ def _call(factory: OptimizerFactory, parameters: list[dict[str, Any]]) -> torch.
     if other or any("lr" not in group for group in optimizer.param_groups):
         message = f"{name} does not make a step of one dense gradient and a rate"
         raise ConfigError(message, where=location, fix=fix)
+    for rule, group in zip(members, optimizer.param_groups, strict=True):
+        group["peak"] = group["lr"] * rule.factor
     return optimizer
 
 
@@ -392,7 +370,11 @@ def update(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Float[T
         The norm before clipping, on the device; `FusedAdamW` does not wait for it.
     """
     weights = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    norm = full_tensor(nn.utils.get_total_norm([_values(p) for p in weights]))
+    for weight in weights:
+        if weight.grad.is_sparse:
+            weight.grad = weight.grad.coalesce()
+    gradients = [w.grad.values() if w.grad.is_sparse else w.grad for w in weights]
+    norm = full_tensor(nn.utils.get_total_norm(gradients))
     # torch divides the gradients by the scale inside its fused step, and skips it for infinity.
     scale = None if clip_norm is None else (norm / clip_norm).clamp(min=1).float()
     if isinstance(optimizer, FusedAdamW):
@@ -407,15 +389,6 @@ def update(optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Float[T
         optimizer.step()
     optimizer.zero_grad()
     return norm
-
-
-def _values(parameter: nn.Parameter) -> Tensor:
-    """Return the values of a gradient; a sparse one is coalesced first."""
-    assert parameter.grad is not None
-    if not parameter.grad.is_sparse:
-        return parameter.grad
-    parameter.grad = parameter.grad.coalesce()
-    return parameter.grad.values()
 
 
 def _step_rows(optimizer: FusedAdamW) -> None:

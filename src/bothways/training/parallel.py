@@ -435,8 +435,31 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
         raise ConfigError(
             f"{message}, which ranks that share a model cannot", where="sharding", fix=fix
         )
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     originals = {module: _Own(module) for module in training_module.modules()}
-    _shard(training_module, plan)
+    sharding, device = plan.sharding, device_of(training_module)
+    machines, remainder = divmod(plan.world, plan.local_world)
+    if sharding.over == "machine" and remainder:
+        message = f"{plan.world} ranks are not a multiple of the {plan.local_world} of this machine"
+        raise ConfigError(message, where="sharding.over", fix="Set sharding.over=all.")
+    is_flat = sharding.over == "all" or machines == 1
+    shape = (plan.world,) if is_flat else (machines, plan.local_world)
+    axes = ("ranks",) if is_flat else ("machines", "ranks")
+    settings: dict[str, Any] = {
+        "mesh": mesh_of(device.type, shape, axes),
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if sharding.gathered == "bf16" else None,
+            reduce_dtype=torch.float32 if sharding.gathered == "bf16" else None,
+            cast_forward_inputs=False,
+        ),
+    }
+    _show_losses_to_torch()
+    # Each of these is gathered by itself, and runs once in a forward pass.
+    units = [u for m in training_module.modules() for u in getattr(m, "gathered_apart", ())]
+    for unit in units:
+        fully_shard(unit, reshard_after_forward=sharding.reshard_after_forward, **settings)
+    fully_shard(training_module, **settings)
     yield
     # By identity: a weight that two modules share is gathered once.
     gathered: dict[int, nn.Parameter | Tensor] = {}
@@ -445,7 +468,10 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
             owned: dict[str, Any] = tensors
             for name, tensor in owned.items():
                 if tensor is not None and is_part(tensor):
-                    owned[name] = gathered.setdefault(id(tensor), _whole_parameter(tensor))
+                    full = full_tensor(tensor.detach())
+                    is_parameter, trained = isinstance(tensor, nn.Parameter), tensor.requires_grad
+                    full = nn.Parameter(full, requires_grad=trained) if is_parameter else full
+                    owned[name] = gathered.setdefault(id(tensor), full)
     for module, original in originals.items():
         original.restore(module)
 
@@ -490,12 +516,6 @@ def own_part_of(tensor: Tensor, target: Any) -> Tensor:
     return distribute_tensor(moved, target.device_mesh, target.placements, src_data_rank=None)
 
 
-def _whole_parameter(tensor: Tensor) -> nn.Parameter | Tensor:
-    full = full_tensor(tensor.detach())
-    parameter = isinstance(tensor, nn.Parameter)
-    return nn.Parameter(full, requires_grad=tensor.requires_grad) if parameter else full
-
-
 class _Own:
     """What a module had before it was sharded: its class, its hooks, its attributes."""
 
@@ -513,33 +533,6 @@ class _Own:
             getattr(module, name).update(hooks)
         for name in {*vars(module)} - self._names:
             delattr(module, name)
-
-
-def _shard(training_module: TrainingModule, plan: Sharded) -> None:
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    sharding, device = plan.sharding, device_of(training_module)
-    machines, remainder = divmod(plan.world, plan.local_world)
-    if sharding.over == "machine" and remainder:
-        message = f"{plan.world} ranks are not a multiple of the {plan.local_world} of this machine"
-        raise ConfigError(message, where="sharding.over", fix="Set sharding.over=all.")
-    is_flat = sharding.over == "all" or machines == 1
-    shape = (plan.world,) if is_flat else (machines, plan.local_world)
-    names = ("ranks",) if is_flat else ("machines", "ranks")
-    settings: dict[str, Any] = {
-        "mesh": mesh_of(device.type, shape, names),
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if sharding.gathered == "bf16" else None,
-            reduce_dtype=torch.float32 if sharding.gathered == "bf16" else None,
-            cast_forward_inputs=False,
-        ),
-    }
-    _show_losses_to_torch()
-    # Each of these is gathered by itself, and runs once in a forward pass.
-    units = [u for m in training_module.modules() for u in getattr(m, "gathered_apart", ())]
-    for unit in units:
-        fully_shard(unit, reshard_after_forward=sharding.reshard_after_forward, **settings)
-    fully_shard(training_module, **settings)
 
 
 @functools.cache

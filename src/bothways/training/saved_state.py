@@ -171,7 +171,15 @@ def new_checkpoint(
     if device.type == "cuda":
         generators["cuda"] = torch.cuda.get_rng_state(device)
     random = {name: parallel.all_gather(plan, state) for name, state in generators.items()}
-    parallel.from_main_rank(plan, lambda: _check_room(run, tensors.nbytes))
+
+    def check_room() -> None:
+        """Raise ResourceError if the disk has no room for the checkpoint."""
+        needed, free = tensors.nbytes, disk_free(run)
+        if needed > free:
+            sizes = f"{needed / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB are free"
+            raise ResourceError(f"a checkpoint takes {sizes}", where=run, fix=_MAKE_ROOM)
+
+    parallel.from_main_rank(plan, check_room)
     state = tensors.training_module.trained_state()
     weights = {names[0]: state[names[0]] for names in _same_tensors(tensors.training_module)}
     moments = tensors.optimizer.state_dict()
@@ -193,16 +201,6 @@ def new_checkpoint(
     record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
     folder = run / f"step-{progress.steps}"
     return NewCheckpoint(folder, plan, record, weights, shards, rest, in_parts)
-
-
-def _check_room(run: Path, needed: int) -> None:
-    if needed > (free := disk_free(run)):
-        raise ResourceError(
-            f"a checkpoint takes {needed / 2**20:,.0f} MiB, but only {free / 2**20:,.0f} MiB "
-            "are free",
-            where=run,
-            fix=_MAKE_ROOM,
-        )
 
 
 def load_weights(folder: Path, training_module: TrainingModule) -> None:

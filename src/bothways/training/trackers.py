@@ -47,8 +47,28 @@ class JsonLines:
     """
 
     def __init__(self, file: Path, step: int) -> None:
-        lines = _whole_lines(file) if step else []
-        replace_text(file, "".join(line for line in lines if _step(file, line) <= step))
+        try:
+            text = file.read_text(encoding="utf8") if step and file.exists() else ""
+        except UnicodeDecodeError as error:
+            fix = "Move it away: the run continues with new records."
+            raise errors.CheckpointError("is not UTF-8", where=file, fix=fix) from error
+        except OSError as error:
+            message = f"cannot be read: {error.strerror or error}"
+            fix = f"Look at the disk, then {errors.AGAIN}."
+            raise errors.ResourceError(message, where=file, fix=fix) from error
+        lines = []
+        # By "\n" alone: the name of a metric may hold other characters at which `splitlines` cuts.
+        # A last line without it was cut by a kill.
+        for line in text.split("\n")[:-1]:
+            try:
+                number = int(parse_object(line, file)["step"])
+            except (errors.BothwaysError, ValueError, KeyError, TypeError) as error:
+                message = f"{line.strip()[:80]!r} is not a record of a run"
+                fix = "Delete that line."
+                raise errors.CheckpointError(message, where=file, fix=fix) from error
+            if number <= step:
+                lines.append(f"{line}\n")
+        replace_text(file, "".join(lines))
         self._file = file
 
     def write(self, record: Record) -> None:
@@ -58,29 +78,6 @@ class JsonLines:
 
     def close(self) -> None:
         """Do nothing: every line is written at once."""
-
-
-def _whole_lines(file: Path) -> list[str]:
-    """Return the lines of a file, without a last one that was cut by a kill."""
-    try:
-        text = file.read_text(encoding="utf8") if file.exists() else ""
-    except UnicodeDecodeError as error:
-        fix = "Move it away: the run continues with new records."
-        raise errors.CheckpointError("is not UTF-8", where=file, fix=fix) from error
-    except OSError as error:
-        message = f"cannot be read: {error.strerror or error}"
-        fix = f"Look at the disk, then {errors.AGAIN}."
-        raise errors.ResourceError(message, where=file, fix=fix) from error
-    # By "\n" alone: the name of a metric may hold other characters at which `splitlines` cuts.
-    return [f"{line}\n" for line in text.split("\n")[:-1]]
-
-
-def _step(file: Path, line: str) -> int:
-    try:
-        return int(parse_object(line, file)["step"])
-    except (errors.BothwaysError, ValueError, KeyError, TypeError) as error:
-        message = f"{line.strip()[:80]!r} is not a record of a run"
-        raise errors.CheckpointError(message, where=file, fix="Delete that line.") from error
 
 
 class TensorBoard:
