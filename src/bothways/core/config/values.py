@@ -192,7 +192,7 @@ def write_toml(tree: Mapping[str, Any]) -> str:
 
 def _table(table: Mapping[str, Any], name: str) -> list[str]:
     """Return the lines of a table, plain values first: lines after a heading belong to it."""
-    tables = {
+    tables: dict[str, Any] = {
         key: value
         for key, value in table.items()
         if isinstance(value, Mapping)
