@@ -89,8 +89,16 @@ def sample_languages(
             if language_sample.characters > room:
                 smaller = sample(language_sample.read(), room, seed)
                 samples[known] = Sample(smaller.blocks, smaller.characters, language_sample.total)
-    quotas = _quotas(samples, alpha, ceiling).items()
-    blocks = [block for name, room in quotas for block in _repeated(samples[name], room)]
+    blocks = list[tuple[str, ...]]()
+    for name, room in _quotas(samples, alpha, ceiling).items():
+        # Again and again, until the language has about as many characters as its quota.
+        filled = 0
+        for block in itertools.cycle(samples[name].blocks):
+            size = sum(map(len, block))
+            if room - filled < size / 2:
+                break
+            blocks.append(block)
+            filled += size
     size = sum(len(text) for block in blocks for text in block)
     return Sample(
         tuple(blocks), size, sum(language_sample.total for language_sample in samples.values())
@@ -123,16 +131,6 @@ def _quotas(samples: Mapping[str, Sample], alpha: float, ceiling: int) -> dict[s
     sizes = {name: language_sample.total for name, language_sample in samples.items()}
     total = min(ceiling, sum(sizes.values()))
     return {n: max(1, round(q * total)) for n, q in smoothed_shares(sizes, alpha).items()}
-
-
-def _repeated(language_sample: Sample, room: int) -> Iterator[tuple[str, ...]]:
-    """Yield the blocks again and again until they have about `room` characters."""
-    for block in itertools.cycle(language_sample.blocks):
-        size = sum(map(len, block))
-        if room < size / 2:
-            return
-        yield block
-        room -= size
 
 
 def _blocks(texts: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:

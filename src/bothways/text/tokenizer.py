@@ -283,7 +283,14 @@ class Tokenizer:
             return continues, ends & ~self.special
         bytewise = "Ġ" in self.backend.get_vocab() or self.kind == "BPE"
         for id in np.flatnonzero(self.named & ~self.special).tolist():
-            text, begins, complete = _characters_of(self._tokens[id], bytewise)
+            token, begins, complete = self._tokens[id], False, True
+            text = token.lstrip("▁")
+            if bytewise and (raw := bytes_in(token)) is not None:
+                characters = raw.decode("utf-8", "ignore")
+                # The first byte of a three-byte ideograph or kana is 0xE3 to 0xE9. A token may hold
+                # a part of a character.
+                begins = raw != b"" and 0xE3 <= raw[0] <= 0xE9
+                text, complete = characters.strip(), characters.encode() == raw
             letters = any(map(str.isalnum, text))
             is_word = bool(text) and (not letters or bool(_NO_SPACES.search(text)))
             continues[id] &= not (is_word or begins)
@@ -482,16 +489,3 @@ def bytes_in(token: str) -> bytes | None:
     """Return the bytes that a token of byte-level BPE represents; None for another token."""
     table = byte_of()
     return bytes(map(table.__getitem__, token)) if all(map(table.__contains__, token)) else None
-
-
-def _characters_of(token: str, bytewise: bool) -> tuple[str, bool, bool]:
-    """Return the characters of a token, and whether it begins inside a script without spaces.
-
-    Also whether it is whole: tokens of byte-level BPE may hold a part of a character. The first
-    byte of a three-byte ideograph or kana is 0xE3 to 0xE9.
-    """
-    if not bytewise or (raw := bytes_in(token)) is None:
-        return token.lstrip("▁"), False, True
-    text = raw.decode("utf-8", "ignore")
-    begins = 0xE3 <= raw[0] <= 0xE9 if raw else False
-    return text.strip(), begins, text.encode() == raw

@@ -682,12 +682,34 @@ _BLANKS = (
 def _compare(
     backend: Backend, choices: list[Parts], tokenizer_class: TokenizerClass, file: Path
 ) -> None:
-    """Refuse a `tokenizer.json` that divides odd texts otherwise than its class.
+    """Refuse a `tokenizer.json` whose model has other settings than its class, or that divides odd
+    texts otherwise.
 
     Files of transformers 4 may keep blanks as words that the class, like SentencePiece, drops;
     there the class is followed.
     """
-    _check_model(backend, tokenizer_class, file)
+    model = backend.model
+    if tokenizer_class.model == "WordPiece":
+        prefix, max_characters = model.continuing_subword_prefix, model.max_input_chars_per_word
+        if prefix != "##" or max_characters != 100:
+            how = f"marks tokens with {prefix!r} in words of up to {max_characters} characters"
+            raise _mismatch(file, how, tokenizer_class, "with '##' up to 100")
+    elif tokenizer_class.model == "BPE":
+        suffix = model.end_of_word_suffix or ""
+        stated = "" if tokenizer_class.build in (Roberta, ByteDeberta) else "</w>"
+        if suffix != stated:
+            how = f"marks the ends of words with {suffix!r}"
+            raise _mismatch(file, how, tokenizer_class, f"with {stated!r}")
+        if model.ignore_merges or model.byte_fallback:
+            raise _mismatch(file, "goes round its merges", tokenizer_class, "uses them")
+    elif tokenizer_class.unknown is not None:
+        try:
+            unknown = model.tokenize("\U0010fffd")[0].id
+        except Exception:  # tokenizers raises nothing narrower for a model without an unknown token
+            unknown = None
+        if unknown != tokenizer_class.unknown:
+            how = f"has the unknown token {unknown}"
+            raise _mismatch(file, how, tokenizer_class, f"has {tokenizer_class.unknown}")
     actual = (backend.normalizer, backend.pre_tokenizer)
     for text in (*PROBES, *_BLANKS):
         words = _divide(*actual, text)
@@ -701,12 +723,15 @@ def _compare(
             break
         how = f"divides {text!r} into {words!r:.120}"
         raise _mismatch(file, how, tokenizer_class, f"into {differing[0]!r:.120}")
-    if tokenizer_class.template and backend.post_processor is not None:
-        around = edges(backend, backend.post_processor)
-        if all(around != edges(backend, expected.post_processor) for expected in choices):
-            raise _mismatch(
-                file, "puts other special tokens around texts", tokenizer_class, "has its own"
-            )
+    post = backend.post_processor
+    if (
+        tokenizer_class.template
+        and post is not None
+        and edges(backend, post)
+        not in [edges(backend, expected.post_processor) for expected in choices]
+    ):
+        how = "puts other special tokens around texts"
+        raise _mismatch(file, how, tokenizer_class, "has its own")
 
 
 def edges(backend: Backend, post: processors.PostProcessor) -> list[tuple[list[int], list[int]]]:
@@ -716,32 +741,6 @@ def edges(backend: Backend, post: processors.PostProcessor) -> list[tuple[list[i
     rows = [backend.encode("a"), backend.encode("a", "b")]
     backend.post_processor = original
     return [(row.ids, row.type_ids) for row in rows]
-
-
-def _check_model(backend: Backend, tokenizer_class: TokenizerClass, file: Path) -> None:
-    """Refuse settings of a model that its class does not have."""
-    model = backend.model
-    if tokenizer_class.model == "WordPiece":
-        prefix, max_characters = model.continuing_subword_prefix, model.max_input_chars_per_word
-        if prefix != "##" or max_characters != 100:
-            how = f"marks tokens with {prefix!r} in words of up to {max_characters} characters"
-            raise _mismatch(file, how, tokenizer_class, "with '##' up to 100")
-    elif tokenizer_class.model == "BPE":
-        suffix = model.end_of_word_suffix or ""
-        expected = "" if tokenizer_class.build in (Roberta, ByteDeberta) else "</w>"
-        if suffix != expected:
-            how = f"marks the ends of words with {suffix!r}"
-            raise _mismatch(file, how, tokenizer_class, f"with {expected!r}")
-        if model.ignore_merges or model.byte_fallback:
-            raise _mismatch(file, "goes round its merges", tokenizer_class, "uses them")
-    elif tokenizer_class.unknown is not None:
-        try:
-            unknown = model.tokenize("\U0010fffd")[0].id
-        except Exception:  # tokenizers raises nothing narrower for a model without an unknown token
-            unknown = None
-        if unknown != tokenizer_class.unknown:
-            how = f"has the unknown token {unknown}"
-            raise _mismatch(file, how, tokenizer_class, f"has {tokenizer_class.unknown}")
 
 
 def _divide(

@@ -271,13 +271,32 @@ def _open(
     """
     match file.suffix:
         case ".txt":
-            return _from_vocabulary(file, config, tokenizer_class, words)
+            lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")
+            vocab = {token: id for id, token in enumerate(lines)}
+            unknown = classes.name_in(config, classes.SETTINGS["unknown"]) or "[UNK]"
+            if words is not None:
+                return classes.japanese_backend(vocab, words, unknown), None
+            bert = (tokenizer_class or classes.CLASSES["BertTokenizer"]).pipeline(config, file)
+            assert isinstance(bert, classes.Bert)
+            return bert_backend(vocab, bert, unknown), bert if bert.roberta else None
         case ".model":
             return _from_pieces(file, config, tokenizer_class)
         case _ if file.name == "vocab.json":
             return _from_merges(file, config, tokenizer_class)
         case _:
-            return _from_json(file), None
+            backend = parse_backend(read_utf8(file, TokenizerError), file)
+            dropout = getattr(backend.model, "dropout", None)
+            if dropout:
+                message = f"its BPE drops merges at random ({dropout:g}): "
+                message += "a text has other ids each time"
+                fix = 'Set "dropout" under "model" to null.'
+                raise TokenizerError(message, where=file, fix=fix)
+            token = getattr(backend.model, "unk_token", None)
+            if token is not None and backend.model.token_to_id(token) is None:
+                message = f"the model's unknown token {token!r} is not in its vocabulary"
+                fix = 'Set "unk_token" under "model" to a token that is.'
+                raise TokenizerError(message, where=file, fix=fix)
+            return backend, None
 
 
 def parse_backend(content: str, file: Path) -> classes.Backend:
@@ -287,38 +306,6 @@ def parse_backend(content: str, file: Path) -> classes.Backend:
     except Exception as error:  # tokenizers raises nothing narrower
         message = f"is not a tokenizer that tokenizers {tokenizers.__version__} can read: {error}"
         raise TokenizerError(message, where=file, fix="Fetch or train it again.") from error
-
-
-def _from_json(file: Path) -> classes.Backend:
-    backend = parse_backend(read_utf8(file, TokenizerError), file)
-    dropout = getattr(backend.model, "dropout", None)
-    if dropout:
-        message = f"its BPE drops merges at random ({dropout:g}): a text has other ids each time"
-        fix = 'Set "dropout" under "model" to null.'
-        raise TokenizerError(message, where=file, fix=fix)
-    unknown = getattr(backend.model, "unk_token", None)
-    if unknown is not None and backend.model.token_to_id(unknown) is None:
-        message = f"the model's unknown token {unknown!r} is not in its vocabulary"
-        raise TokenizerError(
-            message, where=file, fix='Set "unk_token" under "model" to a token that is.'
-        )
-    return backend
-
-
-def _from_vocabulary(
-    file: Path,
-    config: Mapping[str, Any],
-    tokenizer_class: classes.TokenizerClass | None,
-    words: classes.JapaneseWords | None,
-) -> Opened:
-    lines = read_utf8(file, TokenizerError).removesuffix("\n").split("\n")
-    vocab = {token: id for id, token in enumerate(lines)}
-    unknown = classes.name_in(config, classes.SETTINGS["unknown"]) or "[UNK]"
-    if words is not None:
-        return classes.japanese_backend(vocab, words, unknown), None
-    bert = (tokenizer_class or classes.CLASSES["BertTokenizer"]).pipeline(config, file)
-    assert isinstance(bert, classes.Bert)
-    return bert_backend(vocab, bert, unknown), bert if bert.roberta else None
 
 
 def _from_merges(
@@ -379,7 +366,17 @@ def _from_pieces(
     except ValueError as error:
         message = f"is not a SentencePiece model: {error}"
         raise TokenizerError(message, where=file, fix=_ELSEWHERE) from error
-    pieces, by_content = list(model.pieces), _piece_class(model, file)
+    pieces = list(model.pieces)
+    # The position of a piece in the file is its id
+    ids = {piece: id for id, (piece, _) in enumerate(pieces)}
+    name: str | None = None
+    if file.name == "sentencepiece.bpe.model":
+        name = "XLMRobertaTokenizer"
+    elif {"<unk>", "[CLS]"} <= ids.keys():
+        name = "BigBirdTokenizer" if "<s>" in ids else "AlbertTokenizer"
+    elif {"[UNK]", "[CLS]"} <= ids.keys():
+        name = "DebertaV2Tokenizer"
+    by_content = None if name is None else classes.CLASSES[name]
     tokenizer_class = tokenizer_class or by_content
     layouts = {tokenizer_class, by_content}
     shared_layouts = {classes.CLASSES["XLMRobertaTokenizer"], classes.CLASSES["CamembertTokenizer"]}
@@ -401,8 +398,6 @@ def _from_pieces(
         use: classes.name_in(config, classes.SETTINGS[use]) or classes.NAMES[use][1]
         for use in classes.NAMES
     }
-    # The position of a piece in the file is its id
-    ids = {piece: id for id, (piece, _) in enumerate(pieces)}
     match tokenizer_class.name:
         case "XLMRobertaTokenizer":
             special_pieces = [(names[use], 0.0) for use in ("cls", "pad", "sep", "unknown")]
@@ -426,18 +421,6 @@ def _from_pieces(
             return _unigram([*pieces, *added], ids["[UNK]"]), pipeline
 
 
-def _piece_class(model: SentencePieceModel, file: Path) -> classes.TokenizerClass | None:
-    """Return the class whose special tokens are among the pieces."""
-    names = {piece for piece, _ in model.pieces}
-    if file.name == "sentencepiece.bpe.model":
-        return classes.CLASSES["XLMRobertaTokenizer"]
-    if {"<unk>", "<s>", "[CLS]"} <= names:
-        return classes.CLASSES["BigBirdTokenizer"]
-    if {"<unk>", "[CLS]"} <= names:
-        return classes.CLASSES["AlbertTokenizer"]
-    return classes.CLASSES["DebertaV2Tokenizer"] if {"[UNK]", "[CLS]"} <= names else None
-
-
 # Added tokens
 
 NUMBERED, OLDER = "added_tokens_decoder", "added_tokens.json"
@@ -451,16 +434,28 @@ def add_numbered(backend: classes.Backend, config: Mapping[str, Any], file: Path
     Raises:
         TokenizerError: an entry is not a token with an id, or the token gets another id.
     """
-    if config.get(NUMBERED) is None:
+    table, stated = config.get(NUMBERED), list[tuple[int, tokenizers.AddedToken]]()
+    if table is None:
         location, contents = file.with_name(OLDER), _contents(backend)
-        stated = _older(
-            classes.read_settings(location),
-            {token.content for token in _special_tokens(config, file)},
-            location,
-        )
+        added = classes.read_settings(location)
+        special = {token.content for token in _special_tokens(config, file)}
+        for content, id in added.items():
+            if type(id) is not int:
+                message = f"gives the token {content!r} the id {id!r}"
+                raise TokenizerError(message, where=location, fix="Give it a whole number.")
+            # Text is normalised before ordinary tokens are looked for.
+            flags = {"special": content in special, "normalized": content not in special}
+            stated.append((id, tokenizers.AddedToken(content, **flags)))
     else:
         location, contents = file.with_name(classes.CONFIG), set()
-        stated = _numbered(config[NUMBERED], location)
+        for id, entry in table.items() if isinstance(table, dict) else [("", table)]:
+            token = _token(entry)
+            if token is None or not id.isdecimal():
+                message = f"{NUMBERED!r} holds {entry!r} under {id!r}"
+                fix = 'Write "ID": {"content": "TOKEN", "special": true} for each token.'
+                raise TokenizerError(message, where=location, fix=fix)
+            stated.append((int(id), token))
+    stated.sort(key=operator.itemgetter(0))
     # In the order of their ids: the backend numbers new tokens itself, which is then checked.
     backend.add_tokens([token for _, token in stated if token.content not in contents])
     for id, token in stated:
@@ -487,33 +482,6 @@ def add_special(backend: classes.Backend, config: Mapping[str, Any], file: Path)
     backend.add_tokens(
         [token for token in _special_tokens(config, file) if token.content not in contents]
     )
-
-
-def _older(
-    table: Mapping[str, Any], special: set[str], location: Path
-) -> list[tuple[int, tokenizers.AddedToken]]:
-    """Return the tokens of `added_tokens.json` by id; text is normalised before ordinary ones."""
-    stated = []
-    for content, id in table.items():
-        if type(id) is not int:
-            message = f"gives the token {content!r} the id {id!r}"
-            raise TokenizerError(message, where=location, fix="Give it a whole number.")
-        flags = {"special": content in special, "normalized": content not in special}
-        stated.append((id, tokenizers.AddedToken(content, **flags)))
-    return sorted(stated, key=operator.itemgetter(0))
-
-
-def _numbered(table: Any, location: Path) -> list[tuple[int, tokenizers.AddedToken]]:
-    """Return the tokens of `added_tokens_decoder` by id."""
-    stated = []
-    for id, entry in table.items() if isinstance(table, dict) else [("", table)]:
-        token = _token(entry)
-        if token is None or not id.isdecimal():
-            message = f"{NUMBERED!r} holds {entry!r} under {id!r}"
-            fix = 'Write "ID": {"content": "TOKEN", "special": true} for each token.'
-            raise TokenizerError(message, where=location, fix=fix)
-        stated.append((int(id), token))
-    return sorted(stated, key=operator.itemgetter(0))
 
 
 def _contents(backend: classes.Backend) -> set[str]:

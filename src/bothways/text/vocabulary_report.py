@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from tokenizers import normalizers, pre_tokenizers
 
 from bothways.core.errors import DataError
-from bothways.core.sequence import Ids
 from bothways.text.tokenizer import Tokenizer, bytes_in
 from bothways.text.word_cache import bert_words
 
@@ -84,12 +83,32 @@ def vocabulary_report(
     Raises:
         DataError: the texts hold no word.
     """
-    characters, use, words = _count(tokenizer, texts)
+    characters, use, pieces = 0, np.zeros(tokenizer.size, dtype=np.int64), Counter[str]()
+    find, stream = bert_words([], spaces_ideographs=True).findall, iter(texts)
+    while block := list(itertools.islice(stream, _BLOCK)):
+        block_ids, _ = tokenizer.encode_flat(block)
+        use += np.bincount(block_ids, minlength=tokenizer.size)
+        for text in block:
+            characters += len(text)
+            pieces.update(find(text))
+    words = Counter[str]()
+    # Each distinct piece is normalised once, however often it occurs, and then dropped.
+    while pieces:
+        piece, count = pieces.popitem()
+        for word, _ in _CUT.pre_tokenize_str(_CLEAN.normalize_str(piece)):
+            if any(map(str.isalnum, word)):
+                words[word] += count
     if not words:
         message = "there is no word in the text"
         raise DataError(message, fix="Give a text that the vocabulary is meant for.")
     ranked = sorted(words, key=lambda word: (-words[word], word))
-    spelled = _spelled(tokenizer, ranked)
+    # As in running text. A tokenizer that puts a space before every text has a token for the one
+    # before an ideograph, which BERT's normaliser puts between spaces: ▁ 的 → 的.
+    marks = [id for mark in _SPACES if (id := tokenizer.id(mark)) is not None]
+    spelled = tokenizer.encode([" " + word for word in ranked])
+    for at, (word, ids) in enumerate(zip(ranked, spelled, strict=True)):
+        if len(word) == 1 < len(ids) and ids[0] in marks and _CLEAN.normalize_str(word) != word:
+            spelled[at] = ids[1:]
     counts = np.array([words[word] for word in ranked])
     # Characters of a word, times its occurrences
     letters = counts * np.array(list(map(len, ranked)))
@@ -126,21 +145,6 @@ def vocabulary_report(
     )
 
 
-def _spelled(tokenizer: Tokenizer, words: list[str]) -> list[Ids]:
-    """Return the ids of each word, as of its tokens in running text.
-
-    A tokenizer that puts a space before every text has a token for the one before an ideograph:
-    ▁ 的 → 的.
-    """
-    marks = [id for mark in _SPACES if (id := tokenizer.id(mark)) is not None]
-    spelled = tokenizer.encode([" " + word for word in words])
-    for at, (word, ids) in enumerate(zip(words, spelled, strict=True)):
-        # BERT's normaliser puts an ideograph between spaces.
-        if len(word) == 1 < len(ids) and ids[0] in marks and _CLEAN.normalize_str(word) != word:
-            spelled[at] = ids[1:]
-    return spelled
-
-
 def _readable_token(tokenizer: Tokenizer, id: int) -> tuple[int, str]:
     """Return the number of whole characters of a token, and the token in readable form.
 
@@ -157,25 +161,3 @@ def _readable_token(tokenizer: Tokenizer, id: int) -> tuple[int, str]:
 def _share(weights: NDArray[Any], mask: NDArray[np.bool_]) -> float:
     """Return the share of the total weight that is chosen; 0 if the total is 0."""
     return int(weights[mask].sum()) / max(1, int(weights.sum()))
-
-
-def _count(
-    tokenizer: Tokenizer, texts: Iterable[str]
-) -> tuple[int, NDArray[np.int64], Counter[str]]:
-    """Return the number of characters, the uses `(size)` of each id, and the counts of words."""
-    characters, use, pieces = 0, np.zeros(tokenizer.size, dtype=np.int64), Counter[str]()
-    find = bert_words([], spaces_ideographs=True).findall
-    stream = iter(texts)
-    while block := list(itertools.islice(stream, _BLOCK)):
-        ids, _ = tokenizer.encode_flat(block)
-        use += np.bincount(ids, minlength=tokenizer.size)
-        for text in block:
-            characters += len(text)
-            pieces.update(find(text))
-    words = Counter[str]()
-    # Each distinct piece is normalised once, however often it occurs.
-    for piece, count in pieces.items():
-        for word, _ in _CUT.pre_tokenize_str(_CLEAN.normalize_str(piece)):
-            if any(map(str.isalnum, word)):
-                words[word] += count
-    return characters, use, words

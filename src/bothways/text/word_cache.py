@@ -24,7 +24,6 @@ them where the backend does.
 
 from __future__ import annotations
 
-import functools
 import re
 from array import array
 from collections.abc import Mapping
@@ -61,19 +60,14 @@ def find_cutter(spec: Mapping[str, Any]) -> Cutter | None:
         case {"type": "BertNormalizer"} as normalizer, {"type": "BertPreTokenizer"}, {
             "type": "WordPiece"
         }:
-            if all(_stands_alone(token) for token in added):
-                contents = [token["content"] for token in added]
+            contents = [token["content"] for token in added]
+            independent = not any(token["normalized"] or token["single_word"] for token in added)
+            if independent and all(re.match(f"[{_PUNCTUATION}]", content) for content in contents):
                 return Cutter(bert_words(contents, normalizer["handle_chinese_chars"]), bert=True)
         case None, {"type": "ByteLevel", "use_regex": True}, {"type": "BPE", "dropout": None}:
             if not any(token["rstrip"] for token in added):
                 return Cutter(_SPACED, bert=False)
     return None
-
-
-def _stands_alone(token: Mapping[str, Any]) -> bool:
-    return not (token["normalized"] or token["single_word"]) and bool(
-        re.match(f"[{_PUNCTUATION}]", token["content"])
-    )
 
 
 def bert_words(added: list[str], spaces_ideographs: bool) -> re.Pattern[str]:
@@ -96,7 +90,7 @@ class PieceTable(dict[str, bytes]):
         super().__init__()
         self._find = cut.expression.findall
         self._room = MEMORY
-        self._tokenize = functools.partial(_tokenize_word if cut.bert else _tokenize, backend)
+        self._backend, self._bert = backend, cut.bert
 
     def rows(self, texts: list[str]) -> list[bytes]:
         """Return the ids of each text, as bytes of native int32."""
@@ -108,20 +102,12 @@ class PieceTable(dict[str, bytes]):
         if self._room < 0:
             self.clear()
             self._room = MEMORY
-        ids = self[piece] = array("i", self._tokenize(piece)).tobytes()
+        # A normalised piece of letters and digits alone is one word to BERT's pre-tokenizer: the
+        # model is called directly, three times as fast.
+        word = self._backend.normalizer.normalize_str(piece) if self._bert else ""
+        if word.isalnum():
+            tokens = [token.id for token in self._backend.model.tokenize(word)]
+        else:
+            tokens = self._backend.encode(piece, add_special_tokens=False).ids
+        ids = self[piece] = array("i", tokens).tobytes()
         return ids
-
-
-def _tokenize(backend: tokenizers.Tokenizer, piece: str) -> list[int]:
-    return backend.encode(piece, add_special_tokens=False).ids
-
-
-def _tokenize_word(backend: tokenizers.Tokenizer, piece: str) -> list[int]:
-    """Tokenize a piece; call the model directly, three times as fast, if it is only one word.
-
-    A normalised piece of letters and digits alone is one word to BERT's pre-tokenizer.
-    """
-    word = backend.normalizer.normalize_str(piece)
-    if not word.isalnum():
-        return _tokenize(backend, piece)
-    return [token.id for token in backend.model.tokenize(word)]
