@@ -301,7 +301,15 @@ def write_corpus(
         tokenizer.fingerprint, language, splitter_version(), finder, cleaning or Cleaning()
     )
     recipe = EncodingSettings(tokenizer, language, words, settings.cleaning)
-    _check_free(path)
+    # Before the lock is taken: none is left in a folder of something else.
+    with os_errors(path, "Choose another folder."):
+        entries = (
+            {entry.name for entry in path.iterdir()} - {LOCK, OWNER} if path.is_dir() else set()
+        )
+    if entries and entries.isdisjoint({WORK, MANIFEST}):
+        contents = ", ".join(sorted(entries)[:3])
+        message = f"is not empty, and not the folder of a corpus: it holds {contents}"
+        raise DataError(message, where=path, fix="Choose another folder.")
     with lock_folder(path), discard_begun(path, (WORK, *TOKENIZER), (MANIFEST, SHARDS)):
         if (path / MANIFEST).exists():
             _check_same(path, settings, documents, recipe)
@@ -384,18 +392,6 @@ def _check_same(
             raise DataError("holds a corpus of other documents", where=folder, fix=fix)
     # A build that was killed after it wrote the manifest leaves its work.
     shutil.rmtree(folder / WORK, ignore_errors=True)
-
-
-def _check_free(folder: Path) -> None:
-    """Raise DataError if the folder holds anything but a corpus or a build; leave no lock in it."""
-    with os_errors(folder, "Choose another folder."):
-        entries = (
-            {path.name for path in folder.iterdir()} - {LOCK, OWNER} if folder.is_dir() else set()
-        )
-    if entries and entries.isdisjoint({WORK, MANIFEST}):
-        names = ", ".join(sorted(entries)[:3])
-        message = f"is not empty, and not the folder of a corpus: it holds {names}"
-        raise DataError(message, where=folder, fix="Choose another folder.")
 
 
 def _encode_all(

@@ -63,9 +63,13 @@ class CorpusSource:
         self._texts = _mapped(corpus.tokens, corpus.words)
         self._offsets = _mapped(corpus.sentences, corpus.documents)
         self._tokens = np.asarray(corpus.tokens)
-        self._selection = Selection(corpus, ids)
+        selection = self._selection = Selection(corpus, ids)
         self._plans = functools.lru_cache(maxsize=2)(
-            functools.partial(_plan, self._selection, segments, seed)
+            lambda view, block: segments.plan(
+                selection.open(seed, view, block),
+                selection,
+                rng(seed, "segments", epoch=view, index=block),
+            )
         )
         segments.require(self._selection, template)
 
@@ -277,11 +281,3 @@ def _check_whole(arrays: list[np.memmap[Any, Any]]) -> None:
             message = "is shorter than when it was opened: something has written to it"
             fix = f"Restore it, then {AGAIN}; a corpus must stay as it is."
             raise DataError(message, where=str(array.filename), fix=fix)
-
-
-def _plan(
-    selection: Selection, segments: Segments, seed: int, view: int, block: int
-) -> list[PairPlan] | list[SpanPlan]:
-    opened = selection.open(seed, view, block)
-    draws = rng(seed, "segments", epoch=view, index=block)
-    return segments.plan(opened, selection, draws)

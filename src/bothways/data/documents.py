@@ -292,28 +292,27 @@ def _read_unchanged(
     """Yield the documents of a source; raise DataError if it is a data set of the Hub that has
     another version, when it is open, than its origin.
     """
-    documents = _read(origin.name, column, boundary, bytes_read)
+    name = origin.name
+    if _is_table(name):
+        table = tables.open_table(
+            name, [column], only=[column], allow_empty=True, bytes_read=bytes_read
+        )
+        documents = _column_documents(table.rows, column, table.close)
+    else:
+        # With --json wiki-extractor writes JSON lines, under the same names.
+        head = (
+            next((line for _, line in text_io.read_lines(name, split=True) if line.strip()), "")
+            if _is_wiki(name)
+            else ""
+        )
+        if head.lstrip().startswith("{"):
+            lines = text_io.read_lines(name, bytes_read)
+            documents = _column_documents(tables.json_rows(name, lines), column, lines.close)
+        else:
+            documents = _text_documents(name, boundary, bytes_read)
     if isinstance(origin.modified, str) and (current := origin_of(origin.name)) != origin:
         raise _change(origin.name, origin.modified, current.modified, "Run the same command again")
     yield from documents
-
-
-def _read(
-    name: str, column: str, boundary: Boundary, bytes_read: text_io.BytesRead
-) -> Iterator[Document]:
-    if _is_table(name):
-        columns = [column]
-        table = tables.open_table(
-            name, columns, only=columns, allow_empty=True, bytes_read=bytes_read
-        )
-        return _column_documents(table.rows, column, table.close)
-    if _is_wiki(name):
-        # With --json wiki-extractor writes JSON lines, under the same names.
-        head = next((line for _, line in text_io.read_lines(name, split=True) if line.strip()), "")
-        if head.lstrip().startswith("{"):
-            lines = text_io.read_lines(name, bytes_read)
-            return _column_documents(tables.json_rows(name, lines), column, lines.close)
-    return _text_documents(name, boundary, bytes_read)
 
 
 def _column_documents(
@@ -353,19 +352,19 @@ def _text_documents(
         boundary = Boundary.BLANK if "\n\n" in inner else Boundary.LINE
     match boundary:
         case Boundary.BLANK:
-            return _block_documents(path, numbered)
+            blocks = itertools.groupby(numbered, key=lambda pair: bool(pair[1].strip()))
+            return (
+                Document(text, f"{path}:{number}")
+                for filled, block in blocks
+                if filled
+                for number, text in _bounded(block)
+            )
         case Boundary.LINE:
             return (Document(text, f"{path}:{at}") for at, text in numbered if text.strip())
         case _:
             return (
                 Document(unwrap(text), f"{path}:{number}") for number, text in _bounded(numbered)
             )
-
-
-def _block_documents(path: str, lines: Lines) -> Iterator[Document]:
-    for filled, group in itertools.groupby(lines, key=lambda numbered: bool(numbered[1].strip())):
-        if filled:
-            yield from (Document(text, f"{path}:{number}") for number, text in _bounded(group))
 
 
 def _bounded(lines: Lines) -> Iterator[tuple[int, str]]:

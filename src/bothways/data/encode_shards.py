@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from bothways.core.config.reader import fingerprint
 from bothways.core.errors import DataError
 from bothways.core.files import replace_file, without_surrogates
-from bothways.data.cleaning.apply import CleanedTexts, clean_texts
+from bothways.data.cleaning.apply import clean_texts
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning.near_duplicates import SignedTexts
 from bothways.data.cleaning.shingles import ShingleTable
@@ -145,18 +145,35 @@ def encode_shard(recipe: EncodingSettings, job: Job) -> tuple[str, Shard]:
     [2, 1]; sizes [5, 2].
     """
     tokenizer = recipe.tokenizer
-    cleaned, documents = _clean(recipe, [without_surrogates(text) for text in job.texts])
-    flat = [sentence for sentences in documents for sentence in sentences]
+    texts = [without_surrogates(text) for text in job.texts]
+    languages = [recipe.language] * len(texts)
+    if recipe.language == AUTO:
+        languages = [detect_language(text) for text in texts]
+    splits = dict[tuple[str, str], list[str]]()  # a rule may have counted the sentences
+
+    def split(text: str, language: str) -> list[str]:
+        """Return the sentences of a text, split once."""
+        if (text, language) not in splits:
+            splits[text, language] = split_sentences(text, language)
+        return splits[text, language]
+
+    cleaned = clean_texts(texts, languages, recipe.cleaning, split)
+    # Documents that a rule rejects have no sentences.
+    documents = [
+        [] if fate else split(text, language)
+        for text, language, fate in zip(cleaned.texts, languages, cleaned.fates, strict=True)
+    ]
+    flat = [*itertools.chain.from_iterable(documents)]
     begins = None
     if recipe.words is None:
         ids, lengths = tokenizer.encode_flat(flat)
     else:
         flat, ids, lengths, begins = encode_words(tokenizer, flat, recipe.words)
-    sizes = [len(sentences) for sentences in documents]
+    sizes = [*map(len, documents)]
     owners = np.repeat(np.arange(len(documents)), sizes)
     filled = lengths > 0  # a sentence of control characters has no tokens
-    texts = iter(flat)
-    documents_text = ("\n".join(itertools.islice(texts, size)).encode() for size in sizes)
+    sentences = iter(flat)
+    documents_text = ("\n".join(itertools.islice(sentences, size)).encode() for size in sizes)
     digests = b"".join(
         hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest() for text in documents_text
     )
@@ -173,26 +190,6 @@ def encode_shard(recipe: EncodingSettings, job: Job) -> tuple[str, Shard]:
         cleaned.signed,
         begins,
     )
-
-
-def _clean(recipe: EncodingSettings, texts: list[str]) -> tuple[CleanedTexts, list[list[str]]]:
-    """Apply the rules, and split the documents that stay; others have no sentences."""
-    languages = [recipe.language] * len(texts)
-    if recipe.language == AUTO:
-        languages = [detect_language(text) for text in texts]
-    splits = dict[tuple[str, str], list[str]]()  # a rule may have counted the sentences
-
-    def split(text: str, language: str) -> list[str]:
-        """Return the sentences of a text, split once."""
-        if (text, language) not in splits:
-            splits[text, language] = split_sentences(text, language)
-        return splits[text, language]
-
-    cleaned = clean_texts(texts, languages, recipe.cleaning, split)
-    return cleaned, [
-        [] if fate else split(text, language)
-        for text, language, fate in zip(cleaned.texts, languages, cleaned.fates, strict=True)
-    ]
 
 
 def store_shard(path: Path, shard: Shard) -> None:

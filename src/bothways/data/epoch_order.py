@@ -171,7 +171,25 @@ class Selection:
         # Signed: NumPy turns a mixture of unsigned and signed integers into floats.
         self.sentences = np.asarray(corpus.sentences).view(np.int64)
         self.documents = np.asarray(corpus.documents).view(np.int64)
-        _check(corpus, self.sentences, self.documents, ids)
+        if (
+            len(self.documents) == 0
+            or self.documents[-1] != len(self.sentences) - 1
+            or self.sentences[-1] != len(corpus.tokens)
+        ):
+            raise DataError(
+                f"inconsistent corpus: {len(corpus.tokens)} tokens, {len(self.sentences) - 1} "
+                f"sentences and {len(self.documents) - 1} documents do not fit their offsets",
+                fix="Build the corpus again.",
+            )
+        base = ids
+        while isinstance(base, RestOfEpoch):
+            base = base.ids
+        if isinstance(base, AllExcept):
+            base = np.array([0, base.total - 1])
+        if len(base) and not 0 <= base.min() <= base.max() < len(self.documents) - 1:
+            message = f"documents {base.min()} to {base.max()} were chosen; "
+            message += f"the corpus has 0 to {len(self.documents) - 2}"
+            raise DataError(message, fix="Split the corpus again.")
         if isinstance(ids, np.ndarray):
             filled = self.documents[ids + 1] > self.documents[ids]
             ids = ids[filled].astype(np.int64, copy=False)
@@ -257,27 +275,6 @@ class Selection:
             message = f"sentence {broken} of the corpus has no tokens"
             raise DataError(message, fix="Build the corpus again.")
         return EpochBlock(starts, stops, ends, opened.owners[block_parts])
-
-
-def _check(corpus: Corpus, sentences: Whole, documents: Whole, ids: DocumentIds) -> None:
-    if (
-        len(documents) == 0
-        or documents[-1] != len(sentences) - 1
-        or sentences[-1] != len(corpus.tokens)
-    ):
-        raise DataError(
-            f"inconsistent corpus: {len(corpus.tokens)} tokens, {len(sentences) - 1} sentences and "
-            f"{len(documents) - 1} documents do not fit their offsets",
-            fix="Build the corpus again.",
-        )
-    while isinstance(ids, RestOfEpoch):
-        ids = ids.ids
-    if isinstance(ids, AllExcept):
-        ids = np.array([0, ids.total - 1])
-    if len(ids) and not 0 <= ids.min() <= ids.max() < len(documents) - 1:
-        message = f"documents {ids.min()} to {ids.max()} were chosen; "
-        message += f"the corpus has 0 to {len(documents) - 2}"
-        raise DataError(message, fix="Split the corpus again.")
 
 
 def _plan_window(

@@ -72,7 +72,24 @@ def choose_documents(
     if cleaning.near_duplicates is None:
         return LeftOut(steps, fates)
     remaining = np.flatnonzero(fates == 0)
-    texts = _gather(shards, folder, fates == 0, cleaning.near_duplicates.permutations)
+    # What is compared of the documents that stay so far is written to files, which are mapped.
+    offset, counts = 0, [np.zeros(1, dtype=np.int64)]
+    with contextlib.ExitStack() as files:
+        signatures, shingles = (
+            files.enter_context((folder / name).open("wb")) for name in (SIGNATURES, SHINGLES)
+        )
+        for path in shards:
+            signed = load_signed(path)
+            mask = fates[offset : offset + len(signed.signatures)] == 0
+            signatures.write(signed.signatures[mask].data)
+            shingles.write(signed.shingles.values[np.repeat(mask, signed.shingles.counts)].data)
+            counts.append(signed.shingles.counts[mask])
+            offset += len(mask)
+    texts = SignedTexts(
+        ShingleTable(_map(folder / SHINGLES, "uint32"), np.cumsum(np.concatenate(counts))),
+        _map(folder / SIGNATURES, "uint16").reshape(-1, cleaning.near_duplicates.permutations),
+    )
+    del counts
     # Only documents that are still there are compared: `repeated` counts among them.
     repeated = find_near_duplicates(texts, cleaning.near_duplicates, progress)
     for name in (SIGNATURES, SHINGLES):
@@ -96,28 +113,6 @@ def first_occurrences(digests: NDArray[np.uint8]) -> NDArray[np.bool_]:
         repeated = (words[order[1:]] == words[order[:-1]]).all(axis=1)
         is_first[order[1:][repeated]] = False
     return is_first
-
-
-def _gather(
-    shards: Sequence[Path], folder: Path, remaining: NDArray[np.bool_], permutations: int
-) -> SignedTexts:
-    """Write what is compared of the documents that are kept so far to files, and map these."""
-    offset, counts = 0, [np.zeros(1, dtype=np.int64)]
-    with contextlib.ExitStack() as files:
-        signatures, shingles = (
-            files.enter_context((folder / name).open("wb")) for name in (SIGNATURES, SHINGLES)
-        )
-        for path in shards:
-            signed = load_signed(path)
-            mask = remaining[offset : offset + len(signed.signatures)]
-            signatures.write(signed.signatures[mask].data)
-            shingles.write(signed.shingles.values[np.repeat(mask, signed.shingles.counts)].data)
-            counts.append(signed.shingles.counts[mask])
-            offset += len(mask)
-    return SignedTexts(
-        ShingleTable(_map(folder / SHINGLES, "uint32"), np.cumsum(np.concatenate(counts))),
-        _map(folder / SIGNATURES, "uint16").reshape(-1, permutations),
-    )
 
 
 def _map(file: Path, dtype: str) -> NDArray[Any]:

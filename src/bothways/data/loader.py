@@ -127,22 +127,17 @@ def deal(lengths: Many[int], world: int, budget: int) -> list[list[list[int]]]:
         rank 0: 9, 4 → [[1], [3]]        rank 1: 5, 3 → [[2, 0], []]
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    ranks = [_cut(order[rank::world], lengths, budget) for rank in range(world)]
+    ranks: list[list[list[int]]] = [[] for _ in range(world)]
+    for rank, microbatches in enumerate(ranks):
+        room = 0
+        for index in order[rank::world]:
+            room -= lengths[index]
+            if not microbatches or room < 0:
+                microbatches.append([])
+                room = budget - lengths[index]
+            microbatches[-1].append(index)
     count = max(len(microbatches) for microbatches in ranks)
     return [microbatches + [[]] * (count - len(microbatches)) for microbatches in ranks]
-
-
-def _cut(indices: list[int], lengths: Many[int], budget: int) -> list[list[int]]:
-    """Group neighbours that fit in `budget` tokens."""
-    groups: list[list[int]] = []
-    room = 0
-    for index in indices:
-        room -= lengths[index]
-        if not groups or room < 0:
-            groups.append([])
-            room = budget - lengths[index]
-        groups[-1].append(index)
-    return groups
 
 
 PREFETCHED = 4
@@ -249,14 +244,20 @@ class Loader(Generic[P]):
         lengths = [plan.length for plan, _ in group]
         mine = deal(lengths, self.share.world, self.microbatch_tokens)[self.share.rank]
         filler = min(range(len(group)), key=lengths.__getitem__)
-        microbatches = tuple(
-            pack([self._sequences(*group[index])[1] for index in indices])
-            if indices
-            else pack([_without_targets(self._sequences(*group[filler])[1])])
-            for indices in mine
-        )
+        microbatches = []
+        for indices in mine:
+            sequences = [self._sequences(*group[index])[1] for index in indices or [filler]]
+            if not indices:  # nothing is left for this rank: targets carry no weight
+                targets = sequences[0].targets.items()
+                weightless = {name: target.without_weight() for name, target in targets}
+                sequences = [dataclasses.replace(sequences[0], targets=weightless)]
+            microbatches.append(pack(sequences))
         return LoadedStep(
-            microbatches, next_cursor, sum(lengths), len(group), self.source.epochs(next_cursor)
+            tuple(microbatches),
+            next_cursor,
+            sum(lengths),
+            len(group),
+            self.source.epochs(next_cursor),
         )
 
     def _sequences(self, plan: P, position: Cursor) -> tuple[Sequence, Sequence]:
@@ -265,14 +266,6 @@ class Loader(Generic[P]):
         original = self.source.build(plan)
         draws = rng(self.seed, "prepare", epoch=epoch, index=index)
         return original, self.prepare(original, draws)
-
-
-def _without_targets(sequence: Sequence) -> Sequence:
-    """Return the same input with targets that carry no weight."""
-    return dataclasses.replace(
-        sequence,
-        targets={name: target.without_weight() for name, target in sequence.targets.items()},
-    )
 
 
 def in_batches(

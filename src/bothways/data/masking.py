@@ -275,8 +275,30 @@ def hide(
     from bothways.core.batch import TokenTargets
 
     hidden = sequence.ids[selection.positions]
+    # One uniform draw per token decides: [0, mask) → [MASK], then `random` → a random token, the
+    # rest is unchanged. Random tokens are drawn for all, so that the draws do not depend on fates.
+    match masking.decided_by:
+        case "token":
+            fate = rng.random(len(hidden))
+        case "unit":
+            fate = rng.random(selection.unit[-1] + 1 if len(selection.unit) else 0)[selection.unit]
+        case _:
+            assert_never(masking.decided_by)
+    match masking.replacements:
+        case AnyToken():
+            strangers = rng.integers(vocabulary.size, size=len(hidden))
+        case OrdinaryToken():
+            strangers = vocabulary.ordinary[
+                rng.integers(len(vocabulary.ordinary), size=len(hidden))
+            ]
+        case CorpusToken():
+            draws = rng.random(len(hidden))
+            strangers = np.searchsorted(vocabulary.frequencies, draws, side="right")
+        case _:
+            assert_never(masking.replacements)
+    changed = np.where(fate < masking.mask + masking.random, strangers, hidden)
     ids = sequence.ids.copy()
-    ids[selection.positions] = _replace(hidden, selection, masking, vocabulary, rng)
+    ids[selection.positions] = np.where(fate < masking.mask, vocabulary.mask, changed)
     targets = TokenTargets(selection.positions, hidden.astype(np.int64))
     return dataclasses.replace(sequence, ids=ids, targets={**sequence.targets, "masked": targets})
 
@@ -451,36 +473,3 @@ def _spans(
     # 3 4 5 8 9 → a gap after 5 → [3, 6) and [8, 10)
     gaps = np.flatnonzero(np.diff(index, prepend=-2, append=index[-1:] + 2) > 1)
     return [(int(index[a]), int(index[b - 1]) + 1) for a, b in itertools.pairwise(gaps)]
-
-
-def _replace(
-    hidden: Ids,
-    selection: Chosen,
-    masking: Masking,
-    vocabulary: Vocabulary,
-    rng: np.random.Generator,
-) -> Ids:
-    """Return the replacements: [MASK], random tokens, or the tokens themselves."""
-    # One uniform draw per token decides: [0, mask) → [MASK], then `random` → a random token, the
-    # rest is unchanged. Random tokens are drawn for all, so that the draws do not depend on fates.
-    match masking.decided_by:
-        case "token":
-            fate = rng.random(len(hidden))
-        case "unit":
-            fate = rng.random(selection.unit[-1] + 1 if len(selection.unit) else 0)[selection.unit]
-        case _:
-            assert_never(masking.decided_by)
-    match masking.replacements:
-        case AnyToken():
-            strangers = rng.integers(vocabulary.size, size=len(hidden))
-        case OrdinaryToken():
-            strangers = vocabulary.ordinary[
-                rng.integers(len(vocabulary.ordinary), size=len(hidden))
-            ]
-        case CorpusToken():
-            draws = rng.random(len(hidden))
-            strangers = np.searchsorted(vocabulary.frequencies, draws, side="right")
-        case _:
-            assert_never(masking.replacements)
-    changed = np.where(fate < masking.mask + masking.random, strangers, hidden)
-    return np.where(fate < masking.mask, vocabulary.mask, changed).astype(hidden.dtype)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from bothways.core.progress import SILENT, Progress
 from bothways.data import manifest
-from bothways.data.encode_shards import Shard, load_shard
+from bothways.data.encode_shards import load_shard
 from bothways.data.left_out import choose_documents
 
 
@@ -109,7 +109,15 @@ def merge_shards(
             removed += shard.removed
             by_fate[:, 0] += np.bincount(fates, minlength=len(by_fate))
             np.add.at(by_fate[:, 1], fates, shard.bytes)
-            ids, lengths, counts, begins = _keep(shard, fates == 0)
+            ids, lengths, counts, begins = shard.ids, shard.lengths, shard.counts, shard.begins
+            remaining = fates == 0
+            if not remaining.all():
+                # One mark for each document becomes one for each of its sentences, then of their
+                # tokens.
+                marks = np.repeat(remaining, counts)
+                token_marks = np.repeat(marks, lengths)
+                ids, lengths, counts = ids[token_marks], lengths[marks], counts[remaining]
+                begins = None if begins is None else begins[token_marks]
             columns[manifest.TOKENS].append(ids)
             if begins is not None:
                 columns[manifest.WORDS].append(begins)
@@ -117,7 +125,7 @@ def merge_shards(
             columns[manifest.DOCUMENTS].append(sentences + np.cumsum(counts, dtype=np.uint64))
             tokens, sentences = tokens + len(ids), sentences + len(lengths)
             documents += len(counts)
-            words += int(shard.words[fates == 0].sum())
+            words += int(shard.words[remaining].sum())
             progress.advance(number)
         files = {name: column.finish() for name, column in columns.items()}
     text_read = manifest.TextRead(documents_read, int(by_fate[:, 1].sum() + removed[:, 1].sum()))
@@ -131,19 +139,3 @@ def merge_shards(
     )
     counted = manifest.Counts(documents, sentences, tokens, words)
     return Merged(counted, text_read, (*lines, *steps), files)
-
-
-def _keep(
-    shard: Shard, remaining: NDArray[np.bool_]
-) -> tuple[NDArray[Any], NDArray[np.uint32], NDArray[np.uint32], NDArray[np.bool_] | None]:
-    if remaining.all():
-        return shard.ids, shard.lengths, shard.counts, shard.begins
-    # One mark for each document becomes one for each of its sentences, then of their tokens.
-    sentences = np.repeat(remaining, shard.counts)
-    tokens = np.repeat(sentences, shard.lengths)
-    return (
-        shard.ids[tokens],
-        shard.lengths[sentences],
-        shard.counts[remaining],
-        None if shard.begins is None else shard.begins[tokens],
-    )

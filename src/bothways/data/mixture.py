@@ -249,8 +249,12 @@ class MixedSource:
     ) -> None:
         self._sources = sources
         self._weights = np.array(sizes) / sum(sizes)
+        probabilities = np.array(shares)
+        # The streams of the sequences of a chunk.
         self._chunk = functools.lru_cache(maxsize=2)(
-            functools.partial(_draw, np.array(shares), seed)
+            lambda chunk: rng(seed, "mixture", index=chunk).choice(
+                len(probabilities), CHUNK, p=probabilities
+            )
         )
 
     def source_at(self, index: int) -> int:
@@ -302,8 +306,3 @@ class MixedSource:
             message = f"no data at {cursor} of a mixture of {len(self._sources)} corpora"
             raise DataError(message, fix="Continue with the corpora of the run.")
         return cursors
-
-
-def _draw(shares: NDArray[np.float64], seed: int, chunk: int) -> NDArray[np.int64]:
-    """Return the streams of the sequences of a chunk."""
-    return rng(seed, "mixture", index=chunk).choice(len(shares), CHUNK, p=shares)

@@ -155,14 +155,20 @@ class FullSentences(Segments):
         Every sentence is in exactly one sequence; longer ones are cut at multiples of the room.
         """
         room = self.room
-        pieces = _pieces(block, room)
-        opens, closes, document = pieces[0].tolist(), pieces[1].tolist(), pieces[2].tolist()
-        heads = np.searchsorted(pieces[2], np.arange(len(block.owners) + 1)).tolist()
-        tokens = np.cumsum(pieces[1] - pieces[0])
+        # Pieces of at most `room` tokens: their starts and stops, and the document of each.
+        counts = -(-(block.stops - block.starts) // room)
+        sentence = np.repeat(np.arange(len(counts)), counts)
+        index = np.arange(len(sentence)) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = block.starts[sentence] + index * room
+        stops = np.minimum(starts + room, block.stops[sentence])
+        owners = np.searchsorted(block.edges, sentence, side="right") - 1
+        opens, closes, document = starts.tolist(), stops.tolist(), owners.tolist()
+        heads = np.searchsorted(owners, np.arange(len(block.owners) + 1)).tolist()
+        tokens = np.cumsum(stops - starts)
         # The pieces [i, e) take ends[e - 1] − begins[i] tokens: their own, and one [SEP] per
         # document boundary among them.
-        ends = (tokens + pieces[2]).tolist()
-        begins = (tokens - (pieces[1] - pieces[0]) + pieces[2]).tolist()
+        ends = (tokens + owners).tolist()
+        begins = (tokens - (stops - starts) + owners).tolist()
         spans, at = [], 0
         while at < len(opens):
             limit = len(opens) if self.cross else heads[document[at] + 1]
@@ -171,16 +177,6 @@ class FullSentences(Segments):
             spans.append(SpanPlan(tuple((opens[i], closes[e - 1]) for i, e in pairwise(cuts))))
             at = stop
         return [spans[i] for i in rng.permutation(len(spans)).tolist()]
-
-
-def _pieces(block: EpochBlock, room: int) -> tuple[Whole, Whole, Whole]:
-    """Cut sentences to at most `room` tokens; return starts, stops and documents of the pieces."""
-    counts = -(-(block.stops - block.starts) // room)
-    sentence = np.repeat(np.arange(len(counts)), counts)
-    index = np.arange(len(sentence)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = block.starts[sentence] + index * room
-    document = np.searchsorted(block.edges, sentence, side="right") - 1
-    return starts, np.minimum(starts + room, block.stops[sentence]), document
 
 
 DRAWS = 10
@@ -454,19 +450,14 @@ def draw_other_segments(
     start = selection.sentences[begin]
     # Every sentence has a token, so that `wanted` sentences are always enough.
     end = np.minimum(high, begin + np.maximum(target_tokens, 1))
-    return start, selection.sentences[
-        _first_at_least(selection.sentences, start + target_tokens, begin + 1, end)
-    ]
-
-
-def _first_at_least(ascending: Whole, goals: Whole, low: Whole, high: Whole) -> Whole:
-    """Return for each goal the first index in `[low, high]` whose value reaches it, or `high`."""
+    # Binary search for the first sentence of each that begins at its target or later, or `end`.
+    low, high, targets = begin + 1, end, start + target_tokens
     while (low < high).any():
         middle = (low + high) // 2
-        reached = ascending[middle] >= goals
+        reached = selection.sentences[middle] >= targets
         low = np.where(reached | (low == high), low, middle + 1)
         high = np.where(reached, np.minimum(middle, high), high)
-    return low
+    return start, selection.sentences[low]
 
 
 def excess(a: Whole, b: Whole, room: int) -> tuple[Whole, Whole]:

@@ -7,7 +7,6 @@ contains it. No rule needs a model, so equal text gives equal sentences everywhe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import sentencex
 
@@ -54,32 +53,20 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
     code = detect_language(text) if language == AUTO else language
     sentences: list[str] = []
     for line in text.splitlines():
-        paragraph = " ".join(line.split())
-        if len(paragraph) <= PIECE:
-            sentences += filter(None, map(str.strip, sentencex.segment(code, paragraph)))
-        else:
-            sentences += filter(None, map(str.strip, _segment_in_pieces(paragraph, code)))
+        paragraph, start = " ".join(line.split()), 0
+        while len(paragraph) - start > PIECE:
+            *segments, tail = sentencex.segment(code, paragraph[start : start + PIECE])
+            end = start + PIECE
+            # The last sentence may go on behind the piece: it begins the next one. A piece without
+            # a boundary is cut before its last word, or at its end where words have no spaces.
+            if segments:
+                end -= len(tail)
+            else:
+                space = paragraph.rfind(" ", start + 1, end + 1)
+                end = end if space < 0 else space
+                segments = [paragraph[start:end]]
+            sentences += filter(None, map(str.strip, segments))
+            start = end
+        segments = sentencex.segment(code, paragraph[start:])
+        sentences += filter(None, map(str.strip, segments))
     return sentences
-
-
-def _segment_in_pieces(paragraph: str, language: str) -> Iterator[str]:
-    """Split a paragraph piece by piece.
-
-    A sentence longer than a piece is cut before the last word of the piece, or at its end where
-    words have no spaces.
-    """
-    start = 0
-    while len(paragraph) - start > PIECE:
-        *sentences, tail = sentencex.segment(language, paragraph[start : start + PIECE])
-        end = start + PIECE
-        # The last sentence may go on behind the piece: it begins the next one. A piece without a
-        # boundary is cut at its last space.
-        if sentences:
-            end -= len(tail)
-        else:
-            space = paragraph.rfind(" ", start + 1, end + 1)
-            end = end if space < 0 else space
-            sentences = [paragraph[start:end]]
-        yield from sentences
-        start = end
-    yield from sentencex.segment(language, paragraph[start:])

@@ -166,7 +166,21 @@ def _open_file(
     if text_io.suffix_of(source) == ".json":
         return Table(source, (), _array_rows(source, bytes_read))
     try:
-        table = _line_table(source, columns, lines)
+        match text_io.suffix_of(source):
+            case ".csv":
+                table = _delimited(source, _csv_records(source, lines), columns)
+            case ".tsv":
+                records = ((number, _cells(source, number, line)) for number, line in lines)
+                table = _delimited(source, records, columns)
+            case ".jsonl":
+                table = Table(source, (), json_rows(source, lines))
+            case ".txt":
+                table = _plain_lines(source, lines)
+            case "" if text_io.is_pipe(source):  # such as /dev/fd/63
+                table = _pipe(source, lines, columns)
+            case suffix:
+                fix = f"Supported are {KINDS}.{_OTHER_TASKS.get(suffix, '')}"
+                raise DataError(f"unsupported file type {suffix!r}", where=source, fix=fix)
     except BaseException:
         close()  # now, not when the error's traceback is collected
         raise
@@ -202,24 +216,6 @@ def open_lines(source: str, fix: str, bytes_read: text_io.BytesRead | None = Non
     lines = text_io.read_lines(source, counted)
     share = lambda: counted.position / size if size else 0.0  # noqa: E731
     return LineFile(source, lines, share, lines.close)
-
-
-def _line_table(location: str, columns: Many[str], lines: Lines) -> Table:
-    match text_io.suffix_of(location):
-        case ".csv":
-            return _delimited(location, _csv_records(location, lines), columns)
-        case ".tsv":
-            records = ((number, _cells(location, number, line)) for number, line in lines)
-            return _delimited(location, records, columns)
-        case ".jsonl":
-            return Table(location, (), json_rows(location, lines))
-        case ".txt":
-            return _plain_lines(location, lines)
-        case "" if text_io.is_pipe(location):  # such as /dev/fd/63
-            return _pipe(location, lines, columns)
-        case suffix:
-            fix = f"Supported are {KINDS}.{_OTHER_TASKS.get(suffix, '')}"
-            raise DataError(f"unsupported file type {suffix!r}", where=location, fix=fix)
 
 
 def _pipe(location: str, lines: Lines, columns: Many[str]) -> Table:
@@ -283,10 +279,30 @@ def _delimited(location: str, records: Records, columns: Many[str]) -> Table:
     fix = "Rename one; columns without a header go by number, from 0: "
     fix += f"{argument(text='0', label='1')}."
     _require_distinct(filter(None, names), f"{location}:{line}", fix)
+
+    def parse(record: tuple[int, list[str]]) -> TableRow:
+        """Name the values of a row; a short row lacks its last columns, a long one is an error."""
+        row_location, values = f"{location}:{record[0]}", record[1]
+        if header and len(names) > 1 and values == names:
+            fix = "Remove the line; were files joined?"
+            raise RowError("repeats the header", where=row_location, fix=fix)
+        short = len(values) < len(names)
+        is_open = short and values[-1].startswith('"') and values[-1].count('"') % 2
+        if is_open and text_io.suffix_of(location) == ".tsv":
+            message = "holds a quoted value that goes on in the next line"
+            fix = "Write it as .csv: in a .tsv file a quote is a character, and a line is a row."
+            raise RowError(message, where=row_location, fix=fix)
+        if len(values) > len(names):
+            titles = f"{quantity(len(names), 'column(s)')} ({listed(names, 20)})"
+            message = f"has {quantity(len(values), 'value(s)')} for {titles}"
+            fix = separator_advice(names) or (
+                "Quote values that hold the separator, or remove the row."
+            )
+            raise RowError(message, where=row_location, fix=fix)
+        return TableRow(dict(zip(names, values, strict=False)), row_location)
+
     # Unlike a generator, `map` goes on after an error.
-    twice = names if header and len(names) > 1 else []
-    rows = map(lambda record: _record(location, names, *record, twice=twice), records)
-    return Table(location, tuple(names), rows)
+    return Table(location, tuple(names), map(parse, records))
 
 
 def _require_distinct(names: Iterable[str], location: str, fix: str = "Rename one.") -> None:
@@ -349,30 +365,6 @@ def separator_advice(names: Many[str]) -> str | None:
         if len(names) == 1 and mark in names[0]:
             return f"Its columns seem separated by {separator}: use commas in .csv, tabs in .tsv."
     return None
-
-
-def _record(
-    location: str, names: list[str], line: int, values: list[str], twice: list[str]
-) -> TableRow:
-    """Name the values of a row; a short row lacks its last columns, a long one is an error.
-
-    Args:
-        twice: values that are an error, too: the header's, of files that were joined.
-    """
-    if values == twice:
-        fix = "Remove the line; were files joined?"
-        raise RowError("repeats the header", where=f"{location}:{line}", fix=fix)
-    is_open = len(values) < len(names) and values[-1].startswith('"') and values[-1].count('"') % 2
-    if is_open and text_io.suffix_of(location) == ".tsv":
-        message = "holds a quoted value that goes on in the next line"
-        fix = "Write it as .csv: in a .tsv file a quote is a character, and a line is a row."
-        raise RowError(message, where=f"{location}:{line}", fix=fix)
-    if len(values) > len(names):
-        columns = f"{quantity(len(names), 'column(s)')} ({listed(names, 20)})"
-        message = f"has {quantity(len(values), 'value(s)')} for {columns}"
-        fix = separator_advice(names) or "Quote values that hold the separator, or remove the row."
-        raise RowError(message, where=f"{location}:{line}", fix=fix)
-    return TableRow(dict(zip(names, values, strict=False)), f"{location}:{line}")
 
 
 # JSON
@@ -463,25 +455,14 @@ def _parquet(path: str, only: Many[str] | None, bytes_read: text_io.BytesRead) -
     def rows() -> Iterator[TableRow]:
         """Yield the rows and count them."""
         nonlocal done
-        for row in _parquet_rows(path, only, bytes_read):
-            done += 1
-            yield row
+        columns = None if only is None else list(only)
+        with _damage(path), text_io.open_bytes(path, bytes_read) as stream:
+            for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1024, columns=columns):
+                for values in batch.to_pylist():
+                    done += 1
+                    yield TableRow(values, f"{path}:row {done}")
 
     return Table(path, names, rows(), lambda: done / max(1, total))
-
-
-def _parquet_rows(
-    path: str, only: Many[str] | None, bytes_read: text_io.BytesRead
-) -> Iterator[TableRow]:
-    from pyarrow import parquet
-
-    number = 0
-    with _damage(path), text_io.open_bytes(path, bytes_read) as stream:
-        columns = None if only is None else list(only)
-        for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1024, columns=columns):
-            for values in batch.to_pylist():
-                number += 1
-                yield TableRow(values, f"{path}:row {number}")
 
 
 @contextlib.contextmanager
@@ -671,12 +652,27 @@ def given_rows(data: Any, where: str) -> Iterable[Any]:
     """
     match data:
         case Mapping():
-            return _rows_of_columns(data, where)
+            columns = {str(name): plain_value(values) for name, values in data.items()}
+            if not columns or not all(isinstance(v, list | tuple) for v in columns.values()):
+                message = f"is of type {type(data).__name__} of {', '.join(columns) or 'nothing'}, "
+                message += "not of columns with their values"
+                raise DataError(message, where=where, fix=f"Give one of its items, or {FORMS}.")
+            sizes = {name: len(values) for name, values in columns.items()}
+            if len({*sizes.values()}) > 1:
+                counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+                raise DataError(f"has columns of different length: {counts}", where=where)
+            return [
+                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+            ]
         case _ if hasattr(data, "to_dicts") or hasattr(data, "to_pylist"):  # polars, pyarrow
             rows: list[Any] = data.to_dicts() if hasattr(data, "to_dicts") else data.to_pylist()
             return rows
         case _ if hasattr(data, "to_dict") and hasattr(data, "columns"):
-            return _rows_of_frame(data, where)
+            names = [str(name) for name in data.columns]
+            _require_distinct(names, where)
+            table = data.astype(object).where(data.notna(), None)
+            tuples = table.itertuples(index=False, name=None)
+            return [dict(zip(names, row, strict=True)) for row in tuples]
         case bytes() | str():
             pass
         case Iterable():
@@ -697,26 +693,6 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray) or hasattr(value, "tolist"):
         return value.tolist()
     return value.as_py() if hasattr(value, "as_py") else value
-
-
-def _rows_of_columns(data: Mapping[str, Any], where: str) -> Iterable[dict[str, Any]]:
-    columns = {str(name): plain_value(values) for name, values in data.items()}
-    if not columns or not all(isinstance(values, list | tuple) for values in columns.values()):
-        names = ", ".join(columns) or "nothing"
-        message = f"is of type {type(data).__name__} of {names}, not of columns with their values"
-        raise DataError(message, where=where, fix=f"Give one of its items, or {FORMS}.")
-    sizes = {name: len(values) for name, values in columns.items()}
-    if len({*sizes.values()}) > 1:
-        counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        raise DataError(f"has columns of different length: {counts}", where=where)
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _rows_of_frame(frame: Any, where: str) -> Iterable[dict[str, Any]]:
-    names = [str(name) for name in frame.columns]
-    _require_distinct(names, where)
-    values = frame.astype(object).where(frame.notna(), None)
-    return [dict(zip(names, row, strict=True)) for row in values.itertuples(index=False, name=None)]
 
 
 def listed_classes(data: Any) -> dict[str, list[str]]:

@@ -82,28 +82,25 @@ def encode_words(
     Raises:
         DataError: the words of a function do not spell their sentence.
     """
-    divided = [_divide(sentence, words) for sentence in sentences]
-    texts = [text for text, _ in divided]
+    texts = sentences
+    if callable(words):
+        divided = [list(words(sentence)) for sentence in sentences]
+    elif words == "spaces":
+        texts = [_BETWEEN.sub("", sentence) for sentence in sentences]
+        divided = [sentence.split() for sentence in sentences]
+    else:
+        import rjieba
+
+        divided = [rjieba.cut(sentence) for sentence in sentences]
     encoded = tokenizer.encode_with_offsets(texts)
     bits = [np.zeros(0, np.bool_)]
-    for (text, sentence_words), encoding in zip(divided, encoded, strict=True):
+    for text, sentence_words, encoding in zip(texts, divided, encoded, strict=True):
         # A token belongs to the word of its first character.
         word = np.searchsorted(_begins(text, sentence_words), encoding.offsets[:, 0], side="right")
         bits.append(np.diff(word, prepend=-1) != 0)
     ids = [np.zeros(0, np.int32), *(encoding.ids for encoding in encoded)]
     lengths = np.array([len(encoding.ids) for encoding in encoded], dtype=np.int64)
     return texts, np.concatenate(ids), lengths, np.concatenate(bits)
-
-
-def _divide(sentence: str, words: Words) -> tuple[str, list[str]]:
-    """Return the sentence as it is read, and its words."""
-    if callable(words):
-        return sentence, list(words(sentence))
-    if words == "spaces":
-        return _BETWEEN.sub("", sentence), sentence.split()
-    import rjieba
-
-    return sentence, rjieba.cut(sentence)
 
 
 def _begins(text: str, words: list[str]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +58,12 @@ def clean_texts(
         for number, line in lines:
             removed[number] += (1, len(line.encode()))
     fates = np.zeros(len(texts), dtype=np.uint8)
-    batches = list(_batches(cut))
+    batches, start, size = list[slice](), 0, 0
+    for number, text in enumerate(cut, 1):
+        size += len(text)
+        if size >= BATCH_CHARACTERS or number == len(cut):
+            batches.append(slice(start, number))
+            start, size = number, 0
     for batch in batches:
         text_batch = TextBatch(cut[batch], languages[batch], split)
         # The first rule that rejects a text decides its fate; later rules skip it.
@@ -78,13 +83,3 @@ def clean_texts(
         values = np.concatenate([batch.signatures for batch in signatures])
         signed = SignedTexts(shingles, values)
     return CleanedTexts(cut, fates, removed, signed)
-
-
-def _batches(texts: Sequence[str]) -> Iterator[slice]:
-    """Yield slices of texts of about BATCH_CHARACTERS each."""
-    start = size = 0
-    for number, text in enumerate(texts, 1):
-        size += len(text)
-        if size >= BATCH_CHARACTERS or number == len(texts):
-            yield slice(start, number)
-            start, size = number, 0

@@ -105,25 +105,21 @@ class TextBatch:
         for size in itertools.count(2):
             positions = positions[positions + size <= ends[positions]]
             keys[positions] = mix(chain(keys[positions], words.hashes[positions + size - 1]))
-            ngrams = _repeated(keys, positions, size)
+            order = positions[np.argsort(keys[positions], kind="stable")]
+            differs = keys[order[1:]] != keys[order[:-1]]
+            starts = np.concatenate([[0], np.flatnonzero(differs) + 1])[: len(order)]
+            counts = np.diff(np.append(starts, len(order)))
+            groups = np.repeat(np.cumsum(counts > 1) - 1, counts)
+            is_repeated = np.repeat(counts > 1, counts)
+            back = np.argsort(order[is_repeated])
+            ngrams = RepeatedNgrams(
+                size,
+                order[is_repeated][back],
+                groups[is_repeated][back],
+                order[starts][counts > 1],
+                counts[counts > 1],
+            )
             yield ngrams
             begins = np.zeros(count + 1, dtype=np.bool_)
             begins[ngrams.positions] = True
             positions = ngrams.positions[begins[ngrams.positions + 1]]
-
-
-def _repeated(keys: NDArray[np.uint64], positions: NDArray[np.int64], size: int) -> RepeatedNgrams:
-    order = positions[np.argsort(keys[positions], kind="stable")]
-    differs = keys[order[1:]] != keys[order[:-1]]
-    starts = np.concatenate([[0], np.flatnonzero(differs) + 1])[: len(order)]
-    counts = np.diff(np.append(starts, len(order)))
-    groups = np.repeat(np.cumsum(counts > 1) - 1, counts)
-    is_repeated = np.repeat(counts > 1, counts)
-    back = np.argsort(order[is_repeated])
-    return RepeatedNgrams(
-        size,
-        order[is_repeated][back],
-        groups[is_repeated][back],
-        order[starts][counts > 1],
-        counts[counts > 1],
-    )

@@ -136,8 +136,16 @@ def find_near_duplicates(
     for number, (start, stop) in enumerate(itertools.pairwise(edges)):
         document, bucket_ids = int(documents[start]), buckets[start:stop]
         ranges = zip(starts[bucket_ids], filled[bucket_ids], strict=True)
-        candidates = np.concatenate([members[begin : begin + count] for begin, count in ranges])
-        if _repeats(document, np.unique(candidates), texts, settings):
+        candidates = np.unique(
+            np.concatenate([members[begin : begin + count] for begin, count in ranges])
+        )
+        # Candidates of high estimates are verified first.
+        estimates = (texts.signatures[candidates] == texts.signatures[document]).mean(axis=1)
+        order = np.argsort(-estimates, kind="stable")
+        if any(
+            texts.shingles.similarity(document, int(candidates[index])) >= settings.threshold
+            for index in order[estimates[order] >= settings.least_estimate].tolist()
+        ):
             repeated.append(document)
         else:
             bucket_ids = bucket_ids[filled[bucket_ids] < LIMIT]
@@ -146,18 +154,6 @@ def find_near_duplicates(
         if number % ROWS == 0:
             progress.advance(int(start))
     return np.array(repeated, np.int64)
-
-
-def _repeats(
-    document: int, candidates: NDArray[np.int64], texts: SignedTexts, settings: NearDuplicates
-) -> bool:
-    """Return True if a candidate is similar; those of high estimates are tried first."""
-    estimates = (texts.signatures[candidates] == texts.signatures[document]).mean(axis=1)
-    order = np.argsort(-estimates, kind="stable")
-    return any(
-        texts.shingles.similarity(document, int(candidates[index])) >= settings.threshold
-        for index in order[estimates[order] >= settings.least_estimate].tolist()
-    )
 
 
 def _find_buckets(

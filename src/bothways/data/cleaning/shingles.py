@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.source import rng
-from bothways.data.cleaning.words import WordTable, chain, find_words, mix
+from bothways.data.cleaning.words import chain, find_words, mix
 
 CHUNK = 2**15
 """Shingles whose permutations are computed at once."""
@@ -67,7 +67,20 @@ def find_shingles(texts: Sequence[str], size: int) -> ShingleTable:
         size: the number of words of a shingle.
     """
     folded = [unicodedata.normalize("NFKC", text).lower() for text in texts]
-    hashes, counts = _hash_shingles(find_words(folded, letters=True), size)
+    words = find_words(folded, letters=True)
+    # The number of words from each word to the end of its text, itself included.
+    left = np.repeat(words.offsets[1:], words.counts) - np.arange(len(words.hashes))
+    values = np.zeros(len(words.hashes), dtype=np.uint64)
+    for offset in range(size):
+        # Words that have another word of their text at this offset: shingles end with the text.
+        inside = np.flatnonzero(left > offset)
+        values[inside] = chain(values[inside], words.hashes[inside + offset])
+    # The first word of a text begins a shingle even if fewer than `size` words follow.
+    is_first = np.zeros(len(values), dtype=np.bool_)
+    is_first[words.offsets[:-1][words.counts > 0]] = True
+    complete = (left >= size) | is_first
+    hashes = (mix(values[complete]) >> np.uint64(32)).astype(np.uint32)
+    counts = np.minimum(words.counts, np.maximum(words.counts - size + 1, 1))
     # Text in the upper half, hash in the lower one: one sort orders both, and equal keys are one
     # shingle of one text.
     keys = np.repeat(np.arange(len(texts), dtype=np.uint64), counts) << np.uint64(32)
@@ -101,24 +114,6 @@ def sign(shingles: ShingleTable, permutations: int) -> NDArray[np.uint16]:
             least = np.minimum.reduceat(permuted, begins)
             smallest[row, owners] = np.minimum(smallest[row, owners], least)
     return np.asarray(smallest.T, dtype=np.uint16)  # the low 16 bits
-
-
-def _hash_shingles(words: WordTable, size: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Return the hashes of all shingles, text by text, and the number of those of each text."""
-    counts = words.counts
-    # The number of words from each word to the end of its text, itself included.
-    left = np.repeat(words.offsets[1:], counts) - np.arange(len(words.hashes))
-    values = np.zeros(len(words.hashes), dtype=np.uint64)
-    for offset in range(size):
-        # Words that have another word of their text at this offset: shingles end with the text.
-        inside = np.flatnonzero(left > offset)
-        values[inside] = chain(values[inside], words.hashes[inside + offset])
-    # The first word of a text begins a shingle even if fewer than `size` words follow.
-    is_first = np.zeros(len(values), dtype=np.bool_)
-    is_first[words.offsets[:-1][counts > 0]] = True
-    complete = (left >= size) | is_first
-    hashes = (mix(values[complete]) >> np.uint64(32)).astype(np.uint32)
-    return hashes, np.minimum(counts, np.maximum(counts - size + 1, 1))
 
 
 @functools.lru_cache(maxsize=4)
