@@ -36,7 +36,7 @@ from bothways.data.manifest import holds_corpus
 from bothways.data.masking import Vocabulary
 from bothways.data.mixture import ByWeight
 from bothways.hub.hf_config import RECORD
-from bothways.hub.model_folder import LoadedModel, load_model
+from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.heads import token_head
 from bothways.model.model import Model
@@ -241,7 +241,15 @@ def adapt(  # noqa: PLR0913 – one option per question
     progress = progress if is_main(plan) else SILENT
     source = str(resolve(resolve_run(str(model))))
     loaded = load_model(source)
-    objective, fresh = _objective_of(loaded, source)
+    heads, encoder = loaded.model.heads, loaded.model.config
+    kind = token_head(encoder).kind
+    fresh = kind not in heads
+    if kind != "masked":
+        objective = config.default_objective(encoder)
+    elif not fresh or "replaced" not in heads:
+        objective = MaskedLM()
+    else:
+        objective, fresh = replaced_tokens_of(loaded, source), False
     sources = {DOMAIN: list(texts), GENERAL: list(replay)}
     sources = {name: paths for name, paths in sources.items() if paths or name == DOMAIN}
     if GENERAL not in sources and replay_share is not None:
@@ -306,17 +314,6 @@ def _nothing_left(out: Path, plan: Plan) -> Iterator[None]:
             for path in [out] if new else list(out.iterdir()):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise
-
-
-def _objective_of(loaded: LoadedModel, source: str) -> tuple[Objective, bool]:
-    """Return the objective of the model's family, and True if it needs a new head."""
-    heads, encoder = loaded.model.heads, loaded.model.config
-    head = token_head(encoder)
-    if head.kind != "masked":
-        return config.default_objective(encoder), head.kind not in heads
-    if "masked" in heads or "replaced" not in heads:
-        return MaskedLM(), "masked" not in heads
-    return replaced_tokens_of(loaded, source), False
 
 
 def _training(until: Any, lr: float = 5e-5) -> Training:

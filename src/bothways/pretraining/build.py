@@ -304,10 +304,13 @@ def check_data(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
     """Return the findings about each corpus under the objective and the phases of a run."""
     findings, fix = [], "Train a tokenizer on this text, and build the corpus with it."
     for name, corpus in corpora.parts.items():
-        corpus_findings = [
-            unknown_tokens(corpus.unknown_share, fix),
-            *(item for phase in settings.phases for item in _check_phase(settings, phase, corpus)),
-        ]
+        corpus_findings = [unknown_tokens(corpus.unknown_share, fix)]
+        for phase in settings.phases:
+            checked: Any = settings.segments_of(phase)
+            if phase.segments is None:  # those of the objective
+                objective: Any = settings.objective_of(phase)
+                checked = dataclasses.replace(objective, segments=checked)
+            corpus_findings += checked.check(corpus)
         prefix = f"{name}: " if name else ""
         findings += [
             dataclasses.replace(finding, what=f"{prefix}{finding.what}")
@@ -352,15 +355,6 @@ def _check_mixture(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
         message += ": it may never be read"
         findings.append(Finding("balance", "error", message, "mixture", fix))
     return findings
-
-
-def _check_phase(settings: PretrainConfig, phase: PretrainPhase, corpus: Corpus) -> list[Finding]:
-    """Return the findings about the segments of a phase, or about the objective with them."""
-    segments: Any = settings.segments_of(phase)
-    if phase.segments is not None:
-        return list(segments.check(corpus))
-    objective: Any = settings.objective_of(phase)
-    return list(dataclasses.replace(objective, segments=segments).check(corpus))
 
 
 def check_class(

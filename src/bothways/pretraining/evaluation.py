@@ -64,7 +64,12 @@ class HeldOut:
         training_module: TrainingModule,
     ) -> None:
         loader = build.held_out_loader(settings, corpus, document_ids, plan)
-        self._steps = list(_up_to(settings.evaluation_tokens, loader.epoch()))
+        self._steps, tokens = list[TrainingStep](), 0
+        for step in loader.epoch():
+            self._steps.append(step)
+            tokens += step.tokens
+            if tokens >= settings.evaluation_tokens:
+                break
         self._training_module, self._plan, self._settings = training_module, plan, settings
         counts = np.bincount(corpus.tokens[:COUNTED], minlength=settings.encoder.vocab)
         self.baselines = self._unigram(counts) | self._majority()
@@ -239,15 +244,6 @@ def evaluate_on_corpus(
     return {name.removeprefix("held-out/"): value for name, value in metrics.items()}
 
 
-def _up_to(tokens: int, steps: Iterator[TrainingStep]) -> Iterator[TrainingStep]:
-    """Yield steps until they have this many tokens together; at least one."""
-    for step in steps:
-        yield step
-        tokens -= step.tokens
-        if tokens <= 0:
-            return
-
-
 def scored_objective(source: str) -> Objective:
     """Return the objective by which a pre-trained model is scored: it uses all of its heads.
 
@@ -269,22 +265,19 @@ def scored_objective(source: str) -> Objective:
         # A pair head without the pooler that feeds it cannot be computed.
         if not {"pooler", "pair"} <= kinds:
             return MaskedLM()
-        return MaskedLMSentenceOrder() if _knows_order(loaded) else MaskedLMNextSentence()
+        trained = loaded.extra.get("pretraining")
+        objective = trained.get("objective") if isinstance(trained, dict) else None
+        if isinstance(objective, dict) and "kind" in objective:
+            by_order = objective["kind"] == MaskedLMSentenceOrder.kind
+        else:
+            family = family_for(loaded.model.config, loaded.tokenizer().kind)
+            by_order = family is not None and family.model_type == "albert"
+        return MaskedLMSentenceOrder() if by_order else MaskedLMNextSentence()
     if "replaced" in kinds:
         return replaced_tokens_of(loaded, source)
     message = f"has no head that predicts tokens: it has {', '.join(sorted(kinds)) or 'none'}"
     fix = "Give a pre-trained model. A fine-tuned one is scored on labelled data."
     raise FolderError(message, where=source, fix=fix)
-
-
-def _knows_order(loaded: LoadedModel) -> bool:
-    """Return True if the pair head was trained on the order of two segments."""
-    trained = loaded.extra.get("pretraining")
-    objective = trained.get("objective") if isinstance(trained, dict) else None
-    if isinstance(objective, dict) and "kind" in objective:
-        return bool(objective["kind"] == MaskedLMSentenceOrder.kind)
-    family = family_for(loaded.model.config, loaded.tokenizer().kind)
-    return family is not None and family.model_type == "albert"
 
 
 def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.ReplacedTokens:

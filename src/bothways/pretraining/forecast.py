@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bothways.core.batch import Batch, LabelTargets, pack
+from bothways.core.batch import LabelTargets, pack
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
@@ -36,7 +36,7 @@ from bothways.objectives.gpt_bert import GPTBERT
 from bothways.objectives.objective import PREDICTING, Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
 from bothways.objectives.span_boundary import OFFSET_WIDTH, MaskedLMSpanBoundary
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.config import PretrainConfig
 from bothways.training import step_cost
 from bothways.training.run import compute_as
 from bothways.training.schedules import Epochs, Hours, StepRates, Steps
@@ -444,20 +444,17 @@ def measure_step(
     training_module = objective.training_module(models, vocabulary).to(device)
     for model in models.values():
         compute_as(model.encoder, training, device)
-    batches = [_random_batch(settings, vocabulary, phase) for phase in settings.phases]
+    batches = []
+    for phase in settings.phases:  # random tokens in pairs of segments, with the phase's targets
+        draw, length = rng(settings.seed, "plan"), phase.length
+        phase_objective, sequences = settings.objective_of(phase), list[Sequence]()
+        segments = (np.arange(length) >= length // 2).astype(np.int8)
+        if settings.encoder.segments < 2:
+            segments = np.zeros_like(segments)
+        for _ in range(max(1, min(SAMPLE, settings.microbatch_tokens) // length)):
+            ids = draw.integers(5, size, length, dtype=np.int32)
+            plain = Sequence(ids, segments, {"pair": LabelTargets(draw.integers(0, 2, 1))})
+            sequences.append(phase_objective.prepare(plain, vocabulary, draw))
+        batches.append(pack(sequences))
     step = step_cost.measure_updates(training_module, batches, training, progress)
     return step._replace(per_byte=step_cost.seconds_per_byte(out))
-
-
-def _random_batch(settings: PretrainConfig, vocabulary: Vocabulary, phase: PretrainPhase) -> Batch:
-    """Return random tokens in pairs of segments, with the objective's targets."""
-    draw, objective, length = rng(settings.seed, "plan"), settings.objective_of(phase), phase.length
-    segments = (np.arange(length) >= length // 2).astype(np.int8)
-    if settings.encoder.segments < 2:
-        segments = np.zeros_like(segments)
-    sequences = []
-    for _ in range(max(1, min(SAMPLE, settings.microbatch_tokens) // length)):
-        ids = draw.integers(5, settings.encoder.vocab, length, dtype=np.int32)
-        plain = Sequence(ids, segments, {"pair": LabelTargets(draw.integers(0, 2, 1))})
-        sequences.append(objective.prepare(plain, vocabulary, draw))
-    return pack(sequences)

@@ -42,7 +42,7 @@ from bothways.training.optimizers import build_optimizer
 from bothways.training.parallel import Single
 from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import RunState, Steps
-from bothways.training.step_record import StepEntries, recorded_steps
+from bothways.training.step_record import recorded_steps
 
 
 @dataclass(frozen=True)
@@ -206,14 +206,38 @@ class Repeat:
         text = open_recorded(data) if corpus is None else corpus
         if isinstance(text, Mapping) and [*text] == [""]:
             text = text[""]
-        settings = self.settings = _settings(folder, text)
+        # A schedule may be a function, which a file cannot hold; the record replaces it.
+        file = folder / "config.toml"
+        tree = read_toml(file)
+        if isinstance(tree.get("training"), dict):
+            tree["training"]["schedule"] = "constant"
+        try:
+            settings = configs.read(PretrainConfig, tree)
+        except ConfigError as error:
+            raise ConfigError(error.what, where=f"{file}: {error.where}", fix=error.fix) from error
+        if isinstance(text, Mapping) and settings.mixture is None:
+            settings = dataclasses.replace(settings, mixture=Smoothed())
+        self.settings = settings
         corpora = self.corpora = Corpora.of(text, settings.mixture)
         if (digests := digests_of(settings, corpora)) != data.digests:
             names = [name for name, digest in digests.items() if digest != data.digests.get(name)]
             message = f"was trained on another {' and another '.join(names)}"
             fix = "Name what the run was trained on, several corpora in the same order."
             raise CheckpointError(message, where=folder, fix=fix)
-        checkpoint_folder = _steps_before(folder, step, self.entries)
+        if step < 1:
+            raise ConfigError(f"must be at least 1, not {step}", where="step")
+        if step > len(self.entries):
+            message = f"the run ends with step {len(self.entries)}: there is no step {step}"
+            raise ConfigError(message, where="step")
+        # The newest checkpoint that is older than the step; all steps from there on are needed.
+        numbers = {path: int(path.name.removeprefix("step-")) for path in checkpoints(folder)}
+        candidates = [path for path, number in numbers.items() if number < step]
+        began = numbers[candidates[-1]] if candidates else 0
+        if np.isnan(self.entries["rate"][began:step]).any():
+            message = f"steps {began + 1} to {step} were trained by a version that did not record "
+            message += "them"
+            fix = "Steps after the next checkpoint can be repeated."
+            raise CheckpointError(message, where=folder, fix=fix)
         module = self.training_module = build_training_module(settings, corpora, device)
         torch.manual_seed(settings.seed + 1)
         parameters, matrices = module.trained_parameters(), module.matrices()
@@ -221,8 +245,8 @@ class Repeat:
         if settings.training.ema is not None:
             Average(module, settings.training.ema)  # checkpoints hold it
         self._tensors, self.state = RunTensors(module, optimizer, Single()), RunState()
-        if checkpoint_folder is not None:
-            checkpoint = read_checkpoint(checkpoint_folder)
+        if candidates:
+            checkpoint = read_checkpoint(candidates[-1])
             self.state = checkpoint.restore(self._tensors, checkpoint.config)
         self.documents: dict[str, DocumentIds] = {
             name: part.split(settings.held_out, settings.seed)[0]
@@ -319,43 +343,3 @@ class Repeat:
             for name, loss in losses.items()
         }
         return means, float(torch.nn.utils.get_total_norm(gradients))
-
-
-def _settings(folder: Path, text: Corpus | Mapping[str, Corpus]) -> PretrainConfig:
-    """Return the settings of a run, without its schedule, which its record replaces.
-
-    A schedule may be a function, which a file cannot hold.
-    """
-    file = folder / "config.toml"
-    tree = read_toml(file)
-    if isinstance(tree.get("training"), dict):
-        tree["training"]["schedule"] = "constant"
-    try:
-        settings = configs.read(PretrainConfig, tree)
-    except ConfigError as error:
-        raise ConfigError(error.what, where=f"{file}: {error.where}", fix=error.fix) from error
-    if isinstance(text, Mapping) and settings.mixture is None:
-        settings = dataclasses.replace(settings, mixture=Smoothed())
-    return settings
-
-
-def _steps_before(folder: Path, step: int, entries: StepEntries) -> Path | None:
-    """Return the folder of the newest checkpoint that is older than a step, if there is one.
-
-    Raises:
-        ConfigError: the run has no such step.
-        CheckpointError: a step from there on was not recorded.
-    """
-    if step < 1:
-        raise ConfigError(f"must be at least 1, not {step}", where="step")
-    if step > len(entries):
-        message = f"the run ends with step {len(entries)}: there is no step {step}"
-        raise ConfigError(message, where="step")
-    numbers = {path: int(path.name.removeprefix("step-")) for path in checkpoints(folder)}
-    candidates = [path for path, number in numbers.items() if number < step]
-    began = numbers[candidates[-1]] if candidates else 0
-    if np.isnan(entries["rate"][began:step]).any():
-        message = f"steps {began + 1} to {step} were trained by a version that did not record them"
-        fix = "Steps after the next checkpoint can be repeated."
-        raise CheckpointError(message, where=folder, fix=fix)
-    return candidates[-1] if candidates else None

@@ -79,18 +79,14 @@ def grow(model: Model, encoder: EncoderConfig) -> Model:
         rows = source.unflatten(0, (count, -1)) if source.ndim else source
         for axis, size in enumerate(tensor.shape):
             unit = head_size if in_heads and output == (axis == 1) else 1
-            rows = _repeated(rows, axis + 1, size // count if axis == 0 else size, unit)
+            # Repeated around its middle, by whole units.
+            stop, length = size // count if axis == 0 else size, rows.shape[axis + 1]
+            offset = (stop - length) // 2 // unit * unit
+            rows = rows.index_select(axis + 1, (torch.arange(stop) - offset) % length)
         weights[name] = rows.flatten(0, 1) if source.ndim else rows
     larger.load_state_dict(weights)
     larger.kept = model.kept
     return larger
-
-
-def _repeated(tensor: Tensor, axis: int, size: int, unit: int) -> Tensor:
-    """Return a tensor whose axis is repeated to `size` around its middle, by whole units."""
-    length = tensor.shape[axis]
-    offset = (size - length) // 2 // unit * unit
-    return tensor.index_select(axis, (torch.arange(size) - offset) % length)
 
 
 def layer_differences(model: EncoderConfig, encoder: EncoderConfig) -> list[str]:
@@ -136,14 +132,8 @@ def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> 
         message = f"the encoder differs from the model that it starts from in {', '.join(names)}"
         fix = "Only depth, segments, dropout and readout may differ; or leave start_layers out."
         raise ConfigError(message, where="encoder", fix=fix)
-    student = Model(encoder, model.specification)
-    student.load_state_dict(_chosen(model.state_dict(), layers, not encoder.segments))
-    student.kept = model.kept
-    return student
-
-
-def _chosen(state: dict[str, Tensor], layers: Sequence[int], folded: bool) -> dict[str, Tensor]:
-    """Return the tensors of these layers under their new numbers, and all that are in none."""
+    # The tensors of these layers under their new numbers, and all that are in none.
+    state = model.state_dict()
     selected = {name: tensor for name, tensor in state.items() if not name.startswith(_BLOCK)}
     for number, layer in enumerate(layers):
         prefix = f"{_BLOCK}{layer - 1}."
@@ -152,6 +142,9 @@ def _chosen(state: dict[str, Tensor], layers: Sequence[int], folded: bool) -> di
             for name, tensor in state.items()
             if name.startswith(prefix)
         }
-    if folded and _SEGMENT in selected:
+    if not encoder.segments and _SEGMENT in selected:
         selected[_POSITION] = selected[_POSITION] + selected.pop(_SEGMENT)[0]
-    return selected
+    student = Model(encoder, model.specification)
+    student.load_state_dict(selected)
+    student.kept = model.kept
+    return student

@@ -118,6 +118,19 @@ def write_run_page(
         for name, value, _ in held_out
         if isinstance(value, float) and name in {"loss/masked", "perplexity"}
     )
+    charts = [*curves(records, metrics)]
+    for name in (name for name in metrics if name.startswith("probe/")):
+        target = name.removeprefix("probe/accuracy/")
+        baselines = {BASELINES["majority"]: metrics[f"majority/probe/{target}"]}
+        lines, title = [metric_line(target, records, name)], f"Probe: {target}"
+        charts.append(s.Curves(title, "million tokens read", "share", lines, baselines, True))
+    for name, title, unit in (
+        ("learning_rate", "Learning rate", "peak of all groups"),
+        ("gradient_norm", "Gradient norm", "before clipping"),
+    ):
+        line = metric_line(title.lower(), records, name)
+        if line.x:
+            charts.append(s.Curves(title, "million tokens read", unit, [line]))
     lead = lead or s.Report("Pre-training", headline, "", ())
     report = s.Report(
         f"{lead.title}: {file.parent.name}",
@@ -126,35 +139,13 @@ def write_run_page(
         f"{progress.seconds / 60:,.1f} minutes.",
         (
             *lead.sections,
-            *curves(records, metrics),
-            *_probes(records, metrics),
-            *_course(records),
+            *charts,
             s.TableSection("Held-out documents", ["metric", "value", "baseline"], held_out),
             s.Details("Settings", (s.settings_table(settings),)),
         ),
         s.colophon(device),
     )
     write_html(report, file)
-
-
-def _probes(records: Records, metrics: Mapping[str, float]) -> Iterator[s.Curves]:
-    """Yield the accuracy of each probe over the tokens read."""
-    for name in (name for name in metrics if name.startswith("probe/")):
-        target = name.removeprefix("probe/accuracy/")
-        baselines = {BASELINES["majority"]: metrics[f"majority/probe/{target}"]}
-        lines = [metric_line(target, records, name)]
-        yield s.Curves(f"Probe: {target}", "million tokens read", "share", lines, baselines, True)
-
-
-def _course(records: Records) -> Iterator[s.Curves]:
-    """Yield the learning rate and the gradient norm over the tokens read."""
-    for name, title, unit in (
-        ("learning_rate", "Learning rate", "peak of all groups"),
-        ("gradient_norm", "Gradient norm", "before clipping"),
-    ):
-        line = metric_line(title.lower(), records, name)
-        if line.x:
-            yield s.Curves(title, "million tokens read", unit, [line])
 
 
 def metric_line(title: str, records: Records, name: str) -> s.Line:
