@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -32,7 +32,7 @@ from bothways.core.terminal import listed
 from bothways.hub.model_card import Card
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.sentence_transformers import kept_files
-from bothways.model.config import EncoderConfig, with_vocabulary
+from bothways.model.config import with_vocabulary
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.model.positions import Learned
@@ -154,27 +154,23 @@ def plan_rows(old: Tokenizer, new: Tokenizer) -> VocabularyChange:
         form = form_of(old, old.token(id))
         if form is not None:
             forms.setdefault(form, id)
-    changes = (_change(old, new, id, uses, forms) for id in np.flatnonzero(new.named).tolist())
-    return VocabularyChange(old, new, tuple(changes))
-
-
-def _change(
-    old: Tokenizer, new: Tokenizer, id: int, uses: Mapping[int, int], forms: Mapping[Form, int]
-) -> RowChange:
-    token = new.token(id)
-    form = form_of(new, token)
-    old_id = uses.get(id)
-    if old_id is None:
-        old_id = forms.get(form) if form is not None and forms else old.id(token)
-    if old_id is not None:
-        return RowChange(id, token, "kept", ((old_id, 1.0),))
-    pieces = pieces_of(old, form) if form is not None else []
-    if not pieces:
-        return RowChange(id, token, "random", ())
-    # A piece that occurs twice counts twice in the mean.
-    weights = Counter(pieces)
-    sources = tuple((piece, n / len(pieces)) for piece, n in weights.items())
-    return RowChange(id, token, "mean of pieces", sources)
+    rows = list[RowChange]()
+    for id in np.flatnonzero(new.named).tolist():
+        token = new.token(id)
+        form = form_of(new, token)
+        old_id = uses.get(id)
+        if old_id is None:
+            old_id = forms.get(form) if form is not None and forms else old.id(token)
+        if old_id is not None:
+            rows.append(RowChange(id, token, "kept", ((old_id, 1.0),)))
+        elif form is not None and (pieces := pieces_of(old, form)):
+            # A piece that occurs twice counts twice in the mean.
+            counts = Counter(pieces)
+            sources = tuple((piece, n / len(pieces)) for piece, n in counts.items())
+            rows.append(RowChange(id, token, "mean of pieces", sources))
+        else:
+            rows.append(RowChange(id, token, "random", ()))
+    return VocabularyChange(old, new, tuple(rows))
 
 
 def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
@@ -199,7 +195,15 @@ def converted(model: Model, change: VocabularyChange, seed: int = 0) -> Model:
     for name, tensor in model.state_dict().items():
         if tensor.shape != larger[name].shape:
             state[name] = _rows(tensor, change, size, seed)
-    _shift_positions(state, model.config, config)
+    # RoBERTa's position rows begin at an offset that follows from the padding id.
+    old, new = model.config.position, config.position
+    if isinstance(old, Learned) and isinstance(new, Learned) and old.offset != new.offset:
+        name = "encoder.embedding.position.weight"
+        unused, positions = state[name][: old.offset], state[name][old.offset :]
+        # Rows below the offset are never read, but are part of the table's size.
+        leading = positions.new_zeros(new.offset, positions.shape[1])
+        leading[: len(unused)] = unused[: new.offset]
+        state[name] = torch.cat([leading, positions])
     with without_weights():
         result = Model(config, model.specification)
     result.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
@@ -227,20 +231,6 @@ def _rows(old: Tensor, change: VocabularyChange, size: int, seed: int) -> Tensor
             factors = torch.tensor(weights, dtype=torch.float64)
             result[row.id] = torch.tensordot(factors, exact[list(ids)], 1).to(old.dtype)
     return result
-
-
-def _shift_positions(state: dict[str, Tensor], old: EncoderConfig, new: EncoderConfig) -> None:
-    """Move position rows to an offset that follows from another padding id, as RoBERTa's."""
-    old_position, new_position = old.position, new.position
-    if not (isinstance(old_position, Learned) and isinstance(new_position, Learned)):
-        return
-    if old_position.offset != new_position.offset:
-        name = "encoder.embedding.position.weight"
-        unused, rows = state[name][: old_position.offset], state[name][old_position.offset :]
-        # Rows below the offset are never read, but are part of the table's size.
-        leading = rows.new_zeros(new_position.offset, rows.shape[1])
-        leading[: len(unused)] = unused[: new_position.offset]
-        state[name] = torch.cat([leading, rows])
 
 
 _PREFERRED = 1e-3

@@ -80,16 +80,43 @@ def open_bundle(index: Path) -> Weights:
         raise FolderError(message, where=index, fix=AGAIN) from error
     files = {}
     for shard in sorted({entry.shard for entry in entries.values()}):
-        name = f"{index.name.removesuffix('.index')}.data-{shard:05d}-of-{shards:05d}"
-        files[shard] = index.with_name(name)
-        if not files[shard].is_file():
-            message = f"needs {name}, which is not in its folder"
+        file = index.with_name(
+            f"{index.name.removesuffix('.index')}.data-{shard:05d}-of-{shards:05d}"
+        )
+        files[shard] = file
+        if not file.is_file():
+            message = f"needs {file.name}, which is not in its folder"
             raise FolderError(message, where=index, fix="Fetch all files of the checkpoint.")
-        _check_places(files[shard], {n: e for n, e in entries.items() if e.shard == shard})
-    shapes = {name: entry.shape for name, entry in entries.items()}
-    return Weights(
-        index, shapes, lambda name: _read_tensor(files[entries[name].shard], name, entries[name])
-    )
+        size, end, previous = file.stat().st_size, 0, ""
+        tensors = [(name, entry) for name, entry in entries.items() if entry.shard == shard]
+        for name, entry in sorted(tensors, key=lambda pair: (pair[1].offset, pair[1].size)):
+            if entry.offset < end:
+                message = f"the bytes of {name} and {previous} overlap"
+                raise FolderError(message, where=file, fix=AGAIN)
+            end, previous = entry.offset + entry.size, name
+            if end > size:
+                message = f"has {size:,} bytes, and {name} ends at {end:,}"
+                raise FolderError(message, where=file, fix=AGAIN)
+
+    def read(name: str) -> Tensor:
+        """Return a tensor, whose checksum is compared."""
+        entry = entries[name]
+        file = files[entry.shard]
+        try:
+            with file.open("rb") as stream:
+                stream.seek(entry.offset)
+                data = stream.read(entry.size)
+        except OSError as error:
+            message = f"cannot be read: {error.strerror}"
+            raise FolderError(message, where=file, fix="Check the permissions.") from error
+        if len(data) != entry.size or _masked(data) != entry.checksum:
+            message = f"the bytes of {name} do not match their checksum"
+            raise FolderError(message, where=file, fix=AGAIN)
+        if not data:
+            return torch.empty(entry.shape, dtype=entry.dtype)
+        return torch.frombuffer(bytearray(data), dtype=entry.dtype).reshape(entry.shape)
+
+    return Weights(index, {name: entry.shape for name, entry in entries.items()}, read)
 
 
 def _content(index: Path) -> bytes:
@@ -107,32 +134,6 @@ def _content(index: Path) -> bytes:
         raise FolderError(message, where=index, fix="Check the permissions.") from error
 
 
-def _check_places(file: Path, entries: Mapping[str, BundleEntry]) -> None:
-    size, end, previous = file.stat().st_size, 0, ""
-    for name, entry in sorted(entries.items(), key=lambda pair: (pair[1].offset, pair[1].size)):
-        if entry.offset < end:
-            raise FolderError(f"the bytes of {name} and {previous} overlap", where=file, fix=AGAIN)
-        end, previous = entry.offset + entry.size, name
-        if end > size:
-            message = f"has {size:,} bytes, and {name} ends at {end:,}"
-            raise FolderError(message, where=file, fix=AGAIN)
-
-
-def _read_tensor(file: Path, name: str, entry: BundleEntry) -> Tensor:
-    try:
-        with file.open("rb") as stream:
-            stream.seek(entry.offset)
-            data = stream.read(entry.size)
-    except OSError as error:
-        message = f"cannot be read: {error.strerror}"
-        raise FolderError(message, where=file, fix="Check the permissions.") from error
-    if len(data) != entry.size or _masked(data) != entry.checksum:
-        raise FolderError(f"the bytes of {name} do not match their checksum", where=file, fix=AGAIN)
-    if not data:
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    return torch.frombuffer(bytearray(data), dtype=entry.dtype).reshape(entry.shape)
-
-
 def _read_index(data: bytes) -> tuple[int, dict[str, BundleEntry]]:
     """Return the number of data files, and the tensors by name."""
     if len(data) < _FOOTER or int.from_bytes(data[-8:], "little") != _MAGIC:
@@ -146,41 +147,33 @@ def _read_index(data: bytes) -> tuple[int, dict[str, BundleEntry]]:
         for (offset, size), (next_offset, _) in itertools.pairwise(handles)
     ):
         raise MalformedError("its blocks overlap")
-    shards, tensors, previous = None, dict[str, BundleEntry](), None
-    for key, value in itertools.chain.from_iterable(
-        _entries(_block(data, *handle)) for handle in handles
-    ):
-        if previous is not None and key <= previous:
+    entries = itertools.chain.from_iterable(_entries(_block(data, *handle)) for handle in handles)
+    header_entry = next(entries, None)
+    if header_entry is None or header_entry[0]:
+        raise MalformedError("it has no header")
+    header = _numbers(header_entry[1], shards=1, big_endian=2)
+    shards = header["shards"]
+    if header["big_endian"]:
+        raise MalformedError("its numbers are big-endian")
+    if not 1 <= shards <= 99_999:
+        raise MalformedError(f"it cannot have {shards} data files")
+    tensors, previous = dict[str, BundleEntry](), b""
+    for key, value in entries:
+        if key <= previous:
             raise MalformedError(f"{key!r} follows {previous!r}: names must increase")
         previous = key
-        if not key:
-            header = _numbers(value, shards=1, big_endian=2)
-            shards = header["shards"]
-            if header["big_endian"]:
-                raise MalformedError("its numbers are big-endian")
-            if not 1 <= shards <= 99_999:
-                raise MalformedError(f"it cannot have {shards} data files")
-        elif shards is None:
-            raise MalformedError("it has no header")
-        else:
-            name = _name(key)
-            tensors[name] = _entry(name, value, shards)
-    if shards is None:
-        raise MalformedError("it has no header")
+        if key.startswith(b"\0"):
+            raise MalformedError("it holds variables in slices, which are not read")
+        name = key.decode("latin-1")
+        if not name.isascii() or not name.isprintable():
+            raise MalformedError(f"{key!r} is not the name of a variable")
+        if name == "_CHECKPOINTABLE_OBJECT_GRAPH":
+            raise MalformedError(
+                "it holds objects, as TensorFlow 2 writes them; "
+                "only TensorFlow 1 checkpoints are read"
+            )
+        tensors[name] = _entry(name, value, shards)
     return shards, tensors
-
-
-def _name(key: bytes) -> str:
-    if key.startswith(b"\0"):
-        raise MalformedError("it holds variables in slices, which are not read")
-    name = key.decode("latin-1")
-    if not name.isascii() or not name.isprintable():
-        raise MalformedError(f"{key!r} is not the name of a variable")
-    if name == "_CHECKPOINTABLE_OBJECT_GRAPH":
-        raise MalformedError(
-            "it holds objects, as TensorFlow 2 writes them; only TensorFlow 1 checkpoints are read"
-        )
-    return name
 
 
 class _Bytes:
@@ -277,11 +270,18 @@ def _entry(name: str, message: bytes, shards: int) -> BundleEntry:
     shapes = [
         value for number, value in fields(message) if number == 2 and isinstance(value, bytes)
     ]
-    shape = tuple(
-        itertools.islice((size for value in shapes for size in _shape(name, value)), _MOST_AXES + 1)
-    )
-    if len(shape) > _MOST_AXES:
-        raise MalformedError(f"{name} has more than {_MOST_AXES} axes")
+    shape: Shape = ()
+    for number, value in itertools.chain.from_iterable(map(fields, shapes)):
+        match number, value:
+            case 2, bytes():
+                size = _numbers(value, size=1)["size"]
+                if size >= 1 << 63:
+                    raise MalformedError(f"{name} has a negative size")
+                if len(shape) == _MOST_AXES:
+                    raise MalformedError(f"{name} has more than {_MOST_AXES} axes")
+                shape += (size,)
+            case 3, int() if value:
+                raise MalformedError(f"{name} has no known shape")
     if math.prod(shape) * dtype.itemsize != numbers["size"]:
         raise MalformedError(
             f"{name} has {numbers['size']} bytes, not those of {list(shape)} numbers "
@@ -292,15 +292,3 @@ def _entry(name: str, message: bytes, shards: int) -> BundleEntry:
     return BundleEntry(
         dtype, shape, numbers["shard"], numbers["offset"], numbers["size"], numbers["checksum"]
     )
-
-
-def _shape(name: str, message: bytes) -> Iterator[int]:
-    for number, value in fields(message):
-        match number, value:
-            case 2, bytes():
-                size = _numbers(value, size=1)["size"]
-                if size >= 1 << 63:
-                    raise MalformedError(f"{name} has a negative size")
-                yield size
-            case 3, int() if value:
-                raise MalformedError(f"{name} has no known shape")

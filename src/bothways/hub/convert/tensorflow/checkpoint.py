@@ -30,7 +30,7 @@ from bothways.hub.load_report import LoadReport, head_of
 from bothways.hub.model_folder import build_model, heads_of
 from bothways.hub.weight_files import Weights
 from bothways.model.families import albert, bert, electra, weight_names
-from bothways.model.families.family import Architecture, Family, read_choice
+from bothways.model.families.family import Family, read_choice
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Bert
@@ -194,10 +194,24 @@ def read_tensorflow(source: str | Path, part: ModelPart | None = None) -> Tensor
     )
     settings = _settings(dialect, weights)
     model, report = build_model(settings, weights, heads_of(settings, weights.shapes))
-    left = {name: _why(name, bundle.shapes) for name in bundle.shapes if name not in targets}
+    unused = dict(report.unused)
+    for variable in bundle.shapes:
+        if variable not in targets:
+            owner, _, leaf = variable.rpartition("/")
+            reason = _UNUSED.get(variable.partition("/")[0], "not a known part of this family")
+            if owner in bundle.shapes or leaf == "global_step":
+                reason = "the optimizer's state"
+            unused[variable] = reason
     return TensorFlowCheckpoint(
-        model, replace(report, unused={**report.unused, **left}), _tokenizer(index.parent), index
+        model, replace(report, unused=unused), _tokenizer(index.parent), index
     )
+
+
+_UNUSED = {
+    "generator": "the generator's", "generator_predictions": "the generator's",
+    "electra": "the discriminator's", "discriminator_predictions": "the discriminator's",
+}  # fmt: skip
+"""The reasons why ELECTRA's variables are not used, by the beginnings of their names."""
 
 
 def _find_index(source: Path) -> Path:
@@ -270,7 +284,21 @@ def _settings(dialect: Dialect, weights: Weights) -> HFConfig:
     labels = {str(at): label_name(at) for at in range(outputs)}
     settings = {**raw, **sizes, "hidden_act": activation, "id2label": labels}
     config = read_family_config(dialect.family, settings, location)
-    return replace(config, architecture=_architecture(dialect.family, weights))
+    # The class with the most heads among those whose heads all have tensors.
+    rules = (rule for name in weights.shapes for rule in dialect.family.keys.origins(name))
+    kinds = {
+        kind
+        for rule in rules
+        if not isinstance(rule, weight_names.Tie) and (kind := head_of(rule.name))
+    }
+    candidates = [each for each in dialect.family.architectures if each.heads <= kinds]
+    if not candidates:
+        heads = listed(sorted(kinds)) or "none"
+        message = f"has the heads {heads}, for which transformers has no class"
+        fix = "Take a checkpoint with its pooler or a head."
+        raise FolderError(message, where=weights.file, fix=fix)
+    architecture = max(candidates, key=lambda architecture: len(architecture.heads))
+    return replace(config, architecture=architecture)
 
 
 def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
@@ -298,37 +326,6 @@ def _sizes(dialect: Dialect, weights: Weights) -> dict[str, int]:
         pattern = re.compile(re.escape(name).replace(r"\{\}", "[0-9]+"))
         sizes[setting] = sum(pattern.fullmatch(actual) is not None for actual in weights.shapes)
     return sizes
-
-
-def _architecture(family: Family, weights: Weights) -> Architecture:
-    """Return the class with the most heads among those whose heads all have tensors."""
-    rules = (rule for name in weights.shapes for rule in family.keys.origins(name))
-    kinds = {
-        kind
-        for rule in rules
-        if not isinstance(rule, weight_names.Tie) and (kind := head_of(rule.name))
-    }
-    candidates = [each for each in family.architectures if each.heads <= kinds]
-    if not candidates:
-        heads = listed(sorted(kinds)) or "none"
-        message = f"has the heads {heads}, for which transformers has no class"
-        fix = "Take a checkpoint with its pooler or a head."
-        raise FolderError(message, where=weights.file, fix=fix)
-    return max(candidates, key=lambda architecture: len(architecture.heads))
-
-
-def _why(variable: str, variables: Collection[str]) -> str:
-    """Return the reason why a variable without a rule is not used."""
-    owner, _, leaf = variable.rpartition("/")
-    if owner in variables or leaf == "global_step":
-        return "the optimizer's state"
-    match variable.partition("/")[0]:
-        case "generator" | "generator_predictions":
-            return "the generator's"
-        case "electra" | "discriminator_predictions":
-            return "the discriminator's"
-        case _:
-            return "not a known part of this family"
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
