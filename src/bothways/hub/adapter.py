@@ -145,7 +145,26 @@ def read_adapter(folder: Path) -> Adapter | None:
     if unsupported:
         pairs = listed([f"{key} = {value!r:.60}" for key, value in unsupported.items()])
         raise FolderError(f"has settings that are not read: {pairs}", where=file, fix=_FIX)
-    base = _base_folder(settings.get("base_model_name_or_path"), file)
+    fix = (
+        f"Set base_model_name_or_path in {ADAPTER} to the folder of the base model, or its Hub id."
+    )
+    base_name: Any = settings.get("base_model_name_or_path")
+    if not isinstance(base_name, str) or not base_name:
+        raise FolderError("names no base model", where=file, fix=fix)
+    # A relative path may begin at the adapter's folder; one from the current folder goes first.
+    beside = folder / base_name
+    try:
+        base = resolve(
+            beside
+            if not local_path(base_name).exists() and beside.is_dir()
+            else resolve_run(base_name)
+        )
+    except FolderError as error:
+        message = f"names a base model that cannot be read: {error.where}: {error.what}"
+        raise FolderError(message, where=file, fix=fix) from error
+    if (base / ADAPTER).is_file():
+        message = f"names a base model that is an adapter itself, {base_name!r:.80}"
+        raise FolderError(message, where=file, fix=_FIX)
     weights = open_adapter_weights(folder)
     # PEFT calls the weight of an adapted layer LAYER.base_layer.weight.
     names = {
@@ -154,28 +173,6 @@ def read_adapter(folder: Path) -> Adapter | None:
     shapes = {bare: weights.shapes[name] for bare, name in names.items()}
     renamed = Weights(weights.file, shapes, lambda bare: weights.read(names[bare]))
     return Adapter(folder, settings, base, renamed)
-
-
-def _base_folder(name: Any, file: Path) -> Path:
-    """Return the folder of the base model; a relative path may begin at the adapter's folder."""
-    fix = (
-        f"Set base_model_name_or_path in {ADAPTER} to the folder of the base model, or its Hub id."
-    )
-    if not isinstance(name, str) or not name:
-        raise FolderError("names no base model", where=file, fix=fix)
-    # A path that exists from the current folder goes first.
-    beside = file.parent / name
-    try:
-        base = resolve(
-            beside if not local_path(name).exists() and beside.is_dir() else resolve_run(name)
-        )
-    except FolderError as error:
-        message = f"names a base model that cannot be read: {error.where}: {error.what}"
-        raise FolderError(message, where=file, fix=fix) from error
-    if (base / ADAPTER).is_file():
-        message = f"names a base model that is an adapter itself, {name!r:.80}"
-        raise FolderError(message, where=file, fix=_FIX)
-    return base
 
 
 def apply_adapter(

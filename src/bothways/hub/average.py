@@ -85,7 +85,20 @@ def _mean(names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
             fix = "Average checkpoints of phases with equal bases."
             raise FolderError(message, where=source, fix=fix)
         if other != folder:
-            _require_alike(folder, other)
+            # The models may differ in their weights alone.
+            shapes, other_shapes = open_weights(folder).shapes, open_weights(other).shapes
+            raw, other_raw = (read_hf_config(path).raw for path in (folder, other))
+            differs = [name for name in _SETTINGS if raw.get(name) != other_raw.get(name)]
+            layers, other_layers = _layer_files(folder), _layer_files(other)  # copied, not averaged
+            for table, other_table in ((shapes, other_shapes), (layers, other_layers)):
+                names_of_both = {**table, **other_table}
+                differs += sorted(n for n in names_of_both if table.get(n) != other_table.get(n))
+            vocabulary = Tokenizer.load(folder).difference(Tokenizer.load(other))
+            if differs or vocabulary:
+                details = listed(differs) or f"its vocabulary: {vocabulary}"
+                message = f"differs from {folder} in {details}"
+                fix = "Average models of one shape, vocabulary and set of labels."
+                raise FolderError(message, where=other, fix=fix)
         for name, value in tensors.items():
             if name in totals:
                 totals[name] += read_tensor(name)
@@ -160,21 +173,3 @@ def _layer_files(folder: Path) -> dict[str, str]:
     """Return the weight files of further layers of sentence-transformers with their digests."""
     files = (*folder.glob("[0-9]_*/*.safetensors"), *folder.glob("[0-9]_*/*.bin"))
     return {str(file.relative_to(folder)): file_digest(file) for file in files}
-
-
-def _require_alike(folder: Path, other: Path) -> None:
-    """Raise FolderError if two models differ in more than their weights."""
-    shapes, other_shapes = open_weights(folder).shapes, open_weights(other).shapes
-    first, second = (read_hf_config(path).raw for path in (folder, other))
-    differs = [name for name in _SETTINGS if first.get(name) != second.get(name)]
-    differs += sorted(
-        name for name in {**shapes, **other_shapes} if shapes.get(name) != other_shapes.get(name)
-    )
-    layers = _layer_files(folder), _layer_files(other)  # which are copied, not averaged
-    differs += sorted(name for name in {**layers[0], **layers[1]}
-                      if layers[0].get(name) != layers[1].get(name))  # fmt: skip
-    vocabulary = Tokenizer.load(folder).difference(Tokenizer.load(other))
-    if differs or vocabulary:
-        message = f"differs from {folder} in {listed(differs) or f'its vocabulary: {vocabulary}'}"
-        fix = "Average models of one shape, vocabulary and set of labels."
-        raise FolderError(message, where=other, fix=fix)

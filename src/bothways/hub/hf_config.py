@@ -196,7 +196,19 @@ def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
         return config
     family = family_named(str(raw.get("model_type")))
     if family is None:
-        raise _unknown_family(raw, file)
+        kind, types = raw.get("model_type"), [family.model_type for family in FAMILIES]
+        allowed = ", ".join([*types, NATIVE])
+        if kind is None:
+            message = f"names no model_type, which must be one of {allowed}"
+            fix = 'To a config.json from before model_type existed, add "model_type": "bert".'
+            raise FolderError(message, where=file, fix=fix)
+        message = f"model_type {kind!r:.80} is unknown: it must be one of {allowed}"
+        names = [_RELATIVES.get(str(kind), ""), *difflib.get_close_matches(str(kind), types, n=1)]
+        near = next((name for name in names if name in types), None)
+        fix = "Use a model of one of these families"
+        if near is not None:
+            fix += f"; the nearest is {near}, but weights of {kind!r:.80} are not read as such"
+        raise FolderError(message, where=file, fix=f"{fix}.")
     config = read_family_config(family, raw, file)
     return replace(config, dropouts={**config.dropouts, **_recorded_dropouts(folder)})
 
@@ -253,23 +265,6 @@ _RELATIVES = {
     "xlm-roberta-xl": "xlm-roberta", "xmod": "xlm-roberta",
 }  # fmt: skip
 """Model types of transformers that no family reads, and the family closest to each."""
-
-
-def _unknown_family(raw: Mapping[str, Any], file: Path) -> FolderError:
-    """Return the error for a `config.json` of no known family."""
-    kind, types = raw.get("model_type"), [family.model_type for family in FAMILIES]
-    if kind is None:
-        message = f"names no model_type, which must be one of {', '.join([*types, NATIVE])}"
-        fix = 'To a config.json from before model_type existed, add "model_type": "bert".'
-        return FolderError(message, where=file, fix=fix)
-    allowed = ", ".join([*types, NATIVE])
-    message = f"model_type {kind!r:.80} is unknown: it must be one of {allowed}"
-    names = [_RELATIVES.get(str(kind), ""), *difflib.get_close_matches(str(kind), types, n=1)]
-    near = next((name for name in names if name in types), None)
-    fix = "Use a model of one of these families"
-    if near is not None:
-        fix += f"; the nearest is {near}, but weights of {kind!r:.80} are not read as such"
-    return FolderError(message, where=file, fix=f"{fix}.")
 
 
 def read_family_config(family: Family, raw: Mapping[str, Any], location: Path) -> HFConfig:
@@ -333,8 +328,15 @@ def write_hf_config(
         raw = {**native_settings(config, heads), **outputs}
         keys, stand_in = native_keys(heads), native_architecture(heads)
         return HFConfig(raw, location, NATIVE, config, keys, stand_in, heads)
-    ids = kept_settings if tokenizer is None else _special_ids(tokenizer)
-    ids = {key: value for key, value in ids.items() if key != "model_type"}
+    ids = {key: value for key, value in kept_settings.items() if key != "model_type"}
+    if tokenizer is not None:
+        from bothways.text.tokenizer_files import tokenizer_config
+
+        # Texts begin with [CLS] and end with [SEP] by default.
+        tokens = tokenizer_config(tokenizer.backend, tokenizer.specials)
+        tokens = {"bos_token": tokens["cls_token"], "eos_token": tokens["sep_token"]} | tokens
+        uses = ("bos", "eos", "cls", "sep")
+        ids = {f"{use}_token_id": tokenizer.id(tokens[f"{use}_token"]) for use in uses}
     # A head's own dropout as settings of `config.json`, and of `bothways.json`.
     head = _head_with_dropout(model)
     key, default = ("", None) if head is None else family.dropouts.get(head.kind, ("", None))
@@ -351,16 +353,6 @@ def write_hf_config(
     head_settings = {"architectures": [architecture.name], **outputs, **dropouts}
     written = HFConfig(raw, location, family.model_type, config, keys, architecture)
     return replace(written, record=record, outputs=head_settings)
-
-
-def _special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
-    """Return the ids of special tokens; texts begin with [CLS] and end with [SEP] by default."""
-    from bothways.text.tokenizer_files import tokenizer_config
-
-    config = tokenizer_config(tokenizer.backend, tokenizer.specials)
-    names = {"bos_token": config["cls_token"], "eos_token": config["sep_token"]} | config
-    uses = ("bos", "eos", "cls", "sep")
-    return {f"{use}_token_id": tokenizer.id(names[f"{use}_token"]) for use in uses}
 
 
 def _head_with_dropout(model: Model) -> LabelHead | TagHead | ChoiceHead | None:
@@ -453,7 +445,21 @@ def read_native(
         message = f"{NATIVE}: must be an object with encoder and heads, not {tree!r:.40}"
         raise FolderError(message, where=file, fix="Save the model again, or copy the file again.")
     custom_heads: dict[str, Head] = {head.kind: head for head in custom if head.kind not in HEADS}
-    tree, outside = _without(tree, custom_heads, file)
+    entries, outside = tree.get("heads"), list[Head]()
+    if custom_heads and isinstance(entries, list):
+        remaining = []
+        for entry in entries:
+            head = custom_heads.get(str(entry.get("kind") if isinstance(entry, Mapping) else entry))
+            if head is None:
+                remaining.append(entry)
+            elif entry in (head.kind, configs.to_dict(head)):
+                outside.append(head)
+            else:
+                description = configs.to_dict(head)
+                message = f"{NATIVE}.heads: holds {entry!r:.80}, and {description} is given"
+                fix = "Give the head that the model was saved with."
+                raise FolderError(message, where=file, fix=fix)
+        tree = {**tree, "heads": remaining}
     try:
         config = configs.read(NativeConfig, tree, where=NATIVE)
         _compare(tree, configs.to_dict(config), NATIVE)
@@ -464,27 +470,6 @@ def read_native(
     except ConfigError as error:
         raise FolderError(f"{error.where}: {error.what}", where=file, fix=error.fix) from error
     return config.encoder, (*config.heads, *outside)
-
-
-def _without(
-    tree: Mapping[str, Any], custom_heads: Mapping[str, Head], file: Path
-) -> tuple[Mapping[str, Any], list[Head]]:
-    """Return the tree without the heads that are given, and these heads."""
-    entries, remaining, outside = tree.get("heads"), [], []
-    if not custom_heads or not isinstance(entries, list):
-        return tree, []
-    for entry in entries:
-        head = custom_heads.get(str(entry.get("kind") if isinstance(entry, Mapping) else entry))
-        if head is None:
-            remaining.append(entry)
-        elif entry in (head.kind, configs.to_dict(head)):
-            outside.append(head)
-        else:
-            message = f"{NATIVE}.heads: holds {entry!r:.80}, and {configs.to_dict(head)} is given"
-            raise FolderError(
-                message, where=file, fix="Give the head that the model was saved with."
-            )
-    return {**tree, "heads": remaining}, outside
 
 
 def _compare(raw: Any, parsed: Any, location: str) -> None:

@@ -51,22 +51,43 @@ class Card:
 
 def render_card(card: Card, architecture: Architecture) -> str:
     """Return the card as Markdown, with the header that the Hub reads."""
+    import torch
+
+    name = architecture.name
+    if architecture.own:
+        library = "bothways"
+        code = 'from bothways import load_model\n\nmodel = load_model("…")'
+    elif name == STATIC:
+        library = "sentence-transformers"
+        code = "from sentence_transformers import SentenceTransformer\n\n"
+        code += 'model = SentenceTransformer("…")'
+    else:
+        library = "transformers"
+        code = f"from transformers import AutoTokenizer, {name}\n\n"
+        code += 'tokenizer = AutoTokenizer.from_pretrained("…")\n'
+        code += f'model = {name}.from_pretrained("…")'
+    usage = f"```python\n{code}\n```"
+    if architecture.own:
+        usage += "\n\ntransformers has no class for this model and does not open the folder."
+    versions = {
+        "bothways": __version__,
+        "torch": torch.__version__,
+        "format": f"Hugging Face transformers, {name}" if library == "transformers" else name,
+    }
     # The first head with a pipeline decides, in the order of the table.
-    tags = (name for kind, name in _PIPELINES.items() if kind in architecture.heads)
-    library = "bothways" if architecture.own else "transformers"
-    library = "sentence-transformers" if architecture.name == STATIC else library
+    tags = (pipeline for kind, pipeline in _PIPELINES.items() if kind in architecture.heads)
     tag = next(tags, "feature-extraction")
     header = f"---\nlibrary_name: {library}\npipeline_tag: {tag}\ntags:\n- bothways\n---\n\n"
     limits = "".join(f"- {_line(limit)}\n" for limit in card.limits)
     body = [
         f"# {_line(card.title)}",
         card.summary,
-        _usage(architecture),
-        _table("Metrics", {name: f"{value:.4g}" for name, value in card.metrics.items()}),
+        usage,
+        _table("Metrics", {metric: f"{value:.4g}" for metric, value in card.metrics.items()}),
         (_LIMITS + limits).rstrip() if limits else "",
         _table("Data", card.data),
         _table("Settings", card.settings),
-        _table("Versions", _versions(architecture)),
+        _table("Versions", versions),
     ]
     return header + "\n\n".join(filter(None, body)) + "\n"
 
@@ -74,32 +95,6 @@ def render_card(card: Card, architecture: Architecture) -> str:
 def with_first_limit(card: str, limit: str) -> str:
     """Return a rendered card with another limit in front of the others."""
     return card.replace(_LIMITS, f"{_LIMITS}- {limit}\n", 1)
-
-
-def _usage(architecture: Architecture) -> str:
-    if architecture.own:
-        code = 'from bothways import load_model\n\nmodel = load_model("…")'
-        note = "transformers has no class for this model and does not open the folder."
-        return f"```python\n{code}\n```\n\n{note}"
-    name = architecture.name
-    if name == STATIC:
-        code = "from sentence_transformers import SentenceTransformer\n\n"
-        return f'```python\n{code}model = SentenceTransformer("…")\n```'
-    code = f"from transformers import AutoTokenizer, {name}\n\n"
-    code += 'tokenizer = AutoTokenizer.from_pretrained("…")\n'
-    return f'```python\n{code}model = {name}.from_pretrained("…")\n```'
-
-
-def _versions(architecture: Architecture) -> dict[str, str]:
-    import torch
-
-    name = architecture.name
-    own = architecture.own or name == STATIC
-    return {
-        "bothways": __version__,
-        "torch": torch.__version__,
-        "format": name if own else f"Hugging Face transformers, {name}",
-    }
 
 
 def _table(title: str, rows: Mapping[str, object]) -> str:

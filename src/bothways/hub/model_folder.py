@@ -234,7 +234,19 @@ def build_model(
     specification = tuple(heads)
     model, report = plan_model(config, weights, specification, fresh)
     table = config.keys
-    _check_report(report, table, weights.file, {head.kind for head in specification})
+    if faulty := [*report.missing, *report.misshapen]:
+        # A head that no class of the family keeps has our names.
+        names_of = {name: [rule.name for rule in table.origins(name)] or [name] for name in faulty}
+        kinds = {head_of(subject) for module_names in names_of.values() for subject in module_names}
+        if None in kinds:
+            subject, fix = "the encoder", AGAIN
+        else:
+            lacking = sorted({head.kind for head in specification} & kinds)
+            subject = f"the head{'s' * (len(lacking) > 1)} {' and '.join(lacking)}"
+            option = f"fresh={','.join(lacking)} (in Python fresh={lacking})"
+            fix = f"To start what is missing at random: {option}."
+        message = f"does not hold {subject} of this model: {'; '.join(report.faults)}"
+        raise FolderError(message, where=weights.file, fix=fix)
     state = _read_state(report, table, model.state_dict(), weights)
     for head in specification:
         if head.kind in fresh:
@@ -265,24 +277,6 @@ def plan_model(
     return model, report
 
 
-def _check_report(report: LoadReport, table: KeyTable, file: Path, kinds: Collection[str]) -> None:
-    faulty = [*report.missing, *report.misshapen]
-    if not faulty:
-        return
-    # A head that no class of the family keeps has our names.
-    names_of = {name: [rule.name for rule in table.origins(name)] or [name] for name in faulty}
-    heads = {head_of(subject) for module_names in names_of.values() for subject in module_names}
-    if None in heads:
-        subject, fix = "the encoder", AGAIN
-    else:
-        lacking = sorted(kind for kind in kinds if kind in heads)
-        subject = f"the head{'s' * (len(lacking) > 1)} {' and '.join(lacking)}"
-        option = f"fresh={','.join(lacking)} (in Python fresh={lacking})"
-        fix = f"To start what is missing at random: {option}."
-    message = f"does not hold {subject} of this model: {'; '.join(report.faults)}"
-    raise FolderError(message, where=file, fix=fix)
-
-
 def _read_state(
     report: LoadReport, table: KeyTable, names: Iterable[str], weights: Weights
 ) -> dict[str, Tensor]:
@@ -297,10 +291,21 @@ def _read_state(
     state, not_finite = {}, []
     for tensor_name in set(names) - set(report.fresh):
         placement = table.place(tensor_name)
-        chunks = [_read_exact(weights, report.sources[name]) for name in placement.names]
-        not_finite += [
-            n for n, chunk in zip(placement.names, chunks, strict=True) if not _is_finite(chunk)
-        ]
+        chunks = list[Tensor]()
+        for name in placement.names:
+            chunk = weights.read(report.sources[name])
+            if not chunk.is_floating_point():
+                dtype = str(chunk.dtype).removeprefix("torch.")
+                message = f"holds {report.sources[name]} as {dtype}"
+                message += ": quantised weights cannot be read"
+                fix = "Use the model's fp32, fp16 or bf16 weights."
+                raise FolderError(message, where=weights.file, fix=fix)
+            chunk = chunk.to(torch.float32)
+            # NaN and infinity reach the sum, which is faster than the extremes, and needs no memory
+            # for an answer per number; a sum of finite numbers can overflow.
+            if not math.isfinite(chunk.sum()) and not all(map(math.isfinite, chunk.aminmax())):
+                not_finite.append(name)
+            chunks.append(chunk)
         tensor = placement.join(chunks).contiguous()
         # On some processors matrix products depend on the alignment of the weights in the last
         # bit. Memory of torch is aligned to 64 bytes; a part of a tensor need not be.
@@ -311,23 +316,6 @@ def _read_state(
         fix = "Use a checkpoint from before training diverged, or download the file again."
         raise FolderError(message, where=weights.file, fix=fix)
     return state
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """Check that all numbers are finite, without memory for an answer per number."""
-    # NaN and infinity reach the sum, which is faster than the extremes; a sum of finite numbers
-    # can overflow.
-    return math.isfinite(tensor.sum()) or all(map(math.isfinite, tensor.aminmax()))
-
-
-def _read_exact(weights: Weights, name: str) -> Tensor:
-    tensor = weights.read(name)
-    if not tensor.is_floating_point():
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        message = f"holds {name} as {dtype}: quantised weights cannot be read"
-        fix = "Use the model's fp32, fp16 or bf16 weights."
-        raise FolderError(message, where=weights.file, fix=fix)
-    return tensor.to(torch.float32)
 
 
 def save_model(  # noqa: PLR0913 – one independent value per kind of content
@@ -385,10 +373,21 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         _check_rows(tokenizer, model, path)
     check_replaceable(path)
     digest = {} if tokenizer is None else {VOCABULARY: vocabulary_digest(tokenizer)}
-    new = {UNTRAINED: ["pooler"]} if _needs_pooler(model, architecture) else {}
+    # The class may have a pooler that the model has not, and that nothing reads.
+    lacks_pooler = "pooler" in architecture.idle - set(model.heads)
+    new = {UNTRAINED: ["pooler"]} if lacks_pooler else {}
     record = {VERSION: __version__, **digest, **new, **(extra or {}), **config.record}
     files = {hf_config.RECORD: record, **(extra_files or {})}
-    state = _state(model, architecture)
+    state = {
+        name: tensor.detach().to("cpu", torch.float32)
+        for name, tensor in model.state_dict().items()
+    }
+    if lacks_pooler:
+        # A seed of its own, so that equal models give equal files.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            pooler = PoolerHead().build(model.config).state_dict()
+        state |= {f"heads.pooler.{name}": tensor for name, tensor in pooler.items()}
     if adapter is None:
         files["config.json"] = {**config.raw, **files.get("config.json", {})}
         weights_file, table = "model.safetensors", config.keys
@@ -461,24 +460,6 @@ def check_replaceable(path: Path) -> None:
         raise FolderError(message, where=path, fix="Choose an empty or a new folder.")
 
 
-def _needs_pooler(model: Model, architecture: Architecture) -> bool:
-    """Return True if the class has a pooler that the model has not, and that nothing reads."""
-    return "pooler" in architecture.idle - set(model.heads)
-
-
-def _state(model: Model, architecture: Architecture) -> dict[str, Tensor]:
-    """Return the weights in fp32, with new values for a pooler that only the class has."""
-    tensors = model.state_dict().items()
-    state = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in tensors}
-    if _needs_pooler(model, architecture):
-        # A seed of its own, so that equal models give equal files.
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(0)
-            pooler = PoolerHead().build(model.config).state_dict()
-        state |= {f"heads.pooler.{name}": tensor for name, tensor in pooler.items()}
-    return state
-
-
 def heads_of(config: hf_config.HFConfig, names: Iterable[str]) -> tuple[Head, ...]:
     """Return the heads of a folder whose tensors have these names.
 
@@ -496,19 +477,17 @@ def heads_of(config: hf_config.HFConfig, names: Iterable[str]) -> tuple[Head, ..
             rule.name for rule in rules if rule is not None and rule.name not in table.shared
         )
         kinds = {head_of(name_of) for name_of in module_names}
-    return tuple(_head(config, kind) for kind in HEADS if kind in kinds)
-
-
-def _head(config: hf_config.HFConfig, kind: str) -> Head:
-    """Return a head with as many outputs as there are labels, and its own dropout."""
-    # Only the fields that this kind has: the pooler has neither outputs nor a dropout.
-    fields = HEADS[kind].__dataclass_fields__
-    settings: dict[str, Any] = {}
-    if "count" in fields:
-        settings["count"] = len(config.labels())
-    if "dropout" in fields:
-        settings["dropout"] = config.dropouts.get(kind)
-    return HEADS[kind](**settings)
+    heads = list[Head]()
+    for kind, head_class in HEADS.items():
+        if kind in kinds:
+            settings: dict[str, Any] = {}
+            # Only the fields that this kind has: the pooler has neither outputs nor a dropout.
+            if "count" in head_class.__dataclass_fields__:
+                settings["count"] = len(config.labels())
+            if "dropout" in head_class.__dataclass_fields__:
+                settings["dropout"] = config.dropouts.get(kind)
+            heads.append(head_class(**settings))
+    return tuple(heads)
 
 
 def faults_of(

@@ -55,15 +55,7 @@ def digest_of_model(name: str, *, whole: bool = False) -> str:
         # Where both exist, only safetensors are read: a pickle next to them changes nothing.
         pickles = () if any(folder.glob("*model*.safetensors")) else PICKLE_FILES
         patterns = (*MODEL_FILES, *pickles)
-    digest, adapter = _digest_of_files(folder, patterns), read_adapter(folder)
-    if adapter is None:
-        return digest
-    digest += digest_of_model(str(adapter.base), whole=whole)
-    return hashlib.sha256(digest.encode()).hexdigest()
-
-
-def _digest_of_files(folder: Path, patterns: tuple[str, ...]) -> str:
-    """Return the SHA-256 of names and contents of files, and of those in folders, that match."""
+    # Names and contents of the files, and of those in folders.
     matching = [
         path
         for path in folder.iterdir()
@@ -72,8 +64,12 @@ def _digest_of_files(folder: Path, patterns: tuple[str, ...]) -> str:
     inner = [file for path in matching if path.is_dir() for file in path.rglob("*")]
     files = sorted(file for file in (*matching, *inner) if file.is_file())
     names = ((file.relative_to(folder).as_posix(), file) for file in files)
-    lines = "".join(f"{name} {digest_of_file(file)}\n" for name, file in names)
-    return hashlib.sha256(lines.encode()).hexdigest()
+    lines = "".join(f"{path} {digest_of_file(file)}\n" for path, file in names)
+    digest, adapter = hashlib.sha256(lines.encode()).hexdigest(), read_adapter(folder)
+    if adapter is None:
+        return digest
+    digest += digest_of_model(str(adapter.base), whole=whole)
+    return hashlib.sha256(digest.encode()).hexdigest()
 
 
 def model_facts(name: str | Path, labels: Iterable[str] = ()) -> dict[str, str]:

@@ -157,8 +157,21 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     file = root / PROGRAM
     program, config = object_in(file), object_in(folder / "config.json")  # an adapter has none
     section: Any = config.get(_SECTION)
-    # A longer one in the files cannot be computed: there are no positions for it.
-    length = min(positions, _read_length(folder) or positions)
+    # The longest text is that of the module, else that of the tokenizer.
+    transformer = object_in(folder / _TRANSFORMER)
+    if transformer.get("do_lower_case"):
+        message = "lower-cases texts before they are tokenized"
+        fix = "Let the tokenizer do it, and set do_lower_case to false."
+        raise FolderError(message, where=folder / _TRANSFORMER, fix=fix)
+    length = transformer.get("max_seq_length")
+    if length is None:
+        length = object_in(folder / "tokenizer_config.json").get("model_max_length")
+    elif type(length) is not int or length < 1:
+        message = f"max_seq_length must be a number of tokens, at least 1, not {length!r:.40}"
+        fix = "Set it to null for the tokenizer's."
+        raise FolderError(message, where=folder / _TRANSFORMER, fix=fix)
+    # A longer one cannot be computed: there are no positions for it.
+    length = min(positions, length) if isinstance(length, int) and length > 0 else positions
     activations = [config[_OLDEST]] if _OLDEST in config else []
     if isinstance(section, dict) and "activation_fn" in section:
         activations.append(section["activation_fn"])
@@ -167,8 +180,18 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
         if kinds not in ([], ["Transformer"]):
             fix = "Supported is Transformer alone."
             raise FolderError(_has_modules(kinds), where=root / MODULES, fix=fix)
-        activation = _read_activation([*activations, program.get("activation_fn")], folder)
-        return CrossEncoderConfig(activation, length, *_read_prompts(program, file))
+        # The last activation that is named, by its class; the default is the sigmoid.
+        activations.append(program.get("activation_fn"))
+        stated = [name for name in activations if name is not None]
+        name = stated[-1] if stated else _SCORE_ACTIVATIONS["sigmoid"]
+        classes = {path.rpartition(".")[2]: kind for kind, path in _SCORE_ACTIVATIONS.items()}
+        class_name = str(name).rpartition(".")[2]
+        if class_name not in classes:
+            message = f"scores are made by {name!r:.80}"
+            fix = f"Supported are {' and '.join(classes)}."
+            raise FolderError(message, where=folder, fix=fix)
+        prompts = _read_prompts(program, file)
+        return CrossEncoderConfig(classes[class_name], length, *prompts)
     if not (root / MODULES).is_file():
         return None
     chain = _read_modules(root / MODULES)
@@ -245,18 +268,6 @@ def _has_modules(kinds: list[str]) -> str:
     return f"its modules are {', '.join(kinds)[:200] or 'none'}"
 
 
-def _read_activation(names: list[Any], folder: Path) -> ScoreActivation:
-    """Return the last activation that is named, by its class; the default is the sigmoid."""
-    stated = [name for name in names if name is not None]
-    name = stated[-1] if stated else _SCORE_ACTIVATIONS["sigmoid"]
-    kinds = {path.rpartition(".")[2]: activation for activation, path in _SCORE_ACTIVATIONS.items()}
-    kind = str(name).rpartition(".")[2]
-    if kind not in kinds:
-        message = f"scores are made by {name!r:.80}"
-        raise FolderError(message, where=folder, fix=f"Supported are {' and '.join(kinds)}.")
-    return kinds[kind]
-
-
 def _read_prompts(program: Mapping[str, Any], file: Path) -> tuple[dict[str, str], str | None]:
     """Return the prompts by name, and the name of the default one."""
     prompts, default = program.get("prompts") or {}, program.get(_DEFAULT)
@@ -301,22 +312,6 @@ def _read_pooling(file: Path) -> tuple[Pooling | tuple[Pooling, ...], bool]:
         message = f"include_prompt must be true or false, not {include_prompt!r:.40}"
         raise FolderError(message, where=file, fix="Copy the model again.")
     return modes[0] if len(modes) == 1 else tuple(modes), include_prompt
-
-
-def _read_length(folder: Path) -> int | None:
-    """Return the longest text in tokens: of the module, else of the tokenizer."""
-    file = folder / _TRANSFORMER
-    raw = object_in(file)
-    if raw.get("do_lower_case"):
-        fix = "Let the tokenizer do it, and set do_lower_case to false."
-        raise FolderError("lower-cases texts before they are tokenized", where=file, fix=fix)
-    length = raw.get("max_seq_length")
-    if length is None:
-        length = object_in(folder / "tokenizer_config.json").get("model_max_length")
-    elif type(length) is not int or length < 1:
-        message = f"max_seq_length must be a number of tokens, at least 1, not {length!r:.40}"
-        raise FolderError(message, where=file, fix="Set it to null for the tokenizer's.")
-    return length if isinstance(length, int) and length > 0 else None
 
 
 def save_sentence_folder(
@@ -388,10 +383,25 @@ def program_files(
             assert model is not None
             if PROJECTION in model.heads:
                 projection = cast("Projection", model.heads[PROJECTION])
-            dense = [] if projection is None else _dense_files(projection)
             static = isinstance(model.encoder, StaticEncoder)
             kinds = [STATIC] if static else ["Transformer", "Pooling"]
-            kinds += [*("Dense" for _ in dense), *(["Normalize"] * config.normalised)]
+            dense = dict[str, Any]()
+            if projection is not None:
+                paths = {activation: path for path, activation in _DENSE_ACTIVATIONS.items()}
+                for layer, activation in zip(
+                    projection.layers, projection.activations, strict=True
+                ):
+                    state = layer.state_dict().items()
+                    tensors = {f"linear.{name}": tensor.detach().cpu() for name, tensor in state}
+                    dense[f"{len(kinds)}_Dense/config.json"] = {
+                        "in_features": layer.in_features,
+                        "out_features": layer.out_features,
+                        "bias": layer.bias is not None,
+                        "activation_function": paths[activation],
+                    }
+                    dense[f"{len(kinds)}_Dense/model.safetensors"] = safetensors.torch.save(tensors)
+                    kinds.append("Dense")
+            kinds += ["Normalize"] * config.normalised
             modes = (config.pooling,) if isinstance(config.pooling, str) else config.pooling
             pooling: dict[str, Any] = {key: mode in modes for key, mode in _KEYS.items()}
             # The keys of the older form are a set, and the order of joined vectors matters.
@@ -405,11 +415,7 @@ def program_files(
             return {
                 MODULES: _chain(kinds),
                 **({} if static else {"1_Pooling/config.json": pooling, _TRANSFORMER: transformer}),
-                **{
-                    f"{at}_Dense/{name}": content
-                    for at, files in enumerate(dense, kinds.index("Dense") if dense else 0)
-                    for name, content in files.items()
-                },
+                **dense,
                 PROGRAM: {
                     **prompts,
                     SIMILARITY: similarity,
@@ -430,25 +436,6 @@ def kept_files(folder: Path, model: Model) -> dict[str, Any]:
     if config is None:
         return {}
     return program_files(config, model, read_projection(folder))
-
-
-def _dense_files(projection: Projection) -> list[dict[str, Any]]:
-    """Return the files of each Dense layer."""
-    paths = {activation: path for path, activation in _DENSE_ACTIVATIONS.items()}
-    return [
-        {
-            "config.json": {
-                "in_features": layer.in_features,
-                "out_features": layer.out_features,
-                "bias": layer.bias is not None,
-                "activation_function": paths[activation],
-            },
-            "model.safetensors": safetensors.torch.save(
-                {f"linear.{name}": x.detach().cpu() for name, x in layer.state_dict().items()}
-            ),
-        }
-        for layer, activation in zip(projection.layers, projection.activations, strict=True)
-    ]
 
 
 def _chain(kinds: list[str]) -> list[dict[str, Any]]:

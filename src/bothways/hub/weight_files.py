@@ -195,8 +195,13 @@ def _open_pickle(file: Path) -> Weights:
     except _PICKLE_ERRORS as error:
         message = "is refused: it is not a plain pickle of tensors, and other pickles can run code"
         raise FolderError(message, where=file, fix="Use the model's safetensors file.") from error
+    # Each tensor has a number for each of its elements.
     if not isinstance(state, dict) or not all(
-        isinstance(name, str) and _is_plain(value) for name, value in state.items()
+        isinstance(name, str)
+        and isinstance(value, Tensor)
+        and value.layout == torch.strided
+        and value.device.type != "meta"
+        for name, value in state.items()
     ):
         message = "is refused: it holds more than dense tensors by name"
         raise FolderError(message, where=file, fix="Save the model's state_dict.")
@@ -206,26 +211,7 @@ def _open_pickle(file: Path) -> Weights:
     return Weights(file, shapes, lambda name: tensors[name].clone())
 
 
-def _is_plain(value: object) -> bool:
-    """Return True for a tensor with a number for each of its elements."""
-    return (
-        isinstance(value, Tensor) and value.layout == torch.strided and value.device.type != "meta"
-    )
-
-
 def _open_shards(index: Path) -> Weights:
-    shard_of = _weight_map(index)
-    open_file = _READERS[index.name.removesuffix(".index.json")]
-    shards = {name: open_file(index.parent / name) for name in sorted(set(shard_of.values()))}
-    for tensor, name in shard_of.items():
-        if tensor not in shards[name].shapes:
-            message = f"says that {name} holds {tensor}, which it does not"
-            raise FolderError(message, where=index, fix=AGAIN)
-    shapes = {tensor: shards[name].shapes[tensor] for tensor, name in shard_of.items()}
-    return Weights(index, shapes, lambda tensor: shards[shard_of[tensor]].read(tensor))
-
-
-def _weight_map(index: Path) -> dict[str, str]:
     shard_of = read_object(index, FolderError).get("weight_map")
     if not isinstance(shard_of, dict):
         raise FolderError("has no weight_map from tensors to files", where=index, fix=AGAIN)
@@ -234,7 +220,14 @@ def _weight_map(index: Path) -> dict[str, str]:
         if not isinstance(name, str) or name not in files:
             message = f"names a shard that is not in its folder: {name!r:.80}"
             raise FolderError(message, where=index, fix="Download all shards.")
-    return shard_of
+    open_file = _READERS[index.name.removesuffix(".index.json")]
+    shards = {name: open_file(index.parent / name) for name in sorted(set(shard_of.values()))}
+    for tensor, name in shard_of.items():
+        if tensor not in shards[name].shapes:
+            message = f"says that {name} holds {tensor}, which it does not"
+            raise FolderError(message, where=index, fix=AGAIN)
+    shapes = {tensor: shards[name].shapes[tensor] for tensor, name in shard_of.items()}
+    return Weights(index, shapes, lambda tensor: shards[shard_of[tensor]].read(tensor))
 
 
 _READERS: dict[str, Callable[[Path], Weights]] = {
