@@ -124,14 +124,40 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
 
 def _write_more(config: EncoderConfig) -> dict[str, Any]:
     inner, position = config.readout.labels, config.position
-    return {
+    settings: dict[str, Any] = {
         "type_vocab_size": config.segments,
         **({} if config.embedding is None else {"embedding_size": config.embedding}),
         "pooler_hidden_size": config.width,
         "pooler_hidden_act": _activation_name(inner.activation) if isinstance(inner, Own) else "",
         "pooler_dropout": inner.input_dropout if isinstance(inner, Own) else 0.0,
-        **(_write_position(position) if isinstance(position, Learned | Disentangled) else {}),
     }
+    match position:
+        case Learned():
+            settings |= {
+                "relative_attention": False,
+                "position_biased_input": True,
+                "pos_att_type": None,
+                "legacy": True,
+            }
+        case Disentangled():
+            settings |= {
+                "relative_attention": True,
+                "pos_att_type": list(position.terms),
+                # −1 stands for the number of positions.
+                "max_relative_positions": position.max_distance or -1,
+                "position_biased_input": position.absolute == "input",
+                "legacy": not _has_decoder(position),
+                "position_buckets": position.buckets or -1,
+                "share_att_key": position.shared,
+                "norm_rel_ebd": "layer_norm" if position.norm else "none",
+            }
+            if _has_decoder(position):
+                settings["enhanced_mask_decoder"] = True
+            if position.convolution is not None:
+                settings["conv_kernel_size"] = position.convolution.size
+                settings["conv_groups"] = position.convolution.groups
+                settings["conv_act"] = _activation_name(position.convolution.activation)
+    return settings
 
 
 def _read_position(
@@ -139,7 +165,18 @@ def _read_position(
 ) -> Learned | Disentangled:
     """Return the positions; version 1 ignores the settings of later versions."""
     at_input = family.read_flag(raw, "position_biased_input", True, location)
-    terms = _read_terms(raw, location)
+    # The terms of attention are a list or one text: "p2c|c2p".
+    value = raw.get("pos_att_type") or []
+    names = value.lower().split("|") if isinstance(value, str) else value
+    terms_by_name: dict[Any, Term] = {term: term for term in get_args(Term)}
+    if not isinstance(names, list) or not all(
+        isinstance(name, str) and name.strip() in terms_by_name for name in names
+    ):
+        message = (
+            f"pos_att_type {value!r:.80} has no counterpart here: it must hold c2p, p2c or both"
+        )
+        raise FolderError(message, where=location)
+    terms = tuple(terms_by_name[name.strip()] for name in names)
     size = family.read_number(raw, "conv_kernel_size", 0, location) if is_later else 0
     if not family.read_flag(raw, "relative_attention", False, location):
         if terms or not at_input or size > 0:
@@ -172,53 +209,10 @@ def _read_position(
     )
 
 
-def _read_terms(raw: Mapping[str, Any], location: str) -> tuple[Term, ...]:
-    """Return the terms of attention, given as a list or as one text: "p2c|c2p"."""
-    value = raw.get("pos_att_type") or []
-    names = value.lower().split("|") if isinstance(value, str) else value
-    terms: dict[Any, Term] = {term: term for term in get_args(Term)}
-    if not isinstance(names, list) or not all(
-        isinstance(name, str) and name.strip() in terms for name in names
-    ):
-        message = (
-            f"pos_att_type {value!r:.80} has no counterpart here: it must hold c2p, p2c or both"
-        )
-        raise FolderError(message, where=location)
-    return tuple(terms[name.strip()] for name in names)
-
-
 def _read_positive(raw: Mapping[str, Any], key: str, location: str) -> int | None:
     """Return a number, None where it is below 1, such as -1."""
     number: int = family.read_number(raw, key, -1, location)
     return number if number > 0 else None
-
-
-def _write_position(position: Learned | Disentangled) -> dict[str, Any]:
-    if isinstance(position, Learned):
-        return {
-            "relative_attention": False,
-            "position_biased_input": True,
-            "pos_att_type": None,
-            "legacy": True,
-        }
-    settings = {
-        "relative_attention": True,
-        "pos_att_type": list(position.terms),
-        # −1 stands for the number of positions.
-        "max_relative_positions": position.max_distance or -1,
-        "position_biased_input": position.absolute == "input",
-        "legacy": not _has_decoder(position),
-        "position_buckets": position.buckets or -1,
-        "share_att_key": position.shared,
-        "norm_rel_ebd": "layer_norm" if position.norm else "none",
-    }
-    if _has_decoder(position):
-        settings["enhanced_mask_decoder"] = True
-    if position.convolution is not None:
-        settings["conv_kernel_size"] = position.convolution.size
-        settings["conv_groups"] = position.convolution.groups
-        settings["conv_act"] = _activation_name(position.convolution.activation)
-    return settings
 
 
 _EMBEDDINGS = "deberta.embeddings"

@@ -7,9 +7,8 @@ four segments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from bothways.model.config import EncoderConfig
 from bothways.model.families import bert
@@ -45,18 +44,6 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
-    rows = read_number(raw, "task_type_vocab_size", _TASKS, location)
-    return replace(config, task_types=rows if read_flag(raw, "use_task_id", False, location) else 0)
-
-
-def _write_more(config: EncoderConfig) -> dict[str, Any]:
-    return {
-        "use_task_id": config.task_types > 0,
-        "task_type_vocab_size": config.task_types or _TASKS,
-    }
-
-
 ERNIE = Family(
     model_type="ernie",
     keys=KeyTable(
@@ -69,5 +56,16 @@ ERNIE = Family(
         position_buffers("ernie.embeddings"),
     ),
     architectures=bert.architectures("Ernie"),
-    config_rules=ConfigRules(bert.base(), read_more=_read_more, write_more=_write_more),
+    config_rules=ConfigRules(
+        bert.base(),
+        read_more=lambda config, raw, location: replace(
+            config,
+            task_types=read_number(raw, "task_type_vocab_size", _TASKS, location)
+            * read_flag(raw, "use_task_id", False, location),
+        ),
+        write_more=lambda config: {
+            "use_task_id": config.task_types > 0,
+            "task_type_vocab_size": config.task_types or _TASKS,
+        },
+    ),
 )

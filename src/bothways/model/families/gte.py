@@ -7,9 +7,8 @@ The published models have the type `new`; they are read, and written as transfor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Readout
 from bothways.model.families import bert, rotary
@@ -46,15 +45,6 @@ PRESETS: dict[str, Callable[[], EncoderConfig]] = {
 }
 
 
-def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
-    return replace(
-        config,
-        segments=read_number(raw, "type_vocab_size", 1, location),
-        position=rotary.read_rotary(config, raw, _THETA, location),
-        mlp=Gated(config.dropout.hidden),
-    )
-
-
 def _heads(norm: str) -> tuple[Rule, ...]:
     return (*masked_rules("lm_head.dense", norm, "lm_head.decoder"), *output_rules())
 
@@ -86,7 +76,12 @@ GTE = Family(
         ignored=frozenset(
             {"auto_map", "unpad_inputs", "use_memory_efficient_attention", "logn_attention_clip1"}
         ),
-        read_more=_read_more,
+        read_more=lambda config, raw, location: replace(
+            config,
+            segments=read_number(raw, "type_vocab_size", 1, location),
+            position=rotary.read_rotary(config, raw, _THETA, location),
+            mlp=Gated(config.dropout.hidden),
+        ),
         write_more=lambda config: {
             "type_vocab_size": config.segments,
             **rotary.write_rotary(config),

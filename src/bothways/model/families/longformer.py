@@ -59,17 +59,6 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
     return replace(roberta.counted_from_padding(config, raw, location), patterns=patterns).canonical
 
 
-def _write_more(config: EncoderConfig) -> dict[str, Any]:
-    patterns = [config.pattern(layer) for layer in range(config.depth)]
-    # transformers' class for answers needs the separator.
-    return {
-        "attention_window": [
-            2 * pattern.radius if isinstance(pattern, Window) else WINDOW for pattern in patterns
-        ],
-        "sep_token_id": _SEPARATOR,
-    }
-
-
 _LAYER = "longformer.encoder.layer.{}.attention.self"
 _RULES: tuple[Rule, ...] = (
     *bert.encoder_rules("longformer"),
@@ -96,7 +85,14 @@ LONGFORMER = Family(
         ),
         ignored=frozenset({"attention_mode", "ignore_attention_mask", "onnx_export"}),
         read_more=_read_more,
-        write_more=_write_more,
+        # transformers' class for answers needs the separator.
+        write_more=lambda config: {
+            "attention_window": [
+                2 * pattern.radius if isinstance(pattern, Window) else WINDOW
+                for pattern in map(config.pattern, range(config.depth))
+            ],
+            "sep_token_id": _SEPARATOR,
+        },
     ),
     dropouts={},
 )

@@ -72,7 +72,17 @@ _THETAS = {_FULL: ("global_rope_theta", GLOBAL), _WINDOW: ("local_rope_theta", L
 
 
 def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
-    kinds = _layers(raw, config.depth, location)
+    # Older files have only the interval of global layers.
+    interval = family.read_number(raw, "global_attn_every_n_layers", 3, location)
+    if interval < 1:
+        message = f"global_attn_every_n_layers must be at least 1, not {interval}"
+        raise FolderError(message, where=location)
+    default = [_WINDOW if layer % interval else _FULL for layer in range(config.depth)]
+    kinds, allowed, depth = raw.get("layer_types") or default, list(_THETAS), config.depth
+    if not isinstance(kinds, list) or len(kinds) != depth or any(k not in allowed for k in kinds):
+        names = " or ".join(_THETAS)
+        message = f"layer_types must name {names} for each of {depth} layers, not {kinds!r}"
+        raise FolderError(message, where=location)
     patterns: dict[str, Pattern] = {
         _FULL: Full(),
         _WINDOW: Window(family.read_number(raw, "local_attention", 128, location) // 2),
@@ -104,21 +114,6 @@ def _read_more(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> 
             masked=activation,
         ),
     ).canonical
-
-
-def _layers(raw: Mapping[str, Any], depth: int, location: str) -> list[str]:
-    """Return the kind of each layer; older files have only the interval of global layers."""
-    interval = family.read_number(raw, "global_attn_every_n_layers", 3, location)
-    if interval < 1:
-        message = f"global_attn_every_n_layers must be at least 1, not {interval}"
-        raise FolderError(message, where=location)
-    default = [_WINDOW if layer % interval else _FULL for layer in range(depth)]
-    kinds, allowed = raw.get("layer_types") or default, list(_THETAS)
-    if not isinstance(kinds, list) or len(kinds) != depth or any(k not in allowed for k in kinds):
-        names = " or ".join(_THETAS)
-        message = f"layer_types must name {names} for each of {depth} layers, not {kinds!r}"
-        raise FolderError(message, where=location)
-    return kinds
 
 
 def _base(raw: Mapping[str, Any], kind: str, location: str) -> float:

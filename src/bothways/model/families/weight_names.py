@@ -303,21 +303,20 @@ def untied(table: KeyTable) -> KeyTable:
     its files hold under the other name.
     """
     ties = (rule for rule in table.rules if isinstance(rule, Tie))
+    # The tensors that the output layer repeats.
     head_names = {rule.name: rule.stored for rule in ties if rule.name.startswith(rule.owner)}
-    return replace(table, rules=tuple(_untied(rule, table, head_names) for rule in table.rules))
-
-
-def _untied(rule: Rule, table: KeyTable, head_names: Mapping[str, str]) -> Rule:
-    """Return the rule of an untied model; `head_names` has the tensors that an output repeats."""
-    match rule:
-        case Tie(name, _, piece) if name in head_names:
-            return Spare(name, table.place(name).names[0], piece)
-        case Tie(_, stored, piece):
-            return Rename(f"{piece}.output.weight", stored)
-        case Rename(name, _) if name in head_names:
-            return Rename(name, head_names[name])
-        case _:
-            return rule
+    rules = list[Rule]()
+    for rule in table.rules:
+        match rule:
+            case Tie(name, _, piece) if name in head_names:
+                rules.append(Spare(name, table.place(name).names[0], piece))
+            case Tie(_, stored, piece):
+                rules.append(Rename(f"{piece}.output.weight", stored))
+            case Rename(name, _) if name in head_names:
+                rules.append(Rename(name, head_names[name]))
+            case _:
+                rules.append(rule)
+    return replace(table, rules=tuple(rules))
 
 
 def to_file_names(table: KeyTable, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
