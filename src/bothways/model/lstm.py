@@ -39,21 +39,16 @@ class BiLSTM(nn.Module):
     ) -> Float[Tensor, "tokens hidden"]:
         """Read each sequence by itself."""
         order, sizes = by_time(layout)
-        outputs = _run(self.lstm, PackedSequence(x[order], sizes))
+        inputs = x[order]
+        if inputs.is_cuda:
+            # Autocast would run cuDNN in fp16 whatever precision was asked for, and gradients
+            # would vanish.
+            with torch.autocast("cuda", enabled=False):
+                inputs = inputs.to(next(self.lstm.parameters()).dtype)
+                outputs = self.lstm(PackedSequence(inputs, sizes))[0].data
+        else:
+            outputs = self.lstm(PackedSequence(inputs, sizes))[0].data
         return torch.empty_like(outputs).index_copy(0, order, outputs)
-
-
-def _run(lstm: nn.LSTM, inputs: PackedSequence) -> Float[Tensor, "tokens hidden"]:
-    """Return an LSTM's output.
-
-    On a GPU autocast is off: it would run cuDNN in fp16 whatever precision was asked for, and
-    gradients would vanish.
-    """
-    if not inputs.data.is_cuda:
-        return lstm(inputs)[0].data  # type: ignore[no-any-return]
-    with torch.autocast("cuda", enabled=False):
-        x = inputs.data.to(next(lstm.parameters()).dtype)
-        return lstm(PackedSequence(x, inputs.batch_sizes))[0].data  # type: ignore[no-any-return]
 
 
 def by_time(layout: Layout) -> tuple[Int[Tensor, " tokens"], Int[Tensor, " steps"]]:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -295,7 +295,11 @@ def _blocks(config: EncoderConfig, sharing: Sharing | None) -> Iterator[nn.Modul
             block = Block(config)
             owner = owners.setdefault(_group_of(layer, config.depth, sharing), block)
             if owner is not block:
-                _borrow(block, owner, sharing.parts)
+                # The block computes with a part of the owner, which stays the only one that has it
+                # as a submodule: so each weight has one name.
+                for name in (sharing.parts, f"{sharing.parts}_norm"):
+                    delattr(block, name)
+                    block.__dict__[name] = getattr(owner, name)
             yield block
 
 
@@ -304,15 +308,6 @@ def _group_of(layer: int, depth: int, sharing: Sharing) -> int:
     would round differently.
     """
     return int(layer / (depth / sharing.groups))
-
-
-def _borrow(block: Block, owner: Block, part: Literal["attention", "mlp"]) -> None:
-    """Let a block compute with a part of another, which stays the only one that has it as a
-    submodule: so each weight has one name.
-    """
-    for name in (part, f"{part}_norm"):
-        delattr(block, name)
-        block.__dict__[name] = getattr(owner, name)
 
 
 @dataclass(frozen=True)

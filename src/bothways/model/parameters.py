@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -96,21 +97,14 @@ def parameter_table(config: EncoderConfig, heads: Iterable[Head] = ()) -> Parame
             component for component, names in patterns.items() if re.fullmatch(names, name)
         )
         shapes_by_component[component].append(tuple(parameter.shape))
-    entries = (
-        _entry(component, shapes, component in _TEXTBOOK)
-        for component, shapes in shapes_by_component.items()
-        if shapes
-    )
+    entries = list[ParameterEntry]()
+    for component, shapes in shapes_by_component.items():
+        if shapes:
+            # Equal shapes are written once.
+            tensors = " + ".join(
+                f"{f'{count} × ' if count > 1 else ''}({', '.join(f'{side:,}' for side in shape)})"
+                for shape, count in Counter(shapes).items()
+            )
+            total = sum(map(math.prod, shapes))
+            entries.append(ParameterEntry(component, tensors, total, component in _TEXTBOOK))
     return ParameterTable(tuple(entries))
-
-
-def _entry(component: str, shapes: list[tuple[int, ...]], textbook: bool) -> ParameterEntry:
-    """Sum up a part: equal shapes are written once."""
-    sizes = {shape: math.prod(shape) for shape in shapes}
-    written = [
-        f"{f'{shapes.count(shape)} × ' if shapes.count(shape) > 1 else ''}"
-        f"({', '.join(f'{side:,}' for side in shape)})"
-        for shape in sizes
-    ]
-    count = sum(sizes[shape] for shape in shapes)
-    return ParameterEntry(component, " + ".join(written), count, textbook)

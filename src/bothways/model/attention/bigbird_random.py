@@ -72,10 +72,16 @@ def _draw(key: RandomBlocks, count: int, pattern: Blocks) -> BlockNumbers:
             ]
             result[head, 1:-1] = rows[: count - 2]
     else:  # block by block and then head by head: the order of the generator's draws matters
+        # A block reads the draws that are neither its neighbours nor global. The sequence is taken
+        # to end with the last block that can be drawn: transformers does so.
+        last_block = 4 + 2 * random
         for block in range(1, count - 1):
+            barred = {0, last_block, block - 1, block, block + 1}
+            barred |= {last_block - 1} if block == 1 else {1} if block == last_block - 1 else set()
             for head in range(key.heads):
-                order = generator.permutation(5 + 2 * random)
-                result[head, block] = _first_allowed(order, block, random)
+                order = generator.permutation(last_block + 1).tolist()
+                allowed = [number for number in order if number not in barred]
+                result[head, block] = allowed[:random]
     return result
 
 
@@ -96,14 +102,3 @@ def _range(block: int, count: int, size: int) -> BlockNumbers:
             return middle[:previous]
         case _:
             return np.concatenate([middle[:previous], middle[block + 1 : last_start]])
-
-
-def _first_allowed(order: NDArray[np.integer], block: int, random: int) -> BlockNumbers:
-    """Return the first of `order` that are neither neighbours nor global blocks.
-
-    The sequence is taken to end with the last block of `order`: transformers does so.
-    """
-    count = len(order)
-    barred = {0, count - 1, block - 1, block, block + 1}
-    barred |= {count - 2} if block == 1 else {1} if block == count - 2 else set()
-    return np.array([key for key in order.tolist() if key not in barred][:random], dtype=np.int64)

@@ -128,7 +128,11 @@ def choose(call: AttentionCall) -> Kernel:
         return Padded(padded_kernel(replace(call, learning=True)))
     # A rectangle has left the packed form: kernels for whole batches are out of the question.
     if not call.rectangle and not call.causal:
-        if _is_packed(call):
+        # FlashAttention reads vectors of 8 half-precision numbers (16 bytes) at once.
+        half = call.dtype in {torch.bfloat16, torch.float16} and call.head_size % 8 == 0
+        plain = not (isinstance(call.pattern, Blocks) or call.global_tokens or call.global_qkv)
+        small = call.head_size <= 256
+        if plain and half and small and not call.dropout and has_varlen(call.device):
             return Packed()
         if _is_flexible(call):
             return Flexible()
@@ -139,13 +143,6 @@ def choose(call: AttentionCall) -> Kernel:
     kernel = padded_kernel(call)
     dense = not (call.rectangle or call.global_tokens or call.global_qkv)
     return Gathered() if dense and call.learning and kernel == "products" else Padded(kernel)
-
-
-def _is_packed(call: AttentionCall) -> bool:
-    plain = not isinstance(call.pattern, Blocks) and not call.global_tokens and not call.global_qkv
-    # FlashAttention reads vectors of 8 half-precision numbers (16 bytes) at once.
-    half = call.dtype in {torch.bfloat16, torch.float16} and call.head_size % 8 == 0
-    return plain and half and not call.dropout and call.head_size <= 256 and has_varlen(call.device)
 
 
 def _is_flexible(call: AttentionCall) -> bool:

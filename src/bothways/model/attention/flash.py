@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import assert_never
 
 from bothways.model.attention.mask import AttentionView
-from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.model.attention.patterns import Blocks, Causal, Full, Window
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All of torch's but cuDNN's."""
@@ -30,29 +30,24 @@ def attend_packed(
     """Compute `dispatch.attend` for the calls that are `Packed`."""
     from torch.nn.attention.varlen import varlen_attn
 
+    # The number of tokens that a query sees on its left and right; −1 for all.
+    match view.pattern:
+        case Full():
+            window = (-1, -1)
+        case Causal():
+            window = (-1, 0)
+        case Window(radius):
+            window = (radius, radius)
+        case Blocks():
+            raise AssertionError("blocks are read in rectangles")
+        case _:
+            assert_never(view.pattern)
     q, k, v = qkv.unbind(1)
     starts, max_length = view.layout.cu_seqlens_int32, view.layout.max_seqlen
     # Sequence i is the tokens [starts[i], starts[i+1]), of queries and of keys.
     with sdpa_kernel(BACKENDS):
-        outputs = varlen_attn(
-            q, k, v, starts, starts, max_length, max_length, window_size=_window(view.pattern)
-        )
+        outputs = varlen_attn(q, k, v, starts, starts, max_length, max_length, window_size=window)
     return cast(Tensor, outputs)
-
-
-def _window(pattern: Pattern) -> tuple[int, int]:
-    """Return the number of tokens that a query sees on its left and right; −1 for all."""
-    match pattern:
-        case Full():
-            return (-1, -1)
-        case Causal():
-            return (-1, 0)
-        case Window(radius):
-            return (radius, radius)
-        case Blocks():
-            raise AssertionError("blocks are read in rectangles")
-        case _:
-            assert_never(pattern)
 
 
 def attend_fused(
