@@ -446,6 +446,7 @@ def read_native(
         raise FolderError(message, where=file, fix="Save the model again, or copy the file again.")
     custom_heads: dict[str, Head] = {head.kind: head for head in custom if head.kind not in HEADS}
     entries, outside = tree.get("heads"), list[Head]()
+    # Heads from outside the library leave the tree, which is read without them.
     if custom_heads and isinstance(entries, list):
         remaining = []
         for entry in entries:
