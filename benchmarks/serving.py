@@ -28,8 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence as Many
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

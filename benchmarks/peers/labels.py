@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence as Many
 from typing import Any
 
 from scipy.stats import pearsonr, spearmanr

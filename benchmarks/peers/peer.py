@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

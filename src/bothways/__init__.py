@@ -42,37 +42,38 @@ if TYPE_CHECKING:
     from bothways.data.corpus import Corpus as Corpus
     from bothways.finetuning.config import FinetuneConfig as FinetuneConfig
     from bothways.finetuning.metrics import Metric as Metric
-    from bothways.hub.model_folder import PretrainedModel as PretrainedModel
-    from bothways.hub.model_folder import save_model as save_model
+    from bothways.hub.model_folder import (
+        PretrainedModel as PretrainedModel,
+        save_model as save_model,
+    )
     from bothways.hub.publish import push_to_hub as push_to_hub
-    from bothways.indexes import build_index as build_index
-    from bothways.indexes import mine as mine
-    from bothways.indexes import search as search
+    from bothways.indexes import build_index as build_index, mine as mine, search as search
     from bothways.lab.demo import demo as demo
     from bothways.model.config import EncoderConfig as EncoderConfig
     from bothways.model.families.catalogue import preset as preset
-    from bothways.model.model import Encoder as Encoder
-    from bothways.model.model import Model as Model
-    from bothways.model.model import ModelOutput as ModelOutput
-    from bothways.model_folders import average as average
-    from bothways.model_folders import calibrate as calibrate
-    from bothways.model_folders import evaluate as evaluate
-    from bothways.model_folders import export_model as export_model
-    from bothways.model_folders import load as load
-    from bothways.model_folders import load_model as load_model
-    from bothways.model_folders import predict as predict
+    from bothways.model.model import Encoder as Encoder, Model as Model, ModelOutput as ModelOutput
+    from bothways.model_folders import (
+        average as average,
+        calibrate as calibrate,
+        evaluate as evaluate,
+        export_model as export_model,
+        load as load,
+        load_model as load_model,
+        predict as predict,
+    )
     from bothways.prediction.predictor import Predictor as Predictor
     from bothways.prediction.search.index import Index as Index
     from bothways.pretraining.config import PretrainConfig as PretrainConfig
     from bothways.text.tokenizer import Tokenizer as Tokenizer
-    from bothways.texts import build_corpus as build_corpus
-    from bothways.texts import train_tokenizer as train_tokenizer
-    from bothways.training_runs import adapt as adapt
-    from bothways.training_runs import distil as distil
-    from bothways.training_runs import find_lr as find_lr
-    from bothways.training_runs import finetune as finetune
-    from bothways.training_runs import pretrain as pretrain
-    from bothways.training_runs import show as show
+    from bothways.texts import build_corpus as build_corpus, train_tokenizer as train_tokenizer
+    from bothways.training_runs import (
+        adapt as adapt,
+        distil as distil,
+        find_lr as find_lr,
+        finetune as finetune,
+        pretrain as pretrain,
+        show as show,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -13,8 +13,7 @@ from typing import Annotated, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import BeforeValidator
 
 from bothways.core.config import reader as configs

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bothways.cli import corpus as commands
@@ -25,8 +24,7 @@ from bothways.core.config.reader import read
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.core.files import file_digest
 from bothways.core.folder_lock import lock_folder
-from bothways.data import corpus as corpus_module
-from bothways.data import encode_shards as shards
+from bothways.data import corpus as corpus_module, encode_shards as shards
 from bothways.data.cleaning.config import Cleaning, make_cleaning
 from bothways.data.corpus import WORK, Corpus, length_percentiles, write_corpus
 from bothways.data.documents import Document, read_documents

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.data.documents import SNIFFED, Boundary, Document, Origin, read_documents, unwrap

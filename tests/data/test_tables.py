@@ -13,8 +13,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bothways.core.errors import ConfigError, DataError
 from bothways.data.tables import Table, class_names, is_header, open_table

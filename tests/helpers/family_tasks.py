@@ -36,6 +36,7 @@ from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import (
     Albert,
+    Bert as BertNormalisation,
     BigBird,
     ByteDeberta,
     PieceDeberta,
@@ -43,7 +44,6 @@ from bothways.text.tokenizer_classes import (
     XlmRoberta,
     find_specials,
 )
-from bothways.text.tokenizer_classes import Bert as BertNormalisation
 from bothways.text.tokenizer_files import bert_backend, dress, finish
 from bothways.text.trainers import SPECIALS, ByteBPE, train_vocabulary
 

@@ -4,8 +4,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, strategies as st
 from torch import Tensor
 
 from bothways.model.kernels import library

@@ -7,8 +7,7 @@ inheritance. Idea: the vectors of both words, concatenated, go through one dense
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 

@@ -77,8 +77,11 @@ def test_minilm_gives_the_vectors_of_sentence_transformers(tmp_path):
 def test_new_families_give_vectors_of_sentence_transformers(name, tmp_path):
     import transformers
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
-    from sentence_transformers.sentence_transformer.modules import Transformer as Module
+    from sentence_transformers.sentence_transformer.modules import (
+        Normalize,
+        Pooling,
+        Transformer as Module,
+    )
 
     family = next(f for f in FAMILIES if f.architectures[-1].name == f"{name}Model")
     cls = getattr(transformers, f"{name}Model")

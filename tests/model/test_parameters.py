@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from bert_peers import draw_config, draw_input

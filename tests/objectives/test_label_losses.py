@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.nn import functional as F
 
 from bothways.core.batch import IGNORED, Layout, SpanTargets

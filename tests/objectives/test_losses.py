@@ -5,14 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.nn import functional as F
 
 from bothways.core.batch import IGNORED
 from bothways.core.runtime.tuning import TUNING
-from bothways.model.kernels import cross_entropy as losses
-from bothways.model.kernels import library
+from bothways.model.kernels import cross_entropy as losses, library
 from bothways.model.kernels.cross_entropy import cross_entropy
 
 compiled = pytest.mark.skipif(

@@ -13,8 +13,7 @@ import torch
 from cyclopts import CycloptsError
 from rich.console import Console
 
-from bothways.cli import main as cli
-from bothways.cli import mistakes
+from bothways.cli import main as cli, mistakes
 from bothways.cli.mistakes import explain_mistake, rename_options
 from bothways.cli.options import run_progress, stop_saved
 from bothways.core.errors import BothwaysError, ResourceError, render

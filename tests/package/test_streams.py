@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from bothways.cli import main as cli
-from bothways.cli import mistakes
+from bothways.cli import main as cli, mistakes
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 
 from bothways.cli.main import app as cli
 from bothways.core.errors import BothwaysError, ConfigError

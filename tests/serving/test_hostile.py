@@ -15,8 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 
 from bothways.prediction import engine
 from bothways.prediction.predictor import Predictor

@@ -12,8 +12,7 @@ import pytest
 
 import bothways
 from bothways.cli.main import app as cli
-from bothways.serving import app as application_of
-from bothways.serving import run as serving_run
+from bothways.serving import app as application_of, run as serving_run
 from bothways.serving.app import App
 from bothways.serving.errors import Limits
 from bothways.serving.play import pages

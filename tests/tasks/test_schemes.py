@@ -6,8 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bothways.core.errors import DataError
 from bothways.model.config import EncoderConfig

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bothways.tasks.question_answering.task import best_spans, characters, covering, span_scores
 from bothways.tasks.text_task import TextWindow, owners, windows

@@ -7,8 +7,7 @@ import string
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bothways.tasks.question_answering.examples import Question
 from bothways.tasks.question_answering.metrics import (

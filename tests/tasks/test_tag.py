@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizers import pre_tokenizers
 
 from bothways.core.batch import IGNORED, pack

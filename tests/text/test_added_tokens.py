@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from test_family_tokenizers import ALBERT, MASK, albert_of, message, rounded, write_bytes_layout
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, BertTokenizer

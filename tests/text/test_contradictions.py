@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from test_family_tokenizers import albert, big_bird, deberta, deberta_v2, roberta, word_piece, xlm
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer

@@ -3,8 +3,7 @@
 import struct
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bothways.text.protobuf import Fixed, MalformedError, fields, varint
 

@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers
-from tokenizers import Tokenizer as Backend
+from hypothesis import assume, given, settings, strategies as st
+from tokenizers import AddedToken, Tokenizer as Backend, models, normalizers, pre_tokenizers
 
 from bothways.core.errors import BothwaysError, DataError, ResourceError, TokenizerError
 from bothways.text.tokenizer import Tokenizer, _flaw

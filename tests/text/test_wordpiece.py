@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 from bothways.core.jobs import process_pool

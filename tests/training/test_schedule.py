@@ -1,7 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers import (
     get_constant_schedule_with_warmup,
     get_cosine_schedule_with_warmup,

@@ -2,8 +2,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor

@@ -9,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 

@@ -35,8 +35,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence as Many
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np

@@ -15,8 +15,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple

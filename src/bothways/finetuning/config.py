@@ -6,8 +6,7 @@ Source: Devlin et al. 2018, sections 4 and 5.3, appendix A.3.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType

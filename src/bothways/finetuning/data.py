@@ -10,8 +10,7 @@ import functools
 import itertools
 import math
 from collections import UserDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple

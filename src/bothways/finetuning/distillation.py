@@ -8,8 +8,7 @@ there is no teacher, neither in memory nor in checkpoints. A resumed run asks it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Iterator, Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 

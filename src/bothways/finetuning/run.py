@@ -26,8 +26,7 @@ from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.sequence import Sequence
 from bothways.core.training_module import TrainingModule, VectorModule
 from bothways.data.loader import Share, ahead
-from bothways.finetuning import failed_runs as failures
-from bothways.finetuning import few_shot
+from bothways.finetuning import failed_runs as failures, few_shot
 from bothways.finetuning.automatic import learning_by_rows, training_of
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import (
@@ -50,8 +49,7 @@ from bothways.model.model import Model
 from bothways.prediction.analysis.report import analyse_encoded, analysis_report, is_analysed
 from bothways.prediction.engine import PredictionCounts
 from bothways.tasks.base import Metrics, TaskModel
-from bothways.training import parallel
-from bothways.training import run as loop
+from bothways.training import parallel, run as loop
 from bothways.training.checkpoint import FolderStore, MemoryStore, Store, run_folder
 from bothways.training.meter import Peak
 from bothways.training.step_cost import forward_flops, peak_of

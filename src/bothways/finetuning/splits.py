@@ -19,8 +19,7 @@ import bisect
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Hashable
-from collections.abc import Sequence as Many
+from collections.abc import Hashable, Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 

@@ -6,8 +6,7 @@ Memory holds one window of examples, whatever their number.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, TypeVar
 

@@ -6,8 +6,7 @@ The curves come from the run's `metrics.jsonl`; `quickstart` shows the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Mapping, Sequence as Many
 from pathlib import Path
 from typing import Any
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

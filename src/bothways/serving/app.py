@@ -14,8 +14,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Awaitable, Callable, Mapping, Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path

@@ -15,8 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Mapping, Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

@@ -16,8 +16,7 @@ import socket
 import sys
 import time
 from asyncio import TimerHandle
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType

@@ -7,8 +7,7 @@ inputs, and how the predictions are written. It computes nothing.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 

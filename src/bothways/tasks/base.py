@@ -17,8 +17,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 

@@ -12,8 +12,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 

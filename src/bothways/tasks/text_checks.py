@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence as Many
 from typing import Any, Literal
 
 from bothways.core.errors import Check, Finding, argument, places

@@ -13,8 +13,7 @@ in the window in which it has the most context on its poorer side ("max context"
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 

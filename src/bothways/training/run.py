@@ -24,8 +24,7 @@ from bothways.core.source import TrainingStep
 from bothways.core.training_module import TrainingModule
 from bothways.model.block import Block
 from bothways.model.model import Encoder
-from bothways.training import meter as meters
-from bothways.training import optimizers, schedules
+from bothways.training import meter as meters, optimizers, schedules
 from bothways.training.average import Average
 from bothways.training.checkpoint import STOPPING, Best, Keep, Metrics, Store
 from bothways.training.loop import Loop, clock_from

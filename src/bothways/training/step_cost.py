@@ -16,8 +16,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Sequence as Many
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple

@@ -10,8 +10,7 @@ backward through its own vectors: summed over ranks, that is the gradient of one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence as Many
 from contextlib import AbstractContextManager
 from typing import Any
 

@@ -7,14 +7,12 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from bothways.core.errors import ResourceError
-from bothways.core.report import charts as figures
-from bothways.core.report import sections
+from bothways.core.report import charts as figures, sections
 from bothways.core.report.charts import draw
 from bothways.core.report.html import metrics_html, to_html, write_html
 from bothways.core.report.sections import TableSection

@@ -14,8 +14,7 @@ from bothways.core.report.html import write_html
 from bothways.core.report.sections import Curves
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences, NextSentence
-from bothways.lab.paper import cost
-from bothways.lab.paper import pretraining_runs as runs
+from bothways.lab.paper import cost, pretraining_runs as runs
 from bothways.lab.paper.cost import table_cost
 from bothways.lab.paper.pages import difference, table_report, write_table_results
 from bothways.lab.paper.pretraining_runs import (

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bothways.core.errors import ConfigError, DataError, ResourceError
 from bothways.finetuning import run as job

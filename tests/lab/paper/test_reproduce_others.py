@@ -16,8 +16,7 @@ from bothways.finetuning.failed_runs import Failure
 from bothways.finetuning.prepare import prepare_run
 from bothways.finetuning.result import FinetuneResult
 from bothways.lab.features.run import BiLSTMTagger, FeatureConfig, fit_features, prepare_features
-from bothways.lab.paper import benchmarks, cost, glue
-from bothways.lab.paper import experiment as runner
+from bothways.lab.paper import benchmarks, cost, experiment as runner, glue
 from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Request, find_file
 from bothways.lab.paper.pages import measured
 from bothways.lab.paper.run import PLANS, reproduce

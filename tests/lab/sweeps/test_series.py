@@ -17,8 +17,7 @@ from bothways.core.progress import error_console
 from bothways.finetuning import run as job
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.hub.model_folder import load_model
-from bothways.lab.sweeps import grid
-from bothways.lab.sweeps import runs as engine
+from bothways.lab.sweeps import grid, runs as engine
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome
 from bothways.lab.sweeps.seeds import SeedSpread, finetune_seeds, parse_seeds, seed_spread
 from bothways.training.optimizers import AdamW

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers import BigBirdConfig
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
@@ -14,8 +13,7 @@ from attention_formulas import HEADS, SIZE, sparse_formula
 from bothways.core.batch import Layout
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.tuning import TUNING
-from bothways.model.attention import block_sparse
-from bothways.model.attention import dispatch as kernels
+from bothways.model.attention import block_sparse, dispatch as kernels
 from bothways.model.attention.bigbird_random import RandomBlocks, random_blocks
 from bothways.model.attention.dispatch import attend
 from bothways.model.attention.mask import AttentionView

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from attention_formulas import HEADS, SIZE, formula
 from bothways.core.batch import EQUAL, LOOSE, Layout, RectanglePolicy

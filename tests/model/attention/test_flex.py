@@ -4,16 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.attention.flex_attention import create_block_mask
 
 from attention_formulas import sparse_formula
 from bothways.core.batch import Batch, Layout
 from bothways.core.runtime import devices as hardware
-from bothways.model.attention import dispatch as kernels
-from bothways.model.attention import flex
+from bothways.model.attention import dispatch as kernels, flex
 from bothways.model.attention.dispatch import AttentionCall
 from bothways.model.attention.flex import FlexWindow
 from bothways.model.attention.mask import AttentionView

@@ -7,8 +7,7 @@ import re
 import pytest
 import torch
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bothways.core.errors import ConfigError, FolderError
 from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm, Readout

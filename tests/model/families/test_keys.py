@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 import torch
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bothways.model.config import EncoderConfig, PostNorm, PreNorm
 from bothways.model.families.bert import BERT, MEGATRON_BERT

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,9 +31,7 @@ from bothways.model.heads import (
     SpanHead,
     TagHead,
 )
-from bothways.model.kernels import dropout as module
-from bothways.model.kernels import library
-from bothways.model.kernels import linear as rounding
+from bothways.model.kernels import dropout as module, library, linear as rounding
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.dropout import add_norm, dropout, dropped_product
 from bothways.model.kernels.linear import CompiledLinear, on_round_rows, round_rows

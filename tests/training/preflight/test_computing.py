@@ -19,9 +19,7 @@ from bothways.pretraining import run as pre_training
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.forecast import predicted_share
-from bothways.training import parallel
-from bothways.training import run as loop
-from bothways.training import step_cost as computing
+from bothways.training import parallel, run as loop, step_cost as computing
 from bothways.training.meter import Peak
 from bothways.training.parallel import Replicated, Single
 from bothways.training.schedules import RunState, Steps

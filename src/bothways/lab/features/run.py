@@ -16,8 +16,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -11,8 +11,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

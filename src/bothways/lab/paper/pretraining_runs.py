@@ -10,8 +10,7 @@ import dataclasses
 import itertools
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +22,13 @@ from bothways.core.progress import SILENT, Progress
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking
 from bothways.lab.paper import benchmarks, pretraining_tables
-from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Request
-from bothways.lab.paper.experiment import run as run_experiment
+from bothways.lab.paper.experiment import (
+    CellOutcome,
+    Experiment,
+    NotRun,
+    Request,
+    run as run_experiment,
+)
 from bothways.lab.paper.glue import glue_plan
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.objectives.masked_lm import with_masking

@@ -11,8 +11,7 @@ import dataclasses
 import json
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable

@@ -162,8 +162,7 @@ def contrast(
     seed: int = 0,
 ) -> ModelComparison:
     """Compare grades per example."""
-    from scipy import __version__ as version
-    from scipy import stats
+    from scipy import __version__ as version, stats
 
     difference, count = right_scores - left, len(left)
     batch, draws = max(1, _HELD // count), np.random.default_rng(seed)

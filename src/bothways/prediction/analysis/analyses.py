@@ -24,8 +24,7 @@ from bothways.prediction.analysis.base import (
     TaskAnalysis,
     clip,
 )
-from bothways.tasks import metrics
-from bothways.tasks import predictions as p
+from bothways.tasks import metrics, predictions as p
 from bothways.tasks.base import E, Metrics, P
 from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.metrics import TINY, Confusion, Rankings, ndcg, sigmoid

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Mapping, Sequence, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple
 

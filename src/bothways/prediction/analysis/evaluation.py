@@ -15,8 +15,7 @@ import hashlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path

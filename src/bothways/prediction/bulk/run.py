@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,7 @@ from bothways.core.runtime.process import usable_cores
 from bothways.core.terminal import quantity
 from bothways.data.text_io import is_stream
 from bothways.prediction import engine
-from bothways.prediction.bulk import folder as output
-from bothways.prediction.bulk import parts as inputs
-from bothways.prediction.bulk import worker
+from bothways.prediction.bulk import folder as output, parts as inputs, worker
 from bothways.tasks.base import Task
 
 ATTEMPTS = 3

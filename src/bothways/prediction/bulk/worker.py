@@ -10,8 +10,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 

@@ -10,8 +10,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Sequence as Many
 from pathlib import Path
 from typing import Any
 

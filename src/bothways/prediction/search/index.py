@@ -19,8 +19,7 @@ import functools
 import json
 import math
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal

@@ -14,8 +14,7 @@ import hashlib
 import itertools
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Hashable, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Literal
 

@@ -11,8 +11,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

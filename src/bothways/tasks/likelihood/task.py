@@ -25,8 +25,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Hashable, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

@@ -19,8 +19,7 @@ import re
 import string
 from array import array
 from collections import Counter
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -23,8 +23,7 @@ from __future__ import annotations
 import itertools
 import unicodedata
 from collections import Counter
-from collections.abc import Hashable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Hashable, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Hashable, Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Hashable, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Literal
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 

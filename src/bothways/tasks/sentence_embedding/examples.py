@@ -16,16 +16,14 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Iterator
-from collections.abc import Sequence as Many
+from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from bothways.core.errors import DataError, Finding
-from bothways.tasks import columns as tables
-from bothways.tasks import text_checks
+from bothways.tasks import columns as tables, text_checks
 from bothways.tasks.base import Row
 from bothways.tasks.sentence_embedding import beir, losses
 from bothways.tasks.text_task import LABELS, PAIRS, TEXTS, TextColumns, TextExample

@@ -15,8 +15,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Hashable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Hashable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType

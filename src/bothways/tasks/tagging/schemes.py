@@ -27,8 +27,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Sequence as Many
+from collections.abc import Iterable, Sequence as Many
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 

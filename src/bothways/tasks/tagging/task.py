@@ -15,8 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Literal
 
