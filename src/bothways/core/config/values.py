@@ -286,7 +286,7 @@ def require_share(location: str = "", **shares: float | None) -> None:
 
 
 def _is(kind: type) -> Callable[[object], bool]:
-    """Return a function that is True for values of a kind; True itself is no number."""
+    """Return a function that is True for values of a kind; True itself is not a number."""
     return lambda value: isinstance(value, kind) and not isinstance(value, bool)
 
 

@@ -84,7 +84,7 @@ def placed(
 ) -> tuple[str, weight_names.TensorPlacement] | None:
     """Return the name of a variable in transformers, and its place in TensorFlow's file.
 
-    None for what is no part of a model of the family `table`.
+    None for a variable that is not part of a model of the family `table`.
     """
     path = variable
     for expression, replacement in paths:
