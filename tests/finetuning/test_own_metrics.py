@@ -90,6 +90,8 @@ def test_a_metric_ends_a_run_early(model):
         ({"metrics": {"x": lambda p, e: {"a": None}}}, r"metrics\.x: its function returned None"),
         ({"metrics": [share_of_right]}, r"metrics: is of type list\n.*a dict of functions by name"),
         ({"metrics": {"x": 3}}, r"metrics\.x: 3 is not a function"),
+        ({"metrics": {"x": bothways.Metric(3)}}, r"metrics\.x: 3 is not a function"),
+        ({"metrics": {"x": lambda p, e: 10**400}}, r"metrics\.x: its function returned 1000"),
         ({"metrics": {"accuracy": share_of_right}}, r"metrics\.accuracy: .*a metric of the task"),
         ({"metrics": {"x": share_of_right}, "metric": "y"}, r"metric 'y': .*one of x, accuracy"),
     ],

@@ -52,12 +52,13 @@ def named_metrics(metrics: Any) -> dict[str, Metric]:
     result = {}
     for name, value in (metrics or {}).items():
         location = f"metrics.{name}"
-        if not isinstance(value, Metric) and not callable(value):
+        function = value.function if isinstance(value, Metric) else value
+        if not callable(function):
             fix = "Give a function of predictions and examples."
-            raise ConfigError(f"{value!r} is not a function", where=location, fix=fix)
+            raise ConfigError(f"{function!r} is not a function", where=location, fix=fix)
         # A function that would fail at the first evaluation is refused now.
         with contextlib.suppress(ValueError):  # some functions of C have no signature
-            signature = inspect.signature(value.function if isinstance(value, Metric) else value)
+            signature = inspect.signature(function)
             try:
                 signature.bind([], [])
             except TypeError as error:
@@ -105,7 +106,7 @@ def _number(value: Any, name: str) -> float:
     try:
         if not isinstance(value, str):
             return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     fix = "Return a number, or a dict of numbers by name."
     raise ConfigError(f"its function returned {value!r}", where=f"metrics.{name}", fix=fix)
