@@ -158,6 +158,9 @@ def test_rows_that_nobody_annotated_are_counted(tmp_path):
     result = [{"value": {"start": 0, "end": 4, "labels": ["X"]}}]
     with pytest.raises(DataError, match="2 annotations that differ"):
         in_memory({"data": {"text": TEXT}, "annotations": [{"result": []}, {"result": result}]})
+    for result in ([None], [{"value": None}], 5):
+        with pytest.raises(DataError, match=r'has an annotation whose "result" is not'):
+            in_memory({"data": {"text": "Oslo"}, "annotations": [{"result": result}]})
     file = tmp_path / "a.json"
     file.write_text(json.dumps([empty]), encoding="utf8")
     with pytest.raises(DataError, match="no annotated row"):

@@ -168,10 +168,15 @@ def _plain_row(row: TableRow) -> TableRow:
                 message += f"({', '.join(texts) or 'none'})"
                 raise DataError(message, where=row.where, fix='Call the text "text".')
             complete = [a for a in done if isinstance(a, Mapping) and not a.get("was_cancelled")]
-            results = [
-                [x["value"] for x in a.get("result") or () if "labels" in x.get("value", {})]
-                for a in complete
-            ]
+            try:
+                results = [
+                    [x["value"] for x in a.get("result") or () if "labels" in x.get("value", {})]
+                    for a in complete
+                ]
+            except (AttributeError, TypeError) as error:
+                message = 'has an annotation whose "result" is not a list of objects'
+                fix = "Export the texts again, as JSON."
+                raise DataError(message, where=row.where, fix=fix) from error
             if any(result != results[0] for result in results):
                 message = f"has {len(results)} annotations that differ"
                 fix = "Export one annotation of each text."
