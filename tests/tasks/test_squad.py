@@ -185,6 +185,10 @@ def test_questions_alone(tmp_path):
             squad({"question": "Who?", "answers": {"text": ["a"], "answer_start": []}}),
             r":1: answers of an unknown form",
         ),
+        (
+            squad({"question": "Who?", "answers": [{"text": "a", "answer_start": True}]}),
+            "of an unkn",
+        ),
         (squad({"question": "Who?", "is_impossible": "no"}), r":1: 'is_impossible' holds 'no'"),
     ],
 )

@@ -184,7 +184,7 @@ def _answers(value: Any, location: str) -> Answers | None:
             pairs = [(x.get("text"), x.get("answer_start", ANYWHERE)) for x in entries]
         case _:
             raise _unknown_form(value, location)
-    if not all(isinstance(text, str) and isinstance(start, int) for text, start in pairs):
+    if not all(isinstance(text, str) and type(start) is int for text, start in pairs):
         raise _unknown_form(value, location)
     return tuple((text, start) for text, start in pairs if text.strip())
 
