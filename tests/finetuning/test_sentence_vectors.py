@@ -327,6 +327,8 @@ def test_columns_are_found_by_their_names() -> None:
     assert several.negatives == ("c", "d")
     with pytest.raises(DataError, match="empty list"):
         task.example({"query": "a", "pos": [], "neg": ["d"]})
+    with pytest.raises(DataError, match="a score that is not a number"):
+        task.example({"query": "a", "pos": "b", "neg": "c", "scores": [10**400, 1]})
 
 
 def test_a_guide_reads_the_texts_once_and_belongs_to_the_run(model: Path, tmp_path: Path) -> None:

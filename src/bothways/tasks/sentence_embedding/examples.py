@@ -33,6 +33,8 @@ POSITIVES = (
     "positive", "positives", "pos", "answer", "response", "passage", "document", "documents",
 )  # fmt: skip
 NEGATIVES = ("negative", "negatives", "neg", "hard_negative", "hard_negatives")
+LARGEST = 1e18
+"""The largest score of a teacher: differences must fit into fp32."""
 SCORES = ("score", "scores", "similarity", "similarity_score", "relatedness_score")
 
 
@@ -132,10 +134,12 @@ def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample
     if columns.label is not None:
         value = tables.cell_of(row, columns.label, where)
         if isinstance(value, list | tuple):
-            numbers = [v for v in value if isinstance(v, int | float) and math.isfinite(v)]
+            numbers = [v for v in value if isinstance(v, int | float) and abs(v) <= LARGEST]
             documents = len(positives) + len(negatives)
             if len(numbers) != len(value):
-                message = f"column {columns.label!r} holds a score that is not a number"
+                message = (
+                    f"column {columns.label!r} holds a score that is not a number, or too large"
+                )
                 raise DataError(message, where=where, fix="Write finite numbers.")
             if len(value) != documents:
                 message = (
