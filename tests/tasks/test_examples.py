@@ -101,7 +101,7 @@ def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path):
         (("text", "sentence1", "sentence2", "label"), "is the text"),
         (("words", "label"), r"a\.tsv: cannot tell which column is the text \(words, label\)"),
         (("text", "label", "class"), r"the label \(label, class\)"),
-        (("text", "opinion"), r"the label \(text, opinion\)"),
+        (("text", "opinion"), r"the label \(text, opinion\); .*\n  Or call it 'label'\."),
         (("text", "sentiment", "topic"), r"the label \(sentiment, topic\)"),
     ],
 )
@@ -208,6 +208,7 @@ def test_labels_of_one_number_are_in_the_order_of_their_characters():
     labels = [*zeros, "1", "01", "-1"]
     random.Random(0).shuffle(labels)
     assert in_order(labels) == ("-1", *zeros, "01", "1")
+    assert in_order(["2" * 5000, "10", "3"]) == ("3", "10", "2" * 5000)
 
 
 def test_the_fingerprint_is_of_texts_and_labels_alone():

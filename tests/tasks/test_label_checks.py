@@ -218,10 +218,15 @@ def test_wrong_columns_of_labels_are_named(tmp_path):
     assert str(caught.value.where).endswith(":3")
     with pytest.raises(DataError, match="NAME,NAME"):
         MultilabelTask().read(str(path), TextColumns("comment_text"))
+    with pytest.raises(DataError, match=r"'\.0', not 0 or 1"):
+        MultilabelTask(columns=JIGSAW).example(
+            {"comment_text": "one", "toxic": ".0", "obscene": 0, "threat": 1}
+        )
 
 
 @pytest.mark.parametrize(
-    "pair", ["pos \u200bpos", "caf\u00e9 cafe\u0301", "1 01", "1 1.0", "Yes yes"]
+    "pair",
+    ["pos \u200bpos", "caf\u00e9 cafe\u0301", "1 01", "1 1.0", "Yes yes", f"1 1.0 {'2' * 5000}"],
 )
 def test_labels_that_look_alike_are_named(pair):
     (warning,) = findings_of(pair.split(" ") * 5)

@@ -257,6 +257,9 @@ def test_relevant_documents_and_others(positive, negative):
         ({"query": "a", "document": "b", "label": -1}, r"'label' holds -1, which is not a"),
         ({"query": "a", "document": "b", "label": "yes"}, r"'yes', which is not a .*\n  Write"),
         ({"query": "a", "document": "b", "label": "inf"}, r"which is not a relevance"),
+        ({"query": "a", "document": "b", "label": 10**400}, r"which is not a relevance"),
+        ({"query": "a", "document": "b", "label": 10**5000}, r"number with too many digits"),
+        ({"query": "a", "document": "b", "label": "1_0"}, r"'1_0', which is not a relevance"),
         ({"query": "a", "documents": ["b", "c"], "labels": [1, None]}, r"None, which is no"),
     ],
 )

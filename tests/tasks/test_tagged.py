@@ -148,6 +148,11 @@ def test_words_without_tags(tmp_path):
         read(write(tmp_path / "a.conll", "EU\n"), TagColumns("1"), labelled=False)
 
 
+def test_words_of_many_digits(tmp_path):
+    file = write(tmp_path / "a.conll", f"{'2' * 5000} EU B-X\n{'2' * 5000} b O\n")
+    assert read(file) == [TagExample(("2" * 5000,) * 2, ("B-X", "O"), f"{file}:1")]
+
+
 def test_no_such_file(tmp_path):
     with pytest.raises(DataError, match=r"none\.conll: no such file"):
         read(tmp_path / "none.conll")

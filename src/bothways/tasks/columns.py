@@ -339,7 +339,8 @@ def guess_column(
         fix = "Give a .csv, .tsv, .jsonl or .parquet with both."
     elif not fix:
         message += f"; use {_spelled(dict.fromkeys([column.role, *unclear], 'NAME'))}"
-        fix = columns_advice([column]) if column.several else ""
+        fix = f"Or call it {(*column.names, *aliases)[0]!r}." if aliases and not matching else ""
+        fix = columns_advice([column]) if column.several else fix
     raise DataError(message, where=location, fix=fix or None)
 
 
@@ -363,7 +364,10 @@ def cell_of(row: Row, column: str, location: str) -> Any:
 
 
 def check_characters(value: Any, column: str, location: str) -> None:
-    """Raise a DataError for a text with half of a surrogate pair, which JSON can hold."""
+    """Raise a DataError for half of a surrogate pair, which JSON can hold, or a huge number."""
+    if isinstance(value, int) and value.bit_length() > 14_000:  # `str` converts 4,300 digits
+        message = f"column {column!r} holds a number with too many digits"
+        raise DataError(message, where=location, fix="Remove it.")
     half = surrogate_in(value) if isinstance(value, str) and not value.isascii() else None
     if half is not None:
         message = f"column {column!r} holds {half}, not a character"
@@ -415,6 +419,11 @@ def number_of(label: str | None) -> float:
     except ValueError:
         return math.nan
     return value if math.isfinite(value) else math.nan
+
+
+def is_integer(text: str) -> bool:
+    """Return True for digits that `int` converts: at most 4,300."""
+    return len(text) <= 4300 and text.isdecimal()
 
 
 _DASHES = frozenset({"-", "--", "–", "—", "?", "_"})

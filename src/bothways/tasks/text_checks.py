@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from bothways.core.errors import Check, Finding, argument, places
 from bothways.core.terminal import listed, quantity
+from bothways.tasks.columns import is_integer
 
 RARE, COMMON = 0.01, 0.9
 """A class is rare below this share of the examples; above this one, accuracy says little."""
@@ -124,7 +125,7 @@ def check_case(labels: Many[str]) -> list[Finding]:
         text = unicodedata.normalize("NFKC", label).casefold()
         text = "".join(letter for letter in text if unicodedata.category(letter) != "Cf").strip()
         integer, point, fraction = text.partition(".")
-        if integer.isdecimal() and not fraction.strip("0") and (fraction or not point):
+        if is_integer(integer) and not fraction.strip("0") and (fraction or not point):
             text = str(int(integer))
         alike.setdefault(text, []).append(display)
     same = [" and ".join(group) for group in alike.values() if len(group) > 1]

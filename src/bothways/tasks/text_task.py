@@ -32,7 +32,15 @@ from bothways.model.heads import Head, LabelHead, MaskedHead
 from bothways.model.model import Model
 from bothways.tasks import base
 from bothways.tasks.base import E, EncodedExample, Output, P
-from bothways.tasks.columns import Column, Columns, TableTask, cell_of, label_of, text_of
+from bothways.tasks.columns import (
+    Column,
+    Columns,
+    TableTask,
+    cell_of,
+    is_integer,
+    label_of,
+    text_of,
+)
 from bothways.text.template import Template, assemble, truncated
 from bothways.text.tokenizer import Tokenizer
 
@@ -127,7 +135,7 @@ def label_names(examples: Iterable[TextExample]) -> tuple[str, ...]:
 def in_order(labels: Iterable[str]) -> tuple[str, ...]:
     """Return each label once: whole numbers by value, then texts by their characters."""
     distinct = set(labels)
-    numbers = {label for label in distinct if label.removeprefix("-").isdecimal()}
+    numbers = {label for label in distinct if is_integer(label.removeprefix("-"))}
     return (*sorted(numbers, key=lambda label: (int(label), label)), *sorted(distinct - numbers))
 
 

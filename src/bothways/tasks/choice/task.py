@@ -30,7 +30,7 @@ from bothways.core.sequence import Ids, Sequence
 from bothways.model.heads import ChoiceHead, Head
 from bothways.objectives.losses import choice_cross_entropy
 from bothways.tasks import base, text_checks
-from bothways.tasks.columns import Column, Columns, TableTask, cell_of, text_of
+from bothways.tasks.columns import Column, Columns, TableTask, cell_of, is_integer, text_of
 from bothways.tasks.metrics import negative_log
 from bothways.tasks.predictions import ChoicePrediction
 from bothways.text.template import assemble, truncated
@@ -152,9 +152,9 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
         label = None
         if columns.label is not None:
             value = cell_of(row, columns.label, where)
-            number = "" if value is None else str(value).strip().removesuffix(".0")
-            is_absent = number.lower() in {"", "nan"}
-            if not is_absent and not number.removeprefix("-").isdecimal():
+            text = "" if value is None else str(value).strip()
+            number, is_absent = text.removesuffix(".0"), text.lower() in {"", "nan"}
+            if not is_absent and not is_integer(number.removeprefix("-")):
                 message = f"column {columns.label!r} holds {value!r}, "
                 message += "which is not the place of an ending"
                 fix = "Write the place of the right ending, counted from 0."

@@ -310,8 +310,9 @@ def labels_of_columns(row: base.Row, columns: Many[str], location: str) -> tuple
     flags = dict[str, bool | None]()
     for column in columns:
         value = cell_of(row, column, location)
-        flag = "" if is_absent(value) else str(value).strip().lower().removesuffix(".0")
-        if flag not in _FLAGS:
+        text = "" if is_absent(value) else str(value).strip().lower()
+        flag = text.removesuffix(".0")
+        if flag not in _FLAGS or text == ".0":
             message = f"column {column!r} holds {value!r:.80}, not 0 or 1"
             fix = "Write 1 in each column whose label the text has, else 0."
             raise DataError(message, where=location, fix=fix)

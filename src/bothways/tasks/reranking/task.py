@@ -33,6 +33,7 @@ from bothways.tasks.columns import (
     asked_columns,
     cell_of,
     is_absent,
+    number_of,
     text_of,
     unused_columns,
 )
@@ -296,11 +297,8 @@ def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[
         raise DataError(message, where=location, fix="Give each document one label.")
     numbers, words = list[float](), {"true": 1.0, "false": 0.0}
     for item in items:
-        try:
-            number = words.get(str(item).strip().lower(), math.nan)
-            number = float(item) if math.isnan(number) else number
-        except (TypeError, ValueError):
-            number = math.nan
+        text = str(item).strip().lower()
+        number = words.get(text, number_of(text))
         if not 0 <= number < math.inf:
             message = f"column {column!r} holds {item!r:.80}, which is not a relevance"
             fix = "Write a number from 0: 0 for not relevant, 1 for relevant, or a grade such as 3."

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from bothways.core.errors import DataError, argument
 from bothways.core.terminal import listed, quantity
+from bothways.tasks.columns import is_integer
 from bothways.tasks.tagging.schemes import OUTSIDE, tag_part
 
 DOCSTART = "-DOCSTART-"
@@ -260,7 +261,7 @@ def _counts(sentences: list[list[str]]) -> bool:
     for column in sentences:
         is_first = True
         for value in itertools.filterfalse(_NO_WORD.fullmatch, column):
-            if not (value.isdecimal() and value.isascii()):
+            if not (is_integer(value) and value.isascii()):
                 return False
             number = int(value)
             start = number if start < 0 else start
@@ -274,7 +275,7 @@ def _counts(sentences: list[list[str]]) -> bool:
 def _numbers_sentences(sentences: list[list[str]]) -> bool:
     """Return True if a column has the number of the sentence in each row."""
     values = [value for column in sentences for value in column]
-    if not all(value.isdecimal() and value.isascii() for value in values):
+    if not all(is_integer(value) and value.isascii() for value in values):
         return False
     numbers = [int(value) for value in values]
     steps = [following - preceding for preceding, following in itertools.pairwise(numbers)]
@@ -384,11 +385,11 @@ def read_columns(
         if counter is not None and _NO_WORD.fullmatch(counter):
             continue
         selected = _chosen(fields, layout, f"{where}:{number}")
-        restarts = counter is not None and counter.isdecimal() and int(counter) <= count
+        restarts = counter is not None and is_integer(counter) and int(counter) <= count
         if rows and (restarts or _field(fields, layout.sentence) not in (None, group)):
             yield _sentence(rows, document, where, layout)
             rows = []
-        count = int(counter) if counter is not None and counter.isdecimal() else -1
+        count = int(counter) if counter is not None and is_integer(counter) else -1
         group, empty = _field(fields, layout.sentence) or "", False
         rows.append((number, *selected))
     if rows:
