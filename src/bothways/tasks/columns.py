@@ -339,7 +339,9 @@ def guess_column(
         fix = "Give a .csv, .tsv, .jsonl or .parquet with both."
     elif not fix:
         message += f"; use {_spelled(dict.fromkeys([column.role, *unclear], 'NAME'))}"
-        fix = f"Or call it {(*column.names, *aliases)[0]!r}." if aliases and not matching else ""
+        fix = (
+            f"Or rename it to {(*column.names, *aliases)[0]!r}." if aliases and not matching else ""
+        )
         fix = columns_advice([column]) if column.several else fix
     raise DataError(message, where=location, fix=fix or None)
 
