@@ -337,6 +337,9 @@ def _broken(tmp_path: Path, name: str) -> Path:
             spec = json.loads(Tokenizer.load(tmp_path / "in").backend.to_str())
             spec["model"]["unk_token"] = "<oov>"
             (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+        case "no unknown piece":
+            model = {"type": "Unigram", "unk_id": None, "vocab": [[name, 0.0] for name in tokens]}
+            (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
         case "config no JSON":
             write_vocabulary(tmp_path, tokens)
             (tmp_path / "tokenizer_config.json").write_text('{\n"do_lower_case": tru}')
@@ -357,6 +360,7 @@ def _broken(tmp_path: Path, name: str) -> Path:
         ("folder for a file", ResourceError, "cannot be read"),
         ("no tokenizer", TokenizerError, "is not a tokenizer that tokenizers"),
         ("no unknown", TokenizerError, "unknown token '<oov>' is not in its vocabulary"),
+        ("no unknown piece", TokenizerError, "`unk_id` is missing"),
         ("config no JSON", TokenizerError, r"tokenizer_config.json: is not JSON: .* at line 2"),
         ("config no object", TokenizerError, "holds a JSON list, not an object"),
     ],

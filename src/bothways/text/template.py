@@ -167,11 +167,11 @@ def _gap(encoding: tokenizers.Encoding, start: int, stop: int) -> Gap:
 
 @contextlib.contextmanager
 def foreign(location: str | Path | None) -> Iterator[None]:
-    """Turn a panic of the `tokenizers` library, a BaseException, into a TokenizerError."""
+    """Turn a plain Exception or a panic of the `tokenizers` library into a TokenizerError."""
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         message = f"makes tokenizers {tokenizers.__version__} fail: {error}"
         raise TokenizerError(message, where=location, fix=AGAIN) from error
