@@ -177,6 +177,7 @@ def test_the_command_trains_what_it_mines(
     [
         ([{"text": "good film", "label": "a"}], {}, DataError, "pair 1"),
         ([], {}, DataError, "pairs"),
+        ([None], {}, DataError, "pair 1"),
         (pairs(2), {"negatives": 0}, ConfigError, "negatives"),
         (pairs(2), {"depth": 2}, ConfigError, "depth"),
         (pairs(2), {"margin": -0.1}, ConfigError, "margin"),

@@ -258,6 +258,8 @@ class TableTask(Task[E, P]):
         self, row: Row, columns: Any = None, labelled: bool | None = None, *,
         where: str = "an example",
     ) -> E:  # fmt: skip
+        if not isinstance(row, Mapping):
+            raise DataError(f"is of type {type(row).__name__}: give rows", where=where)
         defaults = self.usual_columns(labelled=True)
         if getattr(defaults, self.column_table[0].role) not in row:
             defaults = self.columns
