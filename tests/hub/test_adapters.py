@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import bothways
@@ -198,6 +199,15 @@ def test_unsupported_settings_are_refused(changes, tmp_path):
     key = next(iter(changes))
     if key not in ("r", "lora_alpha", "base_model_name_or_path"):
         assert key in caught.value.what
+
+
+def test_quantised_factors_are_refused(tmp_path):
+    base = make_base(tmp_path / "base")
+    make_adapter(base, tmp_path / "adapter", "BertModel", target_modules=["query"])
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({name: tensor.to(torch.int8) for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(FolderError, match="as int8: quantised weights cannot be read"):
+        load_model(tmp_path / "adapter")
 
 
 def test_another_base_is_refused(tmp_path):

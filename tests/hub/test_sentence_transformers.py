@@ -8,6 +8,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from bothways.core.errors import ConfigError, FolderError
 from bothways.hub.model_folder import save_model
@@ -201,6 +202,7 @@ def test_dense_layers_are_read_and_written(tmp_path, pooling, dense):
         {"use_residual": True},
         {"module_input_name": "token_embeddings"},
         {"activation_function": "torch.nn.modules.activation.Softsign"},
+        {"activation_function": []},
         {"out_features": 6},
         {"temperature": 2},
     ],
@@ -212,6 +214,14 @@ def test_a_dense_layer_that_is_not_supported_is_refused(tmp_path, change):
     with pytest.raises(FolderError) as caught:
         open_task(str(folder), "embed")
     assert "2_Dense" in str(caught.value.where)
+
+
+def test_a_quantised_dense_layer_is_refused(tmp_path):
+    folder = saved_with_dense(tmp_path / "saved", "mean", [(16, 5, torch.nn.Tanh(), False)])
+    weights = {"linear.weight": torch.ones(5, 16, dtype=torch.int8)}
+    save_file(weights, folder / "2_Dense" / "model.safetensors")
+    with pytest.raises(FolderError, match=r"holds linear\.weight as int8: quantised weights"):
+        open_task(str(folder), "embed")
 
 
 def test_pooling_that_the_dense_layer_does_not_read_is_refused(tmp_path):
@@ -361,6 +371,11 @@ MODULES = [
             "config_sentence_transformers.json",
             {"default_prompt_name": "query"},
             r"default_prompt_name 'query' is not among its prompts: none\n",
+        ),
+        (
+            "config_sentence_transformers.json",
+            {"default_prompt_name": ["query"]},
+            r"default_prompt_name \['query'\] is not among its prompts: none\n",
         ),
         (
             "config_sentence_transformers.json",

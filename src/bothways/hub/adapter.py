@@ -22,7 +22,7 @@ from bothways.core.errors import FolderError
 from bothways.core.files import local_path, read_object
 from bothways.core.terminal import listed, quantity
 from bothways.hub.resolve import ADAPTER, resolve, resolve_run
-from bothways.hub.weight_files import AGAIN, Weights, open_adapter_weights
+from bothways.hub.weight_files import AGAIN, Weights, open_adapter_weights, read_exact
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import KeyTable, TensorPlacement, Transpose
 
@@ -247,7 +247,7 @@ def _change(
 
     def change() -> Tensor:
         """Return s B A, in the order of the weight."""
-        left, into_weights = (adapter.weights.read(name).to(torch.float32) for name in (out, into))
+        left, into_weights = (read_exact(adapter.weights, name) for name in (out, into))
         product = scale * (left @ into_weights)
         return product.t() if turned else product
 

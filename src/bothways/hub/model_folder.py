@@ -44,7 +44,7 @@ from bothways.hub.resolve import (
     resolve,
     resolve_run,
 )
-from bothways.hub.weight_files import AGAIN, Weights, unread_files
+from bothways.hub.weight_files import AGAIN, Weights, read_exact, unread_files
 from bothways.model.families.catalogue import family_named
 from bothways.model.families.family import Architecture
 from bothways.model.families.weight_names import KeyTable, Shape, to_file_names
@@ -293,14 +293,7 @@ def _read_state(
         placement = table.place(tensor_name)
         chunks = list[Tensor]()
         for name in placement.names:
-            chunk = weights.read(report.sources[name])
-            if not chunk.is_floating_point():
-                dtype = str(chunk.dtype).removeprefix("torch.")
-                message = f"holds {report.sources[name]} as {dtype}"
-                message += ": quantised weights cannot be read"
-                fix = "Use the model's fp32, fp16 or bf16 weights."
-                raise FolderError(message, where=weights.file, fix=fix)
-            chunk = chunk.to(torch.float32)
+            chunk = read_exact(weights, report.sources[name])
             # NaN and infinity reach the sum, which is faster than the extremes, and needs no memory
             # for an answer per number; a sum of finite numbers can overflow.
             if not math.isfinite(chunk.sum()) and not all(map(math.isfinite, chunk.aminmax())):

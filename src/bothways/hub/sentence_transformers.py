@@ -31,7 +31,7 @@ from bothways.hub.model_card import Card, render_card
 from bothways.hub.model_folder import check_replaceable, save_model, write_files
 from bothways.hub.resolve import MODULES, PROGRAM, modules_folder, object_in, require_inside
 from bothways.hub.static_embedding import STATIC, StaticEncoder, StaticTokenizer, static_files
-from bothways.hub.weight_files import open_weights
+from bothways.hub.weight_files import open_weights, read_exact
 from bothways.model.block import activate
 from bothways.model.config import Activation
 from bothways.model.families.family import Architecture
@@ -237,7 +237,7 @@ def _read_dense(folder: Path) -> tuple[nn.Linear, Activation | Literal["tanh"] |
         "use_residual": False, **read_object(file, FolderError),
     }  # fmt: skip
     name = raw.pop("activation_function")
-    if name not in _DENSE_ACTIVATIONS:
+    if not isinstance(name, str) or name not in _DENSE_ACTIVATIONS:
         supported = ", ".join(path.rpartition(".")[2] for path in _DENSE_ACTIVATIONS)
         message = f"has the activation {name!r:.80}"
         raise FolderError(message, where=file, fix=f"Supported are those of torch: {supported}.")
@@ -259,7 +259,7 @@ def _read_dense(folder: Path) -> tuple[nn.Linear, Activation | Literal["tanh"] |
     layer.to_empty(device="cpu")
     with torch.no_grad():
         for parameter in ("weight", "bias") if bias else ("weight",):
-            getattr(layer, parameter).copy_(weights.read(f"linear.{parameter}"))
+            getattr(layer, parameter).copy_(read_exact(weights, f"linear.{parameter}"))
     return layer, _DENSE_ACTIVATIONS[name]
 
 
@@ -275,7 +275,7 @@ def _read_prompts(program: Mapping[str, Any], file: Path) -> tuple[dict[str, str
     ):
         message = f"prompts must be an object of names and texts, not {prompts!r:.80}"
         raise FolderError(message, where=file, fix="Copy the model again.")
-    if default is not None and default not in prompts:
+    if default is not None and default not in list(prompts):
         message = (
             f"{_DEFAULT} {default!r:.80} is not among its prompts: {', '.join(prompts) or 'none'}"
         )

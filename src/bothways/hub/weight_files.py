@@ -236,3 +236,14 @@ _READERS: dict[str, Callable[[Path], Weights]] = {
     "pytorch_model.bin": _open_pickle,
     "pytorch_model.bin.index.json": _open_shards,
 }
+
+
+def read_exact(weights: Weights, name: str) -> Tensor:
+    """Return a tensor in fp32; raise FolderError if it is quantised."""
+    tensor = weights.read(name)
+    if not tensor.is_floating_point():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        message = f"holds {name} as {dtype}: quantised weights cannot be read"
+        fix = "Use the model's fp32, fp16 or bf16 weights."
+        raise FolderError(message, where=weights.file, fix=fix)
+    return tensor.to(torch.float32)
