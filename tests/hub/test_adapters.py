@@ -185,6 +185,10 @@ def change_settings(folder: Path, **changes: object) -> None:
         {"task_type": "SEQ_2_SEQ_LM", "auto_mapping": None},
         {"r": 5},
         {"lora_alpha": "8"},
+        {"task_type": ["SEQ_CLS"]},
+        {"use_rslora": "no"},
+        {"rank_pattern": [1]},
+        {"alpha_pattern": "query"},
         {"base_model_name_or_path": None},
         {"base_model_name_or_path": "./elsewhere"},
     ],
@@ -207,6 +211,19 @@ def test_quantised_factors_are_refused(tmp_path):
     file = tmp_path / "adapter" / "adapter_model.safetensors"
     save_file({name: tensor.to(torch.int8) for name, tensor in load_file(file).items()}, file)
     with pytest.raises(FolderError, match="as int8: quantised weights cannot be read"):
+        load_model(tmp_path / "adapter")
+
+
+def test_a_pattern_and_a_factor_of_no_use_are_refused(tmp_path):
+    base = make_base(tmp_path / "base")
+    make_adapter(base, tmp_path / "adapter", "BertModel", target_modules=["query"])
+    change_settings(tmp_path / "adapter", rank_pattern={"x(": 3})
+    with pytest.raises(FolderError, match=r"'x\(', which is not a regular expression"):
+        load_model(tmp_path / "adapter")
+    change_settings(tmp_path / "adapter", rank_pattern={})
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({name: tensor.flatten() for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(FolderError, match=r"factors of .*query that are not matrices"):
         load_model(tmp_path / "adapter")
 
 

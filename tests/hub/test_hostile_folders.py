@@ -277,6 +277,10 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: (folder / "bothways.json").write_text('{"dropouts": [1]}'),
         "bothways.json: dropouts must be an object",
     ),
+    "a record of odd untrained heads": (
+        lambda folder: (folder / "bothways.json").write_text('{"untrained": 5}'),
+        "bothways.json: untrained must be a list, not 5",
+    ),
     "a record of an odd dropout": (
         lambda folder: (folder / "bothways.json").write_text('{"dropouts": {"labels": "a"}}'),
         "bothways.json: labels must be a number",

@@ -204,6 +204,8 @@ def test_dense_layers_are_read_and_written(tmp_path, pooling, dense):
         {"activation_function": "torch.nn.modules.activation.Softsign"},
         {"activation_function": []},
         {"out_features": 6},
+        {"in_features": 16.0},
+        {"bias": "no"},
         {"temperature": 2},
     ],
 )

@@ -21,7 +21,7 @@ from torch import Tensor
 from bothways.core.errors import FolderError
 from bothways.core.files import local_path, read_object
 from bothways.core.terminal import listed, quantity
-from bothways.hub.resolve import ADAPTER, resolve, resolve_run
+from bothways.hub.resolve import ADAPTER, require_types, resolve, resolve_run
 from bothways.hub.weight_files import AGAIN, Weights, open_adapter_weights, read_exact
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import KeyTable, TensorPlacement, Transpose
@@ -137,6 +137,19 @@ def read_adapter(folder: Path) -> Adapter | None:
     if not file.is_file():
         return None
     settings = read_object(file, FolderError)
+    require_types(
+        settings, file, task_type=str, use_rslora=bool, fan_in_fan_out=bool, rank_pattern=dict,
+        alpha_pattern=dict,
+    )  # fmt: skip
+    for pattern in {
+        **(settings.get("rank_pattern") or {}),
+        **(settings.get("alpha_pattern") or {}),
+    }:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            message = f"has the pattern {pattern!r:.80}, which is not a regular expression: {error}"
+            raise FolderError(message, where=file, fix=AGAIN) from error
     unsupported = {
         key: value
         for key, value in {"peft_type": None, **settings}.items()
@@ -233,6 +246,9 @@ def _change(
         raise FolderError(message, where=adapter.weights.file, fix=AGAIN)
     # A before B: the factor from the inputs, then the one to the outputs.
     into, out = sorted(names.values())
+    if any(len(adapter.weights.shapes[name]) != 2 for name in (into, out)):
+        message = f"holds factors of {module} that are not matrices"
+        raise FolderError(message, where=adapter.weights.file, fix=AGAIN)
     (rank, inputs), (outputs, other) = (adapter.weights.shapes[name] for name in (into, out))
     # Embeddings, and layers of GPT-2's kind, have the transposed matrix.
     turned = embedding or bool(adapter.settings.get("fan_in_fan_out"))

@@ -41,6 +41,7 @@ from bothways.hub.resolve import (
     PROGRAM,
     modules_folder,
     object_in,
+    require_types,
     resolve,
     resolve_run,
 )
@@ -209,7 +210,9 @@ def load_model(
         h for h in selected if isinstance(h, LabelHead | TagHead) and h.kind not in fresh
     ]
     labels = config.labels() if with_labels else ()
-    untrained = tuple(kinds & {*object_in(folder / hf_config.RECORD).get(UNTRAINED, ())})
+    record = object_in(folder / hf_config.RECORD)
+    require_types(record, folder / hf_config.RECORD, untrained=list)
+    untrained = tuple(kind for kind in kinds if kind in (record.get(UNTRAINED) or ()))
     extra, tokenizer_folder = read_record(folder), None
     if (adapter := read_adapter(folder)) is not None:
         # PEFT saves neither tokenizer nor poolings; other programs write theirs next to it.

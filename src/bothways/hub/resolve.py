@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -62,6 +62,24 @@ _FIX = (
 def object_in(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file of a model folder; empty if there is no file."""
     return read_object(file, FolderError) if file.exists() else {}
+
+
+_TYPES = {
+    bool: "true or false",
+    int: "a whole number",
+    str: "a text",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def require_types(settings: Mapping[str, Any], file: Path, **types: type) -> None:
+    """Raise FolderError if a setting of a JSON file is of another type; null passes."""
+    for name, expected in types.items():
+        value = settings.get(name)
+        if value is not None and type(value) is not expected:
+            message = f"{name} must be {_TYPES[expected]}, not {value!r:.40}"
+            raise FolderError(message, where=file, fix="Copy the file again.")
 
 
 def resolve_run(name: str) -> str | Path:

@@ -29,7 +29,14 @@ from bothways.core.files import local_path, read_json, read_object, replace_fold
 from bothways.hub.hf_config import RECORD, write_hf_config
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.model_folder import check_replaceable, save_model, write_files
-from bothways.hub.resolve import MODULES, PROGRAM, modules_folder, object_in, require_inside
+from bothways.hub.resolve import (
+    MODULES,
+    PROGRAM,
+    modules_folder,
+    object_in,
+    require_inside,
+    require_types,
+)
 from bothways.hub.static_embedding import STATIC, StaticEncoder, StaticTokenizer, static_files
 from bothways.hub.weight_files import open_weights, read_exact
 from bothways.model.block import activate
@@ -236,6 +243,7 @@ def _read_dense(folder: Path) -> tuple[nn.Linear, Activation | Literal["tanh"] |
         "module_input_name": "sentence_embedding", "module_output_name": None,
         "use_residual": False, **read_object(file, FolderError),
     }  # fmt: skip
+    require_types(raw, file, in_features=int, out_features=int, bias=bool)
     name = raw.pop("activation_function")
     if not isinstance(name, str) or name not in _DENSE_ACTIVATIONS:
         supported = ", ".join(path.rpartition(".")[2] for path in _DENSE_ACTIVATIONS)
