@@ -16,7 +16,7 @@ from rich.console import Console
 from bothways.cli import main as cli, mistakes
 from bothways.cli.mistakes import explain_mistake, rename_options
 from bothways.cli.options import run_progress, stop_saved
-from bothways.core.errors import BothwaysError, ResourceError, render
+from bothways.core.errors import BothwaysError, ConfigError, ResourceError, render
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
@@ -215,6 +215,26 @@ def test_no_input_is_written_over(line, tmp_path, monkeypatch):
     with pytest.raises(ResourceError, match="the output is also an input"):
         run_line(*line.split())
     assert (tmp_path / "mine.txt").read_text() == "dear to me"
+
+
+@pytest.mark.parametrize(
+    ("line", "where"),
+    [
+        ("quickstart --out made --minutes nan", "minutes"),
+        ("quickstart --out made --minutes inf", "minutes"),
+        ("serve model --drain-delay nan", "drain_delay"),
+        ("serve model --drain-delay=-1", "drain_delay"),
+        ("corpus inspect corpus --documents=-1", "documents"),
+        ("tokenizer report a.txt --tokenizer made --examples=-1", "examples"),
+        ("calibrate model dev.tsv --out made --error nan", "error"),
+    ],
+)
+def test_numbers_are_checked_before_the_work(line, where, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        run_line(*line.split())
+    assert refused.value.where == where
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_gpu_without_memory_is_no_traceback(monkeypatch, capsys):

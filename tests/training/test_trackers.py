@@ -84,7 +84,8 @@ def test_a_new_run_begins_its_records_anew(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "bad", ["no json", "[1]", '{"loss": 1}', '{"step": "x"}', "null", "[" * 10**5]
+    "bad",
+    ["no json", "[1]", '{"loss": 1}', '{"step": "x"}', "null", "[" * 10**5, '{"step": 1e999}'],
 )
 def test_a_line_that_is_no_record_is_refused(tmp_path, bad):
     file = tmp_path / "metrics.jsonl"

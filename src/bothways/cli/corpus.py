@@ -120,9 +120,11 @@ def inspect(
     verify
         Compare the files with the digests in the manifest.
     """
+    from bothways.core.config.values import require_at_least
     from bothways.core.source import rng
     from bothways.data.corpus import Corpus, length_percentiles
 
+    require_at_least(0, documents=documents)
     console = output_console()
     corpus = Corpus.open(folder)
     if verify:
@@ -140,7 +142,7 @@ def inspect(
     ]
     columns = ("percentile", *(f"{point} %" for point in _POINTS))
     options.show_tables(counts, options.CommandTable("Lengths", columns, rows))
-    count = min(max(documents, 0), len(corpus))
+    count = min(documents, len(corpus))
     for document in sorted(rng(seed, "inspect").choice(len(corpus), count, replace=False)):
         sentences = corpus.sentences_of(int(document))
         console.rule(f"document {document} · {quantity(len(sentences), 'sentence(s)')}")

@@ -55,14 +55,14 @@ def quickstart(
         Text files, folders or globs, as for `bothways corpus build`; default: the documentation
         inside this Python installation.
     """
-    from bothways.core.errors import ConfigError, require
+    from bothways.core.config.values import require_at_least
+    from bothways.core.errors import require
     from bothways.core.report.html import write_html
     from bothways.core.report.terminal import show
     from bothways.lab.quickstart.gain import quickstart_report, run_quickstart
 
     require("report", "the quickstart", "jinja2", "matplotlib", "sklearn")
-    if minutes is not None and minutes < 0.5:
-        raise ConfigError(f"must be at least 0.5, not {minutes:g}", where="minutes")
+    require_at_least(0.5, minutes=minutes)
     options.say_kernels("auto")
     with options.resumable(out) as progress:
         result = run_quickstart(out, minutes=minutes, files=corpus, progress=progress)

@@ -86,6 +86,7 @@ def serve(  # noqa: PLR0913 – one option per question
     from bothways.core.terminal import listed
 
     require_at_least(1, threads=threads)
+    require_at_least(0, drain_delay=drain_delay)
     require_server("bothways serve")
     import torch
 

@@ -184,12 +184,14 @@ def report(
     from rich.table import Table
     from rich.text import Text
 
+    from bothways.core.config.values import require_at_least
     from bothways.core.report.terminal import titled
     from bothways.data.documents import read_documents
     from bothways.text import sampling
     from bothways.text.tokenizer import Tokenizer
     from bothways.text.vocabulary_report import vocabulary_report as examine
 
+    require_at_least(0, examples=examples)
     model = Tokenizer.load(tokenizer)
     with terminal_progress() as progress:
         documents = read_documents(inputs, column=column)

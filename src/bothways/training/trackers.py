@@ -62,7 +62,7 @@ class JsonLines:
         for line in text.split("\n")[:-1]:
             try:
                 number = int(parse_object(line, file)["step"])
-            except (errors.BothwaysError, ValueError, KeyError, TypeError) as error:
+            except (errors.BothwaysError, ValueError, KeyError, TypeError, OverflowError) as error:
                 message = f"{line.strip()[:80]!r} is not a record of a run"
                 fix = "Delete that line."
                 raise errors.CheckpointError(message, where=file, fix=fix) from error

@@ -350,9 +350,10 @@ def _items(
             _value(item, value, None, join_path(location, str(index)))
             for index, value in enumerate(raw)
         )
-    count = max([len(base), *(int(key) + 1 for key in raw if key.isdecimal())])
+    # The places that may be changed, or added without a gap.
+    count = len(base) + sum(str(len(base) + n) in raw for n in range(len(raw)))
     for key in raw:
-        if not key.isdecimal() or not all(str(n) in raw for n in range(len(base), count)):
+        if key not in map(str, range(count)):
             message = f"the list has {quantity(len(base), 'item(s)')}, counted from 0"
             fix = f"Change one of them, or add {len(base)} and those that follow."
             raise ConfigError(message, where=join_path(location, key), fix=fix)
@@ -391,8 +392,9 @@ def _leaf(hint: Any, shape: _Shape, raw: Any, location: str) -> Any:
         value = raw
         # A text for a tuple: "0.9, 0.98" and "[0.9, 0.98]" have two items.
         if isinstance(raw, str) and typing.get_origin(other) is tuple:
-            items = raw.strip().removeprefix("[").removesuffix("]").split(",")
-            value = [item.strip().strip("\"'") for item in items if item.strip()]
+            text = raw.strip().removeprefix("[").removesuffix("]").strip().removesuffix(",")
+            items = [item.strip().strip("\"'") for item in text.split(",")] if text else []
+            value = items if all(items) else raw
         try:
             return _adapter(other).validate_python(value)
         except ValidationError:

@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import json
+import math
 import numbers
 import os
 import sys
@@ -230,7 +231,7 @@ def inline(value: Any) -> str:
             return repr(value)
 
 
-def require_at_least(least: int, /, location: str = "", **numbers: float | int | None) -> None:
+def require_at_least(least: float, /, location: str = "", **numbers: float | int | None) -> None:
     """Check that settings are at least `least`; None passes.
 
     Args:
@@ -238,11 +239,12 @@ def require_at_least(least: int, /, location: str = "", **numbers: float | int |
         numbers: the values by the names of their settings.
 
     Raises:
-        ConfigError: a value is smaller, or NaN.
+        ConfigError: a value is smaller, infinite or NaN.
     """
     for name, number in numbers.items():
-        if number is not None and not number >= least:
-            message = f"must be at least {least}, not {number}"
+        if number is not None and not least <= number < math.inf:
+            bound = f"at least {least}" + " and finite" * (number == math.inf)
+            message = f"must be {bound}, not {number}"
             raise ConfigError(message, where=join_path(location, name))
 
 
