@@ -20,7 +20,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import device_of
 from bothways.core.training_module import TrainingModule, evaluating
 from bothways.data.loader import in_batches
-from bothways.data.tables import open_table
+from bothways.data.tables import open_table, separator_advice
 from bothways.model.model import Model
 from bothways.prediction.analysis.evaluation import COLUMNS, read_suite
 from bothways.prediction.engine import evaluate_task
@@ -159,10 +159,11 @@ def _linear_measure(
         reading = ClassificationTask().read(source)
     except DataError as error:
         # The task's error names options for its columns, and a run has none for those of a probe.
-        names = ", ".join(open_table(source).names)
-        message = f"is neither texts with labels nor minimal pairs: its columns are {names}"
+        names = open_table(source).names
+        message = "is neither texts with labels nor minimal pairs: its columns are "
+        message += ", ".join(names)
         fix = f"Call them text and label, or {COLUMNS.text} and {COLUMNS.text_b}."
-        raise DataError(message, where=source, fix=error.fix or fix) from error
+        raise DataError(message, where=source, fix=separator_advice(names) or fix) from error
     task, examples = reading.task, [*reading.examples]
     encoded = task.encode(examples, tokenizer, task.labels(examples), length)
     sequences = [item.sequences[0] for item in encoded]
