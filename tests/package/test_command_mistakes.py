@@ -227,6 +227,8 @@ def test_no_input_is_written_over(line, tmp_path, monkeypatch):
         ("corpus inspect corpus --documents=-1", "documents"),
         ("tokenizer report a.txt --tokenizer made --examples=-1", "examples"),
         ("calibrate model dev.tsv --out made --error nan", "error"),
+        ("calibrate model dev.tsv --out made --error 1", "error"),
+        ("evaluate model dev.tsv --precision int8 --limit nan", "limit"),
     ],
 )
 def test_numbers_are_checked_before_the_work(line, where, tmp_path, monkeypatch):

@@ -302,7 +302,10 @@ _KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
         "True or False",
     ),
     "int": (_is(numbers.Integral), "a whole number"),
-    "float": (_is(numbers.Real), "a number"),
+    "float": (
+        lambda value: _is(numbers.Real)(value) and value == value,  # noqa: PLR0124 – NaN is not
+        "a number",
+    ),
     "str": (_is(str), "a text"),
     "Path": (_is(os.PathLike), "a path"),
     "None": (_is(type(None)), "None"),
