@@ -481,11 +481,12 @@ def calibrate(  # noqa: PLR0913 – one option per question
     """
     from bothways.core.errors import ConfigError
     from bothways.prediction.analysis import calibrate as work
+    from bothways.tasks.calibration import require_error_rate
 
     if not str(out):
         raise ConfigError("is missing", where="out", fix="Name a new folder for the model.")
-    if error is not None and not 0 < error < 1:
-        raise ConfigError(f"must be between 0 and 1, not {error}", where="error")
+    if error is not None:  # before the predictions
+        require_error_rate(error)
     columns = {"text": text, "text_b": text_b, "label": label}
     with shown_progress(progress) as reporter:
         labelled = _labelled_data(str(model), data, columns, reporter)

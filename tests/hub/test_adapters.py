@@ -214,7 +214,7 @@ def test_quantised_factors_are_refused(tmp_path):
         load_model(tmp_path / "adapter")
 
 
-def test_a_pattern_and_a_factor_of_no_use_are_refused(tmp_path):
+def test_malformed_patterns_and_factors_are_refused(tmp_path):
     base = make_base(tmp_path / "base")
     make_adapter(base, tmp_path / "adapter", "BertModel", target_modules=["query"])
     change_settings(tmp_path / "adapter", rank_pattern={"x(": 3})

@@ -1,6 +1,7 @@
 """int8 from the command line and in Python: near to fp32, alone or in company, with its loss told, and refused past a limit."""
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -156,15 +157,17 @@ def test_evaluate_tells_both_and_the_loss(place, opened, monkeypatch, capsys):
     assert "times as fast" in shown
 
 
-def test_a_loss_beyond_the_limit_is_an_error_with_both_values(place, monkeypatch):
-    message = r"points of accuracy here \(0\.\d+ in fp32, 0\.\d+ in int8\); the limit is -200"
-    with pytest.raises(ConfigError, match=message) as caught:
+def test_a_loss_beyond_the_limit_is_an_error_with_all_measurements(place, monkeypatch):
+    with pytest.raises(ConfigError, match=r"points of accuracy here; the limit is -200") as caught:
         run(
             monkeypatch,
             place,
             "evaluate model dev.tsv --precision int8 --limit=-200",
         )
     assert caught.value.where == "precision"
+    for name in ("accuracy", "f1_macro", "mcc", "loss"):
+        assert re.search(rf"\b{name} -?[\d.e-]+ and -?[\d.e-]+[,;]", caught.value.what)
+    assert re.search(r"int8 is [\d.]+ times as fast$", caught.value.what)
 
 
 def made(before: float, after: float, lowest: bool = False) -> Int8Report:

@@ -245,9 +245,10 @@ def test_conformal_threshold_is_the_right_order_statistic():
     assert calibration.conformal_threshold(right, 0.1) == 0.1  # k = 9 of 9
     assert calibration.conformal_threshold(right, 0.2) == 0.2  # k = 8
     assert calibration.conformal_threshold(right, 0.5) == 0.5
-    with pytest.raises(ConfigError) as refused:
-        calibration.conformal_threshold(right, 0.09)
-    assert refused.value.where == "error"
+    for error in (0.0, 1.0, -0.1, float("nan"), 0.09):
+        with pytest.raises(ConfigError) as refused:
+            calibration.conformal_threshold(right, error)
+        assert refused.value.where == "error"
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,7 @@ def test_ids_far_beyond_the_tokens_take_no_memory(tmp_path):
         b'{"model_max_length": ' + b"9" * 5000 + b"}",
         b'{"mask_token": "\\ud800"}',
         b'{"added_tokens_decoder": {"3": {"content": "\\udc00"}}}',
+        b'{"added_tokens_decoder": {"%s": {"content": "a"}}}' % (b"3" * 5000),
         b'{"extra_special_tokens": ["\\ud800x"]}',
     ],
 )

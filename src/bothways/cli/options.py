@@ -212,11 +212,11 @@ def settings_for(
     Raises:
         ConfigError: a word is not a setting, or names an argument of the command.
     """
-    from bothways.core.config.values import split_overrides
+    from bothways.core.config.values import is_integer, split_overrides
     from bothways.core.errors import ConfigError
 
     settings: dict[str, Any] = {**split_overrides(words)}
-    if settings.get("seed", "").removeprefix("-").isdecimal():
+    if is_integer(settings.get("seed", "").removeprefix("-")):
         settings["seed"] = int(settings["seed"])  # an argument of the function, of its own type
     arguments = inspect.signature(function).parameters.keys() - _SETTINGS
     for name in settings.keys() & arguments:

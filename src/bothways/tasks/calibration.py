@@ -105,16 +105,23 @@ def _platt(
     return float(weights[0]), float(weights[1])
 
 
+def require_error_rate(error: float) -> None:
+    """Check that the error rate of sets is between 0 and 1; raises ConfigError."""
+    if not 0 < error < 1:
+        raise ConfigError(f"must be between 0 and 1, not {error}", where="error")
+
+
 def conformal_threshold(right: Float64[np.ndarray, " examples"], error: float) -> float:
     """Return the least probability of a label in a conformal set.
 
     Args:
         right: the probability of the right label of each example.
-        error: the share of sets that may miss the right label, 0 < α < 1.
+        error: the share of sets that may miss the right label, α.
 
     Raises:
-        ConfigError: the error rate is too small for so few examples.
+        ConfigError: the error rate is outside of (0, 1), or too small for so few examples.
     """
+    require_error_rate(error)
     # As 0.9 · 10 is 9.000000000000002 in floating point, a hair is taken off before rounding up.
     rank = math.ceil((len(right) + 1) * (1 - error) - 1e-9)
     if rank > len(right):

@@ -259,7 +259,8 @@ class TableTask(Task[E, P]):
         where: str = "an example",
     ) -> E:  # fmt: skip
         if not isinstance(row, Mapping):
-            raise DataError(f"is of type {type(row).__name__}: give rows", where=where)
+            message = f"is of type {type(row).__name__}, not a dict by column"
+            raise DataError(message, where=where, fix="Give a dict with the columns of a row.")
         defaults = self.usual_columns(labelled=True)
         if getattr(defaults, self.column_table[0].role) not in row:
             defaults = self.columns
@@ -423,11 +424,6 @@ def number_of(label: str | None) -> float:
     except ValueError:
         return math.nan
     return value if math.isfinite(value) else math.nan
-
-
-def is_integer(text: str) -> bool:
-    """Return True for digits that `int` converts: at most 4,300."""
-    return len(text) <= 4300 and text.isdecimal()
 
 
 _DASHES = frozenset({"-", "--", "–", "—", "?", "_"})

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence as Many
 from typing import Any, Literal
 
+from bothways.core.config.values import is_integer
 from bothways.core.errors import Check, Finding, argument, places
 from bothways.core.terminal import listed, quantity
-from bothways.tasks.columns import is_integer
 
 RARE, COMMON = 0.01, 0.9
 """A class is rare below this share of the examples; above this one, accuracy says little."""

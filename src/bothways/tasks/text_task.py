@@ -24,7 +24,7 @@ from torch import Tensor
 from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, LabelTargets, Targets, WindowWeight
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import is_integer, require_at_least
 from bothways.core.errors import ConfigError, DataError, argument
 from bothways.core.sequence import Ids, Sequence
 from bothways.core.terminal import quantity
@@ -37,7 +37,6 @@ from bothways.tasks.columns import (
     Columns,
     TableTask,
     cell_of,
-    is_integer,
     label_of,
     text_of,
 )

@@ -29,6 +29,7 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import models, processors
 
+from bothways.core.config.values import is_integer
 from bothways.core.errors import TokenizerError, call
 from bothways.core.files import read_regular, read_utf8
 from bothways.text import tokenizer_classes as classes
@@ -450,7 +451,7 @@ def add_numbered(backend: classes.Backend, config: Mapping[str, Any], file: Path
         location, contents = file.with_name(classes.CONFIG), set()
         for id, entry in table.items() if isinstance(table, dict) else [("", table)]:
             token = _token(entry)
-            if token is None or not id.isdecimal():
+            if token is None or not is_integer(id):
                 message = f"{NUMBERED!r} holds {entry!r} under {id!r}"
                 fix = 'Write "ID": {"content": "TOKEN", "special": true} for each token.'
                 raise TokenizerError(message, where=location, fix=fix)

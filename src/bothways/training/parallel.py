@@ -467,11 +467,14 @@ def sharded(training_module: TrainingModule, plan: Plan) -> Iterator[None]:
         for tensors in (module._parameters, module._buffers):
             owned: dict[str, Any] = tensors
             for name, tensor in owned.items():
-                if tensor is not None and is_part(tensor):
+                if tensor is None or not is_part(tensor):
+                    continue
+                if id(tensor) not in gathered:
                     full = full_tensor(tensor.detach())
                     is_parameter, trained = isinstance(tensor, nn.Parameter), tensor.requires_grad
                     full = nn.Parameter(full, requires_grad=trained) if is_parameter else full
-                    owned[name] = gathered.setdefault(id(tensor), full)
+                    gathered[id(tensor)] = full
+                owned[name] = gathered[id(tensor)]
     for module, original in originals.items():
         original.restore(module)
 

@@ -204,7 +204,7 @@ def test_seeds_are_parsed(text, start, seeds):
 
 
 @pytest.mark.parametrize(
-    "text", ["0", "x", "1,x", "1,1", "", ",", "-1", "0x2", "2x", "2x0", "2x2x2"]
+    "text", ["0", "x", "1,x", "1,1", "", ",", "-1", "0x2", "2x", "2x0", "2x2x2", "1" * 5000]
 )
 def test_invalid_seeds_are_refused(text):
     with pytest.raises(errors.ConfigError, match=r"^seeds: .* does not name seeds"):

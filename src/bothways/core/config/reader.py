@@ -350,7 +350,7 @@ def _items(
             _value(item, value, None, join_path(location, str(index)))
             for index, value in enumerate(raw)
         )
-    # The places that may be changed, or added without a gap.
+    # Indices that may be changed, or added without a gap.
     count = len(base) + sum(str(len(base) + n) in raw for n in range(len(raw)))
     for key in raw:
         if key not in map(str, range(count)):

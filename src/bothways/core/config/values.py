@@ -280,6 +280,11 @@ def require_probability(location: str = "", **rates: float | int | None) -> None
             raise ConfigError(f"must be in [0, 1), not {rate}", where=join_path(location, name))
 
 
+def is_integer(text: str) -> bool:
+    """Return True for digits that `int` converts: at most 4,300."""
+    return len(text) <= 4300 and text.isdecimal()
+
+
 def require_share(location: str = "", **shares: float | None) -> None:
     """Check that shares are in [0, 1]; arguments and errors as `require_at_least`."""
     for name, share in shares.items():
@@ -303,7 +308,7 @@ _KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
     ),
     "int": (_is(numbers.Integral), "a whole number"),
     "float": (
-        lambda value: _is(numbers.Real)(value) and value == value,  # noqa: PLR0124 – NaN is not
+        lambda value: _is(numbers.Real)(value) and value == value,  # noqa: PLR0124 – not NaN
         "a number",
     ),
     "str": (_is(str), "a text"),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from bothways.core.config.values import is_integer
 from bothways.core.errors import ConfigError
 from bothways.finetuning.config import FinetuneConfig
 from bothways.lab.sweeps import runs
@@ -50,7 +51,7 @@ def parse_seeds(text: str, start: int = 0) -> tuple[int, ...]:
         ConfigError: the text has another form, a number of seeds below 1, or a seed twice.
     """
     numbers = [number.strip() for number in text.split(",")]
-    if len(numbers) == 1 and numbers[0].isdecimal() and int(numbers[0]):
+    if len(numbers) == 1 and is_integer(numbers[0]) and int(numbers[0]):
         if int(numbers[0]) > MOST_RUNS:
             message = f"{text.strip()!r} is more than {MOST_RUNS:,} runs"
             fix = "Write a smaller number, or one seed with a comma, such as 12345,."
@@ -58,7 +59,7 @@ def parse_seeds(text: str, start: int = 0) -> tuple[int, ...]:
         return tuple(range(start, start + int(numbers[0])))
     if len(numbers) > 1 and not numbers[-1]:
         numbers.pop()
-    seeds = tuple(int(number) for number in numbers if number.isdecimal())
+    seeds = tuple(int(number) for number in numbers if is_integer(number))
     if "," not in text or len(seeds) != len(numbers) or len(set(seeds)) != len(seeds):
         fix = "Write a number of seeds, such as 5, or the seeds, such as 3,14,15."
         raise ConfigError(f"{text!r} does not name seeds", where="seeds", fix=fix)

@@ -96,12 +96,18 @@ class Int8Report:
         return self.fp32.seconds / self.int8.seconds
 
     def check(self, limit: float = MAX_LOSS) -> None:
-        """Raise ConfigError if more points than `limit` are lost, or the loss is not a number."""
+        """Raise ConfigError if more points than `limit` are lost, or the loss is not a number.
+
+        The message has all measurements, which the error ends.
+        """
         if not self.points_lost <= limit:
-            fp32, int8 = self.fp32.metrics[self.metric], self.int8.metrics[self.metric]
+            pairs = ", ".join(
+                f"{name} {value:.4g} and {self.int8.metrics[name]:.4g}"
+                for name, value in self.fp32.metrics.items()
+            )
             message = (
-                f"int8 loses {self.points_lost:#.3g} points of {self.metric} here "
-                f"({fp32:.4g} in fp32, {int8:.4g} in int8); the limit is {limit:g}"
+                f"int8 loses {self.points_lost:#.3g} points of {self.metric} here; the limit is "
+                f"{limit:g}. In fp32 and in int8: {pairs}; int8 is {self.speedup:.2f} times as fast"
             )
             fix = f"Predict in fp32, or allow more: {argument(limit='POINTS')}."
             raise ConfigError(message, where="precision", fix=fix)

@@ -24,13 +24,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, ChoiceTargets
+from bothways.core.config.values import is_integer
 from bothways.core.errors import DataError, Finding
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids, Sequence
 from bothways.model.heads import ChoiceHead, Head
 from bothways.objectives.losses import choice_cross_entropy
 from bothways.tasks import base, text_checks
-from bothways.tasks.columns import Column, Columns, TableTask, cell_of, is_integer, text_of
+from bothways.tasks.columns import Column, Columns, TableTask, cell_of, text_of
 from bothways.tasks.metrics import negative_log
 from bothways.tasks.predictions import ChoicePrediction
 from bothways.text.template import assemble, truncated

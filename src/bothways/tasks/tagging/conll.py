@@ -25,9 +25,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from bothways.core.config.values import is_integer
 from bothways.core.errors import DataError, argument
 from bothways.core.terminal import listed, quantity
-from bothways.tasks.columns import is_integer
 from bothways.tasks.tagging.schemes import OUTSIDE, tag_part
 
 DOCSTART = "-DOCSTART-"
