@@ -1,5 +1,6 @@
 """Filling masks: probabilities are transformers', joint fillings are products of its conditionals, texts keep their form."""
 
+import copy
 import itertools
 import json
 import math
@@ -31,8 +32,9 @@ def test_tokens_and_probabilities_are_those_of_transformers(made, training):
     """Also in training mode: predictions are without dropout, and the mode stays. By its model, and by its pipeline."""
     import transformers
 
-    model, tokenizer, theirs = made
-    draw = random.Random()
+    # In float64: rounding in fp32 exchanges tokens that are nearly as likely.
+    model, theirs = (copy.deepcopy(made[index]).double() for index in (0, 2))
+    tokenizer, draw = made[1], random.Random()
     texts = [make_masked_text(draw, 8, masks) for masks in (1, 1, 2, 3, 1, 4)]
     task = MaskFillingTask(top=6).bind(model, tokenizer, (), 24).train(training)
     found = [
@@ -65,10 +67,10 @@ def test_tokens_and_probabilities_are_those_of_transformers(made, training):
             assert [guess.token for guess in mask] == [VOCABULARY[id] for id in order]
             assert [guess.token for guess in mask] == [guess["token_str"].strip() for guess in row]
             np.testing.assert_allclose(
-                [guess.probability for guess in mask], np.exp(logs[place][order]), rtol=1e-4
+                [guess.probability for guess in mask], np.exp(logs[place][order]), rtol=1e-6
             )
             np.testing.assert_allclose(
-                [guess.probability for guess in mask], [guess["score"] for guess in row], rtol=1e-4
+                [guess.probability for guess in mask], [guess["score"] for guess in row], rtol=1e-6
             )
 
 
