@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bothways.core.batch import Batch, pack
-from bothways.core.loss import Loss
 from bothways.hub.model_folder import load_model, save_model
 from bothways.tasks.base import EncodedExample, TaskModel
 
@@ -32,16 +31,6 @@ def padded(rows: list[Tensor]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def padded_inputs(inputs: list[EncodedExample]) -> dict[str, Tensor]:
-    """Examples of one sequence each, as transformers wants them."""
-    sequences = [item.sequences[0] for item in inputs]
-    return {
-        "input_ids": padded([torch.from_numpy(s.ids).long() for s in sequences]),
-        "token_type_ids": padded([torch.from_numpy(s.segments).long() for s in sequences]),
-        "attention_mask": padded([torch.ones(len(s), dtype=torch.long) for s in sequences]),
-    }
-
-
 def check_gradients(task: TaskModel[Any, Any], theirs: Any, folder: Path) -> None:
     """Their gradients, read back as a model of ours, equal ours."""
     for parameter in theirs.parameters():
@@ -59,25 +48,6 @@ def check_gradients(task: TaskModel[Any, Any], theirs: Any, folder: Path) -> Non
             atol=2e-6,
             msg=lambda text, name=name: f"{name}: {text}",
         )
-
-
-def check_losses(
-    task: TaskModel[Any, Any],
-    inputs: list[EncodedExample],
-    theirs: Any,
-    expected: Any,
-    folder: Path,
-) -> Loss:
-    """Scores, the mean loss and the gradients of a task are those of `theirs`, whose output is given."""
-    batch = batch_of(inputs)
-    loss, scores = task(batch)["label"], task.scores(batch)
-    torch.testing.assert_close(scores, expected.logits.reshape(scores.shape), rtol=1e-4, atol=1e-5)
-    mean = loss.total / task.weights(batch)["label"]
-    assert mean.item() == pytest.approx(expected.loss.item(), rel=1e-5)
-    mean.backward()
-    expected.loss.backward()
-    check_gradients(task, theirs, folder)
-    return loss
 
 
 def check_sum(task: TaskModel[Any, Any], inputs: list[EncodedExample]) -> None:

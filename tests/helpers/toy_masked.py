@@ -15,6 +15,8 @@ from bothways.model.positions import Learned
 from bothways.text.tokenizer import Tokenizer
 from toy_task import VOCABULARY, make_text, make_tokenizer
 
+MASK = VOCABULARY.index("[MASK]")
+
 
 def make_masked(
     folder: Path, positions: int = 24, seed: int = 3, spare: int = 0, shifted: bool = False
@@ -45,6 +47,33 @@ def make_masked(
 def log_probabilities(theirs: Any, ids: list[int]) -> np.ndarray:
     """transformers' log probabilities of every token at every place `(n, vocab)`."""
     return theirs(torch.tensor([ids])).logits[0].log_softmax(-1).numpy()
+
+
+def likelihoods(
+    text: str, variant: str, tokenizer: Tokenizer, masked: Any, causal: Any = None, room: int = 10
+) -> list[float]:
+    """The log probability of each token of a text that is read `room` tokens at a time, by transformers.
+
+    With a causal model, the output before a token predicts it.
+    """
+    words = [tokenizer.encode([word])[0].tolist() for word in text.split()]
+    ids, back = [id for word in words for id in word], int(causal is None)
+    ends = [
+        end for end, word in zip(np.cumsum([*map(len, words)]), words, strict=True) for _ in word
+    ]
+    logs = []
+    for start in range(0, len(ids), room):
+        chunk = ids[start : start + room]
+        left = [] if causal is None else log_probabilities(causal, [2, *chunk, 3])
+        for place, id in enumerate(chunk):
+            rest = (
+                min(ends[start + place] - start, len(chunk)) if variant == "word_l2r" else place + 1
+            )
+            hidden = [*chunk[:place], *[MASK] * (rest - place), *chunk[rest:]]
+            ways = [log_probabilities(masked, [2, *hidden, 3])[place + back][id]]
+            ways += [left[place][id]] if causal is not None else []
+            logs.append({"causal": ways[-1], "both": np.mean(ways)}.get(variant, ways[0]))
+    return logs
 
 
 def make_masked_text(draw: random.Random, longest: int, masks: int) -> str:

@@ -1,19 +1,12 @@
 """Tasks as values: names, rows, and use from several threads."""
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from bothways.core.errors import ConfigError, DataError
-from bothways.model.config import EncoderConfig
-from bothways.model.model import Model
-from bothways.model.positions import Learned
-from bothways.prediction.engine import predict
-from bothways.tasks.base import TaskModel, did_you_mean, unknown_label
+from bothways.tasks.base import did_you_mean, unknown_label
 from bothways.tasks.catalogue import ALIASES, ALL_TASKS, task_kind
 from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
@@ -24,7 +17,6 @@ from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextColumns, TextExample
-from toy_task import VOCABULARY, make_tokenizer
 
 
 def test_tasks_are_known_by_their_usual_names():
@@ -134,32 +126,3 @@ def test_a_row_that_is_not_clear_is_refused():
         ClassificationTask().example({"x": "good"}, where="input 1")
     with pytest.raises(DataError, match="column 'text' holds int, not text"):
         ClassificationTask().example({"text": 3})
-
-
-def build_task_model(task: Any, labels: tuple[str, ...], folder: Path) -> TaskModel[Any, Any]:
-    torch.manual_seed(1)
-    config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(24), initial_range=0.3)
-    model = Model(config, task.heads(labels, None))
-    task_model: TaskModel[Any, Any] = task.bind(model, make_tokenizer(folder), labels, 16)
-    return task_model.eval()
-
-
-def plain(prediction: Any) -> Any:
-    return prediction.vectors.tolist() if hasattr(prediction, "vectors") else prediction.to_json()
-
-
-def test_threads_that_share_a_question_answerer_do_not_mix_their_contexts(tmp_path):
-    task_model = build_task_model(QuestionAnsweringTask(), (), tmp_path)
-    words = ("ape", "bee", "cat", "dog", "elk", "fox")
-    groups = [
-        [Question(f"{n}", "dog", " ".join(words[: 2 + (n + seed) % 5])) for n in range(6)]
-        for seed in range(8)
-    ]
-
-    def answers(questions: list[Question]) -> list[Any]:
-        return [plain(prediction) for _, prediction in predict(task_model, questions)]
-
-    expected = [answers(group) for group in groups]
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(4):
-            assert list(pool.map(answers, groups)) == expected

@@ -13,14 +13,12 @@ from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.prediction.predictor import open_task
 from bothways.tasks import text_task as untrained
 from bothways.tasks.likelihood import task as likelihood
-from bothways.tasks.likelihood.task import LikelihoodTask, MinimalPairTask
+from bothways.tasks.likelihood.task import LikelihoodTask
 from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.text_task import TextColumns, TextExample
 from commands import run_line
-from toy_masked import log_probabilities, make_masked, make_masked_text
+from toy_masked import likelihoods, make_masked, make_masked_text
 from toy_task import VOCABULARY
-
-MASK = VOCABULARY.index("[MASK]")
 
 
 @pytest.fixture(scope="module")
@@ -28,45 +26,20 @@ def made(tmp_path_factory) -> tuple:
     return make_masked(tmp_path_factory.mktemp("masked"))
 
 
-def by_hand(theirs: object, words: list[list[int]], variant: str, room: int) -> list[float]:
-    """The log probability of each token; words as lists of ids, texts read `room` tokens at a time."""
-    ids = [id for word in words for id in word]
-    word_of = [at for at, word in enumerate(words) for _ in word]
-    result = []
-    for start in range(0, len(ids), room):
-        piece, owners = ids[start : start + room], word_of[start : start + room]
-        for at, id in enumerate(piece):
-            hidden = list(piece)
-            hidden[at] = MASK
-            for later in range(at + 1, len(piece)):
-                if variant == "word_l2r" and owners[later] == owners[at]:
-                    hidden[later] = MASK
-            result.append(log_probabilities(theirs, [2, *hidden, 3])[at + 1][id])
-    return result
-
-
-@pytest.mark.parametrize("variant", ["original", "word_l2r"])
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("variant", "training"), [("original", False), ("word_l2r", True)])
 def test_it_is_that_of_a_plain_loop(made, variant, training):
     model, tokenizer, theirs = made
     draw = random.Random()
-    texts = [make_masked_text(draw, longest, 0) for longest in (1, 4, 9, 9, 30)] + [
-        "apesss bees",
-        "",
-    ]
+    texts = [make_masked_text(draw, longest, 0) for longest in (1, 4, 9, 9, 30)]
+    texts += ["apesss bees", ""]
     task = LikelihoodTask(variant=variant).bind(model, tokenizer, (), 12).train(training)
-    found = [
-        prediction
-        for _, prediction in predict(
-            task, [TextExample(text) for text in texts], PredictConfig(tokens=60, window=3)
-        )
-    ]
+    results = predict(task, map(TextExample, texts), PredictConfig(tokens=60, window=3))
+    found = [prediction for _, prediction in results]
     assert task.training is training
     model.eval()
     for text, prediction in zip(texts, found, strict=True):
-        words = [tokenizer.encode([word])[0].tolist() for word in text.split()]
-        expected = by_hand(theirs, words, variant, 10)
-        assert prediction.tokens == tuple(VOCABULARY[id] for word in words for id in word)
+        expected = likelihoods(text, variant, tokenizer, theirs)
+        assert prediction.tokens == tuple(VOCABULARY[id] for id in tokenizer.encode([text])[0])
         np.testing.assert_allclose(prediction.log_likelihoods, expected, atol=1e-4)
         assert prediction.log_likelihood == pytest.approx(math.fsum(expected), abs=1e-3)
 
@@ -93,36 +66,19 @@ def test_many_tokens_are_read_in_parts(made, monkeypatch):
     assert numbers() == pytest.approx(whole, rel=1e-4)
 
 
-def test_hiding_the_rest_of_a_word_matters_inside_words_only(made):
-    model, tokenizer, _ = made
-    pair = []
-    for variant in ("original", "word_l2r"):
-        task = LikelihoodTask(variant=variant).bind(model, tokenizer, (), 24)
-        pair += [prediction for _, prediction in predict(task, [TextExample("ape bees dog")])]
-    same = [
-        a == pytest.approx(b, abs=1e-5)
-        for a, b in zip(*(p.log_likelihoods for p in pair), strict=True)
-    ]
-    assert pair[0].tokens == ("ape", "bee", "##s", "dog")
-    assert same == [True, False, True, True]
-
-
 def test_pseudo_perplexity_is_of_all_tokens_together(made):
     model, tokenizer, theirs = made
     task = LikelihoodTask().bind(model, tokenizer, (), 24)
     texts = ["ape bee", "cat dog elk fox", "", "gnus"]
-    total = sum(
-        sum(by_hand(theirs, [tokenizer.encode([t])[0].tolist()], "original", 22)) for t in texts
-    )
+    total = sum(sum(likelihoods(text, "original", tokenizer, theirs)) for text in texts)
     found = evaluate_task(task, (TextExample(text) for text in texts))
     assert found["pseudo_perplexity"] == pytest.approx(math.exp(-total / 8), rel=1e-4)
     assert found["pll"] == pytest.approx(total, rel=1e-5)
     assert (found["tokens"], found["texts"]) == (8, 4)
     (_, prediction), *_ = predict(task, [TextExample(texts[1])])
     assert prediction.pseudo_perplexity == pytest.approx(math.exp(-prediction.log_likelihood / 4))
-    assert task.grade(TextExample(texts[1]), prediction) == pytest.approx(
-        prediction.log_likelihood / 4
-    )
+    mean = prediction.log_likelihood / 4
+    assert task.grade(TextExample(texts[1]), prediction) == pytest.approx(mean)
 
 
 def test_what_has_no_likelihood_is_refused(made, tmp_path):
@@ -201,12 +157,3 @@ def test_one_text_is_no_pair(folder, tmp_path):
     (tmp_path / "a.tsv").write_text("text\nape\n")
     with pytest.raises(DataError, match="has one text a row, 'text'"):
         task.read(tmp_path / "a.tsv", labelled=False)
-
-
-def test_models_can_be_compared_by_it(folder):
-    task = open_task(folder, "prefer", device="cpu").task_model
-    single = LikelihoodTask().bind(task.model, task.tokenizer, (), 24)
-    ((example, found),) = predict(task, [TextExample(*PAIRS[0])])
-    ((_, first),) = predict(single, [TextExample(PAIRS[0][0])])
-    assert found.first == pytest.approx(first.log_likelihood, abs=1e-4)
-    assert MinimalPairTask().grade(example, found, ()) == float(found.first > found.second)

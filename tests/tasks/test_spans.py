@@ -109,19 +109,6 @@ def test_of_windows_of_unequal_length_the_longer_one_is_ahead_by_a_hundredth_of_
     )
 
 
-def test_of_equal_spans_the_first_comes_first():
-    table = span_scores([np.zeros((4, 2), dtype=np.float32)], [TextWindow(0, 4)], 2)
-    assert [span[:2] for span in best_spans(table, 20)] == [
-        (0, 0),
-        (0, 1),
-        (1, 1),
-        (1, 2),
-        (2, 2),
-        (2, 3),
-        (3, 3),
-    ]
-
-
 @settings(max_examples=100)
 @given(
     st.integers(1, 40),
@@ -146,10 +133,6 @@ def test_among_many_equals_the_first_are_chosen(tokens, longest, count, values, 
     )  # `sorted` leaves equals in order
 
 
-def test_a_text_whose_spans_are_all_equal_begins_with_the_first():
-    assert best_spans(np.zeros((300, 30), dtype=np.float32), 20)[0] == (0, 0, 0.0)
-
-
 def test_nothing_has_no_span():
     assert (
         best_spans(span_scores([np.zeros((0, 2), dtype=np.float32)], windows(0, 5, 2), 3), 20) == []
@@ -171,22 +154,6 @@ def test_each_position_counts_where_it_has_the_most_context(tokens, room, stride
         context = [min(place - start, start + room - 1 - place) for start in starts]
         assert context[own] >= 0
         assert own == int(np.argmax(context))
-
-
-@pytest.mark.parametrize(
-    ("tokens", "room", "stride", "starts"),
-    [
-        (0, 5, 2, [0]),
-        (5, 5, 2, [0]),
-        (6, 5, 2, [0, 1]),
-        (9, 5, 2, [0, 2, 4]),
-        (11, 4, 9, [0, 4, 7]),
-    ],
-)
-def test_full_windows_begin_a_stride_apart_and_the_last_ends_with_the_text(
-    tokens, room, stride, starts
-):
-    assert [part.start for part in windows(tokens, room, stride, full=True)] == starts
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 25))

@@ -203,21 +203,6 @@ def test_the_best_threshold_is_the_best_of_all(count, ties, seed):
     assert all(abs(threshold - difference) > 0 for difference in differences)
 
 
-@given(st.integers(1, 30), st.integers(0, 9999))
-def test_the_best_f1_is_that_of_the_official_search(count, seed):
-    """find_best_thresh of SQuAD 2.0: every question has a best answer that is not empty, and no two have one difference."""
-    graded, questions, bests, differences = random_graded(random.Random(seed), count, ties=False)
-    score = best = float(sum(question.impossible is True for question in questions))
-    for place in sorted(range(count), key=differences.__getitem__):
-        score += (
-            -1 if questions[place].impossible else grade_answer(bests[place], questions[place]).f1
-        )
-        best = max(best, score)
-    assert best_threshold(graded.columns.difference, graded.columns.given_f1, graded.columns.none)[
-        1
-    ] == pytest.approx(best / count)
-
-
 def test_metrics_are_means_over_their_questions():
     graded, none = AnswerScores(), english(impossible=True)
     rows = [  # question, prediction, best answer, difference

@@ -2,11 +2,9 @@
 
 import dataclasses
 import math
-import random
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, strategies as st
 from tokenizers import pre_tokenizers
 
@@ -23,9 +21,9 @@ from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_vocabulary
-from toy_task import VOCABULARY, WORDS, bind_small, make_tokenizer
+from toy_task import VOCABULARY, bind_small, make_tokenizer
+from toy_tasks import TAGS as LABELS, make_sentences
 
-LABELS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 ENTITIES, PLAIN = TaggingTask(), TaggingTask(scheme="plain")
 UNKNOWN, CLS, SEP = 1, 2, 3
 
@@ -43,20 +41,6 @@ def make_task(
     dropout: float = 0.1,
 ) -> Tagger:
     return bind_small(definition, tokenizer, labels, length, dropout=dropout, spread=0.5)
-
-
-def make_examples(
-    count: int, longest: int = 30, seed: int = 0, labels: tuple[str, ...] = LABELS
-) -> list[TagExample]:
-    """Sentences of words of one to three tokens."""
-    draw, found = random.Random(seed), []
-    for number in range(count):
-        words = tuple(
-            draw.choice(WORDS) + draw.choice(("", "s", "-", "ss"))
-            for _ in range(draw.randint(1, longest))
-        )
-        found.append(TagExample(words, tuple(draw.choices(labels, k=len(words))), f"made:{number}"))
-    return found
 
 
 def tokens_of(tokenizer: Tokenizer, word: str) -> list[int]:
@@ -171,62 +155,6 @@ def test_an_empty_sentence_has_an_empty_answer(tokenizer):
     assert predictions[0].to_json() == {"entities": [], "words": [], "tags": []}
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_losses_gradients_and_logits_are_those_of_transformers(tokenizer, tmp_path, training):
-    from transformers import BertForTokenClassification
-
-    from bothways.hub.model_folder import save_model
-
-    task = make_task(tokenizer, dropout=0.0)
-    save_model(tmp_path, task.model, tokenizer, labels=LABELS)
-    theirs, report = BertForTokenClassification.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report.values())
-    assert theirs.config.id2label == dict(enumerate(LABELS))
-    task.train(training)
-    theirs.train(training)
-    examples = make_examples(6, seed=int(training))
-    sequences = [sequence for item in task.encode(examples) for sequence in item.sequences]
-    total, count = torch.zeros(()), 0
-    for sequence in sequences:
-        ids, labels = (
-            torch.from_numpy(sequence.ids).long()[None],
-            torch.full((1, len(sequence)), -100),
-        )
-        index, tags = (
-            torch.from_numpy(np.asarray(a)) for a in vars(sequence.targets["tag"]).values()
-        )
-        labels[0, index] = tags
-        result = theirs(input_ids=ids, labels=labels)
-        total, count = total + result.loss * len(tags), count + len(tags)
-        assert torch.allclose(task.scores(pack([sequence])), result.logits[0, index], atol=1e-5)
-    batch = pack(sequences)
-    loss = task(batch)["tag"]
-    assert task.weights(batch) == {"tag": float(count)}
-    assert count == sum(len(example.words) for example in examples)
-    assert loss.total.item() == pytest.approx(total.item(), rel=1e-5)
-    loss.total.backward()
-    total.backward()
-    ours = task.model.heads["tags"].dense
-    assert torch.allclose(ours.weight.grad, theirs.classifier.weight.grad, atol=1e-3)
-    assert torch.allclose(ours.bias.grad, theirs.classifier.bias.grad, atol=1e-3)
-    table = task.model.encoder.embedding.token.weight.grad
-    assert torch.allclose(table, theirs.bert.embeddings.word_embeddings.weight.grad, atol=1e-3)
-
-
-def test_predictions_are_those_of_each_sentence_alone_and_in_order(tokenizer):
-    task, examples = make_task(tokenizer), make_examples(24, seed=3)
-    alone = [next(predict(task, [example]))[1] for example in examples]
-    for pace in (PredictConfig(), PredictConfig(tokens=40), PredictConfig(window=7)):
-        results = list(predict(task, examples, pace))
-        assert [example for example, _ in results] == examples
-        for (example, prediction), expected in zip(results, alone, strict=True):
-            assert len(prediction.tags) == len(example.words)
-            assert prediction.probabilities == pytest.approx(expected.probabilities, abs=1e-5)
-            assert prediction.tags == tuple(
-                LABELS[place] for place in prediction.probabilities.argmax(1)
-            )
-
-
 def test_entities_say_where_they_stand(tokenizer):
     task = make_task(tokenizer)
     logits = np.full((5, 5), -9, dtype=np.float32)
@@ -326,7 +254,7 @@ def test_offsets_of_entities_slice_the_text_in_every_script(tokenizer, words, dr
 def test_plain_tags_have_no_entities(tokenizer):
     labels = ("NN", "VB")
     task = make_task(tokenizer, TaggingTask(), labels)
-    examples = make_examples(10, labels=labels)
+    examples = make_sentences(10, labels=labels)
     results = list(predict(task, examples))
     assert all(prediction.entities is None for _, prediction in results)
     assert results[0][1].to_json().keys() == {"words", "tags"}
@@ -347,7 +275,7 @@ def test_plain_tags_have_no_entities(tokenizer):
 def test_scores_are_of_all_sentences(tokenizer):
     from seqeval.metrics import f1_score
 
-    task, examples = make_task(tokenizer), make_examples(30, seed=4)
+    task, examples = make_task(tokenizer), make_sentences(30, seed=4)
     metrics = evaluate_task(task, iter(examples), PredictConfig(window=16))
     results = list(predict(task, examples))
     truth, predicted = (
@@ -370,8 +298,6 @@ def test_scores_are_of_all_sentences(tokenizer):
 
 def test_what_cannot_be_scored_is_refused(tokenizer):
     task = make_task(tokenizer)
-    with pytest.raises(DataError, match=r"^a:3: has no tags, so it cannot be scored"):
-        evaluate_task(task, [TagExample(("ape",), None, "a:3")])
     with pytest.raises(
         DataError,
         match=r"^a:4: tag 'I-ORG' of word 2 \(in the model's scheme 'B-ORG'\) is not among the model's 5 labels",
@@ -421,7 +347,7 @@ def test_the_baseline_answers_the_most_frequent_tag(tokenizer):
     assert (baseline["f1"], baseline["accuracy"]) == (0.0, 0.75)
     assert baseline["loss"] == pytest.approx(-(3 * math.log(0.75) + math.log(0.25)) / 4)
     task = make_task(tokenizer)
-    (_, prediction), *_ = predict(task, make_examples(1))
+    (_, prediction), *_ = predict(task, make_sentences(1))
     assert len(set(prediction.tags)) > 1
     assert prediction.signature == prediction.tags
     assert dataclasses.replace(prediction, tags=("O", "O")).signature == "O"

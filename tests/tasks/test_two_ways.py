@@ -18,10 +18,10 @@ from bothways.tasks.likelihood.task import CompletionTask, LikelihoodTask, Minim
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 from commands import run_line
-from toy_masked import log_probabilities, make_masked, make_masked_text
+from toy_masked import MASK, likelihoods, log_probabilities, make_masked, make_masked_text
 from toy_task import VOCABULARY, make_tokenizer
 
-MASK, ROOM = VOCABULARY.index("[MASK]"), 10
+ROOM = 10
 VARIANTS = ("original", "word_l2r", "causal", "both")
 
 
@@ -38,28 +38,6 @@ def made(tmp_path_factory) -> tuple:
     return folder / "model", tokenizer, masked, causal
 
 
-def by_hand(made: tuple, text: str, variant: str) -> list[float]:
-    """Log probabilities of tokens: the output before a token predicts it."""
-    _, tokenizer, masked, causal = made
-    words = [tokenizer.encode([word])[0].tolist() for word in text.split()]
-    ids, ends = [], []
-    for word in words:
-        ids += word
-        ends += [len(ids)] * len(word)
-    logs = []
-    for start in range(0, len(ids), ROOM):
-        chunk = ids[start : start + ROOM]
-        left = log_probabilities(causal, [2, *chunk, 3])
-        for place, id in enumerate(chunk):
-            end = (
-                min(ends[start + place] - start, len(chunk)) if variant == "word_l2r" else place + 1
-            )
-            hidden = [*chunk[:place], *[MASK] * (end - place), *chunk[end:]]
-            ways = [log_probabilities(masked, [2, *hidden, 3])[place][id], left[place][id]]
-            logs.append({"causal": ways[1], "both": np.mean(ways)}.get(variant, ways[0]))
-    return logs
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_tokens_have_the_likelihoods_of_transformers(made, variant):
     draw = random.Random(5)
@@ -68,7 +46,7 @@ def test_tokens_have_the_likelihoods_of_transformers(made, variant):
     found = task(texts)
     assert max(len(prediction.tokens) for prediction in found) > ROOM, "one text is read in pieces"
     for text, prediction in zip(texts, found, strict=True):
-        expected = by_hand(made, text, variant)
+        expected = likelihoods(text, variant, *made[1:])
         np.testing.assert_allclose(prediction.log_likelihoods, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -78,20 +56,15 @@ def test_pairs_are_scored_by_the_sums(made, variant):
     pairs = [(make_masked_text(draw, 5, 0), make_masked_text(draw, 5, 0)) for _ in range(8)]
     task = open_task(made[0], "prefer", device="cpu", settings=[f"variant={variant}"])
     for (first, second), found in zip(pairs, task(pairs), strict=True):
-        expected = [sum(by_hand(made, text, variant)) for text in (first, second)]
+        expected = [sum(likelihoods(text, variant, *made[1:])) for text in (first, second)]
         np.testing.assert_allclose([found.first, found.second], expected, rtol=1e-5, atol=1e-4)
 
 
 def test_a_suite_is_scored_in_each_variant(made, tmp_path, capsys):
     draw, suite = random.Random(7), tmp_path / "suite"
     suite.mkdir()
-    rows = [
-        {
-            "sentence_good": make_masked_text(draw, 5, 0),
-            "sentence_bad": make_masked_text(draw, 5, 0),
-        }
-        for _ in range(20)
-    ]
+    pairs = [(make_masked_text(draw, 5, 0), make_masked_text(draw, 5, 0)) for _ in range(20)]
+    rows = [{"sentence_good": good, "sentence_bad": bad} for good, bad in pairs]
     (suite / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = {}
     for variant in ("", *VARIANTS):
@@ -101,11 +74,8 @@ def test_a_suite_is_scored_in_each_variant(made, tmp_path, capsys):
         found[variant] = values["variant"], values["accuracy"]
     assert found[""] == found["word_l2r"]
     for variant in VARIANTS:
-        right = [
-            sum(by_hand(made, row["sentence_good"], variant))
-            > sum(by_hand(made, row["sentence_bad"], variant))
-            for row in rows
-        ]
+        prefer = open_task(made[0], "prefer", device="cpu", settings=[f"variant={variant}"])
+        right = [prediction.preferred == "first" for prediction in prefer(pairs)]
         assert found[variant] == (variant, np.mean(right))
 
 

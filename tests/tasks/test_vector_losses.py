@@ -117,15 +117,6 @@ def test_classes_are_the_formula_of_the_paper():
     assert float(SupervisedContrastive()(drawn(2, 1), alone).detach()) == 0.0
 
 
-@pytest.mark.parametrize(("cosines", "loss"), [((0.9, 0.1), 1.171101), ((0.1, 0.9), 0.371101)])
-def test_cosent_of_two_pairs(cosines, loss):
-    first = torch.tensor([[1.0, 0.0]]).repeat(2, 1)
-    second = torch.tensor([[c, (1 - c * c) ** 0.5] for c in cosines])
-    x = torch.stack([first, second], 1).flatten(0, 1)
-    value = CoSENT(1.0)(x, grouped(2, 1, torch.tensor([0.0, 1.0])).apply(lambda t: t))
-    assert float(value) / 2 == pytest.approx(loss, abs=1e-6)
-
-
 @pytest.mark.parametrize("directions", ["query", "both", "all"])
 def test_right_documents_of_a_query_are_no_negatives(directions):
     """Queries 0 and 2 are one text; documents 1 and 3 are one text."""
@@ -203,12 +194,6 @@ def test_a_guide_drops_what_it_ranks_above_the_positive(margin, documents):
     (ours,) = torch.autograd.grad(loss / 6, x)
     (theirs,) = torch.autograd.grad(expected, x)
     torch.testing.assert_close(ours, theirs)
-
-
-def test_widths_have_weights():
-    x, texts, loss = drawn(12, 9), grouped(6, 1), InBatchSoftmax()
-    expected = (3 * loss(x[:, :3], texts) + loss(x, texts)) / 4
-    torch.testing.assert_close(at_widths(loss, x, texts, (3, WIDTH), (3.0, 1.0)), expected)
 
 
 def test_widths_are_a_mean_and_fillers_are_dropped():

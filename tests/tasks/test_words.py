@@ -44,21 +44,6 @@ def test_words(text, words):
     assert _words(text) == words
 
 
-@settings(deadline=None)
-@given(MIXED)
-def test_words_are_slices_in_order_and_nothing_but_white_space_is_between(text):
-    spans, at = split_words(text, "punctuation"), 0
-    for begin, end in spans:
-        assert begin < end
-        assert not text[at:begin].strip()
-        assert text[begin:end] == text[begin:end].strip() != ""
-        at = end
-    assert not text[at:].strip()
-    for begin, end in spans:
-        marks = [c for c in text[begin:end] if unicodedata.category(c).startswith("P")]
-        assert not marks or end - begin == 1
-
-
 def _words_of_bert(text: str) -> list[str]:
     normalizer = BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
@@ -177,8 +162,3 @@ def test_splitting_takes_linear_time(unit, splitter):
     before = time.process_time()
     split_words(text, splitter)
     assert time.process_time() - before < 2  # quadratic: more than eight seconds
-
-
-def test_each_character_can_be_a_word():
-    text = "我有10年 ok"
-    assert [text[a:b] for a, b in split_words(text, "characters")] == list("我有10年ok")

@@ -1,0 +1,124 @@
+"""What holds for the models of all trainable tasks: losses, gradients and scores of transformers, sums, and packing."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bothways.core.batch import ChoiceTargets, SpanTargets, TokenTargets, pack
+from bothways.core.errors import DataError
+from bothways.core.sequence import Sequence
+from bothways.prediction.engine import PredictConfig, evaluate_task, predict
+from parity import batch_of, check_gradients, check_sum, make_theirs, padded
+from toy_task import make_tokenizer
+from toy_tasks import TOY_TASKS
+
+ALL = pytest.mark.parametrize("name", TOY_TASKS)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def peer_output(theirs: Any, sequence: Sequence) -> tuple[Tensor, Tensor, int]:
+    """The loss and the scores of a sequence by transformers, and the number of its targets."""
+    ids, segments = (torch.from_numpy(x).long() for x in (sequence.ids, sequence.segments))
+    inputs = {"input_ids": ids[None], "token_type_ids": segments[None]}
+    (target,) = sequence.targets.values()
+    values = {name: torch.as_tensor(value) for name, value in vars(target).items()}
+    match target:
+        case SpanTargets():
+            inputs |= {"start_positions": values["start"], "end_positions": values["end"]}
+            output = theirs(**inputs)
+            return output.loss, torch.stack([output.start_logits[0], output.end_logits[0]], 1), 1
+        case TokenTargets():
+            labels = torch.full_like(ids, -100)
+            labels[values["index"]] = values["ids"]
+            output = theirs(**inputs, labels=labels[None])
+            return output.loss, output.logits[0, values["index"]], len(values["ids"])
+        case ChoiceTargets():
+            rows, sides = ids.split(sequence.parts), segments.split(sequence.parts)
+            columns = (rows, sides, [torch.ones_like(row) for row in rows])
+            names = ("input_ids", "token_type_ids", "attention_mask")
+            inputs = {n: padded(list(c))[None] for n, c in zip(names, columns, strict=True)}
+            output = theirs(**inputs, labels=values["labels"])
+            return output.loss, output.logits[0], 1
+    labels = values["labels"]
+    if theirs.config.problem_type == "multi_label_classification":
+        labels = labels.reshape(1, -1)
+    output = theirs(**inputs, labels=labels)
+    return output.loss, output.logits, labels.numel()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@ALL
+def test_losses_and_gradients_equal_those_of_transformers(name, training, tokenizer, tmp_path):
+    toy = TOY_TASKS[name]
+    task = toy.bind(tokenizer).train(training)
+    theirs = make_theirs(task, tmp_path / "model", toy.peer).train(training)
+    assert theirs.config.problem_type == toy.task.problem
+    assert not toy.labels or theirs.config.id2label == dict(enumerate(toy.labels))
+    if name == "rerank":  # with one label, its loss is the binary cross-entropy, too
+        theirs.config.problem_type = "multi_label_classification"
+    examples = toy.make(8, 9)
+    sequences = [s for item in task.encode(examples) for s in item.sequences]
+    losses, logits, counts = zip(*(peer_output(theirs, s) for s in sequences), strict=True)
+    batch = pack(sequences)
+    loss, scores = task(batch)[task.loss_name], task.scores(batch)
+    expected = torch.cat([x.reshape(-1, *scores.shape[1:]) for x in logits])
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=2e-5)
+    assert task.weights(batch) == {task.loss_name: float(sum(counts))}
+    total = sum(one * count for one, count in zip(losses, counts, strict=True))
+    assert loss.total.item() == pytest.approx(total.item(), rel=1e-5)
+    if name in ("classify", "choice"):
+        grades = [task.grade(*result) for result in predict(task, examples)]
+        assert int(loss.hits) == sum(grades)
+    assert (loss.hits is None) == (name in ("regress", "multilabel"))
+    (loss.total / sum(counts)).backward()
+    (total / sum(counts)).backward()
+    check_gradients(task, theirs, tmp_path / "gradients")
+
+
+@pytest.mark.parametrize("name", ["classify", "regress", "multilabel", "rerank", "choice"])
+def test_a_batch_is_the_sum_of_its_examples(name, tokenizer):
+    toy = TOY_TASKS[name]
+    task = toy.bind(tokenizer)
+    inputs = list(task.encode([*toy.make(9, 0), toy.bare]))
+    weight = task.weights(batch_of(inputs))
+    assert weight == task.weights(batch_of(inputs[:-1])), "an unknown answer has no weight"
+    check_sum(task, inputs)
+
+
+def numbers_of(prediction: Any) -> list[float]:
+    """The probabilities or the scores of a prediction."""
+    if hasattr(prediction, "spans"):
+        return [prediction.confidence, prediction.null_difference, prediction.spans[0].score]
+    names = ("logits", "probabilities", "score")
+    value = next(getattr(prediction, name) for name in names if hasattr(prediction, name))
+    return np.ravel([*value.values()] if isinstance(value, dict) else value).tolist()
+
+
+@ALL
+def test_predictions_are_those_of_each_example_alone_and_in_order(name, tokenizer):
+    task, examples = TOY_TASKS[name].bind(tokenizer, dropout=0.1), TOY_TASKS[name].make(20, 3)
+    alone = [next(predict(task, [example]))[1] for example in examples]
+    for pace in (PredictConfig(), PredictConfig(tokens=40, window=7)):
+        results = list(predict(task, examples, pace))
+        assert [example for example, _ in results] == examples
+        for (_, prediction), expected in zip(results, alone, strict=True):
+            assert numbers_of(prediction) == pytest.approx(numbers_of(expected), abs=1e-4)
+            assert getattr(prediction, "answer", 0) == pytest.approx(
+                getattr(expected, "answer", 0), abs=1e-4
+            )
+
+
+@ALL
+def test_examples_without_an_answer_cannot_be_scored(name, tokenizer):
+    task = TOY_TASKS[name].bind(tokenizer)
+    with pytest.raises(DataError, match=r"^f:2: has no .*, so it cannot be scored"):
+        evaluate_task(task, [TOY_TASKS[name].bare])
+    with pytest.raises(DataError, match=r"there is no .* to score"):
+        evaluate_task(task, [])
