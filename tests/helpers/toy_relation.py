@@ -9,6 +9,7 @@ inheritance. Idea: the vectors of both words, concatenated, go through one dense
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -191,3 +192,23 @@ def _targets(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     targets = batch.target("relation", RelationTargets)
     first, second, labels = targets.first, targets.second, targets.labels
     return torch.as_tensor(first), torch.as_tensor(second), torch.as_tensor(labels)
+
+
+def serve_once(folder: Path, rows: list[dict[str, Any]], file: Path) -> None:
+    """Write what a server with the task answers, in a process where its entry precedes the routes."""
+    from bothways.tasks.catalogue import ALL_TASKS
+
+    ALL_TASKS["relation"] = RelationTask  # type: ignore[assignment]  # the one entry
+    import httpx
+
+    from bothways.hub.model_folder import load_model
+    from bothways.prediction.predictor import Predictor
+    from bothways.serving.app import App
+    from bothways.serving.models import ServedModel
+    from running_server import running
+
+    loaded = load_model(folder, heads=(RelationHead(2),))
+    task_model = RelationTask().bind(loaded.model, loaded.tokenizer(), loaded.labels, 12)
+    with running(App({"toy": ServedModel("toy", Predictor(task_model))})) as url:
+        response = httpx.post(url + "/relation", json={"inputs": rows})
+        file.write_text(response.raise_for_status().text)

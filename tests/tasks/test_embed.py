@@ -54,42 +54,26 @@ POOL = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.m
 
 @pytest.mark.parametrize(
     ("layers", "combine", "pooling"),
-    in_turn(
-        [
-            ((-1,), "mean"),
-            ((0,), "mean"),
-            ((1, 2), "mean"),
-            ((-2, -1), "concat"),
-            ((-3, 1, 2), "concat"),
-        ],
-        ["cls", "mean", "max"],
-    ),
+    in_turn([((-1,), "mean"), ((1, 2), "mean"), ((-3, 0, 2), "concat")], ["cls", "mean", "max"]),
 )
 def test_vectors_are_those_of_a_plain_loop(made, pooling, layers, combine):
     model, tokenizer, theirs = made
     draw = random.Random()
     texts = [make_masked_text(draw, longest, 0) for longest in (1, 5, 9, 3, 60)] + [""]
     for normalised, components in ((False, None), (True, None), (False, 5), (True, 20)):
-        definition = SentenceEmbeddingTask(
-            pooling=pooling,
-            layers=layers,
-            combine=combine,
-            normalised=normalised,
-            components=components,
-        )
+        settings = {"pooling": pooling, "layers": layers, "combine": combine}
+        settings |= {"normalised": normalised, "components": components}
+        definition = SentenceEmbeddingTask(**settings)
         task = definition.bind(model, tokenizer, (), 24).train()
-        found = predict(
-            task, [TextExample(text) for text in texts], PredictConfig(tokens=30, window=4)
-        )
+        found = predict(task, map(TextExample, texts), PredictConfig(tokens=30, window=4))
         for text, (example, prediction) in zip(texts, found, strict=True):
             assert example.text == text
             chosen = [layers_of(theirs, tokenizer, text)[layer] for layer in layers]
-            expected = POOL[pooling](
-                np.concatenate(chosen, -1) if combine == "concat" else np.mean(chosen, 0)
-            )
-            if normalised:
-                expected = expected / np.linalg.norm(expected)
-            expected = expected[:components]
+            joined = np.concatenate(chosen, -1) if combine == "concat" else np.mean(chosen, 0)
+            expected = POOL[pooling](joined)
+            expected = (expected / np.linalg.norm(expected) if normalised else expected)[
+                :components
+            ]
             assert prediction.vectors.shape == (1, definition.width(model))
             np.testing.assert_allclose(prediction.vectors[0], expected, atol=1e-5)
     model.eval()
@@ -98,12 +82,8 @@ def test_vectors_are_those_of_a_plain_loop(made, pooling, layers, combine):
 def test_a_pair_is_two_vectors_and_a_cosine(made):
     model, tokenizer, _ = made
     task = SentenceEmbeddingTask().bind(model, tokenizer, (), 24)
-    pair, a, b = (
-        p
-        for _, p in predict(
-            task, [TextExample("ape bee", "cats"), TextExample("ape bee"), TextExample("cats")]
-        )
-    )
+    examples = [TextExample("ape bee", "cats"), TextExample("ape bee"), TextExample("cats")]
+    pair, a, b = (prediction for _, prediction in predict(task, examples))
     np.testing.assert_allclose(pair.vectors, np.concatenate([a.vectors, b.vectors]), atol=1e-6)
     cosine = np.dot(*pair.vectors) / np.prod(np.linalg.norm(pair.vectors, axis=1))
     assert pair.cosine == pytest.approx(cosine, abs=1e-6)
@@ -127,24 +107,19 @@ def test_a_vector_of_zeros_is_like_no_other():
 
 def test_long_texts_are_cut_and_counted(made):
     _, tokenizer, _ = made
-    short, long, pair = SentenceEmbeddingTask().encode(
-        [TextExample("ape"), TextExample("ape " * 9), TextExample("ape " * 9, "bee " * 7)],
-        tokenizer,
-        (),
-        8,
-    )
-    assert [(item.tokens, item.cut) for item in (short, long, pair)] == [(1, 0), (9, 3), (16, 4)]
-    assert [[len(s) for s in item.sequences] for item in (short, long, pair)] == [[3], [8], [8, 8]]
+    texts = ("ape",), ("ape " * 9,), ("ape " * 9, "bee " * 7)
+    examples = [TextExample(*some) for some in texts]
+    inputs = SentenceEmbeddingTask().encode(examples, tokenizer, (), 8)
+    assert [(item.tokens, item.cut) for item in inputs] == [(1, 0), (9, 3), (16, 4)]
+    assert [[len(s) for s in item.sequences] for item in inputs] == [[3], [8], [8, 8]]
 
 
 def test_pairs_are_scored_as_scipy_scores_them(made):
     model, tokenizer, _ = made
     draw = random.Random()
+    texts = [make_masked_text(draw, 6, 0) for _ in range(60)]
     examples = [
-        TextExample(
-            make_masked_text(draw, 6, 0), make_masked_text(draw, 6, 0), str(draw.randrange(50) / 10)
-        )
-        for _ in range(30)
+        TextExample(*pair, str(draw.random())) for pair in zip(texts[::2], texts[1::2], strict=True)
     ]
     task = SentenceEmbeddingTask(normalised=True).bind(model, tokenizer, (), 24)
     found = evaluate_task(task, examples, PredictConfig(window=7))
@@ -153,9 +128,8 @@ def test_pairs_are_scored_as_scipy_scores_them(made):
     assert found["pearson"] == pytest.approx(stats.pearsonr(cosines, scores).statistic, abs=1e-5)
     assert found["spearman"] == pytest.approx(stats.spearmanr(cosines, scores).statistic, abs=1e-5)
     rows = np.concatenate([p.vectors for p in predictions])
-    assert found["anisotropy"] == pytest.approx(
-        (rows @ rows.T)[~np.eye(60, dtype=bool)].mean(), abs=1e-5
-    )
+    mean = (rows @ rows.T)[~np.eye(60, dtype=bool)].mean()
+    assert found["anisotropy"] == pytest.approx(mean, abs=1e-5)
 
 
 @given(st.integers(2, 12), st.integers(1, 3), st.integers(0, 10**6))
@@ -168,9 +142,8 @@ def test_anisotropy_is_the_mean_over_all_pairs_of_texts(pairs, cells, seed):
     for cell, found in enumerate(agreement.cells()):
         rows = vectors[:, :, cell].reshape(-1, 5).astype(np.float64)
         units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        assert found.anisotropy == pytest.approx(
-            (units @ units.T)[~np.eye(2 * pairs, dtype=bool)].mean(), abs=1e-6
-        )
+        mean = (units @ units.T)[~np.eye(2 * pairs, dtype=bool)].mean()
+        assert found.anisotropy == pytest.approx(mean, abs=1e-6)
 
 
 def test_the_columns_of_sts_are_known(tmp_path):
@@ -183,9 +156,8 @@ def test_the_columns_of_sts_are_known(tmp_path):
     reading = SentenceEmbeddingTask().read(str(file))
     assert reading.task.columns == EmbedColumns("sentence1", "sentence2", "score")
     assert list(reading.examples) == [VectorExample('A "man', "A dog.", "2.500", f"{file}:2")]
-    (texts,) = (
-        SentenceEmbeddingTask().read(str(file), EmbedColumns("sentence2"), labelled=False).examples
-    )
+    bare = SentenceEmbeddingTask().read(str(file), EmbedColumns("sentence2"), labelled=False)
+    (texts,) = bare.examples
     assert (texts.text, texts.text_b, texts.label) == ("A dog.", None, None)
     other = tmp_path / "other.jsonl"
     other.write_text('{"a": "x", "b": "y", "gold": 3}\n')
@@ -215,30 +187,13 @@ def test_what_cannot_be_scored_is_refused(made, example, message):
 def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made):
     model, tokenizer, _ = made
     for layer in (3, -4):
-        with pytest.raises(
-            ConfigError,
-            match=rf"^layers: the model has layers 0 \(the embeddings\) to 2, .* not {layer}",
-        ):
+        message = rf"^layers: the model has layers 0 \(the embeddings\) to 2, .* not {layer}"
+        with pytest.raises(ConfigError, match=message):
             SentenceEmbeddingTask(layers=(-1, layer)).bind(model, tokenizer, (), 24)
     with pytest.raises(ConfigError, match=r"^layers: must name at least one layer"):
         SentenceEmbeddingTask(layers=())
     with pytest.raises(ConfigError, match=r"^components: must be at least 1, not 0"):
         SentenceEmbeddingTask(components=0)
-
-
-def test_predictions_have_no_dropout_in_whatever_mode_and_keep_that_of_the_task(made):
-    model, tokenizer, _ = made
-    task, example = (
-        SentenceEmbeddingTask().bind(model, tokenizer, (), 24),
-        TextExample("some words"),
-    )
-    expected = next(predict(task.eval(), [example]))[1].vectors
-    for whole, inner in ((True, True), (False, True), (False, False)):
-        task.train(whole)
-        model.train(inner)
-        np.testing.assert_array_equal(next(predict(task, [example]))[1].vectors, expected)
-        assert task.training == whole
-    model.eval()
 
 
 TEXTS = ["The cat sat on the mat.", "x", "", "A dog barks. " * 200, "Where is Peking?"]
@@ -364,12 +319,8 @@ def test_evaluation_uses_the_prompt(folder):
         TextExample("A cat sleeps.", "Stocks fell.", "0"),
         TextExample("It rains in Rome.", "Rome has rain.", "5"),
     ]
-    (best,) = [
-        c
-        for c in sweep_layers(embed.task_model, pairs).cells
-        if (c.layer, c.pooling) == (6, "mean")
-    ]
-    metrics = embed.evaluate(pairs)
+    metrics, cells = embed.evaluate(pairs), sweep_layers(embed.task_model, pairs).cells
+    (best,) = [cell for cell in cells if (cell.layer, cell.pooling) == (6, "mean")]
     assert best.correlation.pearson == pytest.approx(metrics["pearson"], abs=1e-5)
     vectors = embed.encode([text for e in pairs for text in (e.text, e.text_b or "")])
     cosines = (vectors[::2] * vectors[1::2]).sum(1)
@@ -377,29 +328,24 @@ def test_evaluation_uses_the_prompt(folder):
     assert metrics["pearson"] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("pooling", "layers"), in_turn([(value,) for value in ["cls", "mean", "max"]], [(-1,), (1, 2)])
-)
-def test_the_prompt_is_left_out_of_every_pooling(tmp_path, pooling, layers):
-    """Its tokens are read, and not pooled; texts of other prompts share the batch."""
+@pytest.mark.parametrize(("pooling", "layers"), [("cls", (-1,)), ("max", (1, 2))])
+def test_texts_of_several_prompts_share_a_batch(tmp_path, pooling, layers):
+    """The tokens of a prompt are read, and not pooled."""
     settings = {"pooling": pooling, "layers": list(layers), "include_prompt": False}
     embed = made_by_another(tmp_path, **settings)
-    texts = ["old men", "play and it ends", "", "rain " * 90]
-    examples = [
-        PromptedText(text, prompt=prompt) for text in texts for prompt in ("the film ", "a ", "")
-    ]
-    found = np.stack([prediction.vectors[0] for prediction in embed(examples)])
     model, tokenizer = embed.task_model.model, embed.task_model.tokenizer
-    for example, vector in zip(examples, found, strict=True):
+    examples = [
+        PromptedText(text, prompt=prompt)
+        for text in ("old men", "play and it ends", "", "rain " * 90)
+        for prompt in ("the film ", "a ", "")
+    ]
+    for example, found in zip(examples, embed(examples), strict=True):
         (encoded,) = embed.task_model.encode([example])
-        (sequence,) = encoded.sequences
         with torch.no_grad():
-            hidden = model.encoder(pack([sequence]), keep_layers=True).layers
+            hidden = model.encoder(pack(encoded.sequences), keep_layers=True).layers
         x = np.mean([hidden[layer].numpy() for layer in layers], axis=0)
         count = len(tokenizer.encode(example.prompt))
-        rest = x[1 + count :] if count else x
-        expected = {"cls": rest[0], "mean": rest.mean(0), "max": rest.max(0)}[pooling]
-        assert_close(vector, expected)
+        assert_close(found.vectors[0], POOL[pooling](x[1 + count :] if count else x))
 
 
 def test_each_window_of_a_long_text_begins_with_the_prompt(tmp_path):
@@ -448,10 +394,8 @@ def test_a_prompt_without_a_name_is_saved_as_the_default_one(tmp_path):
     task_model = open_task_model(tmp_path / "bert", "embed", settings=settings)
     save_sentence_encoder(tmp_path / "saved", task_model)
     config = read_program_config(tmp_path / "saved", 32)
-    assert (config.prompts, config.prompt_name) == (
-        {"query": "a ", "default": "the film "},
-        "default",
-    )
+    assert config.prompts == {"query": "a ", "default": "the film "}
+    assert config.prompt_name == "default"
     assert_close(theirs(tmp_path / "saved", ["old men"]), embed.encode(["old men"]))
     assert bothways.load(tmp_path / "saved").task_model.task.prompt == "the film "
     off = SentenceEmbeddingTask(prompts={"query": "a "}, prompt_name="query", prompt="")

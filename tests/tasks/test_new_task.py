@@ -2,10 +2,7 @@
 
 import dataclasses
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Sequence as Many
 
 import pytest
@@ -31,8 +28,9 @@ from bothways.tasks.schemas import json_schema, prediction_type
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs
 from bothways.training.step_cost import forward_flops
-from toy_relation import RelationExample, RelationHead, RelationTask
+from toy_relation import RelationExample, RelationHead, RelationTask, serve_once
 from toy_task import VOCABULARY, WORDS, fit_task, make_tokenizer
+from toy_training import exit_code
 
 CONFIG = EncoderConfig(len(VOCABULARY), 32, 1, 2, 64, position=Learned(16), initial_range=0.2)
 LENGTH = 12
@@ -49,30 +47,6 @@ def make_relations(count: int, seed: int) -> list[RelationExample]:
     return examples
 
 
-SERVED = """
-import json, sys
-from bothways.tasks.catalogue import ALL_TASKS
-from toy_relation import RelationHead, RelationTask
-ALL_TASKS["relation"] = RelationTask  # the one entry
-import httpx
-from bothways.hub.model_folder import load_model
-from bothways.prediction.predictor import Predictor
-from bothways.serving.app import App
-from bothways.serving.models import ServedModel
-from running_server import running
-loaded = load_model(sys.argv[1], heads=(RelationHead(2),))
-task_model = RelationTask().bind(loaded.model, loaded.tokenizer(), loaded.labels, 12)
-with running(App({"toy": ServedModel("toy", Predictor(task_model))})) as url:
-    response = httpx.post(url + "/relation", json={"inputs": json.loads(sys.argv[2])})
-    print(response.raise_for_status().text)
-"""
-
-
-def here() -> dict[str, str]:
-    """The environment of a process that imports what this one does."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-
-
 def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path):
     tokenizer, task = make_tokenizer(tmp_path), RelationTask()
     train, dev = make_relations(400, 0), make_relations(60, 1)
@@ -86,8 +60,9 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path):
     task_model = result.task_model
     assert evaluate_task(task_model, dev) == result.metrics
     predict = Predictor(task_model)
-    row = {"words": ["cat", "ape", "dog"], "first": 1, "second": 2}
-    expected = predict([row, {**row, "first": 2, "second": 1}])
+    words = ["cat", "ape", "dog"]
+    rows = [{"words": words, "first": a, "second": b} for a, b in ((1, 2), (2, 1))]
+    expected = predict(rows)
     assert expected[0].label == "before"
 
     analysed = analyse(task_model, dev)
@@ -96,14 +71,13 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path):
     assert analysed.sections
 
     place = result.save(tmp_path / "saved")
-    rows = [row, {**row, "first": 2, "second": 1}]
-    process = [sys.executable, "-c", SERVED, str(place), json.dumps(rows)]
-    answers = json.loads(subprocess.check_output(process, env=here(), timeout=300))
+    assert exit_code(serve_once, place, rows, tmp_path / "answers.json") == 0
+    answers = json.loads((tmp_path / "answers.json").read_text())
     assert answers == [prediction.to_json() for prediction in expected]
     loaded = load_model(place, heads=(RelationHead(2),))
     assert loaded.labels == ("after", "before")
     again = task.bind(loaded.model, loaded.tokenizer(), loaded.labels, LENGTH)
-    assert Predictor(again)([row, {**row, "first": 2, "second": 1}]) == expected
+    assert Predictor(again)(rows) == expected
     assert evaluate_task(again, dev) == result.metrics
     with pytest.raises(FolderError, match=r"bothways\.heads\.0.*: unknown kind 'relation'"):
         load_model(place)
