@@ -28,12 +28,8 @@ def test_the_tokens_of_characters_are_those_that_share_one(gaps, start, size):
 def test_characters_keep_marks_and_leave_white_space():
     text = " cafe\u0301 noir \u05e9\u05c1\u05dc\u05d5\u05dd"
     offsets = np.array([(0, 5), (6, 11), (11, 13), (14, 17)], dtype=np.int64)
-    assert [text[slice(*characters(text, offsets, place, place))] for place in range(4)] == [
-        "cafe\u0301",
-        "noir",
-        "\u05e9\u05c1",
-        "\u05dc\u05d5\u05dd",
-    ]
+    words = [text[slice(*characters(text, offsets, place, place))] for place in range(4)]
+    assert words == ["cafe\u0301", "noir", "\u05e9\u05c1", "\u05dc\u05d5\u05dd"]
 
 
 def google(
@@ -89,10 +85,8 @@ def test_spans_are_all_of_googles_and_those_that_windows_cut(
 
 
 UNEQUAL = [
-    [
-        TextWindow(0, 3),
-        TextWindow(0, 9),
-    ],  # the second word has one token on its poorer side in both
+    # The second word has one token on its poorer side in both.
+    [TextWindow(0, 3), TextWindow(0, 9)],
     windows(572, 300, 128),  # of the last two, the longer one wins though it has a token less
 ]
 
@@ -101,12 +95,10 @@ UNEQUAL = [
 def test_of_windows_of_unequal_length_the_longer_one_is_ahead_by_a_hundredth_of_its_tokens(parts):
     rng = np.random.default_rng()
     scores = [rng.normal(size=(part.stop - part.start, 2)).astype(np.float32) for part in parts]
-    table = span_scores(
-        scores, parts, 1
-    )  # spans of one token are cut by no window, so each counts where Google's code has it
-    assert {(first, last): score for first, last, score in best_spans(table, len(table))} == google(
-        scores, parts, 1
-    )
+    # Spans of one token are cut by no window, so each counts where Google's code has it.
+    table = span_scores(scores, parts, 1)
+    found = {(first, last): score for first, last, score in best_spans(table, len(table))}
+    assert found == google(scores, parts, 1)
 
 
 @settings(max_examples=100)
@@ -128,15 +120,13 @@ def test_among_many_equals_the_first_are_chosen(tokens, longest, count, values, 
         for more in range(longest)
     ]
     possible = [span for span in spans if span[2] > -np.inf]
-    assert (
-        best_spans(table, count) == sorted(possible, key=lambda span: -span[2])[:count]
-    )  # `sorted` leaves equals in order
+    expected = sorted(possible, key=lambda span: -span[2])[:count]  # which leaves equals in order
+    assert best_spans(table, count) == expected
 
 
 def test_nothing_has_no_span():
-    assert (
-        best_spans(span_scores([np.zeros((0, 2), dtype=np.float32)], windows(0, 5, 2), 3), 20) == []
-    )
+    table = span_scores([np.zeros((0, 2), dtype=np.float32)], windows(0, 5, 2), 3)
+    assert best_spans(table, 20) == []
 
 
 @settings(deadline=None)
@@ -147,6 +137,7 @@ def test_each_position_counts_where_it_has_the_most_context(tokens, room, stride
     assert starts[0] == 0
     assert max(0, tokens - room) == starts[-1]
     assert all(part.stop == min(part.start + room, tokens) for part in parts)
+    assert all(step == min(stride, room) for step in np.diff(starts)[:-1])
     assert all(0 < step <= min(stride, room) for step in np.diff(starts))
     owner = owners(np.arange(tokens), parts, room)
     for place, own in enumerate(owner):

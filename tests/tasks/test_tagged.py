@@ -12,9 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from bothways.core.errors import DataError
 from bothways.data.tables import TableRow
-from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import read_rows
-from bothways.tasks.tagging.conll import ColumnLayout, ColumnSentence, read_columns
 from bothways.tasks.tagging.examples import NEIGHBOURS, TagExample, open_tagged, with_context
 from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import TaggingTask
@@ -67,64 +65,47 @@ def test_columns_of_words_and_tags(tmp_path, name):
     assert share() == 1.0
 
 
-def test_a_document_begins_without_an_empty_line_before_it():
-    lines = enumerate(["the O", "-DOCSTART- -X-", "", "rain B-LOC", "ends O"], 1)
-    assert list(read_columns(lines, "t.conll", ColumnLayout(0, 1, 2, fixed=True))) == [
-        ColumnSentence(("the",), ("O",), 1, 0), ColumnSentence(("rain", "ends"), ("B-LOC", "O"), 4, 1),
-    ]  # fmt: skip
-
-
 def test_other_columns_by_number(tmp_path):
     file = write(tmp_path / "a.conll", CONLL)
     columns, found, _ = opened(file, TagColumns(label="1"))
     assert columns == TagColumns(None, "1")
     assert found[0][1].tags == ("NNP", "VBZ")
     assert opened(file, usual=columns)[1] == found
-    assert opened(file, usual=TagColumns("tokens", "ner_tags"))[1][0][1].tags == (
-        "B-ORG",
-        "O",
-    )  # names of a table
+    of_a_table = TagColumns("tokens", "ner_tags")
+    assert opened(file, usual=of_a_table)[1][0][1].tags == ("B-ORG", "O")
 
 
 def test_tabs_blanks_line_ends_and_comments(tmp_path):
     text = "# newdoc id = 1\n# sent_id = 1\n# text = a b\n1\ta b\t_\tX\r\n2\t\t_\tY\r\n \r\n\r\n# newdoc\n# id 7\n1\t#\tz\tO"
     (_, first), (_, second) = opened(write(tmp_path / "a.conllu", text), TagColumns("1", "3"))[1]
     assert (second.words, second.tags) == (("#",), ("O",))
-    assert (first.words, first.tags, first.where) == (
-        ("a b", ""),
-        ("X", "Y"),
-        f"{tmp_path / 'a.conllu'}:4",
-    )
+    assert (first.words, first.tags) == (("a b", ""), ("X", "Y"))
+    assert first.where == f"{tmp_path / 'a.conllu'}:4"
     file = write(tmp_path / "b.conll", "# newdoc\n# NN\n#tag  O \n\n\n# newdoc\nx O\n")
     (_, first), (_, second) = opened(file)[1]
     assert (first.words, first.tags) == (("#", "#tag"), ("NN", "O"))
     assert (second.words, second.where) == (("x",), f"{file}:7")
     assert [document for document, _ in opened(file)[1]] == [1, 2]
-    file = write(
-        tmp_path / "tweets.conll", "#newdocs O\nx O\n\n#id\tO\n\n#newparty B-X\n\n#newdoc O\n"
-    )
-    assert [found.words for _, found in opened(file)[1]] == [
-        ("#newdocs", "x"),
-        ("#id",),
-        ("#newparty",),
-        ("#newdoc",),
+    tweets = "#newdocs O\nx O\n\n#id\tO\n\n#newparty B-X\n\n#newdoc O\n"
+    found = opened(write(tmp_path / "tweets.conll", tweets))[1]
+    words = [("#newdocs", "x"), ("#id",), ("#newparty",), ("#newdoc",)]
+    assert [(document, example.words) for document, example in found] == [(0, x) for x in words]
+    # A document begins without an empty line before it.
+    file = write(tmp_path / "t.conll", "the O\n-DOCSTART- -X-\n\nrain B-LOC\nends O\n")
+    assert opened(file)[1] == [
+        (0, TagExample(("the",), ("O",), f"{file}:1")),
+        (1, TagExample(("rain", "ends"), ("B-LOC", "O"), f"{file}:4")),
     ]
-    assert {document for document, _ in opened(file)[1]} == {0}
+    # A word of many digits is no counter.
+    file = write(tmp_path / "digits.conll", f"{'2' * 5000} EU B-X\n{'2' * 5000} b O\n")
+    assert read(file) == [TagExample(("2" * 5000,) * 2, ("B-X", "O"), f"{file}:1")]
 
 
 @pytest.mark.parametrize(
     ("text", "asked", "message"),
     [
-        (
-            "EU B-ORG\nrejects\n",
-            GUESS,
-            r":2: has 1 column \(rejects\); the word is to be column 0 and",
-        ),
-        (
-            "EU B-ORG\n",
-            TagColumns(label="2"),
-            r":1: has 2 columns \(EU \| B-ORG\); .* tag column 2",
-        ),
+        ("EU B-ORG\nrejects\n", GUESS, r":2: has 1 column \(rejects\); the word is to be column 0"),
+        ("EU B-ORG\n", TagColumns(label="2"), r":1: has 2 columns \(EU \| B-ORG\); .* column 2"),
         ("EU B-ORG\n", TagColumns(text="1"), r":1: has 2 columns"),
         ("EU B-ORG\n", TagColumns(text="word"), r": its columns have numbers, and text = 'word'"),
         ("\n-DOCSTART- O\n\n", GUESS, r": has no word"),
@@ -148,14 +129,10 @@ def test_words_without_tags(tmp_path):
         read(write(tmp_path / "a.conll", "EU\n"), TagColumns("1"), labelled=False)
 
 
-def test_words_of_many_digits(tmp_path):
-    file = write(tmp_path / "a.conll", f"{'2' * 5000} EU B-X\n{'2' * 5000} b O\n")
-    assert read(file) == [TagExample(("2" * 5000,) * 2, ("B-X", "O"), f"{file}:1")]
-
-
 def test_no_such_file(tmp_path):
-    with pytest.raises(DataError, match=r"none\.conll: no such file"):
-        read(tmp_path / "none.conll")
+    for name, labelled in (("none.conll", True), ("none.tsv", False)):
+        with pytest.raises(DataError, match=f"{name}: no such file"):
+            read(tmp_path / name, labelled=labelled)
     for name in ("folder.conll", "folder.txt", "folder.jsonl"):
         (tmp_path / name).mkdir()
         with pytest.raises(DataError, match=f"{name}: is a folder\n  Name a file in it"):
@@ -195,30 +172,23 @@ def test_a_table_of_texts_between_tabs(tmp_path, name, text, asked):
 def test_columns_between_tabs_stay_columns(tmp_path):
     file = write(tmp_path / "a.tsv", "In\tO\nNew York\tB-LOC\n\nAnna\tB-PER\n")
     assert [e.words for e in read(file, labelled=False)] == [("In", "New York"), ("Anna",)]
-    assert [e.words for e in read(file, TagColumns("1"), labelled=False)] == [
-        ("O", "B-LOC"),
-        ("B-PER",),
-    ]
-    assert [e.tags for e in read(write(tmp_path / "b.tsv", "text\tO\nAnna\tB-PER\n"))] == [
-        ("O", "B-PER")
-    ]
-    assert read(write(tmp_path / "c.tsv", "New York\tB-LOC\n"))[0].words == (
-        "New York",
-    )  # tags that are there say enough
+    tags = read(file, TagColumns("1"), labelled=False)
+    assert [e.words for e in tags] == [("O", "B-LOC"), ("B-PER",)]
+    (example,) = read(write(tmp_path / "b.tsv", "text\tO\nAnna\tB-PER\n"))
+    assert example.tags == ("O", "B-PER")
+    (example,) = read(write(tmp_path / "c.tsv", "New York\tB-LOC\n"))
+    assert example.words == ("New York",)  # tags that are there say enough
 
 
 def test_texts_are_not_taken_for_words(tmp_path):
     file = write(tmp_path / "a.tsv", "said\tid\nAnna lives\t1\nIn Oslo\t2\n")
-    with pytest.raises(
-        DataError,
-        match=r"a\.tsv:1: 2 of the first 3 words have blanks, as texts do: 'Anna lives'\n.*text=NAME",
-    ):
+    message = (
+        r"a\.tsv:1: 2 of the first 3 words have blanks, as texts do: 'Anna lives'\n.*text=NAME"
+    )
+    with pytest.raises(DataError, match=message):
         read(file, labelled=False)
-    for name, message in (("no.tsv", "no such file"), ("empty.tsv", "has no word")):
-        with pytest.raises(DataError, match=f"{name}: {message}"):
-            read(
-                tmp_path / name if name == "no.tsv" else write(tmp_path / name, ""), labelled=False
-            )
+    with pytest.raises(DataError, match=r"empty\.tsv: has no word"):
+        read(write(tmp_path / "empty.tsv", ""), labelled=False)
 
 
 @pytest.mark.parametrize(
@@ -259,9 +229,13 @@ def write_rows(file: Path, rows: list[dict[str, object]]) -> Path:
     return write(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
 @pytest.mark.parametrize(
-    ("words", "tags"), [("words", "tags"), ("tokens", "ner_tags"), ("tokens", "labels")]
+    ("name", "words", "tags"),
+    [
+        ("a.jsonl", "words", "tags"),
+        ("a.jsonl.gz", "tokens", "ner_tags"),
+        ("a.parquet", "tokens", "labels"),
+    ],
 )
 def test_tables_of_lists(tmp_path, name, words, tags):
     rows = [
@@ -289,11 +263,8 @@ def test_documents_of_a_table(tmp_path):
     assert columns == TagColumns("words", "tags", "page")
     assert str(columns) == "text = 'words', label = 'tags', document = 'page'"
     assert [document for document, _ in found] == [1, 1, 2]
-    assert [e.before for e in with_context(iter(opened(file, usual=columns)[1]))] == [
-        (),
-        (("a",),),
-        (),
-    ]
+    examples = with_context(iter(opened(file, usual=columns)[1]))
+    assert [example.before for example in examples] == [(), (("a",),), ()]
     assert [document for document, _ in opened(file)[1]] == [None, None, None]
 
 
@@ -383,10 +354,12 @@ def test_rows_of_words_are_joined_in_order(tmp_path):
         ]  # fmt: skip
     task = TaggingTask().read(str(file), TagColumns("Word", "POS")).task
     assert task.columns == TagColumns("Word", "POS", sentence="Sentence #")
-    words = task.read(str(file), labelled=False).examples
-    assert [e.words for e in words] == [("Anna", "sings"), ("in", "Oslo,")]
-    words = TaggingTask().read(str(file), labelled=False).examples
-    assert [e.words for e in words] == [("Anna", "sings"), ("in", "Oslo,")]
+    for reader in (task, TaggingTask()):
+        words = [example.words for example in reader.read(str(file), labelled=False).examples]
+        assert words == [("Anna", "sings"), ("in", "Oslo,")]
+    texts = "sentence_id,text\n1,Anna sings.\n1,In Oslo.\n"  # texts beside a number stay texts
+    examples = read_file(file, texts, TaggingTask(), labelled=False)
+    assert [example.text for example in examples] == ["Anna sings.", "In Oslo."]
 
 
 def test_a_named_column_of_sentences(tmp_path):
@@ -401,19 +374,6 @@ def test_a_named_column_of_sentences(tmp_path):
         TaggingTask().read(str(tmp_path / "a.csv"), TagColumns(sentence="page"))
 
 
-def test_texts_beside_a_number_stay_texts(tmp_path):
-    text = "sentence_id,text\n1,Anna sings.\n1,In Oslo.\n"
-    examples = list(
-        TaggingTask().read(str(write_table(tmp_path / "a.csv", text)), labelled=False).examples
-    )
-    assert [e.text for e in examples] == ["Anna sings.", "In Oslo."]
-
-
-def write_table(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf8")
-    return path
-
-
 @pytest.mark.parametrize("kind", ["pandas", "dicts", "dataset"])
 def test_rows_in_memory_are_read_as_files(kind, tmp_path):
     import datasets
@@ -421,7 +381,7 @@ def test_rows_in_memory_are_read_as_files(kind, tmp_path):
 
     from bothways.core.progress import SILENT
 
-    frame = pandas.read_csv(write_table(tmp_path / "a.csv", KAGGLE))
+    frame = pandas.read_csv(write(tmp_path / "a.csv", KAGGLE))
     rows: Any = {
         "pandas": frame,
         "dicts": frame.to_dict("records"),
@@ -435,10 +395,7 @@ def test_rows_in_memory_are_read_as_files(kind, tmp_path):
 
 
 def test_an_absent_word_is_refused():
-    rows = [
-        {"sentence_id": 1, "word": "a", "tag": "O"},
-        {"sentence_id": 1, "word": None, "tag": "O"},
-    ]
+    rows = [{"sentence_id": 1, "word": word, "tag": "O"} for word in ("a", None)]
     table = (TableRow(row, f"row {number}") for number, row in enumerate(rows, 1))
     with pytest.raises(DataError, match="not a word") as error:
         list(TaggingTask().read_rows(table, lambda row: row).examples)
@@ -461,9 +418,3 @@ def test_single_characters_choose_the_splitter(words, splitter):
     example = TagExample(tuple(words), ("O",) * len(words))
     assert TaggingTask().adapted([example]).splitter == splitter
     assert TaggingTask(splitter="rules").adapted([example]).splitter == "rules"
-
-
-def test_the_settings_of_a_run_keep_the_columns():
-    task = TaggingTask(columns=TagColumns("word", "tag", sentence="tweet"))
-    config = FinetuneConfig(model="m", train="a.csv", task=task)
-    assert config.task.columns.sentence == "tweet"
