@@ -134,10 +134,8 @@ def test_spans_that_are_refused(spans, said, tmp_path):
 
 
 def test_a_cut_word_names_the_splitter_that_does_not_cut_it():
-    for text, span, splitter in (
-        ("a Berlin-based firm", [2, 8, "LOC"], "punctuation"),
-        ("我有10年", [2, 3, "NUM"], "characters"),
-    ):
+    spans = ("a Berlin-based firm", [2, 8, "LOC"]), ("我有10年", [2, 3, "NUM"])
+    for (text, span), splitter in zip(spans, ("punctuation", "characters"), strict=True):
         with pytest.raises(DataError, match=f"task.splitter={splitter}"):
             in_memory({"text": text, "entities": [span]})
 

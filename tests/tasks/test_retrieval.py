@@ -70,14 +70,11 @@ def test_top_k_of_longer_and_longer_vectors(monkeypatch):
 
 def test_top_k_refuses_what_has_no_order():
     one = np.ones((1, 4), np.float32)
-    for vectors in (
-        np.full((3, 4), np.nan, np.float32),
-        np.full((3, 4), np.inf, np.float32) * [[1, -1, 1, 1]],
-    ):
+    for row in ([np.nan] * 4, [np.inf, -np.inf, np.inf, np.inf]):
+        vectors = np.zeros((53, 4), np.float32)
+        vectors[50:] = row
         with pytest.raises(DataError, match="a score is not a number"):
-            top_k(
-                one, np.concatenate([np.zeros((50, 4), np.float32), vectors.astype(np.float32)]), 2
-            )
+            top_k(one, vectors, 2)
     for width in (3, 0):
         with pytest.raises(DataError, match=f"queries have 4 components, and vectors {width}"):
             top_k(one, np.ones((2, width), np.float32), 2)
@@ -91,9 +88,8 @@ DOCUMENTS = {"d1": "cats sleep", "d2": "", "d3": "it rains"}
 def write_beir(folder: Path, grades: str, suffix: str = "") -> Path:
     """A folder as BEIR's with three documents and two queries."""
     (folder / "qrels").mkdir(parents=True)
-    rows = [
-        {"_id": name, "title": text[:1] and "On", "text": text} for name, text in DOCUMENTS.items()
-    ]
+    pairs = DOCUMENTS.items()
+    rows = [{"_id": name, "title": text[:1] and "On", "text": text} for name, text in pairs]
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
     (folder / f"corpus.jsonl{suffix}").write_bytes(gzip.compress(lines) if suffix else lines)
     queries = [{"_id": "q1", "text": "who sleeps?"}, {"_id": "q2", "text": "weather"}]
@@ -142,9 +138,7 @@ def test_beir_folder_without_a_file_or_with_an_id_twice(tmp_path):
     (folder / "queries.jsonl").unlink()
     with pytest.raises(DataError, match=r"has no queries.jsonl\n"):
         read_beir(folder)
-
-
-def test_a_text_is_no_folder():
+    # A text is no folder.
     assert corpus_file(Path("a good film " * 30)) is None
 
 

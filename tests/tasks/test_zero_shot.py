@@ -14,7 +14,6 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.serving.app import app
 from bothways.tasks.entailment.task import ZeroShotTask
 from running_server import running
-from spread import in_turn
 from toy_folder import VOCABULARY, make_examples, make_tokenizer
 
 TEXTS = [example.text for example in make_examples(12, 3, longest=9)] + ["film " * 60]
@@ -22,22 +21,16 @@ CANDIDATES = ["good", "a bad play", "rain"]
 STANDARD = ("contradiction", "neutral", "ENTAILMENT")
 
 
-def nli_folder(folder: Path, labels: tuple[str, ...], *, tokenizer: bool = True) -> Path:
+def nli_folder(folder: Path, labels: tuple[str, ...]) -> Path:
     """A folder of transformers with random weights, whose outputs have these names."""
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-        initializer_range=0.2,
-        id2label=dict(enumerate(labels)),
-        label2id={label: n for n, label in enumerate(labels)},
-    )
+        vocab_size=len(VOCABULARY), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=32, initializer_range=0.2,
+        id2label=dict(enumerate(labels)), label2id={label: n for n, label in enumerate(labels)},
+    )  # fmt: skip
     BertForSequenceClassification(config).save_pretrained(folder)
     make_tokenizer(folder).save(folder, positions=32)
     return folder
@@ -59,17 +52,11 @@ def pipeline_scores(folder: Path, labels: list[str], **options: Any) -> np.ndarr
 
 @pytest.mark.parametrize(
     ("options", "candidates"),
-    in_turn(
-        [
-            (value,)
-            for value in [
-                {},
-                {"multi_label": True},
-                {"hypothesis_template": "it was {} in the rain"},
-            ]
-        ],
-        [CANDIDATES, CANDIDATES[:1]],
-    ),
+    [
+        ({}, CANDIDATES),
+        ({"multi_label": True}, CANDIDATES[:1]),
+        ({"hypothesis_template": "it was {} in the rain"}, CANDIDATES),
+    ],
 )
 def test_probabilities_are_those_of_transformers(nli, options, candidates):
     expected = pipeline_scores(nli, candidates, **options)
@@ -118,12 +105,10 @@ def test_commands_and_rows_have_the_same_labels(nli, tmp_path, capsys):
         assert line["probabilities"] == pytest.approx(other["probabilities"], abs=1e-5)
     bothways.predict(nli, file, tmp_path / "out.jsonl", labels=CANDIDATES, progress=False)
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == len(TEXTS)
-    rows = [
-        {"text": text, "label": row["label"]} for text, row in zip(TEXTS, expected, strict=True)
-    ]
-    metrics = bothways.evaluate(
-        nli, rows, labels=CANDIDATES, abstain=0.99, report=tmp_path / "r.html", progress=False
-    ).metrics
+    pairs = zip(TEXTS, expected, strict=True)
+    rows = [{"text": text, "label": row["label"]} for text, row in pairs]
+    settings = {"labels": CANDIDATES, "abstain": 0.99, "report": tmp_path / "r.html"}
+    metrics = bothways.evaluate(nli, rows, **settings, progress=False).metrics
     assert metrics["accuracy"] == 1.0
     assert 0 <= metrics["coverage"] < 1
 
@@ -141,9 +126,8 @@ def test_server_answers_the_client_of_hugging_face(nli, tmp_path):
         judged = client.zero_shot_classification(
             TEXTS[0], CANDIDATES[:2], multi_label=True, hypothesis_template="the film was {}"
         )
-        own = bothways.load(
-            nli, labels=CANDIDATES[:2], multi_label=True, template="the film was {}"
-        )(TEXTS[0])
+        settings = {"multi_label": True, "template": "the film was {}"}
+        own = bothways.load(nli, labels=CANDIDATES[:2], **settings)(TEXTS[0])
         assert {i.label: i.score for i in judged} == pytest.approx(own.probabilities, abs=1e-6)
         ask = {"inputs": TEXTS[:2], "parameters": {"candidate_labels": "good, rain"}}
         import httpx
