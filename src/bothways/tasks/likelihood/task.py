@@ -62,7 +62,20 @@ NEEDS_DIRECTION = (
 
 
 class MaskedScorer(base.TaskModel[TextExample, base.P]):
-    """A task on likelihoods; see `TaskModel`."""
+    """A task on likelihoods; see `TaskModel`.
+
+    Raises:
+        ConfigError: the model does not read in the variant's direction.
+    """
+
+    def __init__(
+        self, task: Any, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> None:
+        super().__init__(task, model, tokenizer, labels, length)
+        both_ways = "causal" in model.heads or model.config.readout.shifted
+        if task.variant in ("causal", "both") and not both_ways:
+            message = f"{task.variant!r} reads from left to right, which this model has not learned"
+            raise ConfigError(message, where="variant", fix=NEEDS_DIRECTION)
 
     def outputs(self, batch: Batch) -> list[base.Output]:
         """Return log probabilities in nats for each sequence: of its first masked token `(1)`, or
@@ -122,14 +135,6 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
 
     variant: Variant = "original"
     kind: Literal["likelihood"] = "likelihood"
-
-    def bind(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> base.TaskModel[TextExample, LikelihoodPrediction]:
-        """Bind the task to a model; ConfigError if it does not read in the variant's direction."""
-        if "causal" not in model.heads:
-            _require_direction(self.variant, model)
-        return super().bind(model, tokenizer, labels, length)
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
@@ -309,14 +314,6 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
         """Return the head that predicts tokens."""
         return (NextTokenHead() if self.variant == "causal" else MaskedHead(),)
 
-    def bind(
-        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
-    ) -> base.TaskModel[TextExample, PreferencePrediction]:
-        """Bind the task to a model; ConfigError if it does not read in the variant's direction."""
-        if "causal" not in model.heads:
-            _require_direction(self.variant, model)
-        return super().bind(model, tokenizer, labels, length)
-
     def check_columns(self, columns: TextColumns, where: str) -> None:
         """Raise a DataError for single texts."""
         if columns.text_b is None:
@@ -374,10 +371,3 @@ class TwoWayPairTask(MinimalPairTask):
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return the masked head."""
         return (MaskedHead(),)
-
-
-def _require_direction(variant: Variant, model: Model) -> None:
-    """Raise ConfigError unless a model with a masked head has learned what a variant computes."""
-    if variant in ("causal", "both") and not model.config.readout.shifted:
-        message = f"{variant!r} reads from left to right, which this model has not learned"
-        raise ConfigError(message, where="variant", fix=NEEDS_DIRECTION)
