@@ -32,14 +32,7 @@ from bothways.model.heads import Head, LabelHead, MaskedHead
 from bothways.model.model import Model
 from bothways.tasks import base
 from bothways.tasks.base import E, EncodedExample, Output, P
-from bothways.tasks.columns import (
-    Column,
-    Columns,
-    TableTask,
-    cell_of,
-    label_of,
-    text_of,
-)
+from bothways.tasks.columns import Column, Columns, TableTask, cell_of, label_of, text_of
 from bothways.text.template import Template, assemble, truncated
 from bothways.text.tokenizer import Tokenizer
 
@@ -210,17 +203,11 @@ class Fit:
         room = self.length - template.pair
         first, second = truncated(len(a), len(b), room)
         if self.long_texts == "windows" and len(a) + len(b) > room:
-            if len(a) > len(b):
-                # The windows move over A, and B is in each of them
-                second = min(len(b), room // 2)
-                first = room - second
-                chunks, cut = self._parts(a, first)
-                pairs = [(chunk, b[:second]) for chunk in chunks]
-                return [assemble(*both, template) for both in pairs], cut + len(b) - second
-            first = min(len(a), room // 2)
-            chunks, cut = self._parts(b, room - first)
-            pairs = [(a[:first], chunk) for chunk in chunks]
-            return [assemble(*both, template) for both in pairs], cut + len(a) - first
+            shorter, longer = (b, a) if len(a) > len(b) else (a, b)
+            fixed = shorter[: room // 2]  # in each of the windows, which move over the other text
+            chunks, _ = self._parts(longer, room - len(fixed))
+            pairs = [(chunk, fixed) if longer is a else (fixed, chunk) for chunk in chunks]
+            return [assemble(*pair, template) for pair in pairs], len(shorter) - len(fixed)
         ((a_ids,), cut_a), ((b_ids,), cut_b) = self._parts(a, first), self._parts(b, second)
         return [assemble(a_ids, b_ids, template)], cut_a + cut_b
 
@@ -510,6 +497,13 @@ ROWS = 1024
 """Number of positions whose logits over the vocabulary are in memory at once."""
 
 
+def check_single_texts(task: Any, columns: TextColumns, where: str) -> None:
+    """Raise a DataError for a second text; the `check_columns` of tasks on single texts."""
+    if columns.text_b is not None:
+        message = f"has two texts a row, {columns.text!r} and {columns.text_b!r}; one is read"
+        raise DataError(message, where=where, fix=f"Name one: {argument(text='NAME')}.")
+
+
 @dataclass(frozen=True)
 class MaskedTask(TextTask[P]):
     """A task on single texts for the masked head. Its metric, if any, does not select weights."""
@@ -520,11 +514,7 @@ class MaskedTask(TextTask[P]):
         """Open a source and stream its texts; labels are not read."""
         return super().read(source, columns, labelled=False)
 
-    def check_columns(self, columns: TextColumns, where: str) -> None:
-        """Raise a DataError for a second text."""
-        if columns.text_b is not None:
-            message = f"has two texts a row, {columns.text!r} and {columns.text_b!r}; one is read"
-            raise DataError(message, where=where, fix=f"Name one: {argument(text='NAME')}.")
+    check_columns = check_single_texts
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
         """Return the masked head."""

@@ -15,13 +15,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from bothways.core.errors import ConfigError, DataError, argument
+from bothways.core.errors import ConfigError, argument
 from bothways.model.heads import Head, LabelHead
 from bothways.model.model import Model
 from bothways.tasks import base
 from bothways.tasks.classification.task import ClassScores
 from bothways.tasks.predictions import ClassPrediction
-from bothways.tasks.text_task import LabelModel, TextColumns, TextExample, TextTask
+from bothways.tasks.text_task import LabelModel, TextExample, TextTask, check_single_texts
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 
@@ -118,11 +118,7 @@ class ZeroShotTask(ClassScores, TextTask[ClassPrediction]):
         """The sentence of each candidate."""
         return tuple(self.template.replace("{}", name) for name in self.candidates)
 
-    def check_columns(self, columns: TextColumns, where: str) -> None:
-        """Raise a DataError for a second text."""
-        if columns.text_b is not None:
-            message = f"has two texts a row, {columns.text!r} and {columns.text_b!r}; one is read"
-            raise DataError(message, where=where, fix=f"Name one: {argument(text='NAME')}.")
+    check_columns = check_single_texts
 
     def texts(self, example: TextExample) -> tuple[str, ...]:
         """Return the text and the sentences that are compared with it."""
