@@ -316,33 +316,22 @@ def joined_rows(
 
     Rows with lists are examples by themselves.
     """
-    group: list[RankExample] = []
-    for row in rows:
-        example = parse(row.values, columns, row.where)
-        assert columns.text_b is not None
-        single = columns.negatives is None and isinstance(row.values[columns.text_b], str)
-        if group:
-            last = group[-1]
+
+    def keyed() -> Iterator[tuple[Hashable, RankExample]]:
+        """Yield each row's example with the key of its group."""
+        for number, row in enumerate(rows):
+            example = parse(row.values, columns, row.where)
+            assert columns.text_b is not None
+            single = columns.negatives is None and isinstance(row.values[columns.text_b], str)
             # Rows with and without a label are never one example.
-            alike = (last.labels is None) == (example.labels is None)
-            if not (single and alike and last.query == example.query):
-                yield _join(group)
-                group = []
-        group.append(example)
-        if not single:
-            yield _join(group)
-            group = []
-    if group:
-        yield _join(group)
+            yield (example.query, example.labels is None) if single else number, example
 
-
-def _join(group: Many[RankExample]) -> RankExample:
-    if len(group) == 1:
-        return group[0]
-    documents = tuple(text for example in group for text in example.documents)
-    labels = tuple(label for example in group for label in example.labels or ())
-    group_labels = labels if group[0].labels is not None else None
-    return RankExample(group[0].query, documents, group_labels, group[0].where)
+    for _, pairs in itertools.groupby(keyed(), key=lambda pair: pair[0]):
+        group = [example for _, example in pairs]
+        documents = tuple(text for example in group for text in example.documents)
+        labels = tuple(label for example in group for label in example.labels or ())
+        first = group[0]
+        yield replace(first, documents=documents, labels=None if first.labels is None else labels)
 
 
 def _check_queries(examples: Many[RankExample]) -> list[Finding]:
