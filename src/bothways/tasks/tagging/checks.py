@@ -113,22 +113,17 @@ def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
         for number, (word, tag) in enumerate(zip(e.words, e.tags or (), strict=False), 1)
     ]
     blank = [row for row in rows if any(len(field.split()) > 1 for field in row[2:])]
-    if 2 * len(blank) > len(rows):
-        where, number, *pair = blank[0]
-        message = (
-            f"{len(blank)} of {len(rows)} words of the {name} data or their tags have blanks, like "
-            f"texts with a label each: {where} word {number} {_shown(*pair)}"
-        )
-        fix = f"For labels of texts set {argument(task='classify')}. {_FORM}"
-        return [Finding("rows", "error", message, fix=fix)]
     inline = [row for row in rows if any(map(_INLINE.fullmatch, row[2:]))]
-    if 2 * len(inline) > len(rows):
-        where, number, *pair = inline[0]
-        message = (
-            f"{len(inline)} of {len(rows)} words of the {name} data or their tags hold a word "
-            f"with its tag: {where} word {number} {_shown(*pair)}"
-        )
-        return [Finding("rows", "error", message, fix=f"Write each word on its own line. {_FORM}")]
+    texts = f"For labels of texts set {argument(task='classify')}."
+    for faulty, fault, fix in (
+        (blank, "have blanks, like texts with a label each", texts),
+        (inline, "hold a word with its tag", "Write each word on its own line."),
+    ):
+        if 2 * len(faulty) > len(rows):
+            where, number, *pair = faulty[0]
+            message = f"{len(faulty)} of {len(rows)} words of the {name} data or their tags {fault}"
+            message += f": {where} word {number} {_shown(*pair)}"
+            return [Finding("rows", "error", message, fix=f"{fix} {_FORM}")]
     tags = Counter(tag for *_, tag in rows)
     where, _, *pair = rows[0]
     if all(field.lower() in _HEADER for field in pair) and tags[pair[1]] == 1:

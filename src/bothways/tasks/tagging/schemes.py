@@ -221,22 +221,21 @@ class EntityCounts:
         self.predicted.update(chunk.type for chunk in predictions)
         self.right.update(chunk.type for chunk in true & predictions)
 
-    def scores(self, suffix: str = "") -> dict[str, float]:
-        """Return F1, precision and recall over all types; 0 where a quotient is undefined."""
-        return _scores(self.right.total(), self.predicted.total(), self.expected.total(), suffix)
+    def scores(self, suffix: str = "", kind: str | None = None) -> dict[str, float]:
+        """Return F1, precision and recall; 0 where a quotient is undefined.
 
-    def scores_of(self, kind: str) -> dict[str, float]:
-        """Return the same of one type: "f1/PER" and so on."""
-        return _scores(self.right[kind], self.predicted[kind], self.expected[kind], f"/{kind}")
-
-
-def _scores(correct: int, predicted: int, expected: int, suffix: str) -> dict[str, float]:
-    quotients = {
-        "f1": (2 * correct, predicted + expected),
-        "precision": (correct, predicted),
-        "recall": (correct, expected),
-    }
-    return {f"{name}{suffix}": a / b if b else 0.0 for name, (a, b) in quotients.items()}
+        Args:
+            suffix: of each name, such as "_strict" in "f1_strict".
+            kind: the type that counts; None for all types.
+        """
+        counts = (self.right, self.predicted, self.expected)
+        correct, predicted, expected = (x.total() if kind is None else x[kind] for x in counts)
+        quotients = {
+            "f1": (2 * correct, predicted + expected),
+            "precision": (correct, predicted),
+            "recall": (correct, expected),
+        }
+        return {f"{name}{suffix}": a / b if b else 0.0 for name, (a, b) in quotients.items()}
 
 
 class TagCounts:
@@ -283,5 +282,5 @@ class TagCounts:
             return {"f1": classification_metrics(self._confusion)["f1_macro"], **of_words}
         scores = self._loose.scores() | self._strict.scores("_strict") | of_words
         for kind in self._types:
-            scores |= self._loose.scores_of(kind)
+            scores |= self._loose.scores(f"/{kind}", kind)
         return scores

@@ -53,14 +53,14 @@ def split_words(text: str, splitter: Splitter = "auto") -> list[tuple[int, int]]
     """Return begin and end of each word, in characters, in order."""
     match splitter:
         case "whitespace":
-            return [match.span() for match in re.finditer(r"\S+", text)]
+            words = re.finditer(r"\S+", text)
         case "characters":
-            return [match.span() for match in re.finditer(r"\S", text)]
+            words = re.finditer(r"\S", text)
         case "punctuation":
-            shape = "".join(map(_kind, text))
-            return [match.span() for match in re.finditer(r"[aA0]+|[^ ]", shape)]
+            words = re.finditer(r"[aA0]+|[^ ]", "".join(map(_kind, text)))
         case "rules" | "auto":
             return _split_by_rules(text)
+    return [word.span() for word in words]
 
 
 def choose_splitter(words: Iterable[str]) -> Splitter:
