@@ -19,7 +19,7 @@ import re
 import string
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence as Many
+from collections.abc import Callable, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,32 +57,24 @@ class Grade:
 
 def grade_answer(text: str, question: Question) -> Grade:
     """Compare an answer with the right ones; "" means unanswerable."""
-    grades = []
-    if unspaced(question.context):
-        text = text.lower().strip().translate(_SYMBOLS)
-        tokens = _TOKEN.findall(text)
-        for correct, _ in question.answers or (("", 0),):
-            answer = correct.lower().strip().translate(_SYMBOLS)
-            expected = _TOKEN.findall(answer)
-            f1 = float(tokens == expected)
-            if tokens and expected:
-                f1 = _f1(_longest_run(tokens, expected), len(tokens), len(expected))
-            grades.append(Grade(float(text == answer), f1))
-    else:
-        text = normalised(text)
-        words = Counter(text.split())
-        rights = [*filter(None, (normalised(correct) for correct, _ in question.answers))] or [""]
-        for answer in rights:
-            f1 = float(text == answer)
-            if text and answer:
-                counts = Counter(answer.split())
-                f1 = _f1((words & counts).total(), words.total(), counts.total())
-            grades.append(Grade(float(text == answer), f1))
+    characters = unspaced(question.context)
+    text, *answers = (
+        each.lower().strip().translate(_SYMBOLS) if characters else normalised(each)
+        for each in (text, *(correct for correct, _ in question.answers))
+    )
+    if not characters:  # an answer of articles and punctuation counts only if all are such
+        answers = [*filter(None, answers)]
+    split: Callable[[str], list[str]] = _TOKEN.findall if characters else str.split
+    tokens, grades = split(text), list[Grade]()
+    for answer in answers or [""]:
+        expected = split(answer)
+        f1 = float(tokens == expected)
+        if tokens and expected:
+            words = (Counter(tokens) & Counter(expected)).total()
+            shared = _longest_run(tokens, expected) if characters else words
+            f1 = 2 * shared / (len(tokens) + len(expected))
+        grades.append(Grade(float(text == answer), f1))
     return Grade(max(grade.exact for grade in grades), max(grade.f1 for grade in grades))
-
-
-def _f1(shared: int, predicted: int, correct: int) -> float:
-    return 2 * shared / (predicted + correct) if shared else 0.0
 
 
 def _longest_run(a: Many[str], b: Many[str]) -> int:

@@ -146,14 +146,11 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
             AnswerSpan(example.context[start:end], start, end, score, probability)
             for (start, end, score), probability in zip(spans, probabilities, strict=False)
         )
-        if not answers or (self.task.threshold is not None and difference > self.task.threshold):
-            return AnswerPrediction(
-                example.id, "", None, None, probabilities[-1], difference, answers
-            )
-        best = answers[0]
-        return AnswerPrediction(
-            example.id, best.text, best.start, best.end, best.probability, difference, answers
-        )
+        answer: tuple[str, int | None, int | None, float] = ("", None, None, probabilities[-1])
+        if answers and (self.task.threshold is None or difference <= self.task.threshold):
+            best = answers[0]
+            answer = (best.text, best.start, best.end, best.probability)
+        return AnswerPrediction(example.id, *answer, difference, answers)
 
 
 @dataclass(frozen=True)
