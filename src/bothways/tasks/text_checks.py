@@ -79,20 +79,17 @@ def check_examples(
     return [
         *check_rows(examples, empty),
         *check_rows(examples, broken, severity="warning"),
-        *check_answered([e.where for e in examples if answer(e) is None], len(examples), marks),
+        *_check_answered(examples, answer, marks),
         *check_overlap(train, dev, key or texts, kind),
     ]
 
 
-def check_answered(unlabelled: Many[str], total: int, marks: Collection[str] = ()) -> list[Finding]:
-    """Report examples without a label.
-
-    Args:
-        unlabelled: their sources.
-        total: the number of all examples.
-        marks: labels that count as none.
-    """
-    if total and len(unlabelled) == total:
+def _check_answered(
+    examples: Many[Any], answer: Callable[[Any], object], marks: Collection[str]
+) -> list[Finding]:
+    """Report examples without a label."""
+    unlabelled = [example.where for example in examples if answer(example) is None]
+    if examples and len(unlabelled) == len(examples):
         message = "no example has a label: its column is empty, or its name is not known"
         fix = f"Name the column: {argument(label='NAME')}."
         return [Finding("labels", "error", message, fix=fix)]

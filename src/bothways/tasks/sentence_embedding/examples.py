@@ -16,6 +16,7 @@ import hashlib
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,15 +137,12 @@ def vector_example(row: Row, columns: EmbedColumns, where: str) -> VectorExample
         if isinstance(value, list | tuple):
             numbers = [v for v in value if isinstance(v, int | float) and abs(v) <= LARGEST]
             documents = len(positives) + len(negatives)
+            content = f"column {columns.label!r} holds "
             if len(numbers) != len(value):
-                message = (
-                    f"column {columns.label!r} holds a score that is not a number, or too large"
-                )
+                message = f"{content}a score that is not a number, or too large"
                 raise DataError(message, where=where, fix="Write finite numbers.")
             if len(value) != documents:
-                message = (
-                    f"column {columns.label!r} holds {len(value)} scores for {documents} documents"
-                )
+                message = f"{content}{len(value)} scores for {documents} documents"
                 fix = "Give the positive and each negative one score, in this order."
                 raise DataError(message, where=where, fix=fix)
             scores = tuple(map(float, numbers))
@@ -299,9 +297,7 @@ def check_vector_examples(
 
 
 def _check_classes(train: Many[VectorExample]) -> list[Finding]:
-    counts: dict[str | None, int] = {}
-    for example in train:
-        counts[example.label] = counts.get(example.label, 0) + 1
+    counts = Counter(example.label for example in train)
     singles = [label for label, count in counts.items() if count == 1]
     if len(counts) == 1:
         message = f"all training texts have the class {next(iter(counts))!r}"

@@ -69,8 +69,19 @@ class TextTargets(Targets):
         return torch.as_tensor(self.roles) == ANCHOR
 
 
+class _Tempered:
+    """A loss with a temperature."""
+
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            message = f"must be above 0, not {self.temperature:g}"
+            raise ConfigError(message, where="temperature")
+
+
 @dataclass(frozen=True)
-class InBatchSoftmax:
+class InBatchSoftmax(_Tempered):
     """Cross-entropy of the positive among all documents of the step (InfoNCE, van den Oord 2018).
 
     The negatives of all examples are candidates of each query. A candidate that is a positive of
@@ -93,9 +104,6 @@ class InBatchSoftmax:
     margin: float | None = None
     guide: str | None = field(default=None, metadata=CHANGEABLE)  # known by its SHA-256
     kind: Literal["softmax"] = "softmax"
-
-    def __post_init__(self) -> None:
-        _require_positive(temperature=self.temperature)
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the sum over queries."""
@@ -150,7 +158,7 @@ class InBatchSoftmax:
 
 
 @dataclass(frozen=True)
-class CoSENT:
+class CoSENT(_Tempered):
     """Order of the cosines of pairs as that of their scores (Huang et al. 2024).
 
     It is a number for all pairs of a step, which is weighted as their mean.
@@ -162,9 +170,6 @@ class CoSENT:
     temperature: float = 0.05
     kind: Literal["cosent"] = "cosent"
 
-    def __post_init__(self) -> None:
-        _require_positive(temperature=self.temperature)
-
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the loss, times the number of pairs."""
         first, second, scores = _pairs(functional.normalize(vectors, dim=-1), texts)
@@ -172,7 +177,7 @@ class CoSENT:
 
 
 @dataclass(frozen=True)
-class AnglE:
+class AnglE(_Tempered):
     """CoSENT of |cos + sin|, which has a gradient where the cosine is flat (Li and Li 2024).
 
     The halves of a vector are the real and the imaginary part. The order of the two texts matters.
@@ -183,9 +188,6 @@ class AnglE:
 
     temperature: float = 0.05
     kind: Literal["angle"] = "angle"
-
-    def __post_init__(self) -> None:
-        _require_positive(temperature=self.temperature)
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the loss, times the number of pairs."""
@@ -213,7 +215,7 @@ class CosineRegression:
 
 
 @dataclass(frozen=True)
-class SupervisedContrastive:
+class SupervisedContrastive(_Tempered):
     """Texts of a class against all others: the mean of logs (Khosla et al. 2020, equation 2).
 
     Attributes:
@@ -222,9 +224,6 @@ class SupervisedContrastive:
 
     temperature: float = 0.07
     kind: Literal["classes"] = "classes"
-
-    def __post_init__(self) -> None:
-        _require_positive(temperature=self.temperature)
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the sum over texts; one that is alone in its class in the step adds nothing."""
@@ -259,7 +258,7 @@ class MarginMSE:
 
 
 @dataclass(frozen=True)
-class TeacherKL:
+class TeacherKL(_Tempered):
     """The distribution of a cross-encoder over the documents of a query.
 
     Attributes:
@@ -268,9 +267,6 @@ class TeacherKL:
 
     temperature: float = 1.0
     kind: Literal["kl"] = "kl"
-
-    def __post_init__(self) -> None:
-        _require_positive(temperature=self.temperature)
 
     def __call__(self, vectors: Float[Tensor, "texts width"], texts: TextTargets) -> Tensor:
         """Return the sum over queries."""
@@ -347,9 +343,3 @@ def _ordered(
     above = torch.searchsorted(scores, scores, right=True)
     terms = torch.cat([similarities.new_zeros(1), similarities + suffix[above]])
     return len(scores) * terms.logsumexp(0)
-
-
-def _require_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ConfigError(f"must be above 0, not {value:g}", where=name)
