@@ -35,8 +35,6 @@ LEAST = 1e-16
 """Probabilities are clipped to this in the loss: one wrong label costs at most 37 nats."""
 
 
-_NAME_IN_BRACKETS = re.compile(r"\s*\[[^\[\]'\"]+\]\s*")
-_VALUES = {"true", "false", "none", "null", "nan"}
 _FLAGS = {"": None, "-1": None, "0": False, "1": True, "false": False, "true": True}
 
 
@@ -60,11 +58,8 @@ class MultilabelClassifier(text_task.LabelModel[MultilabelExample, MultilabelPre
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of labelled texts times that of labels."""
         labelled = ~_labels(batch).isnan()
-        return {
-            "label": float(
-                (labelled * text_task.window_weight(batch)[:, None]).sum(dtype=torch.float64)
-            )
-        }
+        weight = text_task.window_weight(batch)[:, None]
+        return {"label": float((labelled * weight).sum(dtype=torch.float64))}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the cross-entropy of all decisions.
@@ -198,12 +193,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
             raise base.nothing_to_score()
         return {**multilabel_metrics(correct, errors), "exact": exact / count, "loss": loss / count}
 
-    def score_tuned(
-        self,
-        results: base.Results[MultilabelExample, MultilabelPrediction],
-        labels: Many[str],
-        metric: str,
-    ) -> base.Metrics:
+    def score_tuned(self, results: Results, labels: Many[str], metric: str) -> base.Metrics:
         """Return the metrics at the best thresholds; at 0.5, an early model assigns no label."""
         collected = list(results)
         return self.tuned(collected, labels, metric).score(collected, labels)
@@ -213,12 +203,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
     ) -> float:
         return float(example.labels is not None and set(prediction.labels) == set(example.labels))
 
-    def tuned(
-        self,
-        results: base.Results[MultilabelExample, MultilabelPrediction],
-        labels: Many[str],
-        metric: str,
-    ) -> MultilabelTask:
+    def tuned(self, results: Results, labels: Many[str], metric: str) -> MultilabelTask:
         """Return the task with the thresholds that are best for a metric.
 
         For "f1_macro" each label has its own best F1; else all decisions have the best micro-F1.
@@ -338,9 +323,8 @@ def parse_labels(value: Any, separator: str, column: str, location: str) -> tupl
         flags = all(isinstance(x, bool | int | float) and x in (0, 1) for x in value)
         if flags and len(value) > len({*value}):  # they would be read as the labels 0 and 1
             message = f"column {column!r} holds {len(value)} numbers 0 and 1, not labels"
-            fix = (
-                f"Give the labels of the text, or a column for each: {argument(label='NAME,NAME')}."
-            )
+            columns = argument(label="NAME,NAME")
+            fix = f"Give the labels of the text, or a column for each: {columns}."
             raise DataError(message, where=location, fix=fix)
         names = (label_of(item, column, location) for item in value)
         return text_task.in_order(name for name in names if name is not None)
@@ -353,8 +337,6 @@ def _labels_in(text: str, separator: str, column: str, location: str) -> list[An
 
     A list as Python or NumPy prints it, such as pandas writes to .csv files, is refused: cut at
     separators it would give labels with brackets and quotation marks.
-
-    Example: "[red], [green]" → the labels "[red]" and "[green]"; "[red, green]" is refused.
     """
     if re.fullmatch(r"\{.*[,:'\"].*\}|\(.*,.*\)", text.strip()):
         message = f"column {column!r} holds {text[:60]!r}, a printed set, dict or tuple"
@@ -365,20 +347,10 @@ def _labels_in(text: str, separator: str, column: str, location: str) -> list[An
     try:
         labels = json.loads(text)
     except (ValueError, RecursionError):
-        names = text.split(separator)
-        if all(map(_is_name_in_brackets, names)):
-            return list(names)
         message = f"column {column!r} holds {text[:60]!r}, a printed list that is not JSON"
         fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
         raise DataError(message, where=location, fix=fix) from None
     return list(labels)
-
-
-def _is_name_in_brackets(text: str) -> bool:
-    """Return True for "[spam]"; False for a printed list, such as "['spam']", "[0 1]", "[nan]"."""
-    words = text.strip().strip("[]").lower().split()
-    has_name = any(word not in _VALUES and any(map(str.isalpha, word)) for word in words)
-    return has_name and _NAME_IN_BRACKETS.fullmatch(text) is not None
 
 
 def _check_balance(train: Many[MultilabelExample]) -> list[Finding]:
@@ -387,17 +359,13 @@ def _check_balance(train: Many[MultilabelExample]) -> list[Finding]:
     if not counts:
         return []
     mean, none = counts.total() / len(label_sets), sum(not labels for labels in label_sets)
-    message = (
-        f"a training example has {mean:.2f} of {len(counts)} labels on average; {none} have none"
-    )
+    message = f"a training example has {mean:.2f} of {len(counts)} labels on average; "
     findings = [
-        Finding("balance", "note", message),
+        Finding("balance", "note", f"{message}{none} have none"),
         *text_checks.check_rare(counts, len(label_sets), "labels"),
     ]
     always = [label for label, count in counts.items() if count == len(label_sets)]
     if always:
-        message = (
-            f"all training examples have these labels, which teaches nothing: {places(always)}"
-        )
-        findings.append(Finding("balance", "warning", message))
+        message = "all training examples have these labels, which teaches nothing: "
+        findings.append(Finding("balance", "warning", message + places(always)))
     return findings
