@@ -34,22 +34,21 @@ from bothways.prediction.engine import (
 from bothways.tasks.predictions import AnswerPrediction
 from bothways.tasks.question_answering.examples import ANYWHERE, Question, QuestionColumns
 from bothways.tasks.question_answering.task import QuestionAnswerer, QuestionAnsweringTask
+from bothways.tasks.text_task import windows
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Specials
-from toy_task import WORDS, bind_small, make_tokenizer
+from bothways.text.trainers import ByteBPE, train_vocabulary
+from toy_task import bind_small, make_tokenizer
 from toy_tasks import make_questions
 
 LENGTH, ALWAYS = 24, QuestionAnsweringTask()
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def make_task(
-    folder: Path,
-    definition: QuestionAnsweringTask = ALWAYS,
-    length: int = LENGTH,
-    dropout: float = 0.1,
+    folder: Path, definition: QuestionAnsweringTask = ALWAYS, length: int = LENGTH
 ) -> QuestionAnswerer:
-    tokenizer = make_tokenizer(folder)
-    return bind_small(definition, tokenizer, (), length, seed=3, dropout=dropout, positions=64)
+    return bind_small(definition, make_tokenizer(folder), (), length, seed=3, dropout=0.1)
 
 
 def targets_of(sequence: Sequence) -> tuple[int, int, float]:
@@ -57,49 +56,29 @@ def targets_of(sequence: Sequence) -> tuple[int, int, float]:
     return int(targets.start[0]), int(targets.end[0]), float(targets.weight[0])
 
 
-def google(
-    question: list[int],
-    context: list[int],
-    span: tuple[int, int] | None,
-    length: int,
-    stride: int,
-    query: int,
-):
-    """convert_examples_to_features of run_squad.py: ids, segments, start and end of each window."""
-    question = question[:query]
-    room, start = length - len(question) - 3, 0
-    while True:
-        size = min(len(context) - start, room)
-        ids = [2, *question, 3, *context[start : start + size], 3]
-        segments = [0] * (len(question) + 2) + [1] * (size + 1)
-        places = (0, 0)
-        if span is not None and span[0] >= start and span[1] <= start + size - 1:
-            places = (span[0] - start + len(question) + 2, span[1] - start + len(question) + 2)
-        yield ids, segments, places
-        if start + size == len(context):
-            return
-        start += min(size, stride)
-
-
 def test_questions_become_what_google_feeds(tmp_path):
+    """As convert_examples_to_features of run_squad.py has it; its windows are in `test_spans.py`."""
     tokenizer, definition = make_tokenizer(tmp_path), QuestionAnsweringTask(query=5, stride=6)
     questions = make_questions(60)
-    vocabulary = {word: tokenizer.id(word) for word in WORDS}
-    for question, item in zip(
-        questions, definition.encode(questions, tokenizer, (), 20), strict=True
-    ):
+    inputs = definition.encode(questions, tokenizer, (), 20)
+    for example, item in zip(questions, inputs, strict=True):
         query, context = (
-            [vocabulary[word] for word in text.split()]
-            for text in (question.question, question.context)
+            [tokenizer.id(word) for word in text.split()]
+            for text in (example.question, example.context)
         )
-        span = None
-        for text, start in question.answers:
-            first = len(question.context[:start].split())
+        read = query[:5]
+        begin = len(read) + 2  # of the context, behind [CLS] and [SEP]
+        span = (-1, -1)
+        for text, start in example.answers:
+            first = len(example.context[:start].split())
             span = (first, first + len(text.split()) - 1)
-        expected = list(google(query, context, span, 20, 6, 5))
-        assert len(item.sequences) == len(expected)
-        for sequence, (ids, segments, places) in zip(item.sequences, expected, strict=True):
-            assert (sequence.ids.tolist(), sequence.segments.tolist()) == (ids, segments)
+        parts = windows(len(context), 20 - begin - 1, 6)
+        for sequence, part in zip(item.sequences, parts, strict=True):
+            ids = [2, *read, 3, *context[part.start : part.stop], 3]
+            assert sequence.ids.tolist() == ids
+            assert sequence.segments.tolist() == [0] * begin + [1] * (len(ids) - begin)
+            whole = part.start <= span[0] and span[1] < part.stop
+            places = [place - part.start + begin if whole else 0 for place in span]
             assert targets_of(sequence) == (*places, 1.0)
         assert (item.tokens, item.cut) == (len(query) + len(context), max(0, len(query) - 5))
 
@@ -116,9 +95,8 @@ def test_what_is_not_known_has_no_weight(tmp_path):
         (("at be", 11),): (5, 6, 1.0),  # the tokens that share a character
     }
     for known, expected in answers.items():
-        (item,) = QuestionAnsweringTask().encode(
-            [Question("q", "dog", context, known)], tokenizer, (), 20
-        )
+        question = Question("q", "dog", context, known)
+        (item,) = QuestionAnsweringTask().encode([question], tokenizer, (), 20)
         assert targets_of(item.sequences[0]) == expected
     question = Question("q", "dog", "bee   bee", (("   bee", 3),))  # behind the white space
     (item,) = QuestionAnsweringTask().encode([question], tokenizer, (), 20)
@@ -133,11 +111,8 @@ def ideal(sequences: tuple[Sequence, ...]) -> list[np.ndarray]:
     outputs = []
     for sequence in sequences:
         start, end, _ = targets_of(sequence)
-        scores = (
-            np.random.default_rng(len(sequence))
-            .uniform(-1, 0, (len(sequence), 2))
-            .astype(np.float32)
-        )
+        draw = np.random.default_rng(len(sequence))
+        scores = draw.uniform(-1, 0, (len(sequence), 2)).astype(np.float32)
         scores[start, 0] = scores[end, 1] = 9.0
         outputs.append(scores)
     return outputs
@@ -154,13 +129,8 @@ LETTERS = [
 @st.composite
 def texts(draw: st.DrawFn) -> tuple[str, int, int]:
     """A context of words in any script, and the first and the last character of some of them."""
-    words = draw(
-        st.lists(
-            st.lists(st.sampled_from(LETTERS), min_size=1, max_size=4).map("".join),
-            min_size=1,
-            max_size=14,
-        )
-    )
+    word_of_letters = st.lists(st.sampled_from(LETTERS), min_size=1, max_size=4).map("".join)
+    words = draw(st.lists(word_of_letters, min_size=1, max_size=14))
     context, places = "", []
     for word in words:
         context += draw(st.sampled_from(["", " ", "  ", "\n", "\u00a0"]))
@@ -175,43 +145,18 @@ def texts(draw: st.DrawFn) -> tuple[str, int, int]:
 def scripts(tmp_path_factory) -> list[Tokenizer]:
     """WordPiece cased and uncased, byte-level BPE and Unigram, each with every letter."""
     folder = tmp_path_factory.mktemp("scripts")
-    letters = sorted(
-        {character for letter in LETTERS for character in (*letter, *letter.lower())}
-        - {"\u200f", "\u200d"}
-    )
-    tokens = (
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *letters,
-        *(f"##{letter}" for letter in letters),
-    )
+    characters = {character for letter in LETTERS for character in (*letter, *letter.lower())}
+    letters = sorted(characters - {"\u200f", "\u200d"})
+    tokens = (*SPECIALS, *letters, *(f"##{letter}" for letter in letters))
     made = [make_tokenizer(folder / str(lower), tokens, lower) for lower in (True, False)]
-    return [*made, byte_level(), unigram(letters)]
-
-
-def byte_level() -> Tokenizer:
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {
-        token: id
-        for id, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *alphabet])
-    }
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return Tokenizer(backend, Specials(0, 1, 2, 3, 4))
+    return [*made, train_vocabulary(["a b"], ByteBPE(270)), unigram(letters)]
 
 
 def unigram(letters: list[str]) -> Tokenizer:
     import tokenizers
     from tokenizers import models, pre_tokenizers
 
-    pieces = [(token, 0.0) for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")]
+    pieces = [(token, 0.0) for token in SPECIALS]
     backend = tokenizers.Tokenizer(
         models.Unigram([*pieces, ("▁", -2.0), *((letter, -3.0) for letter in letters)], unk_id=1)
     )
@@ -223,19 +168,15 @@ def unigram(letters: list[str]) -> Tokenizer:
 def test_every_answer_is_found_again(scripts, drawn, which, length, stride, longest):
     """An answer that is in a window, and not too long, is the best span by far; what it lacks is what no token has."""
     context, start, end = drawn
-    definition, tokenizer = (
-        QuestionAnsweringTask(query=3, stride=stride, longest=longest),
-        scripts[which],
-    )
+    definition = QuestionAnsweringTask(query=3, stride=stride, longest=longest)
+    tokenizer = scripts[which]
     question = Question("q", "a", context, ((context[start:end], start),))
     (item,) = definition.encode([question], tokenizer, (), length)
     (encoded,) = tokenizer.encode_with_offsets([context])
     own = [place for place, (a, b) in enumerate(encoded.offsets.tolist()) if b > start and a < end]
-    inside = [
-        targets_of(sequence)[:2] for sequence in item.sequences if targets_of(sequence)[0] > 0
-    ]
-    for sequence in item.sequences:
-        first, last, _ = targets_of(sequence)
+    places = [targets_of(sequence)[:2] for sequence in item.sequences]
+    inside = any(first > 0 for first, _ in places)
+    for sequence, (first, last) in zip(item.sequences, places, strict=True):
         assert first == 0 or sequence.ids[first : last + 1].tolist() == encoded.ids[own].tolist()
     config = EncoderConfig(tokenizer.size, 8, 1, 1, 8, position=Learned(64))
     task = definition.bind(Model(config, (SpanHead(),)), tokenizer, (), length)
@@ -257,13 +198,10 @@ def test_every_answer_is_found_again(scripts, drawn, which, length, stride, long
         assert all(unicodedata.category(character)[0] in "CZ" for character in lacking)
 
 
-def outputs_of(*rows: tuple[float, float]) -> list[np.ndarray]:
-    return [np.array(rows, dtype=np.float32)]
-
-
 CONTEXT = "ape bee ape cat"
 ONE = Question("q7", "dog", CONTEXT, (("bee", 4),), False)
-SCORES = outputs_of((1.0, 1.0), (0, 0), (0, 0), (3, 1), (0, 2.5), (2, 3.5), (-9, -9), (0, 0))
+ROWS = [(1.0, 1.0), (0, 0), (0, 0), (3, 1), (0, 2.5), (2, 3.5), (-9, -9), (0, 0)]
+SCORES = [np.array(ROWS, dtype=np.float32)]
 """[CLS] dog [SEP] ape bee ape cat [SEP]: the best are "ape bee ape" with 6.5, "ape bee" and "ape" (5.5; the second one)."""
 
 
@@ -276,9 +214,8 @@ def test_predictions_have_their_probabilities(tmp_path):
         ("ape", 8, 11, 5.5),
     ]  # the fourth best is the other "ape" (4), which is that text again
     weights = np.exp([6.5, 5.5, 5.5])
-    assert [span.probability for span in found.spans] == pytest.approx(
-        (weights / weights.sum()).tolist()
-    )
+    chances = [span.probability for span in found.spans]
+    assert chances == pytest.approx((weights / weights.sum()).tolist())
     assert (found.id, found.text, found.start, found.end) == ("q7", "ape bee ape", 0, 11)
     assert found.confidence == found.spans[0].probability
     assert found.null_difference == 2.0 - 6.5
@@ -302,7 +239,7 @@ def test_no_answer_is_given_above_the_threshold(tmp_path, threshold, text):
 def test_the_least_score_of_all_windows_is_that_of_no_answer(tmp_path):
     task = make_task(tmp_path, QuestionAnsweringTask(stride=2), length=8)
     question = Question("q", "dog", "ape bee cat dog elk fox", (), True)
-    outputs = [np.zeros((8, 2), dtype=np.float32), np.zeros((8, 2), dtype=np.float32)]
+    outputs = [*np.zeros((2, 8, 2), dtype=np.float32)]
     outputs[0][0], outputs[1][0] = (1.0, 4.0), (-3.0, 1.0)
     outputs[1][4, 0] = outputs[1][5, 1] = 2.0
     found = task.decode(question, task.encode([question])[0], outputs)

@@ -2,9 +2,11 @@
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
@@ -23,20 +25,13 @@ def ids_of(text: str) -> list[int]:
 def test_examples_become_what_google_feeds(tmp_path):
     tokenizer, draw = make_tokenizer(tmp_path), random.Random(1)
     labels, length = ("x", "y", "z"), 12
-    examples = [
-        *make_examples(60),
-        TextExample("", "", "x"),
-        TextExample("ape", None, None),
-        TextExample("APE yak", "zebu bee", "y"),
-    ]
+    examples = [*make_examples(60), TextExample("", "", "x"), TextExample("ape", None, None)]
+    examples.append(TextExample("APE yak", "zebu bee", "y"))
     draw.shuffle(examples)
-    for example, made in zip(
-        examples, ClassificationTask().encode(examples, tokenizer, labels, length), strict=True
-    ):
-        a, b = (
-            ids_of(example.text.lower()),
-            None if example.text_b is None else ids_of(example.text_b.lower()),
-        )
+    inputs = ClassificationTask().encode(examples, tokenizer, labels, length)
+    for example, made in zip(examples, inputs, strict=True):
+        a = ids_of(example.text.lower())
+        b = None if example.text_b is None else ids_of(example.text_b.lower())
         tokens = len(a) + len(b or [])
         if b is None:
             a = a[: length - 2]
@@ -52,10 +47,9 @@ def test_examples_become_what_google_feeds(tmp_path):
 
 
 def test_a_strange_label_is_refused(tmp_path):
+    example = TextExample("ape", None, "w", "dev.tsv:7")
     with pytest.raises(DataError, match=r"^dev\.tsv:7: label 'w' is not among the model's 2"):
-        ClassificationTask().encode(
-            [TextExample("ape", None, "w", "dev.tsv:7")], make_tokenizer(tmp_path), ("x", "y"), 8
-        )
+        ClassificationTask().encode([example], make_tokenizer(tmp_path), ("x", "y"), 8)
 
 
 @pytest.mark.parametrize("length", [4, 25])
@@ -133,23 +127,23 @@ def test_what_cannot_be_scored_is_refused(tmp_path):
 
 
 def test_a_task_has_to_say_what_it_does(tmp_path):
-    made, nothing = make_task(tmp_path), Task[TextExample, ClassPrediction]()
-    task: TaskModel[TextExample, ClassPrediction] = TaskModel(
-        nothing, made.model, made.tokenizer, made.labels, 16
-    )
-    for call in (
-        lambda: task.encode([]),
-        lambda: task.grade(TextExample(""), ClassPrediction("x", 0, {})),
-        lambda: nothing.read(""),
-        lambda: nothing.example({}),
-        lambda: nothing.heads((), None),
-        lambda: nothing.texts(TextExample("")),
-        lambda: task.outputs(pack(make_task(tmp_path).encode([TextExample("ape")])[0].sequences)),
-        lambda: task.decode(TextExample(""), EncodedExample((), 0, 0), []),
-        lambda: task.score([]),
+    made, nothing, example = make_task(tmp_path), Task[TextExample, Any](), TextExample("ape")
+    task: TaskModel[TextExample, Any] = TaskModel(nothing, made.model, made.tokenizer, (), 16)
+    batch = pack(made.encode([example])[0].sequences)
+    for call, *arguments in (
+        (task.encode, []),
+        (task.grade, example, None),
+        (task.outputs, batch),
+        (task.losses, torch.zeros(1), batch),
+        (task.decode, example, EncodedExample((), 0, 0), []),
+        (task.score, []),
+        (nothing.read, ""),
+        (nothing.example, {}),
+        (nothing.heads, (), None),
+        (nothing.texts, example),
     ):
         with pytest.raises(NotImplementedError):
-            call()
+            call(*arguments)
     assert task.tuned([]) is nothing
     assert (nothing.labels([]), nothing.directions(()), nothing.check([], [])) == ((), {}, [])
 
