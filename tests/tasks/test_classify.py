@@ -60,23 +60,6 @@ def test_lengths_that_the_model_cannot_have_are_refused(tmp_path, length):
         make_task(tmp_path, length=length)
 
 
-def test_losses_are_sums_of_cross_entropies(tmp_path):
-    task = make_task(tmp_path, dropout=0.0)
-    examples = [*make_examples(9), TextExample("ape", None, None)]
-    batch = pack([sequence for item in task.encode(examples) for sequence in item.sequences])
-    assert task.weights(batch) == {"label": 9.0}
-    loss = task(batch)["label"]
-    logits = task.scores(batch).detach().double().numpy()
-    expected, hits = 0.0, 0
-    for row, example in zip(logits, examples, strict=True):
-        if example.label is not None:
-            label = task.labels.index(example.label)
-            expected += math.log(np.exp(row).sum()) - row[label]
-            hits += int(row.argmax() == label)
-    assert loss.total.item() == pytest.approx(expected, rel=1e-5)
-    assert (task.weights(batch), int(loss.hits)) == ({"label": 9.0}, hits)
-
-
 def test_predicting_leaves_the_mode_and_the_gradients_alone(tmp_path):
     task = make_task(tmp_path)
     for training, inner in ((True, True), (False, True), (False, False)):

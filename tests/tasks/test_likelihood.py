@@ -119,22 +119,6 @@ def folder(tmp_path_factory) -> Path:
     return place / "model"
 
 
-@pytest.mark.parametrize("variant", ["original", "word_l2r"])
-def test_the_text_of_the_higher_likelihood_is_preferred(folder, variant):
-    single = open_task(folder, "likelihood", device="cpu", settings={"variant": variant})
-    pairs = open_task(folder, "prefer", device="cpu", settings={"variant": variant})
-    right = []
-    for (a, b), found in zip(PAIRS, pairs(PAIRS), strict=True):
-        expected = [single(text).log_likelihood for text in (a, b)]
-        assert [found.first, found.second] == pytest.approx(expected, abs=1e-4)
-        right.append(expected[0] > expected[1])
-    assert len(set(right)) == 2, "the toy has both answers"
-    metrics = pairs.evaluate([{"sentence_good": a, "sentence_bad": b} for a, b in PAIRS])
-    assert metrics == {"accuracy": sum(right) / 4, "pairs": 4}
-    swapped = pairs.evaluate([{"sentence_good": b, "sentence_bad": a} for a, b in PAIRS])
-    assert swapped["accuracy"] == 1 - metrics["accuracy"]
-
-
 def test_pairs_are_evaluated_and_predicted_by_the_commands(folder, tmp_path, capsys):
     file = tmp_path / "agreement.jsonl"
     rows = [{"sentence_good": a, "sentence_bad": b, "UID": "agreement"} for a, b in PAIRS]

@@ -199,23 +199,6 @@ def test_weights_are_selected_at_the_best_thresholds(tmp_path):
     assert by_label_before["f1_macro"] > before["f1_macro"]
 
 
-def test_a_label_that_nothing_predicts_is_given_to_no_example(tmp_path):
-    """Its own F1 would give it to all examples, and cost the F1 of all decisions."""
-    labeller, draw = make_labeller(tmp_path), np.random.default_rng(1)
-    examples = [
-        MultilabelExample("t", None, tuple(n for n, p in zip(LABELS, row, strict=True) if p))
-        for row in draw.random((200, 3)) < (0.4, 0.05, 0.05)
-    ]
-    truth = truth_of(examples)
-    chances = np.where(truth, 0.6, 0.4) * (1, 0, 0) + draw.random(truth.shape) * (0, 1, 1)
-    made = [dict(zip(LABELS, row, strict=True)) for row in chances.tolist()]
-    results = list(zip(examples, [MultilabelPrediction((), p) for p in made], strict=True))
-    by_label = labeller.task.tuned(results, LABELS, "f1_macro").score(results, LABELS)
-    overall = labeller.task.tuned(results, LABELS, "f1_micro").score(results, LABELS)
-    assert overall["f1_micro"] > 0.8 > by_label["f1_micro"]
-    assert by_label["f1_macro"] >= overall["f1_macro"]
-
-
 WEIGHTS = (0.5, 2.0, 1.25)
 
 

@@ -152,26 +152,3 @@ def test_metrics_by_hand():
         "recall@1": 0, "recall@10": 1, "map@1": 0, "map@10": (1 / 2 + 2 / 3) / 2,
     }  # fmt: skip
     assert values == pytest.approx({name: value / 2 for name, value in expected.items()})
-
-
-def test_metrics_are_those_of_trec_eval():
-    pytrec_eval = pytest.importorskip("pytrec_eval")
-    draw = np.random.default_rng(5)
-    names = [f"d{n}" for n in range(40)]
-    grades = {
-        f"q{q}": {str(d): int(draw.integers(-1, 4)) for d in draw.choice(names, 12, replace=False)}
-        for q in range(60)
-    }
-    run = {
-        query: {str(d): float(draw.integers(0, 6)) for d in draw.choice(names, 25, replace=False)}
-        for query in grades
-    }
-    measures = {"ndcg_cut.10", "map_cut.10", "recall.10", "recip_rank"}
-    results = pytrec_eval.RelevanceEvaluator(grades, measures).evaluate(run)
-    for query, result in results.items():
-        values = score_run(run, {query: grades[query]}, cutoffs=[10, 40])
-        assert values["ndcg@10"] == pytest.approx(result["ndcg_cut_10"], abs=1e-6)
-        assert values["map@10"] == pytest.approx(result["map_cut_10"], abs=1e-6)
-        assert values["recall@10"] == pytest.approx(result["recall_10"], abs=1e-6)
-        assert values["mrr@40"] == pytest.approx(result["recip_rank"], abs=1e-6)
-    assert len(results) == 60

@@ -5,13 +5,9 @@ import random
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings, strategies as st
 
 from bothways.core.errors import DataError
-from bothways.model.config import EncoderConfig
-from bothways.model.model import Model
-from bothways.model.positions import Learned
 from bothways.prediction.engine import evaluate_task
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.tagging.examples import TagExample
@@ -29,9 +25,9 @@ from bothways.tasks.tagging.schemes import (
     tag_part,
     types_of,
 )
-from bothways.tasks.tagging.task import Tagger, TaggingTask
+from bothways.tasks.tagging.task import TaggingTask
 from bothways.text.tokenizer import Tokenizer
-from toy_task import VOCABULARY, WORDS, make_tokenizer
+from toy_task import WORDS, bind_small, make_tokenizer
 
 WELL_KNOWN: dict[Spelling, list[str]] = {
     # "U.N. official Rolf Ekeus heads for New York , Paris Lyon" – two entities of one type side by side
@@ -55,12 +51,7 @@ def test_the_same_entities_in_every_scheme(tags):
     assert chunks(tags) == ENTITIES
     for scheme, expected in WELL_KNOWN.items():
         assert respell(tags, scheme) == tuple(expected)
-
-
-@pytest.mark.parametrize("scheme", WELL_KNOWN)
-def test_schemes_are_found(scheme):
-    assert find_scheme([["O", "O"], WELL_KNOWN[scheme]]) == scheme
-    assert flaws(WELL_KNOWN[scheme], scheme) == []
+        assert find_scheme([["O", "O"], expected]) == scheme
 
 
 def test_of_schemes_that_both_fit_iob2_is_taken_and_other_tags_are_plain():
@@ -170,21 +161,14 @@ def test_entities_are_those_of_seqeval(tags):
     assert [(c.type, c.begin, c.end - 1) for c in chunks(tags)] == get_entities(tags)
 
 
-SCHEMES: dict[str, tuple[Spelling, tuple[str, ...]]] = {
-    "bioes": (
-        "bioes",
-        ("O", *(f"{prefix}-{kind}" for kind in ("LOC", "PER") for prefix in "BIES")),
-    ),
-    "bilou": (
-        "bioes",
-        ("U-PER", "L-PER", "I-PER", "B-PER", "O", "B-LOC", "I-LOC", "L-LOC", "U-LOC"),
-    ),
-    "iob1": ("iob1", ("O", "I-PER", "B-PER", "I-LOC", "B-LOC")),
-    "never side by side": ("iob1", ("O", "I-PER", "I-LOC")),
-    "iob2": ("iob2", ("I-PER", "B-PER", "B-LOC", "I-LOC", "O")),
-    "bare": ("iob2", ("O", "B", "I")),
+SCHEMES: dict[str, tuple[Spelling, str]] = {
+    "bioes": ("bioes", "O B-LOC I-LOC E-LOC S-LOC B-PER I-PER E-PER S-PER"),
+    "bilou": ("bioes", "U-PER L-PER I-PER B-PER O B-LOC I-LOC L-LOC U-LOC"),
+    "iob1": ("iob1", "O I-PER B-PER I-LOC B-LOC"),
+    "never side by side": ("iob1", "O I-PER I-LOC"),
+    "iob2": ("iob2", "I-PER B-PER B-LOC I-LOC O"),
+    "bare": ("iob2", "O B I"),
 }
-WAYS: tuple[Spelling, ...] = ("iob1", "iob2", "bioes")
 
 
 @pytest.fixture(scope="module")
@@ -192,26 +176,20 @@ def tokenizer(tmp_path_factory) -> Tokenizer:
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def make_task(tokenizer: Tokenizer, labels: tuple[str, ...]) -> Tagger:
-    torch.manual_seed(5)
-    config, definition = (
-        EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(24), initial_range=0.5),
-        TaggingTask(),
-    )
-    return definition.bind(Model(config, definition.heads(labels, None)), tokenizer, labels, 24)
-
-
 @pytest.mark.parametrize("name", SCHEMES)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=12))
 def test_what_a_model_says_in_its_own_scheme_is_right_in_every_spelling(tokenizer, name, places):
-    scheme, labels = SCHEMES[name]
+    scheme, labels = SCHEMES[name][0], tuple(SCHEMES[name][1].split())
     own = tuple(labels[place % len(labels)] for place in places)
     if flaws(own, scheme) or not chunks(own):
         return
-    task, words = make_task(tokenizer, labels), tuple(random.Random(0).choices(WORDS, k=len(own)))
+    task, words = (
+        bind_small(TaggingTask(), tokenizer, labels),
+        tuple(random.Random(0).choices(WORDS, k=len(own))),
+    )
     logits = np.full((len(own), len(labels)), -99, dtype=np.float32)
     logits[range(len(own)), [labels.index(tag) for tag in own]] = 99
-    for spelling in WAYS:
+    for spelling in WELL_KNOWN:
         example = TagExample(words, respell(own, spelling))
         prediction = task.decode(example, EncodedExample((), 0, 0), [logits])
         assert prediction.tags == own == task.task.gold_tags(example, labels)
@@ -226,16 +204,15 @@ def test_what_a_model_says_in_its_own_scheme_is_right_in_every_spelling(tokenize
 
 
 def test_the_targets_of_training_are_those_of_scores(tokenizer):
-    _, labels = SCHEMES["bioes"]
-    (made,) = make_task(tokenizer, labels).encode(
-        [TagExample(("ape", "bee", "cat"), ("B-PER", "I-PER", "B-LOC"))]
-    )
+    labels = tuple(SCHEMES["bioes"][1].split())
+    example = TagExample(("ape", "bee", "cat"), ("B-PER", "I-PER", "B-LOC"))
+    (made,) = TaggingTask().encode([example], tokenizer, labels, 16)
     targets = made.sequences[0].targets["tag"].ids.tolist()
     assert [labels[place] for place in targets] == ["B-PER", "E-PER", "S-LOC"]
 
 
 def test_entities_that_the_labels_cannot_spell_are_refused(tokenizer):
-    task = make_task(tokenizer, ("O", "I-PER", "I-LOC"))
+    task = bind_small(TaggingTask(), tokenizer, ("O", "I-PER", "I-LOC"))
     message = r"^a:6: tag 'S-PER' of word 2 \(in the model's scheme 'B-PER'\) is not among the model's 3 labels; did you mean 'I-PER'"
     with pytest.raises(DataError, match=message):
         evaluate_task(task, [TagExample(("ape", "bee"), ("S-PER", "S-PER"), "a:6")])
@@ -244,6 +221,7 @@ def test_entities_that_the_labels_cannot_spell_are_refused(tokenizer):
 
 
 KINDS = ("LOC", "ORG", "PER")
+PAIR = st.tuples(st.integers(0, 12), st.integers(0, 12))
 
 
 def counted(
@@ -258,26 +236,17 @@ def counted(
 @pytest.mark.parametrize(
     ("prefixes", "name"), [("BIES", "IOBES"), ("BILU", "BILOU"), ("IB", "IOB1"), ("BI", "IOB2")]
 )
-@given(
-    st.lists(
-        st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=10),
-        min_size=1,
-        max_size=8,
-    )
-)
+@given(st.lists(st.lists(PAIR, min_size=1, max_size=10), min_size=1, max_size=8))
 def test_strict_scores_are_seqevals_in_the_scheme_of_the_labels(prefixes, name, sentences):
     from seqeval import scheme
     from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 
     labels = ("O", *(f"{prefix}-{kind}" for kind in KINDS for prefix in prefixes))
-    drawn = [
-        [[labels[place % len(labels)] for place in side] for side in zip(*some, strict=True)]
-        for some in sentences
-    ]
-    truth, predicted = (
-        [list(as_labels(raw, labels)) for raw, _ in drawn],
-        [tags for _, tags in drawn],
+    raw, predicted = (
+        [[labels[pair[side] % len(labels)] for pair in pairs] for pairs in sentences]
+        for side in (0, 1)
     )
+    truth = [list(as_labels(tags, labels)) for tags in raw]
     if name == "IOB1":
         # Where B is not needed, seqeval takes the words behind it for an entity without their first.
         broken = [flaws(tags, "iob1") for tags in predicted]

@@ -27,23 +27,6 @@ MIXED = st.text(
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("Anna's in Oslo, now.", ["Anna", "'", "s", "in", "Oslo", ",", "now", "."]),
-        ("cafe\u0301 nai\u0308ve", ["cafe\u0301", "nai\u0308ve"]),
-        ("我在Oslo。", ["我", "在", "Oslo", "。"]),
-        ("東京タワー", ["東", "京", "タワー"]),
-        ("שלום, עולם", ["שלום", ",", "עולם"]),
-        ("ok👍🏽 5$+3", ["ok👍🏽", "5", "$", "+", "3"]),
-        (" \t\u3000", []),
-        ("", []),
-    ],
-)
-def test_words(text, words):
-    assert _words(text) == words
-
-
 def _words_of_bert(text: str) -> list[str]:
     normalizer = BertNormalizer(
         clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
