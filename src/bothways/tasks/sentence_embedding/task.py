@@ -298,9 +298,9 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
     def adapted(self, train: Many[TextExample]) -> SentenceEmbeddingTask:
         """Return the task with the loss that is usual for the form of its training data."""
-        examples = [example for example in train if isinstance(example, VectorExample)]
         if self.loss is not None:
             return self
+        examples = [example for example in train if isinstance(example, VectorExample)]
         return dataclasses.replace(self, loss=loss_for(examples or vector_examples(train)))
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
@@ -358,10 +358,8 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         """Return the prompt of queries or documents, by its common names, else the default one."""
         # Models such as E5 are trained with one prompt for queries and another for documents
         names = ("query",) if role == "query" else ("document", "passage", "corpus")
-        name = next((name for name in names if name in self.prompts), self.prompt_name)
-        return (
-            self.default_prompt if self.prompt is not None or name is None else self.prompts[name]
-        )
+        own = (self.prompts[name] for name in names if name in self.prompts)
+        return self.default_prompt if self.prompt is not None else next(own, self.default_prompt)
 
     def training_sequences(self, encoded: base.EncodedExample) -> tuple[Sequence, ...]:
         """Return a sequence for each positive: the anchor, the positive and the negatives.
@@ -402,9 +400,8 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
 
     def grade(self, example: TextExample, prediction: VectorPrediction, labels: Many[str]) -> float:
         """Raise a ConfigError: correlation is not defined for one pair."""
-        message = (
-            "sentence vectors have no grade for each example, only a correlation with all scores"
-        )
+        message = "sentence vectors have no grade for each example, "
+        message += "only a correlation with all scores"
         fix = f"Score each model: {call('evaluate', 'MODEL', task='embed')}"
         raise ConfigError(message, where="task", fix=fix)
 
@@ -430,10 +427,8 @@ class SentenceEmbeddingTask(PromptedTask[VectorPrediction]):
         projection, width = projection_of(model), self.pooled_width(model)
         if projection is not None and projection.inputs != width:
             message = f"gives {width} components, and the folder's Dense layer reads "
-            message += f"{projection.inputs}"
-            raise ConfigError(
-                message, where="pooling", fix="Leave out pooling, layers and combine."
-            )
+            fix = "Leave out pooling, layers and combine."
+            raise ConfigError(f"{message}{projection.inputs}", where="pooling", fix=fix)
         depth = model.config.depth
         unknown_layers = [layer for layer in self.layers if not -depth - 1 <= layer <= depth]
         if unknown_layers:
