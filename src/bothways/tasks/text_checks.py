@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence as Many
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence as Many
 from typing import Any, Literal
 
 from bothways.core.config.values import is_integer
@@ -34,21 +34,14 @@ def report_rows(
 
 def check_rows(
     examples: Many[Any],
-    faults: Mapping[str, Callable[[Any], object]],
+    fault: str,
+    is_faulty: Callable[[Any], object],
     fix: str | None = COMPLETE,
     severity: Severity = "error",
     check: Check = "rows",
 ) -> list[Finding]:
-    """Report the examples with each fault.
-
-    Args:
-        faults: by its words, as in `report_rows`, a function that finds it in an example.
-    """
-    found = (
-        report_rows(check, [e.where for e in examples if is_faulty(e)], fault, fix, severity)
-        for fault, is_faulty in faults.items()
-    )
-    return [finding for findings in found for finding in findings]
+    """Report the examples with a fault, in the words of `report_rows`."""
+    return report_rows(check, [e.where for e in examples if is_faulty(e)], fault, fix, severity)
 
 
 def check_examples(
@@ -70,15 +63,16 @@ def check_examples(
         kind: the noun for what it identifies, in the plural.
     """
     examples = [*train, *dev]
-    empty = {"example(s) has|have an empty text": lambda e: not all(map(str.strip, texts(e)))}
-    broken = {
-        "text(s) has|have an error of a spreadsheet": (
-            lambda e: any(text.strip() in _ERRORS for text in texts(e))
-        )
-    }
+    empty = "example(s) has|have an empty text"
+    broken = "text(s) has|have an error of a spreadsheet"
     return [
-        *check_rows(examples, empty),
-        *check_rows(examples, broken, severity="warning"),
+        *check_rows(examples, empty, lambda e: not all(map(str.strip, texts(e)))),
+        *check_rows(
+            examples,
+            broken,
+            lambda e: not _ERRORS.isdisjoint(map(str.strip, texts(e))),
+            severity="warning",
+        ),
         *_check_answered(examples, answer, marks),
         *check_overlap(train, dev, key or texts, kind),
     ]

@@ -31,7 +31,7 @@ from bothways.core.sequence import Ids, Sequence
 from bothways.model.heads import ChoiceHead, Head
 from bothways.objectives.losses import choice_cross_entropy
 from bothways.tasks import base, text_checks
-from bothways.tasks.columns import Column, Columns, TableTask, cell_of, text_of
+from bothways.tasks.columns import Column, Columns, TableTask, cell_of, label_of, text_of
 from bothways.tasks.metrics import negative_log
 from bothways.tasks.predictions import ChoicePrediction
 from bothways.text.template import assemble, truncated
@@ -152,15 +152,14 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
         endings = tuple(f"{begin} {text}".strip() for text in texts)
         label = None
         if columns.label is not None:
-            value = cell_of(row, columns.label, where)
-            text = "" if value is None else str(value).strip()
-            number, is_absent = text.removesuffix(".0"), text.lower() in {"", "nan"}
-            if not is_absent and not is_integer(number.removeprefix("-")):
-                message = f"column {columns.label!r} holds {value!r}, "
-                message += "which is not the place of an ending"
-                fix = "Write the place of the right ending, counted from 0."
-                raise DataError(message, where=where, fix=fix)
-            label = None if is_absent else int(number)
+            value = label_of(cell_of(row, columns.label, where), columns.label, where)
+            if value is not None:
+                number = value.removesuffix(".0")
+                if not is_integer(number.removeprefix("-")):
+                    message = f"column {columns.label!r} holds {value!r}, "
+                    message += "which is not the place of an ending"
+                    raise DataError(message, where=where, fix=_FIX)
+                label = int(number)
         return ChoiceExample(text_of(row, columns.context, where), endings, label, where)
 
     def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
@@ -174,15 +173,13 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
 
     def check(self, train: Many[ChoiceExample], dev: Many[ChoiceExample]) -> list[Finding]:
         examples = [*train, *dev]
-        labelled = [(e, e.label) for e in examples if e.label is not None]
-        places = ((e.where, label, len(e.endings)) for e, label in labelled)
-        outside = [f"{at} ({label} of {n})" for at, label, n in places if not 0 <= label < n]
-        short = {"example(s) has|have fewer than two endings": lambda e: len(e.endings) < 2}
-        double = {
-            "example(s) has|have the same ending twice": lambda e: (
-                len({*e.endings}) < len(e.endings)
-            )
-        }
+        outside = [
+            f"{e.where} ({e.label} of {len(e.endings)})"
+            for e in examples
+            if e.label is not None and not 0 <= e.label < len(e.endings)
+        ]
+        short = "example(s) has|have fewer than two endings"
+        double = "example(s) has|have the same ending twice"
         balance = text_checks.check_constant(
             counts := Counter(e.label for e in train if e.label is not None)
         )
@@ -190,8 +187,10 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
             fix = "Check the label column; are the endings shuffled?"
             balance = [replace(finding, severity="warning", fix=fix) for finding in balance]
         return [
-            *text_checks.check_rows(examples, short),
-            *text_checks.check_rows(examples, double, None, "warning"),
+            *text_checks.check_rows(examples, short, lambda e: len(e.endings) < 2),
+            *text_checks.check_rows(
+                examples, double, lambda e: len({*e.endings}) < len(e.endings), None, "warning"
+            ),
             *text_checks.check_examples(train, dev, self.texts, lambda e: e.label),
             *text_checks.report_rows("labels", outside, "label(s) is|are out of range", _FIX),
             *balance,

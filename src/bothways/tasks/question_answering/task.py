@@ -247,11 +247,7 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         for some in (train, dev):
             counts = Counter(example.id for example in some)
             twice += [example.where for example in some if counts[example.id] > 1]
-        bare = {
-            "question(s) has|have no answer and is|are not marked as impossible": (
-                lambda e: not e.annotated
-            )
-        }
+        bare = "question(s) has|have no answer and is|are not marked as impossible"
         fix = "Fix these questions or remove them."
         # Dev questions without a right answer in the context: no prediction can be exact.
         lost = [
@@ -263,7 +259,7 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
         return [
             *check_examples(train, dev, self.texts, lambda e: True, kind="questions"),
             *report_rows("rows", twice, "question(s) shares|share their id with others", fix),
-            *check_rows([*train, *dev], bare, fix),
+            *check_rows([*train, *dev], bare, lambda e: not e.annotated, fix),
             *_check_places(train),
             *report_rows("labels", lost, fault, severity="warning"),
             *_check_impossible(train, dev, self.threshold),

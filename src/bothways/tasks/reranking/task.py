@@ -190,15 +190,17 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         return ("relevance",)
 
     def check(self, train: Many[RankExample], dev: Many[RankExample]) -> list[Finding]:
-        high = {"training example(s) has|have labels above 1": lambda e: max(e.labels or (0,)) > 1}
+        high = "training example(s) has|have labels above 1"
         fix = "Divide them by the highest grade; dev data may keep its grades."
-        without = {"example(s) has|have no document": lambda e: not e.documents}
+        without = "example(s) has|have no document"
         findings = [
-            *text_checks.check_rows([*train, *dev], without),
+            *text_checks.check_rows([*train, *dev], without, lambda e: not e.documents),
             *text_checks.check_examples(
                 train, dev, self.texts, lambda e: e.labels, (), lambda e: e.query, "queries"
             ),
-            *text_checks.check_rows(train, high, fix, check="labels"),
+            *text_checks.check_rows(
+                train, high, lambda e: max(e.labels or (0,)) > 1, fix, check="labels"
+            ),
             *_check_queries(train),
             *_check_queries(dev),
         ]

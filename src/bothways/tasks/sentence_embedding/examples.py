@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
@@ -241,24 +242,18 @@ def check_vector_examples(
     if len({(e.text_b is None, e.label is None) for e in dev}) > 1:  # a metric could read a part
         message = "the dev data has rows of several forms, such as pairs with and without a score"
         findings.append(Finding("pairs", "error", message, fix="Give one form in a file."))
+    check_labels = functools.partial(text_checks.check_rows, train, check="labels")
     match loss:
         case losses.SupervisedContrastive():
-            faults = {
-                "example(s) has|have no class": lambda e: not e.label,
-                "example(s) has|have a second text beside the class": lambda e: (
-                    e.text_b is not None
-                ),
-            }
-            findings += text_checks.check_rows(train, faults, check="labels")
+            findings += check_labels("example(s) has|have no class", lambda e: not e.label)
+            fault = "example(s) has|have a second text beside the class"
+            findings += check_labels(fault, lambda e: e.text_b is not None)
             findings += _check_classes(train)
         case losses.CoSENT() | losses.AnglE() | losses.CosineRegression():
-            faults = {
-                "example(s) has|have no score": lambda e: not e.is_scored,
-                "example(s) has|have more than two texts": lambda e: len(e.all_texts) > 2,
-            }
-            findings += text_checks.check_rows(
-                train, faults, "Give two texts and a number.", check="labels"
-            )
+            fault, fix = "example(s) has|have no score", "Give two texts and a number."
+            findings += check_labels(fault, lambda e: not e.is_scored, fix)
+            fault = "example(s) has|have more than two texts"
+            findings += check_labels(fault, lambda e: len(e.all_texts) > 2, fix)
             scores = {tables.number_of(example.label) for example in train if example.is_scored}
             if len(scores) == 1 and len(train) > 1:
                 message = f"all training pairs have the score {scores.pop():g}: there is no order"
@@ -271,21 +266,19 @@ def check_vector_examples(
                 fix = "Divide them by the highest score."
                 findings.append(Finding("labels", "error", message, fix=fix))
         case losses.MarginMSE() | losses.TeacherKL():
-            faults = {
-                "example(s) has|have no list of a teacher's scores": lambda e: not e.scores,
-                "example(s) has|have no negative": lambda e: not e.negatives,
-            }
+            fault = "example(s) has|have no list of a teacher's scores"
             fix = "Give a list with the score of the positive and of each negative."
-            findings += text_checks.check_rows(train, faults, fix, check="labels")
+            findings += check_labels(fault, lambda e: not e.scores, fix)
+            findings += check_labels(
+                "example(s) has|have no negative", lambda e: not e.negatives, fix
+            )
         case losses.InBatchSoftmax():
-            faults = {"example(s) has|have no second text": lambda e: e.text_b is None}
-            findings += text_checks.check_rows(train, faults, "Give each anchor its positive.")
-            unread = {
-                "example(s) has|have a label or scores, which softmax does not read": (
-                    lambda e: e.label is not None or e.scores
-                )
-            }
-            findings += text_checks.check_rows(train, unread, None, "warning", "labels")
+            fault, fix = "example(s) has|have no second text", "Give each anchor its positive."
+            findings += text_checks.check_rows(train, fault, lambda e: e.text_b is None, fix)
+            fault = "example(s) has|have a label or scores, which softmax does not read"
+            findings += check_labels(
+                fault, lambda e: e.label is not None or e.scores, None, "warning"
+            )
             texts = {text for example in train for text in example.all_texts[1:]}
             if len(train) > 1 and len(texts) == 1:
                 message = "all training examples have the same second text: nothing is a negative"

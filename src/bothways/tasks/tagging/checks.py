@@ -87,16 +87,16 @@ def _check_rows(examples: Many[TagExample]) -> list[Finding]:
         ),
     }  # fmt: skip
     findings = list[Finding]()
-    for fault, (locations, max_count, fix) in limits.items():
-        findings += text_checks.report_rows(
-            "rows", locations if max_count else [], fault, fix, "warning"
-        )
-    empty = {"sentence(s) has|have no word": lambda e: not e.words}
-    bare = {"sentence(s) has|have words without a tag": lambda e: e.tags is None or not all(e.tags)}
-    findings += text_checks.check_rows(examples, empty, "Remove them.")
-    fix, fault = "Tag all of their words or remove them.", "word(s) is|are empty or white space"
-    findings += text_checks.check_rows(examples, bare, fix, check="labels")
-    fault += ", and read as unknown"
+    for fault, (locations, are_most, fix) in limits.items():
+        if are_most:
+            findings += text_checks.report_rows("rows", locations, fault, fix, "warning")
+    empty, bare = "sentence(s) has|have no word", "sentence(s) has|have words without a tag"
+    findings += text_checks.check_rows(examples, empty, lambda e: not e.words, "Remove them.")
+    fix = "Tag all of their words or remove them."
+    findings += text_checks.check_rows(
+        examples, bare, lambda e: e.tags is None or not all(e.tags), fix, check="labels"
+    )
+    fault = "word(s) is|are empty or white space, and read as unknown"
     return findings + text_checks.report_rows("rows", white, fault, severity="warning")
 
 
@@ -128,10 +128,7 @@ def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
     where, _, *pair = rows[0]
     if all(field.lower() in _HEADER for field in pair) and tags[pair[1]] == 1:
         message = f"the {name} data begins with a header, which would be learned: {where} "
-        fix = (
-            "Remove that line if words and tags follow; for labels of texts set "
-            f"{argument(task='classify')}. " + _FORM
-        )
+        fix = f"Remove that line if words and tags follow. {texts} {_FORM}"
         return [Finding("rows", "error", message + _shown(*pair), fix=fix)]
     same = [f"{where} {word!r}" for where, _, word, tag in rows if word == tag]
     if len(rows) >= FEW and 2 * len(same) > len(rows):
@@ -139,11 +136,10 @@ def _check_table(examples: Many[TagExample], name: str) -> list[Finding]:
         fix = f"Name the column of tags: {argument(label='3')}."
         return [Finding("labels", "warning", message, fix=fix)]
     if len(rows) >= MANY and 2 * len(tags) > len(rows):
-        message = (
-            f"the {len(rows)} words of the {name} data have {len(tags)} different tags, such as "
-        )
+        message = f"the {len(rows)} words of the {name} data have {len(tags)} different tags"
+        message += f", such as {_shown(*pair)}"
         fix = f"Check the order of the columns. {_FORM}"
-        return [Finding("labels", "warning", message + _shown(*pair), fix=fix)]
+        return [Finding("labels", "warning", message, fix=fix)]
     return []
 
 
