@@ -51,7 +51,7 @@ from bothways.tasks.text_task import (
     vocabulary_logits,
 )
 from bothways.text.template import assemble
-from bothways.text.tokenizer import Encoded, Tokenizer
+from bothways.text.tokenizer import Tokenizer
 
 Variant = Literal["original", "word_l2r", "causal", "both"]
 NEEDS_DIRECTION = (
@@ -145,23 +145,18 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
             DataError: a text has a mask, whose token is unknown.
         """
         texts = tokenizer.encode_with_offsets([example.text for example in examples])
-        pairs = zip(examples, texts, strict=True)
-        return [self._encode(example, text, tokenizer, length) for example, text in pairs]
-
-    def _encode(
-        self, example: TextExample, text: Encoded, tokenizer: Tokenizer, length: int
-    ) -> base.EncodedExample:
-        if (mask := tokenizer.specials.mask) in text.ids:
-            message = f"the text has a {tokenizer.token(mask)}, whose token is unknown"
-            raise DataError(
-                message, where=example.where, fix=f"To predict it, use {argument(task='fill')}."
-            )
-        sequences = list[Sequence]()
-        room = length - tokenizer.template.single
-        for start in range(0, len(text.ids), room):
-            chunk = slice(start, start + room)
-            sequences += self._sequences(text.ids[chunk], text.words[chunk], tokenizer)
-        return base.EncodedExample(tuple(sequences), len(text.ids), 0)
+        room, mask, result = length - tokenizer.template.single, tokenizer.specials.mask, []
+        for example, text in zip(examples, texts, strict=True):
+            if mask in text.ids:
+                message = f"the text has a {tokenizer.token(mask)}, whose token is unknown"
+                fix = f"To predict it, use {argument(task='fill')}."
+                raise DataError(message, where=example.where, fix=fix)
+            sequences = list[Sequence]()
+            for start in range(0, len(text.ids), room):
+                chunk = slice(start, start + room)
+                sequences += self._sequences(text.ids[chunk], text.words[chunk], tokenizer)
+            result.append(base.EncodedExample(tuple(sequences), len(text.ids), 0))
+        return result
 
     def _sequences(
         self, ids: Ids, words: NDArray[np.int32], tokenizer: Tokenizer, since: int = 0
@@ -327,27 +322,20 @@ class MinimalPairTask(MaskedTask[PreferencePrediction]):
         """Return the sequences of both texts; errors as `LikelihoodTask.encode`."""
         located = ((text, e.where) for e in examples for text in (e.text, e.text_b or ""))
         texts = [TextExample(text, where=where) for text, where in located]
-        if NextTokenHead() in self.heads(labels, None):
-            encoded = self._encode_texts(texts, tokenizer, length)
-        else:
+        if NextTokenHead() not in self.heads(labels, None):
             scored = LikelihoodTask(variant=self.variant)
             encoded = scored.encode(texts, tokenizer, labels, length)
+        else:  # a text is a sequence, or several if it is longer than the model reads
+            encoded, room = [], length - tokenizer.template.single
+            for ids in tokenizer.encode([text.text for text in texts]):
+                chunks = (ids[start : start + room] for start in range(0, len(ids), room))
+                bare = (assemble(chunk, None, tokenizer.template) for chunk in chunks)
+                sequences = tuple(
+                    dataclasses.replace(sequence, targets={"next": next_tokens(sequence.ids)})
+                    for sequence in bare
+                )
+                encoded.append(base.EncodedExample(sequences, len(ids), 0))
         return [EncodedTexts.of(pair) for pair in zip(encoded[::2], encoded[1::2], strict=True)]
-
-    def _encode_texts(
-        self, texts: Many[TextExample], tokenizer: Tokenizer, length: int
-    ) -> list[base.EncodedExample]:
-        """Return each text as a sequence, or as several if it is longer than the model reads."""
-        room = length - tokenizer.template.single
-
-        def pieces(ids: Any) -> Iterator[Sequence]:
-            """Yield the sequences of a text."""
-            for start in range(0, len(ids), room):
-                bare = assemble(ids[start : start + room], None, tokenizer.template)
-                yield dataclasses.replace(bare, targets={"next": next_tokens(bare.ids)})
-
-        encoded = tokenizer.encode([text.text for text in texts])
-        return [base.EncodedExample(tuple(pieces(ids)), len(ids), 0) for ids in encoded]
 
     def score(
         self, results: base.Results[TextExample, PreferencePrediction], labels: Many[str]
