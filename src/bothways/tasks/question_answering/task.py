@@ -25,7 +25,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, Finding, places
 from bothways.core.loss import Loss
 from bothways.core.sequence import Ids
-from bothways.data.tables import TableRow
+from bothways.data.tables import Table, TableRow
 from bothways.model.config import Deep
 from bothways.model.heads import Head, SpanHead
 from bothways.objectives.losses import span_loss
@@ -199,24 +199,22 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
     def read(
         self, source: str, columns: QuestionColumns | None = None, *, labelled: bool = True
     ) -> base.Reading[Question]:
-        if squad_form(source):
-            unused = list[str]()
-            questions = read_squad(source, labelled, unused)
-            return base.Reading(
-                self.with_columns(columns or self.columns), questions, unused=unused
-            )
-        table, selected = self.open(source, columns, labelled)
+        if not squad_form(source):
+            return super().read(source, columns, labelled=labelled)
+        unused = list[str]()
+        questions = read_squad(source, labelled, unused)
+        return base.Reading(self.with_columns(columns or self.columns), questions, unused=unused)
+
+    def open(self, source: str, columns: Any, labelled: bool) -> tuple[Table, Any]:
+        """Open a table whose rows are numbered where they have no id."""
+        table, selected = super().open(source, columns, labelled)
 
         def numbered(row: TableRow, number: int) -> TableRow:
             return replace(row, values={selected.id: number, **row.values})
 
         # Unlike a generator, `map` goes on after a row that cannot be read, and does not count it.
         rows = map(numbered, table.rows, itertools.count(1))
-        return base.Reading.of_table(
-            self.with_columns(selected),
-            replace(table, rows=rows),
-            lambda row: self.parse(row.values, selected, row.where),
-        )
+        return replace(table, rows=rows), selected
 
     def parse(self, row: base.Row, columns: QuestionColumns, where: str) -> Question:
         return question_of(row, columns, where)
