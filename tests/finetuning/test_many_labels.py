@@ -42,7 +42,8 @@ def test_scores_of_many_labels_take_memory_of_the_pairs_that_occur():
 
 def test_counts_are_those_of_a_matrix():
     matrix = np.random.default_rng(0).integers(0, 4, (5, 5))
-    counts = Confusion.of_matrix(matrix)
+    counts = Confusion(5)
+    counts.pairs.update({pair: int(count) for pair, count in np.ndenumerate(matrix)})
     assert counts.total == matrix.sum()
     assert counts.right.tolist() == matrix.diagonal().tolist()
     assert counts.true.tolist() == matrix.sum(1).tolist()

@@ -171,12 +171,12 @@ class RelationTask(Task[RelationExample, ClassPrediction]):
     def score(
         self, results: Iterable[tuple[RelationExample, ClassPrediction]], labels: Many[str]
     ) -> Metrics:
-        confusion = np.zeros((len(labels), len(labels)), dtype=np.int64)
-        for example, prediction in results:
-            confusion[list(labels).index(str(example.label)), prediction.index] += 1
-        if not confusion.any():
+        index = {label: number for number, label in enumerate(labels)}
+        pairs = ((index[str(example.label)], prediction.index) for example, prediction in results)
+        confusion = Confusion(len(labels), pairs)
+        if not confusion.total:
             raise nothing_to_score()
-        return {"accuracy": classification_metrics(Confusion.of_matrix(confusion))["accuracy"]}
+        return {"accuracy": classification_metrics(confusion)["accuracy"]}
 
     def grade(
         self, example: RelationExample, prediction: ClassPrediction, labels: Many[str]

@@ -68,13 +68,6 @@ class Confusion:
     def __init__(self, labels: int, pairs: Iterable[tuple[int, int]] = ()) -> None:
         self.labels, self.pairs = labels, Counter(pairs)
 
-    @classmethod
-    def of_matrix(cls, matrix: Int64[np.ndarray, "labels labels"]) -> Confusion:
-        """Return the counts in a matrix."""
-        result = cls(len(matrix))
-        result.pairs.update({pair: int(count) for pair, count in np.ndenumerate(matrix) if count})
-        return result
-
     @property
     def total(self) -> int:
         """The number of examples."""
