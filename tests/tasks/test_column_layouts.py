@@ -1,10 +1,12 @@
 """Odd files of columns: which column is the word and which the tag, and what is no word."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bothways.core.errors import DataError, render
+from bothways.tasks.base import Reading
 from bothways.tasks.tagging.examples import open_tagged
 from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import TaggingTask
@@ -12,10 +14,16 @@ from bothways.tasks.tagging.task import TaggingTask
 NONE = TagColumns()
 
 
+def opened(
+    path: Path, asked: TagColumns = NONE, usual: TagColumns = NONE, *, labelled: bool = True
+) -> Reading[Any]:
+    return open_tagged(TaggingTask(usual), str(path), asked, labelled=labelled)
+
+
 def read(path: Path, text: str, asked: TagColumns = NONE) -> tuple[list[tuple[str, str]], str]:
     """Return the sentences, words and tags joined by blanks, and the notes."""
     path.write_text(text, encoding="utf8")
-    file = open_tagged(TaggingTask(NONE), str(path), asked, labelled=True)
+    file = opened(path, asked)
     pairs = [(" ".join(item.words), " ".join(item.tags or ())) for _, item in file.examples]
     return pairs, " ".join(file.notes)
 
@@ -197,17 +205,13 @@ def test_files_that_are_refused_with_their_line(tmp_path, text, asked, where):
 
 def test_unused_columns_are_named(tmp_path):
     (tmp_path / "a.conll").write_text("Anna NNP I-NP B-PER\nsings VBZ I-VP O\n")
-    assert open_tagged(
-        TaggingTask(NONE), str(tmp_path / "a.conll"), NONE, labelled=True
-    ).unused == ("1", "2")
+    assert opened(tmp_path / "a.conll").unused == ("1", "2")
     (tmp_path / "b.conll").write_text(CONLL_2009)
-    unused = open_tagged(TaggingTask(NONE), str(tmp_path / "b.conll"), NONE, labelled=True).unused
+    unused = opened(tmp_path / "b.conll").unused
     assert unused[:2] == ("2 (lemma)", "3 (plemma)")
     assert not {"1 (form)", "4 (pos)"} & {*unused}
     (tmp_path / "c.conll").write_text("Anna B-PER\nsings O\n")
-    assert (
-        open_tagged(TaggingTask(NONE), str(tmp_path / "c.conll"), NONE, labelled=True).unused == ()
-    )
+    assert opened(tmp_path / "c.conll").unused == ()
 
 
 def test_notes_name_the_columns(tmp_path):
@@ -225,15 +229,13 @@ def test_notes_name_the_columns(tmp_path):
 def test_columns_are_found_again_without_being_saved(tmp_path):
     file = tmp_path / "a.conllu"
     file.write_text(CONLL_U.format("_", "_", "_"), encoding="utf8")
-    asked = open_tagged(
-        TaggingTask(NONE), str(file), TagColumns(None, "xpos"), labelled=True
-    ).task.columns
+    asked = opened(file, TagColumns(None, "xpos")).task.columns
     assert asked == TagColumns(None, "xpos")
-    usual = open_tagged(TaggingTask(asked), str(file), NONE, labelled=True)
+    usual = opened(file, usual=asked)
     assert usual.task.columns == asked
     assert next(usual.examples)[1].tags == ("_", "_", "_")
     file.write_text("anna B-PER\nsings O\n", encoding="utf8")
-    other = open_tagged(TaggingTask(asked), str(file), NONE, labelled=True)
+    other = opened(file, usual=asked)
     assert other.task.columns == NONE
     assert next(other.examples)[1].tags == ("B-PER", "O")
 
@@ -241,5 +243,5 @@ def test_columns_are_found_again_without_being_saved(tmp_path):
 def test_words_to_predict_have_the_same_layout(tmp_path):
     file = tmp_path / "a.conll"
     file.write_text("# http://a.org/x y\n1\tanna\tO\n2\tsings\tO\n\n1\t#\tO\n", encoding="utf8")
-    examples = open_tagged(TaggingTask(NONE), str(file), NONE, labelled=False).examples
+    examples = opened(file, labelled=False).examples
     assert [item.words for _, item in examples] == [("anna", "sings"), ("#",)]

@@ -32,20 +32,24 @@ from bothways.tasks.schemas import arrow_fields, arrow_type, json_schema, predic
 
 THIRD = 1 / 3
 SPAN = "text: string, start: int64, end: int64, score: double"
+TEXTS, CHANCES = "list<item: string>", "map<string, double>"
+
+
+def listed(fields: str) -> str:
+    """The Arrow type of a list of structs."""
+    return f"list<item: struct<{fields}>>"
+
+
 CASES: list[tuple[Prediction, str, dict[str, str]]] = [
     (
         ClassPrediction("a", 0, {"a": 2 * THIRD, "b": THIRD}),
         '{"label": "a", "probabilities": {"a": 0.666667, "b": 0.333333}}',
-        {
-            "label": "string",
-            "probabilities": "map<string, double>",
-            "label_set": "list<item: string>",
-        },
+        {"label": "string", "probabilities": CHANCES, "label_set": TEXTS},
     ),
     (
         MultilabelPrediction(("a",), {"a": 1.0}),
         '{"labels": ["a"], "probabilities": {"a": 1.0}}',
-        {"labels": "list<item: string>", "probabilities": "map<string, double>"},
+        {"labels": TEXTS, "probabilities": CHANCES},
     ),
     (ScorePrediction(THIRD), '{"score": 0.333333}', {"score": "double"}),
     (
@@ -57,10 +61,7 @@ CASES: list[tuple[Prediction, str, dict[str, str]]] = [
         RankPrediction("q", ("a", "b"), (0.0, 2.0), (0.5, THIRD)),
         '{"query": "q", "ranking": [{"index": 1, "score": 0.333333, "document": "b"}, '
         '{"index": 0, "score": 0.5, "document": "a"}]}',
-        {
-            "query": "string",
-            "ranking": "list<item: struct<index: int64, score: double, document: string>>",
-        },
+        {"query": "string", "ranking": listed("index: int64, score: double, document: string")},
     ),
     (
         FillPrediction(((TokenGuess("a", THIRD),),), (JointFilling(("a",), THIRD, "t"),)),
@@ -68,18 +69,16 @@ CASES: list[tuple[Prediction, str, dict[str, str]]] = [
         '"fillings": [{"tokens": ["a"], "probability": 0.333333, "text": "t"}]}',
         {
             "text": "string",
-            "masks": "list<item: list<item: struct<token: string, probability: double>>>",
-            "fillings": "list<item: struct<tokens: list<item: string>, probability: double, "
-            "text: string>>",
+            "masks": f"list<item: {listed('token: string, probability: double')}>",
+            "fillings": listed(f"tokens: {TEXTS}, probability: double, text: string"),
         },
     ),
     (
         LikelihoodPrediction(("a",), (-THIRD,)),
         '{"log_likelihood": -0.333333, "pseudo_perplexity": 1.39561, "tokens": [["a", -0.333333]]}',
         {
-            "log_likelihood": "double",
-            "pseudo_perplexity": "double",
-            "tokens": "list<item: struct<token: string, log_likelihood: double>>",
+            "log_likelihood": "double", "pseudo_perplexity": "double",
+            "tokens": listed("token: string, log_likelihood: double"),
         },
     ),
     (
@@ -96,11 +95,7 @@ CASES: list[tuple[Prediction, str, dict[str, str]]] = [
         TagPrediction(("a",), ("B-X",), np.eye(1), (Entity("X", "a", 0, 1, THIRD),)),
         '{"entities": [{"type": "X", "text": "a", "start": 0, "end": 1, "score": 0.333333}], '
         '"words": ["a"], "tags": ["B-X"]}',
-        {
-            "entities": f"list<item: struct<type: string, {SPAN}>>",
-            "words": "list<item: string>",
-            "tags": "list<item: string>",
-        },
+        {"entities": listed(f"type: string, {SPAN}"), "words": TEXTS, "tags": TEXTS},
     ),
     (TagPrediction(("a",), ("X",), np.eye(1)), '{"words": ["a"], "tags": ["X"]}', {}),
     (
@@ -109,13 +104,8 @@ CASES: list[tuple[Prediction, str, dict[str, str]]] = [
         '"null_difference": -2.0, "spans": [{"text": "a", "start": 0, "end": 1, "score": 2.0, '
         '"probability": 0.333333}]}',
         {
-            "id": "string",
-            "text": "string",
-            "start": "int64",
-            "end": "int64",
-            "confidence": "double",
-            "null_difference": "double",
-            "spans": f"list<item: struct<{SPAN}, probability: double>>",
+            "id": "string", "text": "string", "start": "int64", "end": "int64", "confidence": "double",
+            "null_difference": "double", "spans": listed(f"{SPAN}, probability: double"),
         },
     ),
     (
@@ -124,7 +114,7 @@ CASES: list[tuple[Prediction, str, dict[str, str]]] = [
         '"null_difference": 0.0, "spans": []}',
         {},
     ),
-]
+]  # fmt: skip
 
 
 def fits(value: Any, schema: Mapping[str, Any]) -> bool:

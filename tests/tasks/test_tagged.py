@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,8 @@ def test_words_without_tags(tmp_path):
     file = write(tmp_path / "a.conll", "EU\nrejects O\n")
     assert read(file, labelled=False) == [TagExample(("EU", "rejects"), None, f"{file}:1")]
     file = write(tmp_path / "a.txt", "1 EU\n2 rejects\n")
-    assert read(file, TagColumns("1"), labelled=False) == [
-        TagExample(("EU", "rejects"), None, f"{file}:1")
-    ]
+    example = TagExample(("EU", "rejects"), None, f"{file}:1")
+    assert read(file, TagColumns("1"), labelled=False) == [example]
     with pytest.raises(DataError, match=r"has 1 column \(EU\); the word is to be column 1\n"):
         read(write(tmp_path / "a.conll", "EU\n"), TagColumns("1"), labelled=False)
 
@@ -212,9 +212,8 @@ def test_the_standard_input(monkeypatch):
     given_("Anna B-PER\nlives O\n")
     assert read("-") == [TagExample(("Anna", "lives"), ("B-PER", "O"), "standard input:1")]
     given_('{"t": ["Anna", "lives"]}\n')
-    assert read("-", TagColumns("t"), labelled=False) == [
-        TagExample(("Anna", "lives"), None, "standard input:1")
-    ]
+    example = TagExample(("Anna", "lives"), None, "standard input:1")
+    assert read("-", TagColumns("t"), labelled=False) == [example]
     given_('{"t": "Anna lives"}\n')
     assert read("-", TagColumns("t"), labelled=False)[0].starts == (0, 5)
 
@@ -238,9 +237,8 @@ def write_rows(file: Path, rows: list[dict[str, object]]) -> Path:
     ],
 )
 def test_tables_of_lists(tmp_path, name, words, tags):
-    rows = [
-        {words: ["EU", "rejects"], tags: ["B-ORG", "O"], "pos_tags": [1, 2], "text": "EU rejects"}
-    ]
+    row = {words: ["EU", "rejects"], tags: ["B-ORG", "O"], "pos_tags": [1, 2]}
+    rows = [{**row, "text": "EU rejects"}]
     file = write_rows(tmp_path / name, rows)
     columns, found, _ = opened(file)
     assert columns == TagColumns(words, tags)
@@ -253,13 +251,10 @@ def test_tables_of_lists(tmp_path, name, words, tags):
 
 
 def test_documents_of_a_table(tmp_path):
-    rows = [
-        {"words": [word], "tags": ["O"], "page": page}
-        for word, page in (("a", 1), ("b", 1), ("c", 2))
-    ]
+    pages = {"a": 1, "b": 1, "c": 2}
+    rows = [{"words": [word], "tags": ["O"], "page": page} for word, page in pages.items()]
     file = write_rows(tmp_path / "a.jsonl", rows)
-    asked = TagColumns(document="page")
-    columns, found, _ = opened(file, asked)
+    columns, found, _ = opened(file, TagColumns(document="page"))
     assert columns == TagColumns("words", "tags", "page")
     assert str(columns) == "text = 'words', label = 'tags', document = 'page'"
     assert [document for document, _ in found] == [1, 1, 2]
@@ -343,11 +338,8 @@ def test_rows_of_words_are_joined_in_order(tmp_path):
         TagExample(("Anna", "sings"), ("B-PER", "O"), f"{file}:2"),
         TagExample(("in", "Oslo"), ("O", "B-LOC"), f"{file}:4"),
     ]
-    for columns in (
-        None,
-        TagColumns("Word", "Tag"),
-        TagColumns("Word", "Tag", sentence="Sentence #"),
-    ):
+    named = TagColumns("Word", "Tag")
+    for columns in (None, named, replace(named, sentence="Sentence #")):
         examples = read_file(file, KAGGLE, TaggingTask(), columns=columns)
         assert [(e.words, e.tags) for e in examples] == [
             (("Anna", "sings"), ("B-per", "O")), (("in", "Oslo,"), ("O", "B-geo")),
