@@ -53,11 +53,12 @@ def check_gradients(task: TaskModel[Any, Any], theirs: Any, folder: Path) -> Non
 def check_sum(task: TaskModel[Any, Any], inputs: list[EncodedExample]) -> None:
     """The loss of a batch is the sum of those of its examples, each alone; so are weights and hits."""
     task.eval()
-    whole = task(batch_of(inputs))["label"]
-    parts = [task(batch_of([item]))["label"] for item in inputs]
+    name = task.loss_name
+    whole = task(batch_of(inputs))[name]
+    parts = [task(batch_of([item]))[name] for item in inputs]
     assert whole.total.item() == pytest.approx(sum(part.total.item() for part in parts), rel=1e-5)
-    weights = [task.weights(batch_of([item]))["label"] for item in inputs]
-    assert task.weights(batch_of(inputs))["label"] == pytest.approx(sum(weights))
+    weights = [task.weights(batch_of([item]))[name] for item in inputs]
+    assert task.weights(batch_of(inputs))[name] == pytest.approx(sum(weights))
     if whole.hits is not None:
         assert int(whole.hits) == sum(int(part.hits) for part in parts)
     sequences = [sequence for item in inputs for sequence in item.sequences]
@@ -67,5 +68,5 @@ def check_sum(task: TaskModel[Any, Any], inputs: list[EncodedExample]) -> None:
         )
         for s in sequences
     ]
-    assert task.weights(pack(void)) == {"label": 0.0}
-    assert task(pack(void))["label"].total.item() == 0
+    assert task.weights(pack(void)) == {name: 0.0}
+    assert task(pack(void))[name].total.item() == 0

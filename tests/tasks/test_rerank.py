@@ -93,11 +93,10 @@ def test_scores_are_those_of_each_document_alone(tmp_path):
     metrics = evaluate_task(task, examples)
     assert [metrics[name] for name in METRICS] == pytest.approx(expected)
     # One query is one, wherever its documents are.
-    rows = [
-        RankExample(e.query, (d,), (label,))
-        for e in examples
-        for d, label in zip(e.documents, e.labels or (), strict=True)
+    triples = [
+        (e.query, *pair) for e in examples for pair in zip(e.documents, e.labels, strict=True)
     ]
+    rows = [RankExample(query, (document,), (label,)) for query, document, label in triples]
     random.Random(0).shuffle(rows)
     assert evaluate_task(task, rows) == pytest.approx(metrics)
     assert {*task.task.directions(())} == {*metrics}
@@ -141,11 +140,13 @@ def test_inputs_of_python(tmp_path):
     assert logits.scores == logits.logits == prediction.logits
     named = ranked(tmp_path, prompts={"q": "hen "}, prompt_name="q")(("ape", documents))
     assert named.logits == rank(("hen ape", documents)).logits
-    for wrong in ("ape", ("ape", [])):
-        with pytest.raises(DataError, match="needs a query with documents"):
+    for wrong, message in (
+        ("ape", "needs a query with documents"),
+        (("ape", []), "needs a query with documents"),
+        ([("ape", [1])], "a query and its documents, or a dict"),
+    ):
+        with pytest.raises(DataError, match=message):
             rank(wrong)
-    with pytest.raises(DataError, match="a query and its documents, or a dict"):
-        rank([("ape", [1])])
     with pytest.raises(DataError, match=r"is 3 texts, and the task 'regress' needs one or two"):
         bothways.tasks.regression.task.RegressionTask().from_texts(("a", "b", "c"))
 
@@ -311,12 +312,11 @@ def test_the_command_line(trained, tmp_path, capsys):
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     pairs = tmp_path / "pairs.tsv"
-    lines = [
-        f"{row['query']}\t{text}\t{label}\n"
-        for row in rows
-        for text, label in zip(row["documents"], row["labels"], strict=True)
-    ]
-    pairs.write_text("".join(["q\td\trel\n", *lines]))
+    lines = ["q\td\trel\n"]
+    for row in rows:
+        judged = zip(row["documents"], row["labels"], strict=True)
+        lines += [f"{row['query']}\t{text}\t{label}\n" for text, label in judged]
+    pairs.write_text("".join(lines))
     run_line("predict", str(trained), str(data), "--top", "2")
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["query"] for each in found] == [row["query"] for row in rows]

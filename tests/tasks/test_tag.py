@@ -21,7 +21,6 @@ from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_vocabulary
-from parity import batch_of
 from toy_task import VOCABULARY, bind_small, make_tokenizer
 from toy_tasks import TAGS as LABELS, make_sentences
 
@@ -192,12 +191,6 @@ def test_a_sentence_without_entities_is_right_if_none_are_predicted(tokenizer):
             example, EncodedExample((), 0, 0), [np.eye(5, dtype=np.float32)[places]]
         )
         assert task.grade(example, prediction) == grade
-
-
-def test_words_without_tags_have_no_weight(tokenizer):
-    task = make_task(tokenizer)
-    examples = [TagExample(("ape", "bee"), ("O", "B-PER")), TagExample(("cat", "dog", "elk"))]
-    assert task.weights(batch_of(task.encode(examples))) == {"tag": 2.0}
 
 
 @given(

@@ -82,7 +82,7 @@ def test_losses_and_gradients_equal_those_of_transformers(name, training, tokeni
     check_gradients(task, theirs, tmp_path / "gradients")
 
 
-@pytest.mark.parametrize("name", ["classify", "regress", "multilabel", "rerank", "choice"])
+@ALL
 def test_a_batch_is_the_sum_of_its_examples(name, tokenizer):
     toy = TOY_TASKS[name]
     task = toy.bind(tokenizer)
