@@ -74,9 +74,8 @@ def test_files_in_squads_form(tmp_path, suffix):
     assert reading.unused == ["title", "plausible_answers"]
     bare = list(TASK.read(str(file), labelled=False).examples)
     assert all((question.answers, question.impossible) == ((), None) for question in bare)
-    assert [question.annotated for question in list(TASK.read(str(file)).examples)] == [
-        True
-    ] * 4 + [False]
+    annotated = [question.annotated for question in TASK.read(str(file)).examples]
+    assert annotated == [True] * 4 + [False]
 
 
 @pytest.mark.parametrize(
@@ -131,14 +130,12 @@ def test_parquet_and_csv(tmp_path):
 def test_questions_alone(tmp_path):
     file = tmp_path / "new.jsonl"
     file.write_text(json.dumps({"question": "Who?", "context": None}) + "\n")
-    assert list(TASK.read(str(file), labelled=False).examples) == [
-        Question("1", "Who?", "", where=f"{file}:1")
-    ]
+    (question,) = TASK.read(str(file), labelled=False).examples
+    assert question == Question("1", "Who?", "", where=f"{file}:1")
     with file.open("a") as stream:
         stream.write(json.dumps({"question": "Who?"}) + "\n")
-    with pytest.raises(
-        DataError, match=r"new\.jsonl:2: the row has no column 'context'; it has id, question\n"
-    ):
+    message = r"new\.jsonl:2: the row has no column 'context'; it has id, question\n"
+    with pytest.raises(DataError, match=message):
         list(TASK.read(str(file), labelled=False).examples)
 
 
@@ -178,38 +175,26 @@ def test_strange_files_are_refused(tmp_path, tree, message):
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "bad.json").write_text('{"data":\n [}')
-    with pytest.raises(DataError, match=r"bad\.json: is not JSON: .* at line 2 column 3\n"):
-        list(TASK.read(str(tmp_path / "bad.json")).examples)
-    with pytest.raises(DataError, match=r"none\.json: no such file"):
-        list(TASK.read(str(tmp_path / "none.json")).examples)
     (tmp_path / "folder.json").mkdir()
-    with pytest.raises(DataError, match=r"folder\.json: is a folder\n  Name a file in it"):
-        list(TASK.read(str(tmp_path / "folder.json")).examples)
-    (tmp_path / "rows.jsonl").write_text('{"question": "Who?", "text": "x"}\n')
-    with pytest.raises(
-        DataError,
-        match=r"rows\.jsonl: .* the context \(question, text\); use task\.columns\.context=NAME",
+    for name, message in (
+        ("bad.json", r"bad\.json: is not JSON: .* at line 2 column 3\n"),
+        ("none.json", r"none\.json: no such file"),
+        ("folder.json", r"folder\.json: is a folder\n  Name a file in it"),
     ):
+        with pytest.raises(DataError, match=message):
+            list(TASK.read(str(tmp_path / name)).examples)
+    (tmp_path / "rows.jsonl").write_text('{"question": "Who?", "text": "x"}\n')
+    message = r"rows\.jsonl: .* the context \(question, text\); use task\.columns\.context=NAME"
+    with pytest.raises(DataError, match=message):
         TASK.read(str(tmp_path / "rows.jsonl"))
     with pytest.raises(DataError, match=r"rows\.jsonl: .* the answers \(question, text\)"):
         TASK.read(str(tmp_path / "rows.jsonl"), QuestionColumns(context="text"))
 
 
-@pytest.mark.parametrize(
-    ("text", "start", "place"),
-    [
-        ("cat", 4, 4),
-        ("cat", 0, 4),
-        ("cat", 15, 4),
-        ("cat", 17, 28),
-        ("cat", 16, 4),
-        ("cat", 99, 28),
-        ("cat", -1, 4),
-        ("dog", 4, None),
-    ],
-)
-def test_answers_are_found_where_they_are(text, start, place):
-    assert located(CONTEXT, text, start) == place
+def test_answers_are_found_where_they_are():
+    places = {4: 4, 0: 4, 15: 4, 17: 28, 16: 4, 99: 28, -1: 4}
+    assert {start: located(CONTEXT, "cat", start) for start in places} == places
+    assert located(CONTEXT, "dog", 4) is None
 
 
 def test_rows_go_on_and_are_numbered_after_a_broken_one(tmp_path):
