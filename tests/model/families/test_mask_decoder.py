@@ -7,6 +7,7 @@ absolute positions, its residual path is the queries', and both terms of positio
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from bothways.core.batch import TokenTargets
 from bothways.hub.model_folder import load_model
 from bothways.model.families.deberta import DEBERTA
 from bothways.model.families.weight_names import to_file_names
+from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLMModule
 
 LAYER = "deberta.encoder.layer.{}"
@@ -107,26 +109,15 @@ def predicted(w: Weights, settings: dict[str, Any], ids: Tensor) -> Tensor:
     return x @ table.T + w["lm_predictions.lm_head.bias"]
 
 
-@pytest.mark.parametrize("changes", [{}, {"max_relative_positions": 4}])
-def test_version_1_decodes_by_the_formulas(changes, tmp_path):
-    """Outputs and all gradients, in fp64."""
-    torch.manual_seed(4)
-    settings = SMALL | changes
-    published(tmp_path, "Deberta", settings)
-    model = load_model(tmp_path).model.double()
-    w = {
-        name: tensor.double().requires_grad_()
-        for name, tensor in load_file(tmp_path / "model.safetensors").items()
-    }
-    batch, _, _ = inputs()
-    found, wanted = (
-        logits_of(model, batch),
-        torch.cat([predicted(w, settings, ids) for ids in batch.ids.split(LENGTHS)]),
-    )
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
-    weights = torch.randn_like(wanted)
-    (found * weights).sum().backward()
-    (wanted * weights).sum().backward()
+def double(folder: Path, settings: dict[str, Any]) -> tuple[Model, Weights]:
+    """A published model in fp64, and its tensors with gradients."""
+    published(folder, "Deberta", settings)
+    tensors = load_file(folder / "model.safetensors").items()
+    weights = {name: tensor.double().requires_grad_() for name, tensor in tensors}
+    return load_model(folder).model.double(), weights
+
+
+def assert_same_gradients(model: Model, w: Weights) -> None:
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     mine = to_file_names(DEBERTA.keys_for(model.config), gradients)
     assert mine.keys() == w.keys()
@@ -136,18 +127,28 @@ def test_version_1_decodes_by_the_formulas(changes, tmp_path):
         torch.testing.assert_close(mine[name], tensor.grad, rtol=1e-9, atol=1e-10 * largest)
 
 
+@pytest.mark.parametrize("changes", [{}, {"max_relative_positions": 4}])
+def test_version_1_decodes_by_the_formulas(changes, tmp_path):
+    """Outputs and all gradients, in fp64."""
+    torch.manual_seed(4)
+    settings = SMALL | changes
+    (model, w), (batch, _, _) = double(tmp_path, settings), inputs()
+    assert model.config.position.absolute == "decoder"
+    found = logits_of(model, batch)
+    wanted = torch.cat([predicted(w, settings, ids) for ids in batch.ids.split(LENGTHS)])
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    weights = torch.randn_like(wanted)
+    (found * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    assert_same_gradients(model, w)
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_training_decodes_the_masked_tokens_by_the_formulas(recompute, tmp_path):
     """The loss of masked LM in training mode, in which only masked tokens are computed, and all gradients, in fp64."""
     torch.manual_seed(5)
-    published(tmp_path, "Deberta", SMALL)
-    model = load_model(tmp_path).model.double()
+    (model, w), (batch, _, _) = double(tmp_path, SMALL), inputs()
     model.encoder.recompute = recompute
-    w = {
-        name: tensor.double().requires_grad_()
-        for name, tensor in load_file(tmp_path / "model.safetensors").items()
-    }
-    batch, _, _ = inputs()
     index = torch.tensor([0, 3, 6, 9, 12, 18, 27])  # the third sequence, one token, has a target
     hidden = torch.randint(4, 50, index.shape)
     targets = {"masked": TokenTargets(index, hidden)}
@@ -163,9 +164,4 @@ def test_training_decodes_the_masked_tokens_by_the_formulas(recompute, tmp_path)
         torch.testing.assert_close(losses[name].total, wanted, rtol=1e-9, atol=1e-9)
     (losses["masked"].total + 0.1 * losses["z"].total).backward()
     (expected["masked"] + 0.1 * expected["z"]).backward()
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    mine = to_file_names(DEBERTA.keys_for(model.config), gradients)
-    largest = max(float(gradient.abs().max()) for gradient in mine.values())
-    for name, tensor in w.items():
-        assert tensor.grad is not None
-        torch.testing.assert_close(mine[name], tensor.grad, rtol=1e-9, atol=1e-10 * largest)
+    assert_same_gradients(model, w)

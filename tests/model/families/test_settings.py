@@ -1,4 +1,4 @@
-"""ModernBERT's and GPT's settings: older files, cycles over layers, and what has no counterpart."""
+"""Settings of families: older files, cycles over layers, and what has no counterpart."""
 
 import json
 from dataclasses import replace
@@ -20,17 +20,17 @@ from bothways.hub.load_report import plan_loading
 from bothways.hub.model_folder import LoadedModel, load_model, save_model
 from bothways.model.attention.mask import RotaryTables
 from bothways.model.attention.patterns import Causal, Full, Window
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import Dropouts, EncoderConfig, Own
 from bothways.model.embedding import bucket_of
 from bothways.model.families import gpt, modernbert
-from bothways.model.families.catalogue import FAMILIES, family_for
+from bothways.model.families.catalogue import FAMILIES, family_for, family_named, preset
 from bothways.model.families.family import Family
 from bothways.model.families.gpt import GPT, GPT2
 from bothways.model.families.gte import GTE
 from bothways.model.families.modernbert import MODERNBERT
-from bothways.model.families.mpnet import MPNET
 from bothways.model.families.nomic import NOMIC_BERT
-from bothways.model.positions import DistanceBias, Learned, Rotary
+from bothways.model.positions import DistanceBias, Learned, Rotary, Sinusoidal
+from drawn_settings import draw_settings
 from family_peers import peer
 
 PUBLISHED: dict[str, Any] = {
@@ -42,20 +42,21 @@ PUBLISHED: dict[str, Any] = {
     "norm_eps": 1e-05, "num_attention_heads": 12, "num_hidden_layers": 22, "pad_token_id": 50283, "vocab_size": 50368,
 }  # fmt: skip
 """The settings of the published base model, from before `layer_types`."""
+V3 = preset("deberta-v3-base")
 
 
 def test_the_published_settings_are_the_preset():
-    assert (
-        MODERNBERT.config_rules.read(PUBLISHED, "")
-        == modernbert.base().canonical
-        == modernbert.base()
-    )
+    base = modernbert.base()
+    assert MODERNBERT.config_rules.read(PUBLISHED, "") == base.canonical == base
 
 
-def test_absent_settings_mean_what_transformers_means():
-    found = MODERNBERT.config_rules.read({}, "")
-    assert found.patterns == (Full(), Window(64), Window(64))
-    assert found.position == Rotary(8192, (160_000.0, 10_000.0, 10_000.0))
+@pytest.mark.parametrize("family", FAMILIES, ids=[family.model_type for family in FAMILIES])
+def test_absent_settings_mean_what_they_mean_in_transformers(family):
+    settings = transformers.CONFIG_MAPPING[family.model_type]().to_dict()
+    assert family.config_rules.read({}, "") == family.config_rules.read(settings, "")
+
+
+def test_absent_settings_of_gpt_are_its_preset():
     assert GPT2.config_rules.read({}, "") == gpt.PRESETS["gpt2"]()
     assert GPT.config_rules.read({}, "") == gpt.base()
 
@@ -78,51 +79,102 @@ def test_other_depths_of_a_preset_keep_their_family(depth):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("config", "changes"),
     [
-        {"patterns": (Full(), Window(64), Window(32))},
-        {"patterns": (Causal(),)},
-        {"position": Learned(8192)},
-        {"position": Rotary(8192, (160_000.0, 10_000.0, 20_000.0))},
-        {"dropout": Dropouts(0.1, 0.0, places=("embedding", "attention"))},
-        {"segments": 2},
+        (modernbert.base(), {"patterns": (Full(), Window(64), Window(32))}),
+        (modernbert.base(), {"patterns": (Causal(),)}),
+        (modernbert.base(), {"position": Learned(8192)}),
+        (modernbert.base(), {"position": Rotary(8192, (160_000.0, 10_000.0, 20_000.0))}),
+        (modernbert.base(), {"dropout": Dropouts(0.1, 0.0, places=("embedding", "attention"))}),
+        (modernbert.base(), {"segments": 2}),
+        (V3, {"position": Sinusoidal()}),
+        (V3, {"readout": replace(V3.readout, choice=Own("relu"))}),
     ],
 )
-def test_what_theirs_cannot_say_has_no_counterpart(settings):
-    assert MODERNBERT.config_rules.write(replace(modernbert.base(), **settings)) is None
+def test_what_theirs_cannot_say_has_no_counterpart(config, changes):
+    family = family_for(config)
+    assert family.config_rules.write(replace(config, **changes)) is None
+
+
+BASES: dict[str, dict[str, Any]] = {
+    "modernbert": PUBLISHED,
+    "longformer": draw_settings("longformer", 0) | {"num_hidden_layers": 2},
+    "deberta-v2": draw_settings("deberta-v2", 0) | {
+        "hidden_size": 16, "num_attention_heads": 2, "relative_attention": True, "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False, "max_position_embeddings": 24,
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("model_type", "settings", "message"),
     [
-        ({"layer_types": ["full_attention"]}, "layer_types must name full_attention"),
-        ({"layer_types": ["linear_attention"] * 22}, "layer_types must name"),
-        ({"global_attn_every_n_layers": 0}, "global_attn_every_n_layers must be at least 1, not 0"),
-        ({"layer_types": [["full_attention"]] * 22}, "layer_types must name"),
-        ({"rope_parameters": [1]}, "rope_parameters must be a table for each kind of layers"),
-        ({"rope_parameters": {"full_attention": 5}}, "rope_parameters must be a table"),
-        ({"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters must be a table for each kind"),
-        ({"rope_scaling": {"type": "yarn"}}, "rotary positions scaled by"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rotary positions scaled"),
-        (
-            {"rope_parameters": {"full_attention": {"rope_theta": "1e4"}}},
-            "rope_theta must be a number",
-        ),
-        ({"classifier_pooling": "max"}, "classifier_pooling 'max' has no counterpart here"),
-        ({"norm_bias": "no"}, "norm_bias 'no' has no counterpart here: it must be one of True"),
-        ({"num_attention_heads": 256}, "rotary positions need an even head size"),
-        ({"mlp_dropout": 1.5}, "encoder.mlp.dropout: must be in [0, 1), not 1.5"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
+        ("bert", {"is_decoder": True}, "is_decoder True has no counterpart here: it must be one of False"),
+        ("bert", {"add_cross_attention": True}, "add_cross_attention True has no counterpart here"),
+        ("bert", {"hidden_act": "mish"}, "hidden_act 'mish' has no counterpart here"),
+        ("bert", {"hidden_act": ["gelu"]}, "hidden_act ['gelu'] has no counterpart here"),
+        ("bert", {"hidden_size": "768"}, "hidden_size must be a whole number, not '768'"),
+        ("bert", {"hidden_size": 768.0}, "hidden_size must be a whole number, not 768.0"),
+        ("bert", {"num_hidden_layers": True}, "num_hidden_layers must be a whole number, not True"),
+        ("bert", {"layer_norm_eps": 10**400}, "layer_norm_eps must be a number, not 1000000000"),
+        ("bert", {"layer_norm_eps": None}, "layer_norm_eps must be a number, not None"),
+        ("bert", {"pad_token_id": "0"}, "pad_token_id must be a whole number, not '0'"),
+        ("bert", {"hidden_size": 100}, "encoder.heads: width 100 cannot be divided among 12 heads"),
+        ("bert", {"max_position_embeddings": 0}, "encoder.position.max_positions: must be at least 1"),
+        ("big_bird", {"attention_type": "sparse"}, "attention_type 'sparse'"),
+        ("big_bird", {"block_size": 0}, "must be at least 1"),
+        ("big_bird", {"num_random_blocks": 0}, "must be at least 1"),
+        *(("longformer", {"attention_window": window}, "attention_window must be an even number")
+          for window in (3, 0, [4], [4, 4, 4], "8", True, None)),
+        ("deberta-v2", {"pos_att_type": ["p2p"]}, "pos_att_type ['p2p'] has no counterpart here"),
+        ("deberta-v2", {"pos_att_type": 3}, "pos_att_type 3 has no counterpart here"),
+        ("deberta-v2", {"pos_att_type": "c2p|c2p"}, "must hold c2p, p2c or both, once each"),
+        ("deberta-v2", {"pos_att_type": None}, "must hold c2p, p2c or both, once each"),
+        ("deberta-v2", {"relative_attention": False}, "without relative_attention there must be no pos_att_type"),
+        ("deberta-v2", {"relative_attention": False, "pos_att_type": None}, "without relative_attention"),
+        ("deberta-v2", {"pooler_hidden_size": 8}, "pooler_hidden_size must be 16, as the other settings imply"),
+        ("deberta-v2", {"attention_head_size": 4}, "attention_head_size must be 8, as the other settings imply"),
+        ("deberta-v2", {"pooler_hidden_act": "mish"}, "pooler_hidden_act 'mish' has no counterpart"),
+        ("deberta-v2", {"talking_head": True}, "talking_head True has no counterpart"),
+        ("deberta-v2", {"norm_rel_ebd": "batch_norm"}, "norm_rel_ebd 'batch_norm' has no counterpart"),
+        ("deberta-v2", {"conv_kernel_size": 2}, "must be odd, not 2"),
+        ("deberta-v2", {"position_buckets": 1}, "buckets: must be at least 2, not 1"),
+        ("deberta-v2", {"position_buckets": 45, "max_relative_positions": 20}, "must be below twice"),
+        ("deberta-v2", {"position_buckets": "6"}, "position_buckets must be a whole number, not '6'"),
+        ("modernbert", {"layer_types": ["full_attention"]}, "layer_types must name full_attention"),
+        ("modernbert", {"layer_types": ["linear_attention"] * 22}, "layer_types must name"),
+        ("modernbert", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers must be at least 1, not 0"),
+        ("modernbert", {"layer_types": [["full_attention"]] * 22}, "layer_types must name"),
+        ("modernbert", {"rope_parameters": [1]}, "rope_parameters must be a table for each kind of layers"),
+        ("modernbert", {"rope_parameters": {"full_attention": 5}}, "rope_parameters must be a table"),
+        ("modernbert", {"rope_parameters": {"rope_theta": 5.0}}, "rope_parameters must be a table for each kind"),
+        ("modernbert", {"rope_scaling": {"type": "yarn"}}, "rotary positions scaled by"),
+        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rotary positions scaled"),
+        ("modernbert", {"rope_parameters": {"full_attention": {"rope_theta": "1e4"}}}, "rope_theta must be a number"),
+        ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling 'max' has no counterpart here"),
+        ("modernbert", {"norm_bias": "no"}, "norm_bias 'no' has no counterpart here: it must be one of True"),
+        ("modernbert", {"num_attention_heads": 256}, "rotary positions need an even head size"),
+        ("modernbert", {"mlp_dropout": 1.5}, "encoder.mlp.dropout: must be in [0, 1), not 1.5"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+        ("mpnet", {"pad_token_id": 0}, "pad_token_id must be 1, from which positions count, not 0"),
+        ("mpnet", {"relative_attention_num_buckets": 64}, "must be 32, not 64"),
+        ("nomic_bert", {"head_dim": 3}, "head_dim must be 64"),
+        ("nomic_bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction must be 1, not 0.5"),
+        ("nomic_bert", {"prenorm": True}, "prenorm True has no counterpart here"),
+        ("gte", {"rope_parameters": {"rope_type": "yarn"}}, "of type 'yarn' have no counterpart"),
+        ("gte", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor have"),
+        ("gte", {"rope_parameters": [1]}, "rope_parameters must be a table"),
+        ("new", {"pack_qkv": False}, "pack_qkv False has no counterpart here"),
+        ("gte", {"rope_parameters": {"rope_type": "linear", "factor": -1.0}}, "must be above 0"),
     ],
-)
-def test_settings_without_a_counterpart_are_refused(settings, message):
+)  # fmt: skip
+def test_settings_without_a_counterpart_are_refused(model_type, settings, message):
+    rules = family_named(model_type).config_rules
     with pytest.raises(FolderError) as caught:
-        MODERNBERT.config_rules.read(PUBLISHED | settings, "config.json")
+        rules.read(BASES.get(model_type, {}) | settings, "some/config.json")
+    assert caught.value.where == "some/config.json"
     assert message in str(caught.value)
-
-
-def test_a_scaled_gpt_is_refused():
-    with pytest.raises(FolderError, match="scale_attn_by_inverse_layer_idx True"):
-        GPT2.config_rules.read({"scale_attn_by_inverse_layer_idx": True}, "")
 
 
 def test_a_single_pattern_is_given_by_its_name():
@@ -154,18 +206,6 @@ def test_buckets_of_example():
     assert buckets == [7, 6, 6, 5, 0, 1, 2, 2, 3, 3]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"pad_token_id": 0}, "pad_token_id must be 1, from which positions count, not 0"),
-        ({"relative_attention_num_buckets": 64}, "must be 32, not 64"),
-    ],
-)
-def test_settings_that_transformers_does_not_obey_are_refused(settings, message):
-    with pytest.raises(FolderError, match=message):
-        MPNET.config_rules.read(settings, "config.json")
-
-
 @pytest.mark.parametrize(("buckets", "distance"), [(2, 128), (6, 128), (32, 8)])
 def test_impossible_buckets_are_refused(buckets, distance):
     with pytest.raises(ConfigError) as caught:
@@ -173,12 +213,8 @@ def test_impossible_buckets_are_refused(buckets, distance):
     assert str(caught.value.where).startswith("encoder.position.bias.")
 
 
-def classes_of(family: Family) -> dict[str, Any]:
-    return {a.name: a for a in family.architectures}
-
-
 def saved(family: Family, name: str, folder: Path) -> nn.Module:
-    reference = peer(family, classes_of(family)[name], 2).eval()
+    reference = peer(family, family.architecture_named([name]), 2).eval()
     reference.save_pretrained(folder)
     return reference
 
@@ -263,22 +299,3 @@ def test_ntk_scaling_is_larger_base_and_slower_angles():
     frequencies = (20_000.0 * 8) ** -powers / 8 ** (2 / size)
     expected = (places[:, None] * frequencies).cos()
     torch.testing.assert_close(tables.cos.flatten(1).double(), expected, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "settings", "message"),
-    [
-        ("nomic_bert", {"head_dim": 3}, "head_dim must be 64"),
-        ("nomic_bert", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction must be 1, not 0.5"),
-        ("nomic_bert", {"prenorm": True}, "prenorm True has no counterpart here"),
-        ("gte", {"rope_parameters": {"rope_type": "yarn"}}, "of type 'yarn' have no counterpart"),
-        ("gte", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor have"),
-        ("gte", {"rope_parameters": [1]}, "rope_parameters must be a table"),
-        ("new", {"pack_qkv": False}, "pack_qkv False has no counterpart here"),
-        ("gte", {"rope_parameters": {"rope_type": "linear", "factor": -1.0}}, "must be above 0"),
-    ],
-)
-def test_other_settings_are_refused(model_type, settings, message):
-    family = next(f for f in FAMILIES if model_type in (f.model_type, *f.other_types))
-    with pytest.raises(FolderError, match=message):
-        family.config_rules.read(settings, "config.json")
