@@ -4,7 +4,7 @@ A caller says what is read: `Read` gives a batch for us, and what a model of the
 """
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,62 @@ from torch import Tensor, nn
 from bothways.core.batch import Batch, Layout
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.weight_files import open_weights
+from bothways.model.families.catalogue import FAMILIES
 from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import to_file_names
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.text.trainers import Unigram, train_vocabulary
 from drawn_settings import draw_settings
+from spread import first_of
 
 SPECIALS = {"bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"}
 """In settings, and a tokenizer that is given knows better."""
+LONG = ("longformer", "big_bird")
+"""Their batches of mixed lengths are no reference: BigBird's last block and draws are those of the longest sequence."""
+DERIVED = ("megatron-bert", "xlm-roberta", "camembert", "ernie")
+"""Families with the classes and heads of another one."""
 Read = Callable[[nn.Module, int], tuple[Batch, Callable[[nn.Module, Architecture], list[Tensor]]]]
 """A model of theirs and a seed → a batch, and what a model of theirs of some class gives for it."""
+
+
+def every_class(seeds: Sequence[int]) -> list[Any]:
+    """Each class with each seed, slow but for one seed of each class and one class of a derived family."""
+    classes = [(family, a) for family in FAMILIES for a in family.architectures]
+    grid = [
+        (family, architecture, seeds[(number + turn) % len(seeds)])
+        for number, (family, architecture) in enumerate(classes)
+        for turn in range(len(seeds))
+    ]
+    kinds = [f.model_type if f.model_type in DERIVED else a.name for f, a, _ in grid]
+    return first_of(grid, kinds, [f"{a.name}-{seed}" for _, a, seed in grid])
+
+
+def long_inputs(theirs: nn.Module, seed: int) -> tuple[Batch, Callable[..., list[Tensor]]]:
+    """Sequences packed for us, with global tokens for Longformer; for them one after the other."""
+    torch.manual_seed(seed)
+    lengths, config = [41, 7, 60, 1, 41, 28], theirs.config
+    tokens = sum(lengths)
+    named = torch.rand(tokens) < 0.1 if config.model_type == "longformer" else None
+    segments = torch.randint(config.type_vocab_size, (tokens,))
+    batch = Batch(torch.randint(4, 50, (tokens,)), segments, Layout.of(lengths), {}, named)
+
+    def given(model: nn.Module, architecture: Architecture) -> list[Tensor]:
+        parts = []
+        for start, stop in itertools.pairwise(batch.layout.cu_seqlens.tolist()):
+            if getattr(config, "attention_type", "") == "block_sparse":
+                # It stays with full attention after one short input.
+                base = model if hasattr(model, "set_attention_type") else model.bert
+                base.set_attention_type("block_sparse")
+            row = {"input_ids": batch.ids, "token_type_ids": batch.segments}
+            row |= {} if named is None else {"global_attention_mask": named.long()}
+            several = "choice" in architecture.heads
+            row = {k: v[start:stop][(None,) * (1 + several)] for k, v in row.items()}
+            kept = torch.ones(1, stop - start, dtype=torch.bool)
+            parts.append(answers(model(**row), architecture, kept))
+        return [torch.cat(part) for part in zip(*parts, strict=True)]
+
+    return batch, given
 
 
 def peer(family: Family, architecture: Architecture, seed: int, dropout: float = 0.0) -> nn.Module:

@@ -12,41 +12,34 @@ from torch import Tensor, nn
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import FolderError
 from bothways.hub.model_folder import load_model, save_model
-from bothways.model.families.catalogue import FAMILIES, PRESETS, family_for, preset
+from bothways.model.families.catalogue import FAMILIES, family_for, preset
 from bothways.model.families.family import Architecture
 from bothways.model.heads import ChoiceHead, Head, LabelHead, TagHead
 from bothways.model.model import Model
-from bothways.model.parameters import parameter_table
 from drawn_settings import draw_settings
 from family_peers import (
+    LONG,
     answers,
     assert_alone_as_in_a_batch,
     assert_class_equals,
     assert_drops_alike,
     assert_folder_comes_back,
     assert_near,
+    every_class,
+    long_inputs,
     outputs,
     peer,
 )
-from small_models import DISTINCT
-from spread import first_of, in_turn
+from spread import first_of
 
-ELSEWHERE = ("bert", "megatron-bert", "longformer", "big_bird")
-"""Tested in files of their own."""
-NEW = [family for family in FAMILIES if family.model_type not in ELSEWHERE]
-CASES = [
-    (family, architecture)
-    for family in NEW
-    for architecture in family.architectures
-    if not architecture.own
+SINGLE = [
+    (family, architecture) for family in FAMILIES for architecture in family.architectures[-1:]
 ]
-NAMES = [architecture.name for _, architecture in CASES]
 DROPPING = [
     (family, architecture)
     for family in FAMILIES
-    if family.model_type not in ("longformer", "big_bird")
+    if family.model_type not in LONG
     for architecture in family.architectures
-    if not architecture.own
 ]
 LENGTHS = [7, 11, 1, 9, 3, 11]
 COPIES = 3000
@@ -58,16 +51,16 @@ CHOICES = 3
 def inputs(
     theirs: nn.Module, seed: int
 ) -> tuple[Batch, Callable[[nn.Module, Architecture], list[Tensor]]]:
-    """Sequences packed for us; for them padded, together in one rectangle."""
+    """Sequences packed for us; for them padded, together in one rectangle, or long ones one by one."""
+    if theirs.config.model_type in LONG:
+        return long_inputs(theirs, seed)
     generator = torch.Generator().manual_seed(seed)
     kept = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
     ids = torch.randint(4, 50, kept.shape, generator=generator)
-    segments = torch.randint(
-        max(1, getattr(theirs.config, "type_vocab_size", 1)), kept.shape, generator=generator
-    )
-    return Batch(ids[kept], segments[kept], Layout.of(LENGTHS)), _read_by(
-        theirs.config, ids, segments, kept
-    )
+    types = max(1, getattr(theirs.config, "type_vocab_size", 1))
+    segments = torch.randint(types, kept.shape, generator=generator)
+    batch = Batch(ids[kept], segments[kept], Layout.of(LENGTHS))
+    return batch, _read_by(theirs.config, ids, segments, kept)
 
 
 def copies(
@@ -75,14 +68,10 @@ def copies(
 ) -> tuple[Batch, Callable[[nn.Module, Architecture], list[Tensor]]]:
     """One sequence many times over."""
     kept = torch.ones(count, 5, dtype=torch.bool)
-    ids, segments = (
-        torch.randint(4, 50, (5,)).expand_as(kept),
-        torch.zeros_like(kept, dtype=torch.int64),
-    )
-    layout = Layout.of([5] * count)
-    return Batch(ids.reshape(-1), segments.reshape(-1), layout), _read_by(
-        theirs.config, ids, segments, kept
-    )
+    ids = torch.randint(4, 50, (5,)).expand_as(kept)
+    segments = torch.zeros_like(ids)
+    batch = Batch(ids.reshape(-1), segments.reshape(-1), Layout.of([5] * count))
+    return batch, _read_by(theirs.config, ids, segments, kept)
 
 
 def _read_by(
@@ -104,27 +93,25 @@ def _read_by(
     return given
 
 
-@pytest.mark.parametrize(("family", "architecture", "seed"), in_turn(CASES, range(3), NAMES))
+@pytest.mark.parametrize(("family", "architecture", "seed"), every_class(range(3)))
 def test_every_class_equals_transformers(family, architecture, seed, tmp_path):
     assert_class_equals(family, architecture, seed, inputs, tmp_path)
 
 
-@pytest.mark.parametrize(("family", "architecture", "seed"), in_turn(CASES, [5, 6], NAMES))
+@pytest.mark.parametrize(("family", "architecture", "seed"), every_class([5, 6]))
 def test_a_folder_comes_back_as_it_was(family, architecture, seed, tmp_path):
     read = {key for kind, (key, _) in family.dropouts.items() if kind in architecture.heads}
-    other = (
-        {key for key, _ in family.dropouts.values()} - read - {"classifier_dropout_prob"}
-    )  # of heads that are not here
+    # Settings of heads that are not here.
+    other = {key for key, _ in family.dropouts.values()} - read - {"classifier_dropout_prob"}
     assert_folder_comes_back(family, architecture, seed, tmp_path, other)
 
 
-@pytest.mark.parametrize(
-    ("family", "architecture"), first_of(CASES, [family.model_type for family, _ in CASES], NAMES)
-)
+@pytest.mark.parametrize(("family", "architecture"), SINGLE)
 def test_a_sequence_alone_is_a_sequence_in_a_batch(family, architecture, tmp_path):
     theirs = peer(family, architecture, 9)
     theirs.save_pretrained(tmp_path)
-    assert_alone_as_in_a_batch(load_model(tmp_path).model, inputs(theirs, 9)[0])
+    mine = load_model(tmp_path).model.train(family.model_type in LONG)
+    assert_alone_as_in_a_batch(mine, inputs(theirs, 9)[0])
 
 
 @pytest.mark.parametrize(
@@ -171,8 +158,6 @@ def test_a_heads_own_dropout_is_kept(family, architecture, head, tmp_path):
     loaded = load_model(tmp_path)
     assert head in loaded.model.specification
     assert loaded.extra == {"threshold": 0.5}
-    if architecture.own:
-        return
     theirs = getattr(transformers, architecture.name).from_pretrained(tmp_path)
     inside = {id(module) for module in theirs.base_model.modules()}
     rates = {
@@ -238,42 +223,3 @@ def test_settings_are_read_under_their_other_names(model_type, tmp_path):
         match=f"{name} is {settings[name]}, and its other name {alias} is {settings[name] + 1}",
     ):
         load_model(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("roberta-base", 124_055_040),
-        ("albert-base-v2", 11_092_992),
-        ("distilbert-base-uncased", 66_362_880),
-        ("modernbert-base", 149_014_272),
-        ("modernbert-large", 394_781_696),
-        ("openai-gpt", 116_534_784),
-        ("gpt2", 124_439_808),
-        ("gpt2-xl", 1_557_611_200),
-    ],
-)
-def test_published_sizes(name, count):
-    assert parameter_table(preset(name)).total == count
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in DISTINCT.values() else pytest.mark.slow)
-        for name in PRESETS
-    ],
-)
-def test_the_ledger_counts_every_preset(name):
-    config = preset(name)
-    with torch.device("meta"):
-        model = Model(config, ())
-    assert parameter_table(config).total == sum(
-        parameter.numel() for parameter in model.parameters()
-    )
-
-
-def test_every_preset_is_of_a_family():
-    """But for the first Transformers, which are saved as folders of our own type."""
-    without = [name for name in PRESETS if family_for(preset(name)) is None]
-    assert without == [name for name in PRESETS if name.startswith("transformer-")]
