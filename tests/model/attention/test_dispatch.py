@@ -42,39 +42,12 @@ def test_output_and_gradient_equal_the_formula(kernel, lengths, seed, cut, patte
     mine, reference = qkv.float().requires_grad_(), qkv.clone().requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "padded_kernel", lambda _: kernel)
-        found, wanted = (
-            attend(mine, AttentionView(Layout.of(lengths, cut), pattern)),
-            formula(reference, lengths, pattern),
-        )
+        found = attend(mine, AttentionView(Layout.of(lengths, cut), pattern))
+    wanted = formula(reference, lengths, pattern)
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=3e-6)
     (found * weights).sum().backward()
     (wanted * weights).sum().backward()
     torch.testing.assert_close(mine.grad.double(), reference.grad, rtol=1e-5, atol=1e-5)
-
-
-def test_dropout_acts_on_probabilities():
-    """With p the probabilities and r the rate, the mean is p·v and the variance Σ p²v² · r / (1 − r)."""
-    torch.manual_seed(0)
-    copies, lengths, rate = 20_000, [5, 4], 0.3
-    one = torch.randn(sum(lengths), 3, HEADS, SIZE)
-    draws = (
-        attend(one.repeat(copies, 1, 1, 1), AttentionView(Layout.of(lengths * copies)), rate)
-        .double()
-        .view(copies, *one[:, 0].shape)
-    )
-
-    expected = formula(one, lengths)
-    wanted = []
-    for part in one.double().split(lengths):
-        q, k, v = (part[:, at].transpose(0, 1) for at in range(3))
-        p = (q @ k.transpose(1, 2) / SIZE**0.5).softmax(-1)
-        wanted.append((p**2 @ v**2).transpose(0, 1) * rate / (1 - rate))
-    variance = torch.cat(wanted)
-    z = (draws.mean(0) - expected) / (variance / copies).sqrt()
-    assert float(z.abs().max()) < 5
-    deviation = (draws - expected) ** 2
-    z = (deviation.mean(0) - variance) / (deviation.var(0) / copies).sqrt()
-    assert float(z.abs().max()) < 5
 
 
 def test_half_precision_attends_within_its_rounding():
@@ -166,9 +139,6 @@ def test_the_table_without_amx(query, kernel, features):
     """Row 7."""
     features(AVX512)
     assert choose(query) == kernel
-
-
-def test_the_table_without_kernels(features):
     features(Feature(0))
     assert choose(call(CPU, FP32, 40)) == Padded("in_place")
     assert choose(call(CPU, FP32, 40, learning=True)) == Gathered()

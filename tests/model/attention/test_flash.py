@@ -26,16 +26,9 @@ CUDA, CPU, META = (torch.device(name) for name in ("cuda", "cpu", "meta"))
 
 
 def documented(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts: Tensor,
-    keys: Tensor,
-    most: int,
-    most_keys: int,
-    *,
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, keys: Tensor, most: int, most_keys: int, *,
     window_size: tuple[int, int],
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """What `varlen_attn` computes by its documentation, one sequence after the other."""
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert starts.dtype == keys.dtype == torch.int32
@@ -69,10 +62,8 @@ def test_packed_sequences_attend_as_the_formula(stand_in, lengths, pattern, seed
     torch.manual_seed(seed)
     qkv = torch.randn(sum(lengths), 3, 2, 4, dtype=torch.float64)
     mine, reference = qkv.clone().requires_grad_(), qkv.clone().requires_grad_()
-    found, wanted = (
-        kernels.attend(mine, AttentionView(Layout.of(lengths), pattern)),
-        formula(reference, lengths, pattern),
-    )
+    found = kernels.attend(mine, AttentionView(Layout.of(lengths), pattern))
+    wanted = formula(reference, lengths, pattern)
     torch.testing.assert_close(found, wanted)
     found.square().sum().backward()
     wanted.square().sum().backward()

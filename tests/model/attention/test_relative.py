@@ -18,12 +18,12 @@ from bothways.model.attention import relative as disentangled
 from bothways.model.attention.dispatch import Padded
 from bothways.model.attention.mask import AttentionView
 from bothways.model.attention.patterns import Causal, Full, Pattern, Window
+from bothways.model.attention.probabilities import attention_probabilities
 from bothways.model.attention.relative import PositionTerms, along_diagonals, attend_relative
 from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, PreNorm
 from bothways.model.embedding import distances_of, row_of
 from bothways.model.heads import Head, LabelHead, MaskedHead, ReplacedHead
 from bothways.model.model import Encoder, Model
-from bothways.model.parameters import parameter_table
 from bothways.model.positions import Convolution, Disentangled
 from bothways.training.step_cost import forward_flops
 
@@ -73,19 +73,13 @@ def test_the_published_buckets_in_all_lengths():
 )
 def test_half_the_buckets_may_be_enough_for_every_distance(most, reach, buckets):
     """Then each has a row of its own, and inputs that are too long have no other order."""
-    position, distances = (
-        Disentangled(most, max_distance=reach, buckets=buckets),
-        torch.arange(1 - most, most),
-    )
+    position = Disentangled(most, max_distance=reach, buckets=buckets)
+    distances = torch.arange(1 - most, most)
     rows = row_of(position, distances)
     assert rows.tolist() == [row(position, int(distance)) for distance in distances]
     assert len(rows.unique()) == len(distances)
-    assert row_of(position, torch.tensor([-99, -buckets, buckets, 99])).tolist() == [
-        0,
-        0,
-        2 * buckets - 1,
-        2 * buckets - 1,
-    ]
+    ends = row_of(position, torch.tensor([-99, -buckets, buckets, 99])).tolist()
+    assert ends == [0, 0, 2 * buckets - 1, 2 * buckets - 1]
 
 
 @given(n=st.integers(1, 9), lead=st.integers(1, 3))
@@ -170,33 +164,20 @@ def test_dropout_acts_on_probabilities():
     """With p the probabilities and r the rate, the mean is p·v and the variance Σ p²v² · r / (1 − r)."""
     torch.manual_seed(0)
     n, copies, rate = 6, 20_000, 0.25
-    position = Disentangled(8)
-    qkv, keys, queries = (
-        torch.randn(n, 3, HEADS, SIZE),
-        torch.randn(16, HEADS, SIZE),
-        torch.randn(16, HEADS, SIZE),
+    qkv, table = torch.randn(n, 3, HEADS, SIZE), torch.randn(2, 16, HEADS, SIZE)
+    one, many = (
+        AttentionView(layout, distances=distances_of(Disentangled(8), layout))
+        for layout in (Layout.of([n]), Layout.of([n] * copies))
     )
-    many = Layout.of([n] * copies)
-    distances = distances_of(position, many)
-    terms = PositionTerms(*(tensor[distances.start : distances.stop] for tensor in (keys, queries)))
-    view = AttentionView(many, distances=distances)
-    found = (
-        attend_relative(qkv.repeat(copies, 1, 1, 1), terms, view, rate).double().view(copies, -1)
+    terms = PositionTerms(*table[:, one.distances.start : one.distances.stop])
+    found = attend_relative(qkv.repeat(copies, 1, 1, 1), terms, many, rate).double()
+    found, v = found.view(copies, -1), qkv[:, 2].double()
+    (p,) = attention_probabilities(qkv, one, terms)
+    mean, variance = (
+        torch.einsum("hij,jhd->ihd", p.double() ** power, v**power).flatten() for power in (1, 2)
     )
-    unit = qkv.double()
-    wanted = formula(unit, keys.double(), queries.double(), [n], position, Full())
-    assert (
-        float(((found.mean(0) - wanted.flatten()) / (found.std(0) / copies**0.5)).abs().max()) < 5
-    )
-    picked = []
-    for key in range(n):  # the probability of each key, from values that are 1 there alone
-        only = unit.clone()
-        only[:, 2] = 0
-        only[key, 2] = 1
-        picked.append(formula(only, keys.double(), queries.double(), [n], position, Full())[..., 0])
-    p = torch.stack(picked, -1)
-    spread = torch.einsum("ihj,jhd->ihd", p**2, unit[:, 2] ** 2).flatten() * rate / (1 - rate)
-    torch.testing.assert_close(found.var(0), spread, rtol=0.1, atol=0)
+    assert float(((found.mean(0) - mean) / (found.std(0) / copies**0.5)).abs().max()) < 5
+    torch.testing.assert_close(found.var(0), variance * rate / (1 - rate), rtol=0.1, atol=0)
 
 
 def shape(seed: int) -> EncoderConfig:
@@ -213,11 +194,7 @@ def shape(seed: int) -> EncoderConfig:
         convolution=(None, Convolution(3, heads, "gelu"))[int(rng.integers(2))],
     )
     return EncoderConfig(
-        31,
-        heads * 4,
-        int(rng.integers(1, 4)),
-        heads,
-        11,
+        31, heads * 4, int(rng.integers(1, 4)), heads, 11,
         segments=int(rng.integers(3)),
         position=position,
         order=PostNorm(projected=bool(rng.integers(2))),
@@ -228,35 +205,30 @@ def shape(seed: int) -> EncoderConfig:
             labels=Own("gelu"),
             replaced=("token", "with_first")[int(rng.integers(2))],
         ),
-    )
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_every_parameter_is_counted(seed):
-    config, heads = shape(seed), (MaskedHead(), LabelHead(3), ReplacedHead())
-    model = Model(config, heads)
-    counted = sum(parameter.numel() for parameter in model.parameters())
-    assert parameter_table(config, heads).total == counted
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_operations_with_a_decoder_are_those_that_torch_counts(seed):
     config = shape(seed)
     assert isinstance(config.position, Disentangled)
     config = replace(config, position=replace(config.position, absolute="decoder"))
     model, length, copies = Model(config, (MaskedHead(),)).eval(), 9, 3
     ids = torch.randint(config.vocab, (length * copies,))
-    batch = Batch(ids, torch.zeros_like(ids), Layout.of([length] * copies))
-    with FlopCounterMode(display=False) as counter:
-        x = model.before_masked(batch, model.encoder(batch))
-        model.heads["masked"](x, model.encoder.embedding.token.weight)
-    expected = forward_flops(config, (MaskedHead(),), length, 1.0) * len(ids) + batch_flops(
-        config, (MaskedHead(),), length
+    batch, asked = (
+        Batch(ids, torch.zeros_like(ids), Layout.of([length] * copies)),
+        torch.arange(1, 25, 3),
     )
+    with FlopCounterMode(display=False) as counter:
+        x = model.before_masked(batch, model.encoder(batch, only=asked), asked)
+        model.heads["masked"](x[asked], model.encoder.embedding.token.weight)
+    share = len(asked) / len(ids)
+    expected = forward_flops(config, (MaskedHead(),), length, predicted=share) * len(ids)
+    expected += batch_flops(config, (MaskedHead(),), length)
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_what_one_sequence_gives_does_not_depend_on_the_others(seed):
     """With a decoder and a convolution too, and every parameter moved, in rectangles that are padded."""
     torch.manual_seed(seed)
@@ -270,9 +242,8 @@ def test_what_one_sequence_gives_does_not_depend_on_the_others(seed):
     def run(ids: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
         batch = Batch(ids, torch.zeros_like(ids), Layout.of(lengths))
         hidden = model.encoder(batch)
-        return model.before_masked(batch, hidden), model.heads["replaced"](
-            hidden.last, batch.layout
-        )
+        replaced = model.heads["replaced"](hidden.last, batch.layout)
+        return model.before_masked(batch, hidden), replaced
 
     with torch.no_grad():
         masked, replaced = run(ids, lengths)
@@ -287,10 +258,8 @@ def test_keys_without_a_bias_are_keys_with_a_bias_of_zero():
     config = EncoderConfig(
         30, 8, 2, 2, 9, position=Disentangled(12, absolute="decoder"), bias=Bias(key=False)
     )
-    without, plain = (
-        Model(config, (MaskedHead(),)).eval(),
-        Model(replace(config, bias=Bias()), (MaskedHead(),)).eval(),
-    )
+    without = Model(config, (MaskedHead(),)).eval()
+    plain = Model(replace(config, bias=Bias()), (MaskedHead(),)).eval()
     with torch.no_grad():
         for parameter in without.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)

@@ -12,6 +12,7 @@ from bothways.core.batch import Batch, Layout, TokenTargets
 from bothways.model.attention.patterns import Causal, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig, Sharing
 from bothways.model.families.catalogue import FAMILIES
+from bothways.model.families.deberta import DEBERTA_V2
 from bothways.model.heads import (
     ChoiceHead,
     Head,
@@ -41,14 +42,10 @@ CONFIGS = {
     for seed in range(3)
 }
 
-DECODED = next(family for family in FAMILIES if family.model_type == "deberta-v2").config_rules.read(
-    draw_settings("deberta-v2", 0)
-    | {
-        "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"],
-        "enhanced_mask_decoder": True,
-    },
-    "settings",
-)  # fmt: skip
+RELATIVE = draw_settings("deberta-v2", 0) | {
+    "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"],
+}  # fmt: skip
+DECODED = DEBERTA_V2.config_rules.read(RELATIVE | {"enhanced_mask_decoder": True}, "settings")
 """With an enhanced mask decoder."""
 
 
@@ -72,13 +69,9 @@ def batch_for(config: EncoderConfig) -> Batch:
 
 
 def gradients(model: Model, loss: Tensor) -> dict[str, Tensor]:
-    named = {
-        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
-    }
+    named = dict(model.named_parameters())
     found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    return {
-        name: gradient for name, gradient in zip(named, found, strict=True) if gradient is not None
-    }
+    return {name: g for name, g in zip(named, found, strict=True) if g is not None}
 
 
 def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -98,16 +91,12 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     ),
 )
 def test_those_asked_for_are_as_all_would_be_and_the_others_0(config, only):
-    model, batch, asked = (
-        moved(Model(config, ())),
-        batch_for(config),
-        torch.tensor(only, dtype=torch.int64),
-    )
+    model, batch = moved(Model(config, ())), batch_for(config)
+    asked = torch.tensor(only, dtype=torch.int64)
     some, every = model.encoder(batch, only=asked).last, model.encoder(batch).last
     torch.testing.assert_close(some[asked], every[asked], rtol=1e-10, atol=1e-12)
-    if config.depth > 1 or not isinstance(
-        config.position, Disentangled
-    ):  # a convolution in the last block needs all
+    # A convolution in the last block needs all.
+    if config.depth > 1 or not isinstance(config.position, Disentangled):
         assert not some[~torch.isin(torch.arange(len(some)), asked)].any()
     weights = torch.randn(len(only), config.width, dtype=torch.float64)
     if only:
@@ -138,23 +127,17 @@ def test_layers_are_kept_whole():
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
-def test_shared_blocks_are_cut_short_at_the_end_alone():
-    config = replace(CONFIGS["bert-1"], depth=4, sharing=Sharing(groups=2, layers_per_group=2))
-    model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor([2, 9])
-    some, every = model.encoder(batch, only=asked).last[asked], model.encoder(batch).last[asked]
-    torch.testing.assert_close(some, every, rtol=1e-10, atol=1e-12)
-
-
-def test_a_convolution_in_the_only_block_reads_all():
-    settings = draw_settings("deberta-v2", 0) | {
-        "conv_kernel_size": 3,
-        "num_hidden_layers": 1,
-        "relative_attention": True,
-    }
-    config = next(
-        family for family in FAMILIES if family.model_type == "deberta-v2"
-    ).config_rules.read(settings, "settings")
-    assert config.position.convolution is not None
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(CONFIGS["bert-1"], depth=4, sharing=Sharing(groups=2, layers_per_group=2)),
+        DEBERTA_V2.config_rules.read(
+            RELATIVE | {"conv_kernel_size": 3, "num_hidden_layers": 1}, "settings"
+        ),
+    ],
+    ids=["shared blocks", "a convolution in the only block"],
+)
+def test_the_last_block_alone_is_cut_short(config):
     model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor([2, 9])
     some, every = model.encoder(batch, only=asked).last[asked], model.encoder(batch).last[asked]
     torch.testing.assert_close(some, every, rtol=1e-10, atol=1e-12)
@@ -192,43 +175,19 @@ def test_masks_are_learned_through_the_mask_decoder():
     model, asked = moved(Model(DECODED, (MaskedHead(),))), torch.tensor([1, 8, 19])
     batch = batch_for(DECODED)
     truth = batch.ids[asked]
-    training_module = MaskedLMModule(model)
     with torch.no_grad():
-        loss = training_module(replace(batch, targets={"masked": TokenTargets(asked, truth)}))[
-            "masked"
-        ]
+        masked = replace(batch, targets={"masked": TokenTargets(asked, truth)})
+        loss = MaskedLMModule(model)(masked)["masked"].total / 3
         x = model.before_masked(batch, model.encoder(batch))[asked]
-        expected = torch.nn.functional.cross_entropy(
-            model.heads["masked"](x, model.encoder.embedding.token.weight), truth
-        )
-    assert float(loss.total) / 3 == pytest.approx(float(expected), rel=1e-9)
-
-
-def test_the_ledger_counts_a_mask_decoder_where_it_predicts():
-    layout = Layout.of([12] * 3)
-    ids, asked = (
-        torch.randint(4, DECODED.vocab, (layout.tokens,)),
-        torch.tensor([3, 5, 12, 20, 21, 22, 30, 31, 35]),
-    )
-    model, batch = Model(DECODED, (MaskedHead(),)).eval(), Batch(ids, torch.zeros_like(ids), layout)
-    with FlopCounterMode(display=False) as counter:
-        x = model.before_masked(batch, model.encoder(batch, only=asked), asked)
-        model.heads["masked"](x[asked], model.encoder.embedding.token.weight)
-    expected = forward_flops(DECODED, (MaskedHead(),), 12, predicted=len(asked) / len(ids)) * len(
-        ids
-    )
-    expected += batch_flops(DECODED, (MaskedHead(),), 12)
-    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
+        logits = model.heads["masked"](x, model.encoder.embedding.token.weight)
+        expected = torch.nn.functional.cross_entropy(logits, truth)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_dropout_is_drawn_for_each_that_is_asked_for():
     """Both halves of the tail drop: with all but one residual path dropped, few vectors are equal twice."""
     config = replace(CONFIGS["bert-1"], dropout=Dropouts(hidden=0.5, attention=0.5))
-    model, batch, asked = (
-        moved(Model(config, (LabelHead(2), TagHead(2)))),
-        batch_for(config),
-        torch.tensor([0, 7]),
-    )
+    model, batch, asked = moved(Model(config, ())), batch_for(config), torch.tensor([0, 7])
     first, second = (model.encoder(batch, only=asked).last for _ in range(2))
     assert not torch.equal(first, second)
 
