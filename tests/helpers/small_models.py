@@ -4,11 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bothways.core.batch import Batch, Layout
 from bothways.model.attention.patterns import Blocks, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig, Gated, Sharing
 from bothways.model.families.catalogue import PRESETS, preset
+from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Rotary
 
 LENGTHS = [70, 9, 70, 21, 1]
@@ -67,3 +69,17 @@ def batch_for(config: EncoderConfig, lengths: list[int] = LENGTHS) -> Batch:
         else None
     )
     return Batch(ids, torch.zeros_like(ids), layout, {}, everywhere)
+
+
+def kept_bytes(model: Model, batch: Batch) -> int:
+    """Bytes that a forward pass of the encoder keeps for the backward pass, without weights."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, Tensor] = {}  # each storage once, alive so that no other takes its place
+
+    def pack(x: Tensor) -> Tensor:
+        kept[x.untyped_storage().data_ptr()] = x
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        model.encoder(batch)
+    return sum(x.untyped_storage().nbytes() for at, x in kept.items() if at not in weights)

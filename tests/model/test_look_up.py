@@ -28,25 +28,17 @@ def gradients(
     st.integers(0, 40),
     st.booleans(),
     st.sampled_from([torch.float64, torch.float32]),
+    st.booleans(),
     st.integers(0, 2**31),
 )
-def test_the_gradient_is_torchs(tokens, whole, dtype, seed):
+def test_the_gradient_is_torchs(tokens, whole, dtype, autocast, seed):
     torch.manual_seed(seed)
     table, ids = nn.Embedding(9, 5, dtype=dtype), torch.randint(0, 9, (tokens,))
     factors = [torch.randn(tokens, 5, dtype=dtype)]
     if whole:
         factors += [torch.randn(3, 5, dtype=dtype), torch.randn(3, 9, dtype=dtype)]
-    wanted = gradients(table, ids, factors, by_hand=True)
-    torch.testing.assert_close(gradients(table, ids, factors, by_hand=False), wanted.clone())
-
-
-def test_it_is_torchs_under_autocast():
-    torch.manual_seed(0)
-    table, ids = nn.Embedding(9, 5), torch.randint(0, 9, (20,))
-    factors = [torch.randn(20, 5), torch.randn(3, 5), torch.randn(3, 9)]
-    with torch.autocast("cpu", torch.bfloat16):
-        wanted = gradients(table, ids, factors, by_hand=True)
-        wanted = wanted.clone()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast and dtype is torch.float32):
+        wanted = gradients(table, ids, factors, by_hand=True).clone()
         found = gradients(table, ids, factors, by_hand=False)
     torch.testing.assert_close(found, wanted)
 
@@ -63,12 +55,22 @@ def test_either_may_be_left(reads):
     torch.testing.assert_close(table.weight.grad, wanted)
 
 
-def test_frozen_and_sparse_tables_are_torchs():
-    table, ids = nn.Embedding(9, 5, sparse=True), torch.tensor([3, 3, 1])
-    look_up(table, ids)[0].sum().backward()
-    assert table.weight.grad.is_sparse
-    table.weight.requires_grad_(False)
-    rows, whole = look_up(table, ids)
+@pytest.mark.parametrize(
+    "changes", [{"padding_idx": 3}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}, {"sparse": True}], ids=str
+)  # fmt: skip
+def test_a_table_with_rules_of_its_own_keeps_them(changes):
+    tables = [nn.Embedding(9, 5, **changes) for _ in range(2)]
+    tables[1].load_state_dict(tables[0].state_dict())
+    ids = torch.tensor([3, 3, 1])
+    for table, rows in zip(tables, (look_up(tables[0], ids)[0], tables[1](ids)), strict=True):
+        rows.square().sum().backward()
+        assert table.weight.grad.is_sparse == table.sparse
+    torch.testing.assert_close(*(table.weight.grad.to_dense() for table in tables))
+
+
+def test_a_frozen_table_has_no_gradient():
+    table = nn.Embedding(9, 5).requires_grad_(False)
+    rows, whole = look_up(table, torch.tensor([3, 3, 1]))
     assert not rows.requires_grad
     assert whole is table.weight
 
@@ -87,3 +89,23 @@ def test_a_gradient_without_memory_of_its_own_is_added_to_as_well():
     rows, whole = look_up(table, ids)
     (rows.sum() + whole.sum()).backward()
     assert table.weight.grad[:, 0].tolist() == [1, 2, 1, 3, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "more", [lambda whole: whole * 2, lambda whole: whole.tanh(), lambda whole: whole]
+)
+def test_the_gradient_of_a_lookup_is_its_own(more):
+    """What adds something of its own to the table gets the same gradient, and keeps it."""
+    torch.manual_seed(0)
+    table, ids, factor = nn.Embedding(9, 5), torch.tensor([3, 3, 1]), torch.randn(9, 5)
+    other = torch.randn(9, 5, requires_grad=True)
+    found, wanted = (
+        torch.autograd.grad(
+            rows.sum() + ((whole + more(other)) * factor).sum(), [table.weight, other]
+        )
+        for rows, whole in (look_up(table, ids), (table(ids), table.weight))
+    )
+    torch.testing.assert_close(found, wanted)
+    above = torch.ones(9, 5)
+    torch.autograd.backward([*look_up(table, ids)], [torch.ones(3, 5), above])
+    assert torch.equal(above, torch.ones(9, 5))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from bothways.model.model import Encoder, Model
 from bothways.objectives.masked_lm import MaskedLMModule
 from bothways.training import step_cost as operations
 from bothways.training.step_cost import kept_floats
-from small_models import LENGTHS, SHAPES, SMALL, batch_for
+from small_models import LENGTHS, SHAPES, SMALL, batch_for, kept_bytes
 from spread import first_of
 
 
@@ -50,32 +51,41 @@ def assert_equal(model: Model, run: Callable[[Model], Tensor]) -> None:
 def test_activations_computed_again_change_nothing(config, monkeypatch):
     """Those of the feed-forward layer alone, as in large batches, and within blocks that are computed again."""
     model, batch = Model(config, ()).train(), batch_for(config)
-    usual, size = trained(model, False, square), kept(model, batch)
+    usual, size = trained(model, False, square), kept_bytes(model, batch)
     monkeypatch.setattr(block, "TUNING", replace(TUNING, activation_elements=0))
-    again, smaller = trained(model, False, square), kept(model, batch)
-    assert size - smaller >= config.depth * config.intermediate_size * batch.layout.tokens
+    again, smaller = trained(model, False, square), kept_bytes(model, batch)
+    assert size - smaller >= 4 * config.depth * config.intermediate_size * batch.layout.tokens
     for name, gradient in usual[1].items():
         assert torch.equal(gradient, again[1][name]), name
     assert torch.equal(usual[0], again[0])
     assert_equal(model, square)
 
 
-@pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
+def structure(config: EncoderConfig) -> str:
+    """The kinds of an encoder's parts, whatever their sizes."""
+    parts = (config.position, config.order, config.mlp, *config.patterns)
+    return repr(([type(part) for part in parts], config.sharing, config.task_types > 0))
+
+
+KINDS = first_of(
+    [(config,) for config in SHAPES.values()], [structure(c) for c in SHAPES.values()], [*SHAPES]
+)
+
+
+@pytest.mark.parametrize("config", KINDS)
 def test_losses_gradients_and_draws_are_bit_equal(config):
     model, batch = Model(config, (token_head(config),)).train(), batch_for(config)
     only = torch.tensor([0, 80, 99])
     weights = torch.randn(3, model.encoder.width)
-    for asked in (None, only):
-        assert_equal(
-            model,
-            lambda model, asked=asked: (
-                model.encoder(batch, only=asked).last[only] * weights
-            ).sum(),
-        )
-    assert_equal(
-        model,
-        lambda model: sum((x * x).sum() for x in model.encoder(batch, keep_layers=True).layers),
-    )
+
+    def weighted(model: Model, asked: Tensor | None) -> Tensor:
+        return (model.encoder(batch, only=asked).last[only] * weights).sum()
+
+    def of_layers(model: Model) -> Tensor:
+        return sum((x * x).sum() for x in model.encoder(batch, keep_layers=True).layers)
+
+    for run in (partial(weighted, asked=None), partial(weighted, asked=only), of_layers):
+        assert_equal(model, run)
 
 
 def test_frozen_parts_and_autocast_too():
@@ -94,24 +104,6 @@ def square(model: Model) -> Tensor:
     return model.encoder(batch_for(model.config)).last.square().sum()
 
 
-def kept(model: Model, batch: Batch) -> int:
-    """Numbers held for the backward pass, of which each is counted once, weights left out."""
-    weights, sizes = (
-        {p.untyped_storage().data_ptr() for p in model.parameters()},
-        dict[int, tuple[int, Tensor]](),
-    )
-
-    def pack(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        if storage.data_ptr() not in weights:
-            sizes[storage.data_ptr()] = (storage.nbytes() // 4, x)
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        model.encoder(batch)
-    return sum(size for size, _ in sizes.values())
-
-
 @pytest.mark.usefixtures("operators")
 @pytest.mark.parametrize("length", [32, 64])
 def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(length, monkeypatch):
@@ -128,7 +120,7 @@ def test_only_inputs_and_one_block_are_kept_as_the_forecast_has_it(length, monke
     room = 4 if choose(call) == Compiled() else 6
     for recompute, blocks in ((False, 12), (True, 1)):
         model.encoder.recompute = recompute
-        held[recompute] = kept(model, batch) / layout.tokens
+        held[recompute] = kept_bytes(model, batch) / 4 / layout.tokens
         forecast = kept_floats(config, length, ids.device, recompute)
         assert forecast - held[recompute] == pytest.approx(
             (room * blocks - 2) * 64, abs=10 + 10 * blocks
@@ -171,14 +163,7 @@ def batch_of() -> Batch:
     return Batch(ids, torch.zeros_like(ids), layout, targets)
 
 
-@pytest.mark.parametrize(
-    "config",
-    first_of(
-        [(config,) for config in SHAPES.values()],
-        [repr((config.position, config.patterns, config.order)) for config in SHAPES.values()],
-        [*SHAPES],
-    ),
-)
+@pytest.mark.parametrize("config", KINDS)
 def test_an_encoder_of_any_family(config):
     model = Model(config, (token_head(config),)).to(META).train()
     x = model.encoder(batch_of().to(META)).last
@@ -199,10 +184,7 @@ def test_an_encoder_that_reads_packed_sequences(name, monkeypatch):
 
 def test_berts_pretraining():
     model = Model(SHAPES["bert-base-chinese"], (MaskedHead(), PoolerHead(), PairHead())).to(META)
-    training_module, batch = (
-        MaskedLMModule(model).train(),
-        batch_of(),
-    )
+    training_module, batch = MaskedLMModule(model).train(), batch_of()
     assert training_module.weights(batch) == {"masked": 3.0, "pair": 5.0}
     losses = training_module(batch.to(META))
     torch.stack([loss.total for loss in losses.values()]).sum().backward()

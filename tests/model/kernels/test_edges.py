@@ -19,7 +19,6 @@ from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.config import Dropouts, EncoderConfig, PostNorm, PreNorm
-from bothways.model.embedding import look_up
 from bothways.model.heads import (
     Head,
     LabelHead,
@@ -38,6 +37,9 @@ from bothways.model.kernels.linear import CompiledLinear, on_round_rows, round_r
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled, Learned
 from bothways.prediction.prepared_model import prepare_model
+from family_peers import outputs
+from kernel_cases import formula
+from small_models import kept_bytes
 from spread import in_turn
 
 CPU = torch.device("cpu")
@@ -72,38 +74,41 @@ def batch(lengths: list[int]) -> Batch:
 def test_numbers_of_every_size_are_multiplied(which):
     """Down to the smallest: what is left of a small number once its first eight bits are gone has no eight bits of its own."""
     torch.manual_seed(0)
-    small, plain = (
-        torch.randn(64, 96).sign() * 10.0 ** torch.empty(64, 96).uniform_(-45, 0),
-        torch.randn(64, 96),
-    )
-    weight, x = (small, plain) if which == "weights" else (plain, small)
+    small = torch.randn(64, 96).sign() * 10.0 ** torch.empty(64, 96).uniform_(-45, 0)
+    both = (small, torch.randn(64, 96))
+    weight, x = both if which == "weights" else both[::-1]
     found = CompiledLinear(weight, None, None)(x)
-    bound = x.double().abs() @ weight.double().abs().T
-    assert bool(
-        ((found.double() - x.double() @ weight.double().T).abs() <= 2**-20 * bound + 1e-36).all()
-    )
-    alone = torch.zeros(64, 96)
-    alone[:, 5] = 3.76e-37  # of which a part once became 3e38
-    other = torch.ones(64, 96)
-    found = CompiledLinear(*((alone, None, None) if which == "weights" else (other, None, None)))(
-        other if which == "weights" else alone
-    )
+    weight, x = weight.double(), x.double()
+    bound = 2**-20 * (x.abs() @ weight.abs().T) + 1e-36
+    assert bool(((found.double() - x @ weight.T).abs() <= bound).all())
+    both = (torch.zeros(64, 96), torch.ones(64, 96))
+    both[0][:, 5] = 3.76e-37  # of which a part once became 3e38
+    weight, x = both if which == "weights" else both[::-1]
+    found = CompiledLinear(weight, None, None)(x)
     torch.testing.assert_close(found, torch.full((64, 64), 3.76e-37), rtol=0.01, atol=0)
 
 
 SCRIPT = """
 import torch
+from bothways.core.batch import Layout
+from bothways.model.kernels.attention import packed_attention
+from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
 from bothways.model.kernels.linear import CompiledLinear
-from test_edges import batch, model
-from bothways.prediction.prepared_model import prepare_model
-torch.set_num_threads(3)
-x, weight = torch.randn(200, 64), torch.randn(96, 64)
-for rows in (7, 200):
-    torch.testing.assert_close(CompiledLinear(weight, None, None)(x[:rows]), x[:rows] @ weight.T, rtol=1e-4, atol=1e-4)
-plain = model()
-with torch.no_grad():
-    for lengths in ([5, 9], [40] * 12):
-        torch.testing.assert_close(prepare_model(plain).encoder(batch(lengths)).last, plain.encoder(batch(lengths)).last)
+torch.manual_seed(0)
+weights = [torch.randn(*shape) / 8 for shape in ((192, 64), (64, 64), (96, 64), (64, 96))]
+qkv, *linears = (CompiledLinear(weight, None, None) for weight in weights)
+tail = CompiledBlockTail(linears, (torch.nn.LayerNorm(64), torch.nn.LayerNorm(64)))
+layers = CompiledLayers([qkv], [tail], 4, torch.float32)
+for lengths in ([5, 9], [40] * 12):
+    layout, results = Layout.of(lengths), []
+    x = torch.randn(layout.tokens, 64)
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            projected = qkv(x)
+            heads = packed_attention(projected.view(-1, 3, 4, 16), layout)
+            results.append((projected, heads, tail(x, heads.flatten(1)), layers(x, layout, 1)))
+    assert all(torch.equal(*pair) for pair in zip(*results))
 print("the same")
 """
 
@@ -120,7 +125,7 @@ print("the same")
 def test_fewer_threads_than_asked_for_do_all_the_work(limit, monkeypatch):
     name, value = limit.split("=")
     monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", ":".join([str(__file__).rpartition("/")[0], *sys.path]))
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
     )
@@ -139,15 +144,12 @@ def test_layers_as_one_kernel_refuse_gradients(precision):
 
 @pytest.mark.usefixtures("processor")
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(
-    "lengths", [[0], [0, 0], [0, 4000, *[300] * 20], [3, 0, 7], [0, *[500] * 20]], ids=str
-)
+@pytest.mark.parametrize("lengths", [[0], [0, 2000, *[300] * 20], [3, 0, 7]], ids=str)
 def test_sequences_may_be_empty(lengths, precision):
     plain = model()
     with torch.no_grad():
-        wanted, found = (
-            each.encoder(batch(lengths)).last for each in (plain, prepare_model(plain, precision))
-        )
+        wanted = plain.encoder(batch(lengths)).last
+        found = prepare_model(plain, precision).encoder(batch(lengths)).last
     assert found.shape == wanted.shape
     torch.testing.assert_close(found.float(), wanted, rtol=0, atol=LOSES[precision])
 
@@ -177,54 +179,15 @@ def test_parameters_may_lie_anywhere(precision):
     assert torch.equal(found, wanted)
     found.sum().backward()
     assert norm.weight.grad is not None
-    torch.testing.assert_close(
-        norm.weight.grad,
-        ((x + y - (x + y).mean(1, True)) / (x + y).std(1, correction=0, keepdim=True)).sum(0),
-    )
-
-
-@pytest.mark.parametrize(
-    "more", [lambda whole: whole * 2, lambda whole: whole.tanh(), lambda whole: whole]
-)
-def test_the_gradient_of_a_lookup_is_its_own(more):
-    """What adds something of its own to the table gets the same gradient, and keeps it."""
-    torch.manual_seed(0)
-    table, ids, factor = nn.Embedding(9, 5), torch.tensor([3, 3, 1]), torch.randn(9, 5)
-    other = torch.randn(9, 5, requires_grad=True)
-    rows, whole = look_up(table, ids)
-    found = torch.autograd.grad(
-        rows.sum() + ((whole + more(other)) * factor).sum(), [table.weight, other]
-    )
-    wanted = torch.autograd.grad(
-        table(ids).sum() + ((table.weight + more(other)) * factor).sum(), [table.weight, other]
-    )
-    for mine, theirs in zip(found, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs)
-    given = torch.ones(9, 5)
-    torch.autograd.backward([*look_up(table, ids)], [torch.ones(3, 5), given])
-    assert torch.equal(given, torch.ones(9, 5))
-
-
-@pytest.mark.parametrize(
-    "changes", [{"padding_idx": 3}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}], ids=str
-)
-def test_a_table_with_rules_of_its_own_keeps_them(changes):
-    tables = [nn.Embedding(9, 5, **changes) for _ in range(2)]
-    tables[1].load_state_dict(tables[0].state_dict())
-    ids = torch.tensor([3, 3, 1])
-    for table, rows in zip(tables, (look_up(tables[0], ids)[0], tables[1](ids)), strict=True):
-        rows.square().sum().backward()
-        assert table.weight.grad is not None
-    torch.testing.assert_close(tables[0].weight.grad, tables[1].weight.grad)
+    normed = (x + y - (x + y).mean(1, True)) / (x + y).std(1, correction=0, keepdim=True)
+    torch.testing.assert_close(norm.weight.grad, normed.sum(0))
 
 
 def test_a_sum_is_normed_in_any_shape_that_torch_takes():
     torch.manual_seed(0)
     norm, unchecked = nn.LayerNorm(64), inspect.unwrap(add_norm)
-    for x, y in [
-        (torch.randn(3, 7, 64), torch.randn(3, 7, 64)),
-        (torch.randn(7, 64), torch.randn(1, 64)),
-    ]:
+    for shapes in [((3, 7, 64), (3, 7, 64)), ((7, 64), (1, 64))]:
+        x, y = map(torch.randn, shapes)
         torch.testing.assert_close(unchecked(x, y, 0.0, norm), norm(x + y))
 
 
@@ -238,10 +201,8 @@ def test_a_norm_that_does_not_fit_is_left_to_torch_which_refuses_it():
 
 def test_tensors_without_memory_are_left_to_torch():
     with FakeTensorMode():
-        assert add_norm(torch.randn(7, 64), torch.randn(7, 64), 0.0, nn.LayerNorm(64)).shape == (
-            7,
-            64,
-        )
+        x, y = torch.randn(2, 7, 64)
+        assert add_norm(x, y, 0.0, nn.LayerNorm(64)).shape == (7, 64)
 
 
 @pytest.mark.usefixtures("processor")
@@ -252,12 +213,9 @@ def test_scores_may_be_very_large_in_bf16(scale):
     qkv = torch.randn(40, 3, 2, 32)
     qkv[:, :2] *= scale
     qkv = qkv.bfloat16()
-    parts = []
-    for part in qkv.double().split([23, 17]):
-        q, k, v = part.permute(1, 2, 0, 3)
-        parts.append(((q @ k.mT / 32**0.5).softmax(-1) @ v).transpose(0, 1))
     found = packed_attention(qkv, Layout.of([23, 17]))
-    torch.testing.assert_close(found.double(), torch.cat(parts), rtol=2**-7, atol=2**-7)
+    wanted = formula(qkv, [23, 17])
+    torch.testing.assert_close(found.double(), wanted, rtol=2**-7, atol=2**-7)
 
 
 Found = tuple[Tensor, ...]
@@ -276,14 +234,8 @@ def product(kept: int, x: Tensor, y: Tensor, mixed: bool, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("dtype", "mixed"),
-    [
-        (torch.float32, False),
-        (torch.float64, False),
-        (torch.bfloat16, False),
-        (torch.float32, True),
-        (torch.bfloat16, True),
-    ],
-)
+    [(torch.float32, False), (torch.float64, False), (torch.bfloat16, False), (torch.float32, True), (torch.bfloat16, True)],
+)  # fmt: skip
 def test_products_with_dropped_ones(dtype, mixed, monkeypatch):
     x = torch.randn(2, 3, 7, 7).softmax(-1).to(torch.float32 if mixed else dtype)
     y = torch.randn(2, 3, 7, 5).to(dtype)
@@ -317,23 +269,6 @@ def test_dropout(dtype, rate, monkeypatch):
     assert 0 < int((results[0][0] == 0).sum()) < 1500
 
 
-def held(model: Model, batch: Batch) -> int:
-    """Bytes for the backward pass, weights left out."""
-    weights, sizes = (
-        {p.untyped_storage().data_ptr() for p in model.parameters()},
-        dict[int, tuple[int, Tensor]](),
-    )
-
-    def pack(x: Tensor) -> Tensor:
-        storage = x.untyped_storage()
-        sizes[storage.data_ptr()] = (0 if storage.data_ptr() in weights else storage.nbytes(), x)
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        model.encoder(batch)
-    return sum(size for size, _ in sizes.values())
-
-
 @pytest.mark.parametrize("position", [Learned(), Disentangled(32)], ids=["learned", "disentangled"])
 def test_attention_keeps_its_probabilities_once(position, monkeypatch):
     monkeypatch.setattr(module, "runs_on", lambda device: False)  # the kernel never keeps a mask
@@ -343,7 +278,7 @@ def test_attention_keeps_its_probabilities_once(position, monkeypatch):
     sizes = []
     for kept in (2**20, 0):
         monkeypatch.setattr(module, "TUNING", replace(TUNING, dropout_mask_elements=kept))
-        sizes.append(held(model, batch))
+        sizes.append(kept_bytes(model, batch))
     attended, hidden, layers = 4 * 32 * 96, 32 * 96, 2
     if isinstance(position, Disentangled):
         # Of three of the probabilities' size one is left; of each other mask nothing.
@@ -364,26 +299,6 @@ def test_there_are_few_of_them(least):
     assert len({round_rows(rows) for rows in range(least, 2 * least)}) <= 9
 
 
-def losses(model: Model, batch: Batch, targets: Tensor) -> Tensor:
-    """Of all heads of a model."""
-    hidden, parts = model.encoder(batch), []
-    for name, head in model.heads.items():
-        match name:
-            case "masked":
-                parts.append(
-                    head(model.before_masked(batch, hidden, targets)[targets], hidden.table)
-                )
-            case "causal":
-                parts.append(head(hidden.last, hidden.table))
-            case "pooler" | "replaced":
-                parts.append(head(hidden.last, batch.layout))
-            case "pair" | "labels":
-                parts.append(head(model.heads["pooler"](hidden.last, batch.layout)))
-            case _:
-                parts.append(head(hidden.last))
-    return sum((part.float().square().mean() for part in parts), torch.zeros(()))
-
-
 class Shapes(TorchDispatchMode):
     """The sizes of all that is multiplied."""
 
@@ -398,17 +313,10 @@ class Shapes(TorchDispatchMode):
 
 
 HEADS: list[Head] = [
-    MaskedHead(),
-    PoolerHead(),
-    PairHead(),
-    LabelHead(3),
-    TagHead(5),
-    SpanHead(),
-    ReplacedHead(),
-    NextTokenHead(),
-]
+    MaskedHead(), PoolerHead(), PairHead(), LabelHead(3), TagHead(5), SpanHead(), ReplacedHead(), NextTokenHead(),
+]  # fmt: skip
 LENGTHS = [40, 3, 17, 29, *[5] * 13]
-TOKENS, TARGETS = sum(LENGTHS), 37
+TOKENS = sum(LENGTHS)
 
 
 @pytest.mark.parametrize(
@@ -423,23 +331,21 @@ def test_training_in_bf16_multiplies_them_and_gives_the_same(head, order, positi
     torch.manual_seed(0)
     narrow = None if head == NextTokenHead() else 16
     config = EncoderConfig(60, 32, 2, 2, 48, position=position, embedding=narrow, order=order)
-    heads = [head] if not isinstance(head, PairHead | LabelHead) else [PoolerHead(), head]
-    model = Model(config, heads).eval()
+    model = Model(config, [head]).eval()
     layout, ids = Layout.of(LENGTHS), torch.randint(0, 60, (TOKENS,))
-    assert {round_rows(n) for n in (TOKENS, TARGETS, layout.sequences)}.isdisjoint(
-        {TOKENS, TARGETS, layout.sequences}
-    )
-    batch, targets = Batch(ids, torch.zeros_like(ids), layout), torch.arange(TARGETS)
+    counts = {TOKENS, layout.sequences}
+    assert {round_rows(count) for count in counts}.isdisjoint(counts)
+    batch = Batch(ids, torch.zeros_like(ids), layout)
 
     def step() -> tuple[Tensor, list[Tensor | None], set[int]]:
         model.zero_grad()
         with Shapes() as seen, torch.autocast("cpu", torch.bfloat16):
-            loss = losses(model, batch, targets)
+            loss = sum(x.float().square().mean() for x in outputs(model, batch))
             loss.backward()
         return loss.detach(), [parameter.grad for parameter in model.parameters()], seen.sizes
 
     loss, gradients, sizes = step()
-    assert sizes.isdisjoint({TOKENS, TARGETS, layout.sequences})
+    assert sizes.isdisjoint(counts)
     monkeypatch.setattr(rounding, "round_rows", lambda rows: rows)
     wanted, expected, sizes = step()
     assert TOKENS in sizes
