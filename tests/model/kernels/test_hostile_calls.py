@@ -5,7 +5,6 @@ Under AddressSanitizer (`make kernels-asan`) an overrun would be found, too.
 
 import ctypes
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,10 +30,8 @@ class Attention:
     """A valid batch, and buffers to be left alone."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        self.qkv, self.offsets = (
-            draw_qkv(LENGTHS, 2, 32, 0).to(dtype),
-            Layout.of(LENGTHS).cu_seqlens,
-        )
+        self.qkv = draw_qkv(LENGTHS, 2, 32, 0).to(dtype)
+        self.offsets = Layout.of(LENGTHS).cu_seqlens
         self.out = torch.full((48, 2, 32), 7.0, dtype=dtype)
         self.lse = torch.full((48, 2), 7.0)
         drop = abi.DropoutStruct(0, 0, 1.0)
@@ -76,17 +73,11 @@ def test_attention_refuses_what_does_not_fit(field, value, direction):
 @pytest.mark.parametrize(
     "offsets",
     [
-        [0, 7, 47, 47],
-        [0, 7, 47, 49],
-        [0, 47, 7, 48],
-        [1, 7, 47, 48],
-        [0, -5, 47, 48],
-        [0, 7, 2**62, 48],
-        [0, 7, -(2**63), 48],
-        [0, 2**63 - 1, -(2**63), 48],
+        [0, 7, 47, 47], [0, 7, 47, 49], [0, 47, 7, 48], [1, 7, 47, 48], [0, -5, 47, 48],
+        [0, 7, 2**62, 48], [0, 7, -(2**63), 48], [0, 2**63 - 1, -(2**63), 48],
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_offsets_ascend_from_the_first_token_to_the_last(offsets):
     attention = Attention()
     attention.offsets.copy_(torch.tensor(offsets))
@@ -161,9 +152,7 @@ def linear(outputs: int, inputs: int, precision: str = "fp32") -> CompiledLinear
     weight = torch.randn(outputs, inputs)
     if precision == "int8":
         return CompiledLinear(*quantize_weights(weight), torch.randn(outputs))
-    return CompiledLinear(
-        weight.to(torch.bfloat16 if precision == "bf16" else torch.float32), None, None
-    )
+    return CompiledLinear(weight.bfloat16() if precision == "bf16" else weight, None, None)
 
 
 @pytest.mark.parametrize(
@@ -177,23 +166,19 @@ def linear(outputs: int, inputs: int, precision: str = "fp32") -> CompiledLinear
 def test_a_linear_layer_refuses_what_does_not_fit(field, value):
     layer, x, out = linear(64, 32), torch.randn(3, 32), torch.full((3, 64), 7.0)
     setattr(layer.struct, field, value)
+    arguments = (ctypes.byref(layer.struct), x.data_ptr(), 4, 3, out.data_ptr(), 4)
     with pytest.raises((INVALID, UNSUPPORTED)):
-        call_kernel(
-            "bothways_linear", ctypes.byref(layer.struct), x.data_ptr(), 4, 3, out.data_ptr(), 4
-        )
+        call_kernel("bothways_linear", *arguments)
     assert (out == 7).all()
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{0: None}, {1: 3}, {1: 1}, {2: -1}, {2: 2**40}, {3: None}, {4: 0}, {4: 6}],
-    ids=str,
+    ("place", "value"), [(0, None), (1, 3), (1, 1), (2, -1), (2, 2**40), (3, None), (4, 0), (4, 6)]
 )
-def test_a_linear_layer_refuses_rows_that_do_not_fit(change):
+def test_a_linear_layer_refuses_rows_that_do_not_fit(place, value):
     layer, x, out = linear(64, 32), torch.randn(3, 32), torch.full((3, 64), 7.0)
     arguments = [x.data_ptr(), 4, 3, out.data_ptr(), 4]
-    for place, value in change.items():
-        arguments[place] = value
+    arguments[place] = value
     with pytest.raises(INVALID):
         call_kernel("bothways_linear", ctypes.byref(layer.struct), *arguments)
     assert (out == 7).all()
@@ -218,12 +203,6 @@ def tail(width: int = 32, inner: int = 96) -> CompiledBlockTail:
     return CompiledBlockTail(layers, (nn.LayerNorm(width), nn.LayerNorm(width)))
 
 
-def change_tail(change: Callable[[abi.BlockTail], None]) -> CompiledBlockTail:
-    result = tail()
-    change(result.struct)
-    return result
-
-
 @NEEDS_VNNI
 @pytest.mark.parametrize(
     "change",
@@ -241,8 +220,10 @@ def change_tail(change: Callable[[abi.BlockTail], None]) -> CompiledBlockTail:
 )
 @torch.no_grad()
 def test_a_block_refuses_parts_that_do_not_fit(change):
+    changed = tail()
+    change(changed.struct)
     with pytest.raises(INVALID):
-        change_tail(change)(torch.randn(5, 32), torch.randn(5, 32))
+        changed(torch.randn(5, 32), torch.randn(5, 32))
 
 
 @pytest.mark.parametrize("shapes", [((5, 32), (4, 32)), ((5, 31), (5, 32)), ((5, 32), (5, 64))])
@@ -265,22 +246,20 @@ def test_layers_refuse_what_does_not_fit():
     with pytest.raises(INVALID):
         layers(x[:13], layout, 2)
     # Heads whose sizes do not make up the width, and a projection of another size.
-    with pytest.raises(INVALID):
-        CompiledLayers([linear(96, 32)], [tail()], 4, torch.float32)(x, layout, 1)
-    with pytest.raises(INVALID):
-        CompiledLayers([linear(64, 32)], [tail()], 2, torch.float32)(x, layout, 1)
-    with pytest.raises(INVALID):
-        CompiledLayers([linear(96, 32), linear(96, 64)], [tail(), tail(64)], 2, torch.float32)(
-            x, layout, 2
-        )
+    for qkv, tails, heads in (
+        ([linear(96, 32)], [tail()], 4),
+        ([linear(64, 32)], [tail()], 2),
+        ([linear(96, 32), linear(96, 64)], [tail(), tail(64)], 2),
+    ):
+        with pytest.raises(INVALID):
+            CompiledLayers(qkv, tails, heads, torch.float32)(x, layout, len(qkv))
 
 
 @pytest.mark.parametrize("label", [5, -1, 2**40, -(2**63)])
 def test_a_label_that_is_no_class_is_refused(label):
     logits, labels = torch.randn(4, 5, requires_grad=True), torch.tensor([0, 1, -100, label])
-    with pytest.raises(
-        IndexError, match=f"labels reach from {min(0, label)} to {max(1, label)}, but"
-    ):
+    reach = f"labels reach from {min(0, label)} to {max(1, label)}, but"
+    with pytest.raises(IndexError, match=reach):
         cross_entropy(logits, labels)
     normalizers, loss = torch.zeros(4, 2), torch.ones(())
     struct = abi.Classification(logits.data_ptr(), labels.data_ptr(), 4, 5, -100, 4)
@@ -302,12 +281,12 @@ def test_cross_entropy_refuses_what_does_not_fit(field, value):
     logits, labels = torch.randn(4, 5), torch.tensor([0, 1, -100, 4])
     struct = abi.Classification(logits.data_ptr(), labels.data_ptr(), 4, 5, -100, 4)
     setattr(struct, field, value)
-    losses = torch.full((4,), 7.0)
-    places = (
-        torch.zeros(4, 2).data_ptr(),
-        losses.data_ptr(),
-        torch.zeros(4, dtype=torch.uint8).data_ptr(),
+    normalizers, losses, hits = (
+        torch.zeros(4, 2),
+        torch.full((4,), 7.0),
+        torch.zeros(4, dtype=torch.uint8),
     )
+    places = (x.data_ptr() for x in (normalizers, losses, hits))
     with pytest.raises(INVALID):
         call_kernel("bothways_cross_entropy", ctypes.byref(struct), *places)
     assert (losses == 7).all()
@@ -324,10 +303,9 @@ def test_adamw_refuses_what_does_not_fit(field, value):
     table, weight = adamw_table()
     setattr(table, field, value)
     rows, gradients = torch.tensor([0, 2, 4]), torch.ones(3, 3)
+    pointers = (rows.data_ptr(), gradients.data_ptr())
     with pytest.raises(INVALID):
-        call_kernel(
-            "bothways_adamw_rows", ctypes.byref(table), rows.data_ptr(), gradients.data_ptr(), 3
-        )
+        call_kernel("bothways_adamw_rows", ctypes.byref(table), *pointers, 3)
     assert (weight == 7).all()
 
 
@@ -350,14 +328,9 @@ def adamw_table() -> tuple[abi.AdamWTable, Tensor]:
     return table, weight
 
 
-@pytest.mark.parametrize("place", [0, 1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("place", range(9))
 def test_add_norm_refuses_what_does_not_fit(place):
-    x, weight, moments, out = (
-        torch.randn(3, 20),
-        torch.ones(20),
-        torch.zeros(3, 2),
-        torch.zeros(3, 20),
-    )
+    (x, out), weight, moments = torch.randn(2, 3, 20), torch.ones(20), torch.zeros(3, 2)
     norm, drop = abi.LayerNorm(weight.data_ptr(), None, 20, 1e-5), abi.DropoutStruct(0, 0, 1.0)
     pointer = x.data_ptr()
     arguments: list[Any] = [

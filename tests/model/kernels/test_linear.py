@@ -10,6 +10,9 @@ from bothways.model.kernels.int8 import OneDNNInt8, quantize_weights
 from bothways.model.kernels.linear import CompiledLinear
 from kernel_cases import NEEDS_AVX512, NEEDS_BF16, NEEDS_VNNI, SAME_PROCESSOR, examples
 
+LAYERS = (st.integers(1, 200), st.booleans(), st.integers(0, 2**31))
+"""Outputs, whether there is a bias, and a seed."""
+
 
 def drawn_layer(
     rows: int, width: int, outputs: int, bias: bool, seed: int
@@ -23,13 +26,7 @@ def drawn_layer(
 @NEEDS_VNNI
 @pytest.mark.usefixtures("processor")
 @settings(deadline=None, max_examples=examples(60), suppress_health_check=SAME_PROCESSOR)
-@given(
-    st.integers(1, 230),
-    st.integers(1, 200),
-    st.integers(1, 200),
-    st.booleans(),
-    st.integers(0, 2**31),
-)
+@given(st.integers(1, 230), st.integers(1, 200), *LAYERS)
 def test_int8_is_the_same_rounding_as_torchs_operators(rows, width, outputs, bias, seed):
     weight, x, added = drawn_layer(rows, width, outputs, bias, seed)
     parts = (*quantize_weights(weight), added)
@@ -40,20 +37,13 @@ def test_int8_is_the_same_rounding_as_torchs_operators(rows, width, outputs, bia
 @NEEDS_AVX512
 @pytest.mark.usefixtures("processor")
 @settings(deadline=None, max_examples=examples(60), suppress_health_check=SAME_PROCESSOR)
-@given(
-    st.integers(0, 230),
-    st.integers(1, 900),
-    st.integers(1, 200),
-    st.booleans(),
-    st.integers(0, 2**31),
-)
+@given(st.integers(0, 230), st.integers(1, 900), *LAYERS)
 def test_fp32_is_the_product(rows, width, outputs, bias, seed):
     weight, x, added = drawn_layer(rows, width, outputs, bias, seed)
     wanted = F.linear(x.double(), weight.double(), None if added is None else added.double())
     bound = 2**-23 * (1 + width) * 12  # of as many sums, each of products up to 4 × 4
-    torch.testing.assert_close(
-        CompiledLinear(weight, None, added)(x).double(), wanted, rtol=0, atol=bound
-    )
+    found = CompiledLinear(weight, None, added)(x).double()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=bound)
 
 
 @NEEDS_AVX512
@@ -92,27 +82,15 @@ def test_in_fp32_a_number_that_is_not_finite_spoils_its_row_alone(rows, value):
 @NEEDS_BF16
 @pytest.mark.usefixtures("processor")
 @settings(deadline=None, max_examples=examples(60), suppress_health_check=SAME_PROCESSOR)
-@given(
-    st.integers(0, 230),
-    st.integers(1, 200),
-    st.integers(1, 200),
-    st.booleans(),
-    st.integers(0, 2**31),
-)
+@given(st.integers(0, 230), st.integers(1, 200), *LAYERS)
 def test_bf16_is_the_product_of_rounded_numbers(rows, width, outputs, bias, seed):
     weight, x, added = drawn_layer(rows, width, outputs, bias, seed)
-    parts = (
-        x.bfloat16().double(),
-        weight.bfloat16().double(),
-        None if added is None else added.double(),
-    )
-    wanted, bound = (
-        F.linear(*parts),
-        2**-22 * (1 + width) * 12,
-    )  # sums by twos are rounded once more
-    torch.testing.assert_close(
-        CompiledLinear(weight.bfloat16(), None, added)(x).double(), wanted, rtol=0, atol=bound
-    )
-    short = CompiledLinear(weight.bfloat16(), None, added, torch.bfloat16)(x.bfloat16())
+    weight = weight.bfloat16()
+    exact = None if added is None else added.double()
+    wanted = F.linear(x.bfloat16().double(), weight.double(), exact)
+    bound = 2**-22 * (1 + width) * 12  # sums by twos are rounded once more
+    found = CompiledLinear(weight, None, added)(x).double()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=bound)
+    short = CompiledLinear(weight, None, added, torch.bfloat16)(x.bfloat16())
     assert short.dtype == torch.bfloat16
     torch.testing.assert_close(short.double(), wanted, rtol=2**-8, atol=bound)
