@@ -9,7 +9,7 @@ from bothways.core.errors import ConfigError
 from bothways.model.attention.patterns import Blocks, Full, Window
 from bothways.model.config import Dropouts, EncoderConfig, Gated, Readout
 from bothways.model.heads import LabelHead, NextTokenHead
-from bothways.model.positions import Disentangled, DistanceBias, Learned, Rotary
+from bothways.model.positions import Disentangled, DistanceBias, Learned, Rotary, Sinusoidal
 
 
 def encoder(**settings):
@@ -43,6 +43,8 @@ def encoder(**settings):
         (lambda: Dropouts(attention=-0.1), "encoder.dropout.attention"),
         (lambda: Dropouts(embedding=1.0), "encoder.dropout.embedding"),
         (lambda: Learned(0), "encoder.position.max_positions"),
+        (lambda: Learned(4, offset=-1), "encoder.position.offset"),
+        (lambda: Sinusoidal(0), "encoder.position.max_positions"),
         (lambda: Rotary(0), "encoder.position.max_positions"),
         (lambda: Rotary(bases=(1.0,)), "encoder.position.bases"),
         (lambda: Window(-1), "encoder.patterns.radius"),
@@ -64,20 +66,12 @@ def test_an_output_layer_of_its_own_predicts_from_any_width():
 
 
 def test_patterns_and_bases_go_round_and_equal_encoders_have_one_canonical_form():
-    config = EncoderConfig(
-        50, depth=5, patterns=(Full(), Window(2)), position=Rotary(9, (7.0, 3.0, 3.0))
-    )
-    assert [config.pattern(layer) for layer in range(5)] == [
-        Full(),
-        Window(2),
-        Full(),
-        Window(2),
-        Full(),
-    ]
+    patterns, position = (Full(), Window(2)), Rotary(9, (7.0, 3.0, 3.0))
+    config = EncoderConfig(50, depth=5, patterns=patterns, position=position)
+    assert [config.pattern(layer) for layer in range(5)] == [*patterns, *patterns, Full()]
     assert [config.base(layer) for layer in range(5)] == [7, 3, 3, 7, 3]
     assert EncoderConfig(50).base(0) is None
-    longer = replace(
-        config, patterns=(Full(), Window(2)) * 4, position=Rotary(9, (7.0, 3.0, 3.0, 7.0, 3.0, 8.0))
-    )
+    position = Rotary(9, (7.0, 3.0, 3.0, 7.0, 3.0, 8.0))
+    longer = replace(config, patterns=patterns * 4, position=position)
     assert longer.canonical == config.canonical == config
     assert replace(longer, depth=6).canonical != replace(config, depth=6).canonical

@@ -1,14 +1,13 @@
 """Weights start as Google's do: a normal cut off at two σ, biases 0, LayerNorms at 1 and 0; and dropout's draws."""
 
 import dataclasses
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
 from bothways.model.config import Dropouts, EncoderConfig, PreNorm
@@ -16,6 +15,7 @@ from bothways.model.families.catalogue import preset
 from bothways.model.families.modernbert import MODERNBERT
 from bothways.model.families.weight_names import to_file_names
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.init import without_weights
 from bothways.model.kernels.dropout import Dropout, dropout, keep_mask
 from bothways.model.model import Model
 
@@ -25,15 +25,7 @@ HEADS = (MaskedHead(), PoolerHead(), PairHead(), LabelHead(4))
 
 def started(**settings: object) -> Model:
     torch.manual_seed(3)
-    config = EncoderConfig(
-        vocab=300,
-        width=64,
-        depth=2,
-        heads=4,
-        intermediate_size=100,
-        initial_range=SIGMA,
-        **settings,
-    )
+    config = EncoderConfig(300, 64, 2, 4, 100, initial_range=SIGMA, **settings)
     return Model(config, HEADS)
 
 
@@ -64,14 +56,8 @@ def test_modernbert_starts_as_in_transformers():
     torch.manual_seed(4)
     reference = ModernBertForMaskedLM(ModernBertConfig(**shape))
     config = dataclasses.replace(
-        preset("modernbert-base"),
-        vocab=300,
-        width=64,
-        depth=3,
-        heads=4,
-        intermediate_size=100,
-        pad=0,
-    )
+        preset("modernbert-base"), vocab=300, width=64, depth=3, heads=4, intermediate_size=100, pad=0,
+    )  # fmt: skip
     model = Model(config, [MaskedHead()])
     tensors = to_file_names(MODERNBERT.keys, model.state_dict())
     for name, parameter in reference.named_parameters():
@@ -94,14 +80,10 @@ def test_two_models_start_differently_and_a_seed_starts_equal_ones():
 def test_heads_are_where_they_were_asked_for():
     assert set(started().heads) == {"masked", "pooler", "pair", "labels"}
     assert set(Model(started().config, [PoolerHead()]).heads) == {"pooler"}
-    config = EncoderConfig(
-        vocab=9, width=8, depth=1, heads=1, intermediate_size=8, dropout=Dropouts(0.25)
-    )
-    rates = [
-        Model(config, [LabelHead(2, rate)]).heads["labels"].dropout.rate
-        for rate in (None, 0.0, 0.5)
-    ]
-    assert rates == [0.25, 0.0, 0.5]
+    config = EncoderConfig(9, 8, 1, 1, 8, dropout=Dropouts(0.25))
+    for rate, expected in ((None, 0.25), (0.0, 0.0), (0.5, 0.5)):
+        head = Model(config, [LabelHead(2, rate)]).heads["labels"]
+        assert head.dropout.rate == expected
     assert Model(config, [PairHead()]).heads["pair"].dropout.rate == 0
 
 
@@ -154,17 +136,16 @@ def test_the_gradient_of_dropout_is_its_mask():
 
 
 def test_weights_that_will_be_loaded_are_not_drawn():
-    """In a process of its own: what asks torch for its compiler, which takes seconds to import, is seen only the first time."""
-    # Releases of torch without this module, such as 2.7, import the compiler for meta tensors.
-    pytest.importorskip("torch.nn.attention.varlen")
-    code = (
-        "import sys\n"
-        "from bothways.model.config import EncoderConfig\n"
-        "from bothways.model.heads import LabelHead, MaskedHead\nfrom bothways.model.model import Model\n"
-        "from bothways.model.init import without_weights\n"
-        "with without_weights():\n"
-        "    model = Model(EncoderConfig(9, 4, 1, 1, 8), (MaskedHead(), LabelHead(2)))\n"
-        "assert all(parameter.is_meta for parameter in model.parameters())\n"
-        "assert 'torch._dynamo' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    """For draws without memory torch would import its compiler, which takes seconds."""
+    drawn: list[str] = []
+
+    class Recorded(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            drawn.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Recorded(), without_weights():
+        model = Model(EncoderConfig(9, 4, 1, 1, 8), (MaskedHead(), LabelHead(2)))
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert drawn
+    assert not {name for name in drawn if "normal" in name or "uniform" in name or "rand" in name}
