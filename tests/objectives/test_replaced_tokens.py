@@ -11,11 +11,9 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor, rng
+from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
-from bothways.data.loader import ExampleBudget, LoadedStep, TokenBudget
-from bothways.data.masking import Vocabulary
+from bothways.data.loader import LoadedStep, TokenBudget
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -28,17 +26,15 @@ from bothways.objectives.replaced_tokens import (
     generator_of,
     sample_tokens,
 )
-from bothways.pretraining.build import fit_to_corpus
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run import pretrain
 from bothways.training.loop import evaluate_losses, weighted_sum
 from bothways.training.meter import EvaluationScores
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Single
-from bothways.training.run import Training
-from bothways.training.schedules import Linear, Steps
+from toy_objective import SIZE, VOCABULARY, draw_sequences, short_run, stop_and_resume
+from toy_training import void
 
-SIZE = 50
 TABLES = ("token", "position", "segment", "norm")
 
 
@@ -53,7 +49,7 @@ def build_training_module(config: EncoderConfig) -> ReplacedTokensModule:
     torch.manual_seed(0)
     objective = ReplacedTokens()
     models = {role: Model(*spec) for role, spec in objective.models(config).items()}
-    training_module = objective.training_module(models, vocabulary())
+    training_module = objective.training_module(models, VOCABULARY)
     for parameter in training_module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return training_module.eval()
@@ -62,21 +58,6 @@ def build_training_module(config: EncoderConfig) -> ReplacedTokensModule:
 @pytest.fixture
 def training_module() -> ReplacedTokensModule:
     return build_training_module(shape_of())
-
-
-def vocabulary() -> Vocabulary:
-    return Vocabulary(np.arange(SIZE) < 5, np.arange(SIZE) > 40, 4)
-
-
-def draw_sequences(count: int = 5) -> list[Sequence]:
-    r = np.random.default_rng(4)
-    objective = ReplacedTokens()
-    result = []
-    for number in range(count):
-        ids = np.array([2, *r.integers(5, SIZE, size=r.integers(8, 30)), 3], np.int32)
-        text = Sequence(ids, np.zeros(len(ids), np.int8))
-        result.append(objective.prepare(text, vocabulary(), rng(number, "test")))
-    return result
 
 
 def discriminated(training_module: ReplacedTokensModule, batch: Batch) -> tuple[dict, Tensor]:
@@ -111,27 +92,22 @@ def test_both_losses_are_those_of_transformers(embedding, tmp_path):
     discriminator = ElectraForPreTraining.from_pretrained(tmp_path / "model").double().eval()
     generator = ElectraForMaskedLM.from_pretrained(tmp_path / "generator").double().eval()
     training_module.double()
-    batch = pack(draw_sequences())
+    batch = pack(draw_sequences(ReplacedTokens()))
     losses, read = discriminated(training_module, batch)
     weights = training_module.weights(batch)
     attention = padded(batch, torch.ones_like(read), 0)
     originals = originals_of(batch)
     labels = (read != originals).long()
     assert 0 < labels.sum() <= weights["masked"]
+    masked = batch.targets["masked"]
+    hidden = torch.full_like(originals, -100).index_copy(0, masked.index, masked.ids)
     with torch.no_grad():
         theirs = discriminator(padded(batch, read, 0), attention, labels=padded(batch, labels, 0))
-        hidden = torch.full_like(originals, -100)
-        masked = batch.targets["masked"]
-        hidden[masked.index] = masked.ids
-        filled = generator(
-            padded(batch, batch.ids, 0), attention, labels=padded(batch, hidden, -100)
-        )
-    assert losses["replaced"].total.item() / weights["replaced"] == pytest.approx(
-        theirs.loss.item(), abs=1e-6
-    )
-    assert losses["masked"].total.item() / weights["masked"] == pytest.approx(
-        filled.loss.item(), abs=1e-6
-    )
+        hidden = padded(batch, hidden, -100)
+        filled = generator(padded(batch, batch.ids, 0), attention, labels=hidden)
+    means = {name: loss.total.item() / weights[name] for name, loss in losses.items()}
+    expected = {"replaced": theirs.loss.item(), "masked": filled.loss.item()}
+    assert means == pytest.approx(expected, abs=1e-6)
     flagged = (theirs.logits > 0) & attention.bool()
     wrong = padded(batch, labels, 0).bool()
     counts = {name: int(count) for name, count in losses["replaced"].counts.items()}
@@ -145,8 +121,8 @@ def test_both_losses_are_those_of_transformers(embedding, tmp_path):
 def test_the_first_losses_are_those_of_chance():
     torch.manual_seed(0)
     models = {role: Model(*spec) for role, spec in ReplacedTokens().models(shape_of()).items()}
-    training_module = ReplacedTokens().training_module(models, vocabulary()).eval()
-    batch = pack(draw_sequences())
+    training_module = ReplacedTokens().training_module(models, VOCABULARY).eval()
+    batch = pack(draw_sequences(ReplacedTokens()))
     losses, weights = training_module(batch), training_module.weights(batch)
     means = {name: loss.total.item() / weights[name] for name, loss in losses.items()}
     assert means == pytest.approx({"masked": math.log(SIZE), "replaced": math.log(2)}, rel=0.01)
@@ -185,7 +161,7 @@ def test_draws_at_their_ends_and_at_low_temperatures():
 
 
 def test_a_draw_that_equals_the_original_counts_as_original(training_module, monkeypatch):
-    batch = pack(draw_sequences())
+    batch = pack(draw_sequences(ReplacedTokens()))
     monkeypatch.setattr(
         "bothways.objectives.replaced_tokens.sample_tokens",
         lambda logits, draws, temperature: batch.targets["masked"].ids,
@@ -197,7 +173,7 @@ def test_a_draw_that_equals_the_original_counts_as_original(training_module, mon
 
 def test_an_update_does_not_depend_on_microbatches(training_module):
     training_module.double()
-    sequences = draw_sequences()
+    sequences = draw_sequences(ReplacedTokens())
     whole = pack(sequences)
     weights = training_module.weights(whole)
 
@@ -207,18 +183,18 @@ def test_an_update_does_not_depend_on_microbatches(training_module):
             weighted_sum(training_module(batch), weights, training_module.coefficients).backward()
         return {name: p.grad.clone() for name, p in training_module.named_parameters()}
 
-    void = dataclasses.replace(
-        sequences[0],
-        targets={name: target.without_weight() for name, target in sequences[0].targets.items()},
-    )
+    empty = pack([void(sequences[0])])
     expected = gradients([whole])
-    parts = gradients([pack(sequences[3:]), pack([void]), pack(sequences[:3])])
+    parts = gradients([pack(sequences[3:]), empty, pack(sequences[:3])])
     torch.testing.assert_close(parts, expected, rtol=1e-9, atol=1e-12)
-    assert training_module.weights(pack([void])) == {"masked": 0.0, "replaced": 0.0}
+    assert training_module.weights(empty) == {"masked": 0.0, "replaced": 0.0}
 
 
 def test_metrics_are_those_of_the_replaced_tokens(training_module):
-    batches = (pack(draw_sequences(3)), pack(draw_sequences(5)[3:]))
+    batches = (
+        pack(draw_sequences(ReplacedTokens(), [9, 28, 12])),
+        pack(draw_sequences(ReplacedTokens())[3:]),
+    )
     step = LoadedStep(batches, Cursor(), 0, 5, 0.0)
     seen: list[Tensor] = []
     head = training_module.model.heads["replaced"]
@@ -253,11 +229,8 @@ def test_metrics_are_those_of_the_replaced_tokens(training_module):
 def test_generators_have_the_sizes_of_the_paper(name, size, width, heads):
     discriminator = preset(f"electra-{name}-discriminator")
     generator = generator_of(discriminator, Narrower(size))
-    assert (generator.width, generator.heads, generator.intermediate_size) == (
-        width,
-        heads,
-        4 * width,
-    )
+    sizes = (generator.width, generator.heads, generator.intermediate_size)
+    assert sizes == (width, heads, 4 * width)
     assert generator.depth == discriminator.depth
     assert generator.embedding_width == discriminator.embedding_width
     if name != "small":
@@ -275,61 +248,45 @@ def test_generators_of_deberta_have_half_the_layers(name, depth):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("make", "where"),
     [
-        ({"temperature": 0.0}, "above 0"),
-        ({"replaced": math.nan}, "above 0"),
+        (lambda: ReplacedTokens(temperature=0.0), "objective.temperature"),
+        (lambda: ReplacedTokens(replaced=math.nan), "objective.replaced"),
+        (lambda: Narrower(2.0), "objective.generator.share"),
+        (lambda: Shallower(0.0), "objective.generator.share"),
     ],
 )
-def test_bad_settings_are_refused(settings, message):
-    with pytest.raises(ConfigError, match=f"(?s){message}"):
-        ReplacedTokens(**settings)
-
-
-@pytest.mark.parametrize("cls", [Narrower, Shallower])
-@pytest.mark.parametrize("share", [2.0, 0.0])
-def test_a_generator_is_not_larger(cls, share):
-    with pytest.raises(ConfigError, match=r"(?s)above 0 and at most 1.*larger than the discrim"):
-        cls(share)
+def test_bad_settings_are_refused(make, where):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.where == where
 
 
 def test_encoders_without_a_place_for_it_are_refused(corpus):
     with pytest.raises(ConfigError, match="does not fit this encoder"):
         ReplacedTokens().models(preset("gpt2"))
-    bert = dataclasses.replace(config_of(corpus, 1), encoder=small(corpus, "bert-tiny"))
+    bert = short_run(corpus, ReplacedTokens(), "bert-tiny", steps=1)
     with pytest.raises(BothwaysError, match="no bert class with the heads replaced"):
         pretrain(bert, corpus)
 
 
-def small(corpus: Corpus, name: str = "electra-small-discriminator") -> EncoderConfig:
-    shape = fit_to_corpus(preset(name), corpus.tokenizer)
-    return dataclasses.replace(shape, width=32, depth=2, heads=4, intermediate_size=64)
-
-
-def config_of(corpus: Corpus, steps: int) -> PretrainConfig:
-    training = Training(Steps(steps), AdamW(lr=1e-3), Linear(0.1), precision="fp32", save=Steps(2))
-    shape = dataclasses.replace(small(corpus), embedding=16)
-    return PretrainConfig(
-        shape, training, ReplacedTokens(), (PretrainPhase(48),), ExampleBudget(8), held_out=0.1,
-        evaluation_tokens=400,
-    )  # fmt: skip
+def config_of(corpus: Corpus, steps: int = 4) -> PretrainConfig:
+    name = "electra-small-discriminator"
+    return short_run(corpus, ReplacedTokens(), name, steps, heads=4, embedding=16)
 
 
 def test_a_run_saves_both_networks_and_resumes(corpus, tmp_path):
     from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-    whole = pretrain(config_of(corpus, 4), corpus, tmp_path / "run")
+    whole = pretrain(config_of(corpus), corpus, tmp_path / "run")
     metrics = {name.removeprefix("held-out/") for name in whole.metrics}
     assert {"loss/masked", "loss/replaced", "perplexity", "f1/replaced"} <= metrics
     opened = {}
     for role, cls in {"model": ElectraForPreTraining, "generator": ElectraForMaskedLM}.items():
         model, info = cls.from_pretrained(tmp_path / "run" / role, output_loading_info=True)
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-        opened[role] = {
-            name: tensor
-            for name, tensor in model.electra.embeddings.state_dict().items()
-            if tensor.is_floating_point()
-        }
+        embeddings = model.electra.embeddings.state_dict().items()
+        opened[role] = {name: tensor for name, tensor in embeddings if tensor.is_floating_point()}
         loaded = load_model(tmp_path / "run" / role).model.state_dict()
         for name, tensor in whole.training_module.saved()[role].state_dict().items():
             assert torch.equal(loaded[name], tensor), name
@@ -337,16 +294,7 @@ def test_a_run_saves_both_networks_and_resumes(corpus, tmp_path):
     for name, tensor in opened["model"].items():
         assert torch.equal(tensor, opened["generator"][name]), name
 
-    class Stopped(Exception):
-        pass
-
-    def at_two(event) -> None:
-        if event.kind == "checkpoint" and event.progress.steps == 2:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        pretrain(config_of(corpus, 4), corpus, tmp_path / "two", on_event=at_two)
-    resumed = pretrain(config_of(corpus, 4), corpus, tmp_path / "two", resume=True)
+    resumed = stop_and_resume(config_of(corpus), corpus, tmp_path / "two")
     for name, tensor in whole.training_module.state_dict().items():
         assert torch.equal(tensor, resumed.training_module.state_dict()[name]), name
     embedding = resumed.training_module.saved()["model"].encoder.embedding

@@ -1,6 +1,5 @@
 """Sentence order prediction: its pairs, its loss against transformers, and a run from start to folder."""
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -11,12 +10,11 @@ from torch.nn import functional as F
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor, rng
+from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document
-from bothways.data.loader import ExampleBudget
-from bothways.data.masking import Chosen, Masking, Spans, Vocabulary
+from bothways.data.masking import Chosen, Masking, Spans
 from bothways.data.segments import NextSentence, PairPlan, SentenceOrder
 from bothways.hub.model_folder import load_model
 from bothways.model.config import EncoderConfig
@@ -29,12 +27,9 @@ from bothways.objectives.span_boundary import (
     SpanBoundaryModule,
     _boundaries,
 )
-from bothways.pretraining.build import fit_to_corpus, vocabulary_of
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.build import vocabulary_of
 from bothways.pretraining.run import pretrain
-from bothways.training.optimizers import AdamW
-from bothways.training.run import Training
-from bothways.training.schedules import Linear, Steps
+from toy_objective import SIZE, draw_sequences, short_run, stop_and_resume
 
 
 def plans(corpus: Corpus, segments: SentenceOrder) -> list[PairPlan]:
@@ -74,11 +69,10 @@ def test_long_pairs_are_cut_to_the_length(corpus):
 def lone(corpus, tmp_path) -> Corpus:
     """Documents of one sentence."""
     words = ["cat", "dog", "owl", "fox"]
-    texts = [
-        f"The {a} sees the {b} {'now ' * n}."
+    documents = [
+        Document(f"The {a} sees the {b} {'now ' * n}.", f"made:{n}")
         for n, (a, b) in enumerate(itertools.product(words, words))
     ]
-    documents = [Document(text, f"made:{n}") for n, text in enumerate(texts)]
     return write_corpus(documents, corpus.tokenizer, tmp_path / "lone", workers=1)
 
 
@@ -119,16 +113,8 @@ def test_the_tokens_that_are_cut_off_are_counted(corpus, segments):
 def test_a_run_opens_in_transformers_with_the_same_loss(corpus, tmp_path):
     from transformers import AlbertForPreTraining
 
-    shape = dataclasses.replace(
-        fit_to_corpus(preset("albert-base-v2"), corpus.tokenizer),
-        width=32, depth=2, heads=2, intermediate_size=64, embedding=16,
-    )  # fmt: skip
     objective = MaskedLMSentenceOrder()
-    training = Training(Steps(3), AdamW(lr=1e-3), Linear(0.1), precision="fp32")
-    config = PretrainConfig(
-        shape, training, objective, (PretrainPhase(48),), ExampleBudget(8), held_out=0.1,
-        evaluation_tokens=400,
-    )  # fmt: skip
+    config = short_run(corpus, objective, "albert-base-v2", steps=3, embedding=16)
     done = pretrain(config, corpus, tmp_path / "run")
     assert {"held-out/accuracy/pair", "majority/accuracy/pair"} <= done.metrics.keys()
 
@@ -136,14 +122,13 @@ def test_a_run_opens_in_transformers_with_the_same_loss(corpus, tmp_path):
     theirs, info = AlbertForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     theirs.eval()
-    training_module = objective.training_module(
-        {"model": load_model(folder).model}, vocabulary_of(corpus, objective)
-    ).eval()
+    vocabulary, models = vocabulary_of(corpus, objective), {"model": load_model(folder).model}
+    training_module = objective.training_module(models, vocabulary).eval()
     segments = SentenceOrder(48)
     source = CorpusSource(corpus, corpus.tokenizer.template, segments, np.arange(20), 5)
     for number, plan in enumerate(plans(corpus, segments)[:6]):
         rng = np.random.default_rng(number)
-        sequence = objective.prepare(source.build(plan), vocabulary_of(corpus, objective), rng)
+        sequence = objective.prepare(source.build(plan), vocabulary, rng)
         batch = pack([sequence])
         with torch.no_grad():
             losses, weights = training_module(batch), training_module.weights(batch)
@@ -151,16 +136,11 @@ def test_a_run_opens_in_transformers_with_the_same_loss(corpus, tmp_path):
             labels = torch.full((1, len(sequence)), -100)
             labels[0, torch.from_numpy(masked.index)] = torch.from_numpy(masked.ids)
             wanted = theirs(
-                input_ids=batch.ids[None],
-                token_type_ids=batch.segments[None],
-                labels=labels,
+                input_ids=batch.ids[None], token_type_ids=batch.segments[None], labels=labels,
                 sentence_order_label=torch.tensor([plan.label]),
-            ).loss
+            ).loss  # fmt: skip
         mine = sum(loss.total / weights[name] for name, loss in losses.items())
         torch.testing.assert_close(mine, wanted, rtol=0, atol=2e-6)
-
-
-SIZE = 50
 
 
 def sequence_of(*ids: int) -> Sequence:
@@ -185,37 +165,23 @@ def test_spans_at_an_end_and_places_far_inside_have_no_target():
     assert long.offset.tolist() == list(range(OFFSETS))
 
 
-def vocabulary() -> Vocabulary:
-    special = np.arange(SIZE) < 5
-    return Vocabulary(special, np.arange(SIZE) > 40, 4, counts=np.arange(SIZE))
-
-
 @pytest.fixture
 def training_module() -> SpanBoundaryModule:
     config = EncoderConfig(SIZE, width=32, depth=2, heads=2, intermediate_size=48)
-    config = dataclasses.replace(config, initial_range=0.3)
     torch.manual_seed(0)
-    training_module = SpanBoundaryModule(
-        Model(*MaskedLMSpanBoundary().models(config)["model"])
-    ).double()
+    model = Model(*MaskedLMSpanBoundary().models(config)["model"])
+    training_module = SpanBoundaryModule(model).double()
     for parameter in training_module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return training_module.eval()
 
 
-def draw_batch(count: int = 5):
-    r = np.random.default_rng(4)
-    objective = MaskedLMSpanBoundary(masking=Masking(0.3, Spans(), decided_by="unit"))
-    texts = [
-        sequence_of(2, *r.integers(5, SIZE, size=r.integers(8, 30)).tolist(), 3)
-        for _ in range(count)
-    ]
-    return [objective.prepare(text, vocabulary(), rng(n, "test")) for n, text in enumerate(texts)]
+SPANS = MaskedLMSpanBoundary(masking=Masking(0.3, Spans(), decided_by="unit"))
 
 
 def test_the_loss_is_the_formula(training_module):
     """h = LN(gelu(W [x_left; x_right; p] + b)), y = LN(gelu(W' h + b')), softmax(E y + c), as loops in float64."""
-    sequences = draw_batch()
+    sequences = draw_sequences(SPANS)
     batch = pack(sequences)
     losses, weights = training_module(batch), training_module.weights(batch)
     head, model, total, count = training_module.boundary, training_module.model, 0.0, 0
@@ -232,20 +198,8 @@ def test_the_loss_is_the_formula(training_module):
             if at - start >= OFFSETS:
                 continue
             row = torch.cat([x[start - 1], x[end + 1], head.place.weight[at - start]])
-            row = F.layer_norm(
-                F.gelu(head.first(row)),
-                (32,),
-                head.first_norm.weight,
-                head.first_norm.bias,
-                head.first_norm.eps,
-            )
-            row = F.layer_norm(
-                F.gelu(head.second(row)),
-                (32,),
-                head.second_norm.weight,
-                head.second_norm.bias,
-                head.second_norm.eps,
-            )
+            for layer, norm in ((head.first, head.first_norm), (head.second, head.second_norm)):
+                row = F.layer_norm(F.gelu(layer(row)), (32,), norm.weight, norm.bias, norm.eps)
             logits = table @ row + head.bias
             place = chosen.index(at)
             total -= torch.log_softmax(logits, 0)[sequence.targets["masked"].ids[place]].item()
@@ -258,18 +212,15 @@ def test_without_weights_the_loss_is_that_of_the_bias(training_module):
     with torch.no_grad():
         training_module.boundary.second_norm.weight.zero_()
         training_module.boundary.second_norm.bias.zero_()
-    batch = pack(draw_batch())
+    batch = pack(draw_sequences(SPANS))
     ids = torch.as_tensor(batch.targets["boundary"].ids)
-    expected = F.cross_entropy(
-        training_module.boundary.bias.expand(len(ids), -1), ids, reduction="sum"
-    )
-    assert training_module(batch)["boundary"].total.item() == pytest.approx(
-        expected.item(), rel=1e-12
-    )
+    logits = training_module.boundary.bias.expand(len(ids), -1)
+    expected = F.cross_entropy(logits, ids, reduction="sum")
+    torch.testing.assert_close(training_module(batch)["boundary"].total, expected)
 
 
 def test_its_gradient_reaches_the_borders_alone(training_module, monkeypatch):
-    batch = pack(draw_batch())
+    batch = pack(draw_sequences(SPANS))
     encode, kept = training_module.model.encoder.forward, []
 
     def spy(*args, **kwargs):
@@ -285,45 +236,17 @@ def test_its_gradient_reaches_the_borders_alone(training_module, monkeypatch):
     assert reached == {*targets.left.tolist(), *targets.right.tolist()}
 
 
-def config_of(corpus: Corpus, steps: int) -> PretrainConfig:
-    shape = dataclasses.replace(
-        fit_to_corpus(preset("bert-base-cased"), corpus.tokenizer),
-        width=32,
-        depth=2,
-        heads=2,
-        intermediate_size=64,
-    )
-    training = Training(Steps(steps), AdamW(lr=1e-3), Linear(0.1), precision="fp32", save=Steps(2))
-    return PretrainConfig(
-        shape, training, MaskedLMSpanBoundary(), (PretrainPhase(48),), ExampleBudget(8), held_out=0.1,
-        evaluation_tokens=400,
-    )  # fmt: skip
-
-
 def test_a_run_opens_in_transformers_and_its_boundary_network_resumes(corpus, tmp_path):
     from transformers import BertForMaskedLM
 
-    whole = pretrain(config_of(corpus, 4), corpus, tmp_path / "run")
+    config = short_run(corpus, MaskedLMSpanBoundary(), "bert-base-cased")
+    whole = pretrain(config, corpus, tmp_path / "run")
     assert {"held-out/loss/masked", "held-out/loss/boundary"} <= whole.metrics.keys()
     _, info = BertForMaskedLM.from_pretrained(tmp_path / "run" / "model", output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert not any(
-        "boundary" in name
-        for name, _ in load_model(tmp_path / "run" / "model").model.named_parameters()
-    )
-
-    stop = lambda event: event.kind == "checkpoint" and event.progress.steps == 2  # noqa: E731
-
-    class Stopped(Exception):
-        pass
-
-    def at_two(event) -> None:
-        if stop(event):
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        pretrain(config_of(corpus, 4), corpus, tmp_path / "two", on_event=at_two)
-    resumed = pretrain(config_of(corpus, 4), corpus, tmp_path / "two", resume=True)
+    saved = load_model(tmp_path / "run" / "model").model
+    assert not any("boundary" in name for name, _ in saved.named_parameters())
+    resumed = stop_and_resume(config, corpus, tmp_path / "two")
     for name, tensor in whole.training_module.state_dict().items():
         assert torch.equal(tensor, resumed.training_module.state_dict()[name]), name
 

@@ -1,0 +1,65 @@
+"""Sequences at random that objectives prepare, and short runs on a toy corpus, also one that stops and resumes."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bothways.core.sequence import Sequence
+from bothways.core.source import rng
+from bothways.data.corpus import Corpus
+from bothways.data.loader import ExampleBudget
+from bothways.data.masking import Vocabulary
+from bothways.model.families.catalogue import preset
+from bothways.objectives.objective import Objective
+from bothways.pretraining.build import fit_to_corpus
+from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.run import PretrainResult, pretrain
+from bothways.training.optimizers import AdamW
+from bothways.training.run import Training
+from bothways.training.schedules import Linear, Steps
+
+SIZE = 50
+VOCABULARY = Vocabulary(np.arange(SIZE) < 5, np.arange(SIZE) > 40, 4, counts=np.arange(SIZE))
+
+
+def draw_sequences(
+    objective: Objective,
+    lengths: Iterable[int] = (9, 28, 12, 17, 31),
+    vocabulary: Vocabulary = VOCABULARY,
+) -> list[Sequence]:
+    """Texts between 2 and 3, [CLS] and [SEP], with the objective's targets."""
+    draw, result = np.random.default_rng(4), []
+    for number, length in enumerate(lengths):
+        inner = draw.integers(5, len(vocabulary.special), length - 2)
+        text = Sequence(np.array([2, *inner, 3], np.int32), np.zeros(length, np.int8))
+        result.append(objective.prepare(text, vocabulary, rng(number, "test")))
+    return result
+
+
+def short_run(
+    corpus: Corpus, objective: Objective, name: str, steps: int = 4, start: str | None = None, **shape: Any
+) -> PretrainConfig:  # fmt: skip
+    """Settings of a run of a small encoder, with a checkpoint at every second step."""
+    sizes = {"width": 32, "depth": 2, "heads": 2, "intermediate_size": 64} | shape
+    encoder = dataclasses.replace(fit_to_corpus(preset(name), corpus.tokenizer), **sizes)
+    training = Training(Steps(steps), AdamW(lr=1e-3), Linear(0.1), precision="fp32", save=Steps(2))
+    return PretrainConfig(
+        encoder, training, objective, (PretrainPhase(48),), ExampleBudget(8), held_out=0.1,
+        evaluation_tokens=400, start=start,
+    )  # fmt: skip
+
+
+def stop_and_resume(config: PretrainConfig, corpus: Corpus, folder: Path) -> PretrainResult:
+    """The result of a run that stops after its checkpoint at step 2, and is resumed."""
+
+    def stop(event: Any) -> None:
+        if event.kind == "checkpoint" and event.progress.steps == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(config, corpus, folder, on_event=stop)
+    return pretrain(config, corpus, folder, resume=True)
