@@ -40,7 +40,6 @@ from typing_extensions import assert_never
 from bothways.core.batch import Batch, Targets, TokenTargets
 from bothways.core.errors import ConfigError
 from bothways.core.loss import Loss
-from bothways.core.runtime.tuning import TUNING
 from bothways.core.sequence import Sequence
 from bothways.core.training_module import TrainingModule
 from bothways.data.masking import Masking, Vocabulary
@@ -49,10 +48,10 @@ from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
 from bothways.model.heads import MaskedHead, ReplacedHead
 from bothways.model.init import without_weights
-from bothways.model.kernels.cross_entropy import cross_entropy
+from bothways.model.kernels.cross_entropy import row_chunks
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
-from bothways.objectives.masked_lm import MaskedObjective
+from bothways.objectives.masked_lm import MaskedObjective, masked_prediction
 from bothways.objectives.objective import ModelSpec, require_head
 from bothways.training.meter import EvaluationScores
 
@@ -298,14 +297,13 @@ def sample_tokens(
 
         probabilities 0.5 0.2 0.3, draw 0.6 → cumulative 0.5 0.7 1.0 → token 1
     """
-    elements = TUNING.loss_chunk_elements_cuda if logits.is_cuda else TUNING.loss_chunk_elements_cpu
-    rows = max(1, elements // logits.shape[1])
     tokens = [logits.new_zeros(0, dtype=torch.int64)]
     exact = torch.promote_types(logits.dtype, torch.float32)
-    for scores, draw in zip(torch.split(logits, rows), torch.split(draws, rows), strict=True):
+    for rows in row_chunks(logits):
         # Rounding leaves the last sum a little off 1, so the draw is scaled by it.
-        below = torch.softmax(scores.to(exact) / temperature, 1).cumsum(1, dtype=torch.float64)
-        token = torch.searchsorted(below, draw[:, None] * below[:, -1:], right=True)
+        below = torch.softmax(logits[rows].to(exact) / temperature, 1)
+        below = below.cumsum(1, dtype=torch.float64)
+        token = torch.searchsorted(below, draws[rows, None] * below[:, -1:], right=True)
         tokens.append(token[:, 0].clamp(max=logits.shape[1] - 1))
     return torch.cat(tokens)
 
@@ -357,8 +355,7 @@ class ReplacedTokensModule(TrainingModule):
         index, originals = torch.as_tensor(masked.index), torch.as_tensor(masked.ids)
         sources = self.generator.masked_sources(batch, index)
         hidden = self.generator.encoder(batch, only=sources)
-        x = self.generator.before_masked(batch, hidden, sources)
-        logits = self.generator.heads["masked"](x[sources], hidden.table)
+        loss, logits = masked_prediction(self.generator, batch, hidden)
         drawn = sample_tokens(logits, torch.as_tensor(replacements.draws), self.temperature)
         changed = dataclasses.replace(batch, ids=batch.ids.index_copy(0, index, drawn))
         with parametrize.cached():  # a disentangled table is computed once
@@ -374,7 +371,4 @@ class ReplacedTokensModule(TrainingModule):
             "flagged": flagged.sum(),
             "found": (flagged & labels).sum(),
         }
-        return {
-            "masked": cross_entropy(logits, originals),
-            "replaced": dataclasses.replace(detection, counts=counts),
-        }
+        return {"masked": loss, "replaced": dataclasses.replace(detection, counts=counts)}

@@ -145,8 +145,6 @@ class SpanBoundaryModule(MaskedLMModule):
         z_loss: the coefficient of the loss "z"; 0 for none.
     """
 
-    predicts = ("masked",)
-
     def __init__(self, model: Model, factor: float = 1.0, z_loss: float = 0.0) -> None:
         super().__init__(model, z_loss)
         self.boundary = SpanBoundary(model.config)
