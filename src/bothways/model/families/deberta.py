@@ -25,7 +25,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from bothways.core.errors import FolderError
-from bothways.model.config import Activation, Bias, EncoderConfig, Own, PostNorm, Readout
+from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, Readout
 from bothways.model.families import bert, family
 from bothways.model.families.common import classes, masked_rules, output_rules
 from bothways.model.families.family import Architecture, Family
@@ -85,11 +85,6 @@ _WITH_TANH: dict[str, Any] = {**family.ACTIVATIONS, "tanh": "tanh"}
 """The activations of the pooler and of the convolution."""
 
 
-def _activation_name(activation: Activation | str) -> str:
-    """Return transformers' name of an activation, "" without one."""
-    return next((name for name, value in _WITH_TANH.items() if value == activation), "")
-
-
 def _has_decoder(position: object) -> bool:
     return isinstance(position, Disentangled) and position.absolute == "decoder"
 
@@ -128,9 +123,11 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         "type_vocab_size": config.segments,
         **({} if config.embedding is None else {"embedding_size": config.embedding}),
         "pooler_hidden_size": config.width,
-        "pooler_hidden_act": _activation_name(inner.activation) if isinstance(inner, Own) else "",
-        "pooler_dropout": inner.input_dropout if isinstance(inner, Own) else 0.0,
+        "pooler_hidden_act": "",
     }
+    if isinstance(inner, Own):
+        settings["pooler_hidden_act"] = family.first_name(_WITH_TANH, inner.activation)
+        settings["pooler_dropout"] = inner.input_dropout
     match position:
         case Learned():
             settings |= {
@@ -156,7 +153,8 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
             if position.convolution is not None:
                 settings["conv_kernel_size"] = position.convolution.size
                 settings["conv_groups"] = position.convolution.groups
-                settings["conv_act"] = _activation_name(position.convolution.activation)
+                name = family.first_name(_WITH_TANH, position.convolution.activation)
+                settings["conv_act"] = name
     return settings
 
 

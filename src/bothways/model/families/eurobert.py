@@ -15,7 +15,14 @@ from typing import Any
 
 from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Own, PreNorm, Readout
 from bothways.model.families.common import classes, output_rules
-from bothways.model.families.family import SIZES, ConfigRules, Family, read_choice, read_number
+from bothways.model.families.family import (
+    SIZES,
+    ConfigRules,
+    Family,
+    first_name,
+    read_choice,
+    read_number,
+)
 from bothways.model.families.rotary import layer_rules, read_rotary, write_rotary
 from bothways.model.families.weight_names import KeyTable, Rename, Tie
 from bothways.model.positions import Rotary
@@ -76,9 +83,7 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
     return {
         "num_key_value_heads": config.key_value_heads or config.heads,
         "head_dim": config.width // config.heads,
-        "classifier_pooling": next(
-            (name for name, value in _POOLINGS.items() if value == reads), ""
-        ),
+        "classifier_pooling": first_name(_POOLINGS, reads),
         **write_rotary(config),
         # Absent ids would be the published vocabulary's.
         **({} if config.vocab > _PAD else {"bos_token_id": None, "eos_token_id": None}),

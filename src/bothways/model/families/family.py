@@ -158,8 +158,8 @@ class ConfigRules:
             values[path] = read(raw, setting, default, location)
         default = defaults.position.max_positions + _offset(defaults)
         positions = read_number(raw, self.positions, default, location) - _offset(defaults)
-        names = (name for name, field in self.activations.items() if field == defaults.activation)
-        activation = read_choice(raw, self.activation, self.activations, next(names), location)
+        name = first_name(self.activations, defaults.activation)
+        activation = read_choice(raw, self.activation, self.activations, name, location)
         pad = raw.get("pad_token_id", defaults.pad)
         pad = None if pad is None else read_number(raw, "pad_token_id", defaults.pad or 0, location)
         if defaults.pad is None and pad is not None and not 0 <= pad < values["vocab"]:
@@ -203,11 +203,10 @@ class ConfigRules:
         """Return the settings of a configuration, None if reading them gives another one."""
         if "segments" in self.numbers and not config.segments:
             return None  # the family always has an embedding of segments
-        names = (name for name, field in self.activations.items() if field == config.activation)
         settings = {
             **{key: _at(config, field) for field, key in self.numbers.items()},
             self.positions: config.position.max_positions + _offset(config),
-            self.activation: next(names, ""),
+            self.activation: first_name(self.activations, config.activation),
             "pad_token_id": config.pad,
             "tie_word_embeddings": config.readout.output == "embedding",
             **self.constant,
@@ -289,6 +288,11 @@ def read_choice(
         message = f"{key} {value!r:.80} has no counterpart here: it must be one of {choices}"
         raise FolderError(message, where=location)
     return allowed[value]
+
+
+def first_name(names: Mapping[str, Any], value: object) -> str:
+    """Return the first name of a value, "" without one."""
+    return next((name for name, meaning in names.items() if meaning == value), "")
 
 
 DROPOUTS: dict[str, tuple[str, float | None]] = {

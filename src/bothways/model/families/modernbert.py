@@ -155,10 +155,7 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
             kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
         },
         "embedding_dropout": config.dropout_at("embedding"),
-        "classifier_activation": next(
-            (key for key, field in family.ACTIVATIONS.items() if field == inner.activation),
-            "",
-        ),
+        "classifier_activation": family.first_name(family.ACTIVATIONS, inner.activation),
         "classifier_pooling": {"first": "cls", "mean": "mean"}[inner.reads],
         # Absent ids would be the published vocabulary's.
         **({} if config.vocab > _PAD else dict.fromkeys(_SPECIALS)),
