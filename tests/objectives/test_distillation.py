@@ -16,7 +16,6 @@ from bothways.core.batch import Batch, Layout, pack
 from bothways.core.config import reader
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.sequence import Sequence
-from bothways.core.source import rng
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
 from bothways.data.masking import Vocabulary
@@ -44,6 +43,8 @@ from bothways.training.loop import weighted_sum
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Linear
 from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer
+from toy_objective import draw_sequences
+from toy_training import void
 
 SIZE = len(VOCABULARY)
 EVERY: tuple[DistilLoss, ...] = (
@@ -63,10 +64,6 @@ def shape(**changes: object) -> EncoderConfig:
     )
 
 
-def vocabulary() -> Vocabulary:
-    return Vocabulary(np.arange(SIZE) < 5, np.arange(SIZE) == SIZE - 1, 4)
-
-
 def build_training_module(
     losses: tuple[DistilLoss, ...], student: EncoderConfig, teacher: EncoderConfig
 ) -> DistillationModule:
@@ -82,12 +79,8 @@ def batch_of(lengths: tuple[int, ...] = (9, 4, 14, 8)) -> Batch:
 
 
 def sequences(lengths: tuple[int, ...]) -> list[Sequence]:
-    draw, objective, result = np.random.default_rng(3), Distillation("teacher"), []
-    for number, length in enumerate(lengths):
-        ids = np.array([2, *draw.integers(5, SIZE, length - 2), 3], np.int32)
-        text = Sequence(ids, np.zeros(length, np.int8))
-        result.append(objective.prepare(text, vocabulary(), rng(number, "test")))
-    return result
+    vocabulary = Vocabulary(np.arange(SIZE) < 5, np.arange(SIZE) == SIZE - 1, 4)
+    return draw_sequences(Distillation("teacher"), lengths, vocabulary)
 
 
 def means(training_module: DistillationModule, batch: Batch) -> dict[str, float]:
@@ -241,11 +234,8 @@ def test_splits_of_a_step_do_not_change_its_gradient():
         }
 
     whole = gradient([pack(all_of_them)])
-    void = dataclasses.replace(
-        all_of_them[0],
-        targets={n: target.without_weight() for n, target in all_of_them[0].targets.items()},
-    )
-    parts = gradient([pack(all_of_them[:1]), pack(all_of_them[1:]), pack([void])])
+    empty = pack([void(all_of_them[0])])
+    parts = gradient([pack(all_of_them[:1]), pack(all_of_them[1:]), empty])
     assert whole.keys() == parts.keys()
     assert all(torch.allclose(whole[name], parts[name], atol=1e-10) for name in whole)
     assert set(training_module.coefficients.items()) == {
