@@ -1,8 +1,11 @@
 """Distillation: each loss by its formula in float64, its gradient, the frozen teacher, and runs to folders."""
 
 import dataclasses
+import functools
 import itertools
 import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +41,7 @@ from bothways.objectives.distillation import (
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.layers import spread_layers, with_layers
 from bothways.pretraining.recipes import distilbert, distillation, minilm
-from bothways.pretraining.run import pretrain
+from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.training.loop import weighted_sum
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Linear
@@ -336,22 +339,33 @@ def settings_of(
     return reader.load(PretrainConfig, base=base, overrides=[*SHORT, *more])
 
 
+@pytest.fixture(scope="module")
+def run_recipe(teacher, corpus, tmp_path_factory) -> Callable[[str], tuple[Path, PretrainResult]]:
+    """The folder and the result of a recipe's run, which is made once."""
+
+    @functools.cache
+    def run(recipe: str) -> tuple[Path, PretrainResult]:
+        folder = tmp_path_factory.mktemp(recipe) / "run"
+        settings = settings_of(teacher, corpus, recipe, "training.keep.last=9")
+        assert settings.start_layers == (1, 4)
+        return folder, pretrain(settings, corpus, folder)
+
+    return run
+
+
 @pytest.mark.parametrize(
-    ("recipe", "name"),
-    [("distilbert", "BertForMaskedLM"), ("minilm", "BertModel")],
+    ("recipe", "name"), [("distilbert", "BertForMaskedLM"), ("minilm", "BertModel")]
 )
-def test_a_run_saves_a_student_that_transformers_opens(recipe, name, teacher, corpus, tmp_path):
+def test_a_run_saves_a_student_that_transformers_opens(recipe, name, run_recipe):
     import transformers
 
-    settings = settings_of(teacher, corpus, recipe)
-    assert settings.start_layers == (1, 4)
-    done = pretrain(settings, corpus, tmp_path / "run")
-    theirs = getattr(transformers, name).from_pretrained(tmp_path / "run" / "model").eval()
+    folder, done = run_recipe(recipe)
+    theirs = getattr(transformers, name).from_pretrained(folder / "model").eval()
     batch = batch_of((9,))
     with torch.no_grad():
         last = theirs.base_model(batch.ids[None]).last_hidden_state[0]
         assert torch.allclose(done.model.eval().encoder(batch).last, last, atol=1e-5)
-    state = load_model(tmp_path / "run" / "model").model.encoder.state_dict()
+    state = load_model(folder / "model").model.encoder.state_dict()
     assert len(done.model.encoder.blocks) == 2
     assert all(torch.equal(state[n], t) for n, t in done.model.encoder.state_dict().items())
     expected = {
@@ -364,11 +378,14 @@ def test_a_run_saves_a_student_that_transformers_opens(recipe, name, teacher, co
     assert losses == expected
 
 
-def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(teacher, corpus, tmp_path):
+def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(
+    run_recipe, teacher, corpus, tmp_path
+):
     from safetensors.torch import load_file
 
     settings = settings_of(teacher, corpus, "distilbert", "training.keep.last=9")
-    whole = pretrain(settings, corpus, tmp_path / "run")
+    folder, whole = run_recipe("distilbert")
+    shutil.copytree(folder, tmp_path / "run")
     checkpoint = tmp_path / "run" / "step-6" / "model.safetensors"
     assert not any(name.startswith("teacher") for name in load_file(checkpoint))
     for left in ("step-6", "model"):
