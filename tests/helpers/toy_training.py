@@ -42,7 +42,7 @@ from bothways.training.optimizers import (
     build_optimizer,
 )
 from bothways.training.parallel import full_tensor, sharded
-from bothways.training.run import Training, TrainingPhase, TrainingRun
+from bothways.training.run import Event, Training, TrainingPhase, TrainingRun
 from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import Duration, Linear, RunState, Steps
 
@@ -189,6 +189,12 @@ TRAINING = Training(
 
 WHOLE = (Lamb(lr=0.01), StableAdamW(lr=0.01), Muon(lr=0.01))
 """The optimizers whose update depends on whole matrices."""
+FITS: dict[str, tuple[int, OptimizerConfig, int]] = {
+    **{f"{size} sequences": (size, AdamW(lr=0.01), 3) for size in (6, 7, 1)},
+    "gradients": (7, AdamW(lr=0.01), 1),
+    **{config.kind: (7, config, 3) for config in WHOLE},
+}
+"""The sequences of each step, the optimizer and the steps of what two ranks do."""
 
 
 def run_toy(
@@ -302,15 +308,10 @@ def rank_main(rank: int, world: int, port: int, folder: Path) -> None:
 
 def _collective(plan: parallel.Plan) -> dict[str, object]:
     found: dict[str, object] = {}
-    for size in (6, 7, 1):
-        for count in (1, 3):
-            training_module = toy(dtype=torch.float64)
-            # Two microbatches on rank 0, one on rank 1.
-            mine = steps(Cursor(), size, 2 - plan.rank, plan.rank, 2)
-            found[f"{size} sequences, {count} steps"] = fit_toy(training_module, mine, count, plan)
-    for config in WHOLE:
-        mine = steps(Cursor(), 7, 2 - plan.rank, plan.rank, 2)
-        found[config.kind] = fit_toy(toy(dtype=torch.float64), mine, 3, plan, config)
+    for name, (size, config, count) in FITS.items():
+        # Two microbatches on rank 0, one on rank 1.
+        mine = steps(Cursor(), size, 2 - plan.rank, plan.rank, 2)
+        found[name] = fit_toy(toy(dtype=torch.float64), mine, count, plan, config)
     scores = evaluate_losses(
         toy(dtype=torch.float64),
         [next(steps(Cursor(), 7, 2, plan.rank, 2))],
@@ -377,6 +378,22 @@ def processes() -> ForkServerContext:
     record_writer = "tensorboard.summary.writer.record_writer"
     context.set_forkserver_preload(["pytest", *late, record_writer, "toy_training"])
     return context
+
+
+def equal(first: nn.Module, second: nn.Module) -> bool:
+    """Whether two modules have the same parameters, to the bit."""
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def stop_at(step: int, kind: str = "checkpoint") -> Callable[[Event], None]:
+    """A listener that ends a run by InterruptedError, after its checkpoint or event of a step."""
+
+    def stop(event: Event) -> None:
+        if event.kind == kind and event.progress.steps == step:
+            raise InterruptedError
+
+    return stop
 
 
 def metric_lines(folder: Path) -> list[dict[str, float]]:

@@ -15,7 +15,7 @@ from bothways.training.average import Average, use_average
 from bothways.training.checkpoint import Best, FolderStore, Keep, MemoryStore, Store, checkpoints
 from bothways.training.run import EarlyStopping, Event, TrainingPhase
 from bothways.training.schedules import WSD, Duration, Hours, Linear, RunState, Schedule, Steps
-from toy_training import TRAINING, Toy, ToyStep, metric_lines, run_toy, steps, toy
+from toy_training import TRAINING, Toy, ToyStep, metric_lines, run_toy, steps, stop_at, toy
 
 
 def run(
@@ -31,13 +31,8 @@ def run(
     )  # fmt: skip
     training_module = toy()
     folder.mkdir(exist_ok=True)
-
-    def note(event: Event) -> None:
-        if event.kind == "checkpoint" and event.progress.steps == stop:
-            raise InterruptedError
-
     store = FolderStore(folder, {"training": {"until": str(until)}}, {"training.until"})
-    progress = run_toy(store, training, training_module, on_event=note)
+    progress = run_toy(store, training, training_module, on_event=stop_at(stop))
     return training_module.state_dict(), progress
 
 
@@ -45,31 +40,29 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in checkpoints(folder)]
 
 
-def test_a_finished_run_is_made_longer_from_its_plateau(tmp_path):
+def test_a_run_is_made_longer_from_its_plateau(tmp_path):
+    """One that is finished, and ones that were stopped before, at and after the end of the plateau."""
     whole, _ = run(tmp_path / "whole", Steps(32))
-    run(tmp_path / "longer", Steps(16))
-    assert names(tmp_path / "longer") == ["step-12", "step-16"]
-    longer, progress = run(tmp_path / "longer", Steps(32))
-    assert progress.steps == 32
-    assert all(torch.equal(tensor, longer[name]) for name, tensor in whole.items())
-    assert names(tmp_path / "longer") == names(tmp_path / "whole") == ["step-24", "step-32"]
+    for stop in (0, 3, 12, 15):
+        folder = tmp_path / f"longer-{stop}"
+        if stop:
+            with pytest.raises(InterruptedError):
+                run(folder, Steps(16), stop)
+            # Made longer, stopped on the plateau, and resumed.
+            with pytest.raises(InterruptedError):
+                run(folder, Steps(32), 18)
+        else:
+            run(folder, Steps(16))
+            assert names(folder) == ["step-12", "step-16"]
+        longer, progress = run(folder, Steps(32))
+        assert progress.steps == 32
+        assert all(torch.equal(tensor, longer[name]) for name, tensor in whole.items())
+    assert names(tmp_path / "longer-0") == names(tmp_path / "whole") == ["step-24", "step-32"]
     rates, expected = (
         [line["learning_rate"] for line in metric_lines(tmp_path / name)]
-        for name in ("longer", "whole")
+        for name in ("longer-0", "whole")
     )
     assert rates == expected
-
-
-@pytest.mark.parametrize("stop", [3, 12, 15])
-def test_a_stopped_run_is_made_longer_from_its_plateau(stop, tmp_path):
-    whole, _ = run(tmp_path / "whole", Steps(32))
-    with pytest.raises(InterruptedError):
-        run(tmp_path / "longer", Steps(16), stop)
-    # Made longer, stopped on the plateau, and resumed.
-    with pytest.raises(InterruptedError):
-        run(tmp_path / "longer", Steps(32), 18)
-    longer, _ = run(tmp_path / "longer", Steps(32))
-    assert all(torch.equal(tensor, longer[name]) for name, tensor in whole.items())
 
 
 def test_in_its_decay_a_run_resumes_where_it_was(tmp_path):
@@ -88,8 +81,9 @@ def test_schedules_without_a_plateau_are_stretched(tmp_path):
     assert [line["step"] for line in metric_lines(tmp_path)] == [*range(1, 13)]
 
 
-@pytest.mark.parametrize("stop", [3, 6, 9, 12])
-@pytest.mark.parametrize("schedule", [WSD(0.1, 0.25), Linear(0.1)], ids=lambda value: value.kind)
+@pytest.mark.parametrize(
+    ("schedule", "stop"), [(WSD(0.1, 0.25), 6), (WSD(0.1, 0.25), 12), (Linear(0.1), 9)]
+)
 def test_a_run_by_the_clock_resumes_at_its_time(stop, schedule, tmp_path, monkeypatch):
     """The clock advances by a minute with each step that is read: equal rates, phases and weights."""
     time = {"minutes": 0}
@@ -108,17 +102,11 @@ def test_a_run_by_the_clock_resumes_at_its_time(stop, schedule, tmp_path, monkey
         )  # fmt: skip
         training_module = toy()
         folder.mkdir(exist_ok=True)
-
-        def note(event: Event) -> None:
-            if event.kind == "checkpoint" and event.progress.steps == stop:
-                raise InterruptedError
-
         phases = [
             TrainingPhase(Hours(8 / 60), lambda state: clocked(state, 5)),
             TrainingPhase(Hours(16 / 60), lambda state: clocked(state, 4)),
         ]
-        store = FolderStore(folder, {})
-        run_toy(store, training, training_module, phases=phases, on_event=note)
+        run_toy(folder, training, training_module, phases=phases, on_event=stop_at(stop))
         return training_module
 
     whole = session(tmp_path / "whole").state_dict()
@@ -206,11 +194,6 @@ def test_a_run_ends_when_nothing_gets_better(tmp_path):
     assert (again.steps, again.early) == (8, True)
 
 
-def test_a_run_that_gets_better_in_time_goes_on(tmp_path):
-    progress = run_patiently(tmp_path / "run", [0.1, 0.3, 0.2, 0.4, 0.3, 0.5, 0.1])
-    assert (progress.steps, progress.early) == (14, False)
-
-
 def test_the_end_of_a_run_is_no_early_end(tmp_path):
     progress = run_patiently(tmp_path / "run", [0.5, 0.4, 0.3], until=6, patience=2)
     assert (progress.steps, progress.early, progress.finished(Steps(6))) == (6, False, True)
@@ -239,8 +222,7 @@ def run_averaged(
     def note(event: Event) -> None:
         if event.kind == "step":
             weights.append(copied())
-        if event.kind == "checkpoint" and event.progress.steps == stop:
-            raise InterruptedError
+        stop_at(stop)(event)
 
     def evaluation(progress: object) -> dict[str, float]:
         scored.append(copied())
@@ -306,13 +288,6 @@ def test_a_frozen_parameter_has_no_average():
     use_average(training_module)
 
 
-@pytest.mark.parametrize("ema", [0.0, 1.0, -0.5, float("nan")])
-def test_a_decay_out_of_range_is_refused(ema):
-    with pytest.raises(ConfigError, match="above 0 and below 1") as caught:
-        dataclasses.replace(TRAINING, ema=ema)
-    assert caught.value.where == "training.ema"
-
-
 FREE = dataclasses.replace(TRAINING, until=Steps(7), evaluate=Steps(2), keep=Keep())
 
 
@@ -333,29 +308,23 @@ def run_in_memory(
     return store, progress, seen, training_module.inner.weight.detach()
 
 
-@pytest.mark.parametrize(("best", "at"), [(HIGH, 1), (LOW, 2)])
-def test_it_ends_with_the_best_weights(best, at):
-    store, progress, seen, last = run_in_memory(best, [0.5, 0.9, 0.1, 0.9])
-    assert len(store.history) == len(seen) == 4, "after steps 2, 4 and 6, and at the end"
-    assert store.metrics == {"m": [0.5, 0.9, 0.1, 0.9][at]}
-    assert torch.equal(last, seen[at])
-    assert not any(torch.equal(last, other) for place, other in enumerate(seen) if place != at)
-    assert (progress.steps, progress.early) == (7, False)
-
-
-@pytest.mark.parametrize(("best", "at"), [(HIGH, 1), (LOW, 2)])
-def test_no_number_is_worse_than_any_number(best, at):
-    values = [math.nan, 0.5, 0.4, math.nan]
-    store, _, seen, last = run_in_memory(best, values)
+@pytest.mark.parametrize(
+    ("best", "values", "at", "patience", "end"),
+    [
+        (HIGH, [0.5, 0.9, 0.1, 0.9], 1, None, 7),  # after steps 2, 4 and 6, and at the end
+        (LOW, [0.5, 0.9, 0.1, 0.9], 2, None, 7),
+        (HIGH, [math.nan, 0.5, 0.4, math.nan], 1, None, 7),
+        (LOW, [math.nan, 0.5, 0.4, math.nan], 2, None, 7),
+        (HIGH, [0.5, 0.4, 0.3], 0, 2, 6),
+    ],
+)
+def test_it_ends_with_the_best_weights(best, values, at, patience, end):
+    store, progress, seen, last = run_in_memory(best, values, patience)
+    assert len(store.history) == len(seen) == len(values)
     assert store.metrics == {"m": values[at]}
+    assert [torch.equal(last, weights) for weights in seen].count(True) == 1
     assert torch.equal(last, seen[at])
-
-
-def test_patience_ends_it():
-    _, progress, seen, last = run_in_memory(HIGH, [0.5, 0.4, 0.3, 0.2], patience=2)
-    assert (progress.steps, progress.early) == (6, True)
-    assert len(seen) == 3
-    assert torch.equal(last, seen[0])
+    assert (progress.steps, progress.early) == (end, end < 7)
 
 
 def test_without_an_evaluation_the_last_weights_stay():

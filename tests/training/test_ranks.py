@@ -35,9 +35,9 @@ from bothways.training.saved_state import NewCheckpoint
 from bothways.training.schedules import RunState
 from bothways.training.trackers import TensorBoard
 from toy_training import (
+    FITS,
     SINGLE,
     TRAINING,
-    WHOLE,
     Toy,
     enter_ranks,
     exit_code,
@@ -59,32 +59,17 @@ def two(tmp_path_factory):
     return folder, [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("size", [6, 7, 1])
-def test_gradients_are_those_of_one_process(two, size, rank):
+@pytest.mark.parametrize("name", FITS)
+def test_gradients_and_weights_are_those_of_one_process(two, name):
     """Seven sequences weigh unevenly on ranks and microbatches; of one sequence, rank 1 has a void share."""
-    alone = fit_toy(toy(dtype=torch.float64), steps(Cursor(), size), 1)
-    shared = two[1][rank][f"{size} sequences, 1 steps"]
-    for name, moment in alone["moments"].items():
-        torch.testing.assert_close(shared["moments"][name], moment, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize("size", [6, 7, 1])
-def test_weights_stay_equal_on_the_ranks_and_to_one_process(two, size):
-    alone = fit_toy(toy(dtype=torch.float64), steps(Cursor(), size), 3)
-    first, second = (found[f"{size} sequences, 3 steps"] for found in two[1])
-    for name, weight in alone["weights"].items():
-        assert torch.equal(first["weights"][name], second["weights"][name])
-        torch.testing.assert_close(first["weights"][name], weight, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("config", WHOLE, ids=lambda config: config.kind)
-def test_updates_of_whole_matrices_are_those_of_one_process(two, config):
-    alone = fit_toy(toy(dtype=torch.float64), steps(Cursor(), 7), 3, config=config)
-    first, second = (found[config.kind] for found in two[1])
-    for name, weight in alone["weights"].items():
-        assert torch.equal(first["weights"][name], second["weights"][name])
-        torch.testing.assert_close(first["weights"][name], weight, rtol=1e-9, atol=1e-11)
+    size, config, count = FITS[name]
+    alone = fit_toy(toy(dtype=torch.float64), steps(Cursor(), size), count, config=config)
+    first, second = (found[name] for found in two[1])
+    for kind in ("weights", "moments"):
+        assert first[kind].keys() == alone[kind].keys()
+        for parameter, expected in alone[kind].items():
+            assert torch.equal(first[kind][parameter], second[kind][parameter])
+            torch.testing.assert_close(first[kind][parameter], expected, rtol=1e-9, atol=1e-11)
 
 
 def test_an_evaluation_is_over_all_ranks(two):
@@ -217,16 +202,22 @@ def test_a_start_has_a_name_of_its_own_that_all_its_ranks_know():
     assert len({*starts}) == 3
 
 
-def end_with_a_slow_save(rank: int, world: int, port: int, folder: Path) -> None:
-    """Stop after a signal to rank 1, and note what was saved when this rank ends."""
-    enter_ranks(rank, world, port)
-    plan, write = parallel.plan_here(), NewCheckpoint.write
+def save_slowly(seconds: float) -> None:
+    """Let the main rank take longer to save."""
+    write = NewCheckpoint.write
 
     def slow(new: NewCheckpoint, *arguments: object) -> None:
-        time.sleep(0.0 if rank else 0.5)
+        time.sleep(seconds)
         write(new, *arguments)
 
     NewCheckpoint.write = slow
+
+
+def end_with_a_slow_save(rank: int, world: int, port: int, folder: Path) -> None:
+    """Stop after a signal to rank 1, and note what was saved when this rank ends."""
+    enter_ranks(rank, world, port)
+    save_slowly(0.0 if rank else 0.5)
+    plan = parallel.plan_here()
     with parallel.connected(plan, torch.device("cpu")):
         state = session(folder / "run", 4 if rank else None, plan=plan)
         saved = [path.name for path in checkpoint.checkpoints(folder / "run")]
@@ -345,16 +336,10 @@ def test_a_full_disk_of_one_rank_is_the_same_message_on_all(tmp_path):
     assert "(rank 1)" in (tmp_path / "parts-0").read_text()
 
 
-def save_slowly(rank: int, world: int, port: int, folder: Path) -> None:
-    """Save for longer than a step may take, on the main rank."""
+def save_for_longer_than_a_step(rank: int, world: int, port: int, folder: Path) -> None:
     enter_ranks(rank, world, port)
-    plan, write = parallel.plan_here(), NewCheckpoint.write
-
-    def slow(new: NewCheckpoint, *arguments: object) -> None:
-        time.sleep(0.0 if rank else 1.5)
-        write(new, *arguments)
-
-    NewCheckpoint.write = slow
+    save_slowly(0.0 if rank else 1.5)
+    plan = parallel.plan_here()
     keep = dataclasses.replace(TRAINING.keep, best=None)
     training = dataclasses.replace(TRAINING, keep=keep, step_limit=0.75)
     with parallel.connected(plan, torch.device("cpu")):
@@ -363,7 +348,7 @@ def save_slowly(rank: int, world: int, port: int, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_slow_checkpoint_of_one_rank_is_no_hang_of_the_others(tmp_path):
-    on_ranks(2, save_slowly, tmp_path)
+    on_ranks(2, save_for_longer_than_a_step, tmp_path)
     assert (tmp_path / "step-14" / "manifest.json").exists()
 
 
@@ -448,8 +433,3 @@ def test_other_errors_of_a_step_stay_as_they_are(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
     lost = lost_contact(Replicated(0, 2, 0), RuntimeError(GLOO))
     assert "while --max-restarts allows it" in str(lost)
-
-
-def test_without_a_limit_nothing_is_watched():
-    with Watchdog(Replicated(0, 2, 0), None) as dog:
-        dog.note("computing", 1)
