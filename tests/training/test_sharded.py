@@ -87,20 +87,19 @@ def _runs(plan: Sharded, folder: Path) -> dict[str, object]:
         path.name for path in (folder / "in_one_file").glob("step-*/*.safetensors")
     ]
     saved_state.WHOLE_BYTES = 0
-    for name, training in (("parts", TRAINING), ("background", AVERAGED)):
-        session(folder / name, 5 if plan.rank else None, plan=plan, training=training)
-        torch.distributed.barrier()
-        if plan.rank == 0:
-            shutil.copytree(folder / name, folder / f"{name} alone")
-        torch.distributed.barrier()
-        found[name] = session(folder / name, plan=plan, training=training).steps
+    session(folder / "parts", 5 if plan.rank else None, plan=plan, training=AVERAGED)
+    torch.distributed.barrier()
+    if plan.rank == 0:
+        shutil.copytree(folder / "parts", folder / "alone")
+    torch.distributed.barrier()
+    found["parts"] = session(folder / "parts", plan=plan, training=AVERAGED).steps
     return found
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory) -> tuple[Path, list[dict[str, object]]]:
     folder = tmp_path_factory.mktemp("sharded")
-    for name in ("in_one_file", "parts", "background"):
+    for name in ("in_one_file", "parts"):
         (folder / name).mkdir()
     on_ranks(2, work, folder)
     return folder, [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
@@ -142,21 +141,18 @@ def test_the_main_rank_decides_for_all_and_its_error_is_raised_by_all(two):
     assert [found["shared"] for found in two[1]] == [("step-3: is gone", 0)] * 2
 
 
-@pytest.mark.parametrize("name", ["parts", "background"])
-def test_a_run_stopped_on_one_rank_resumes_from_parts_to_the_weights_of_a_whole_run(two, name):
+def test_a_run_stopped_on_one_rank_resumes_from_parts(two):
     folder = two[0]
-    assert [found[name] for found in two[1]] == [14, 14]
-    newest = latest_checkpoint(folder / f"{name} alone")
+    assert [found["parts"] for found in two[1]] == [14, 14]
+    newest = latest_checkpoint(folder / "alone")
     assert newest is not None
     assert sorted(path.name for path in (newest / "shards").iterdir()) == [
         ".metadata", "__0_0.distcp", "__1_0.distcp",
     ]  # fmt: skip
     assert read_checkpoint(newest).progress.steps == 6
     # One process continues it: other draws of dropout, the same data.
-    training = AVERAGED if name == "background" else TRAINING
-    state = session(folder / f"{name} alone", training=training)
-    assert state.steps == 14
-    assert (checkpoints(folder / f"{name} alone")[-1] / "model.safetensors").exists()
+    assert session(folder / "alone", training=AVERAGED).steps == 14
+    assert (checkpoints(folder / "alone")[-1] / "model.safetensors").exists()
 
 
 def test_a_small_sharded_model_is_saved_whole(two):
