@@ -159,28 +159,22 @@ def test_the_rate_stays_between_0_and_the_peak_past_the_end_too(schedule):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "message"),
+    ("schedule", "run", "message"),
     [
-        (Linear(1.0), "a share of a run must be"),
-        (Linear(-0.1), "a share of a run must be"),
-        (Linear(Tokens(5)), r"given in tokens \(5 tokens\), the run in steps \(10 steps\)"),
-        (Linear(Steps(10)), "as long as the run"),
-        (WSD(0.5, 0.6), "longer than the run"),
+        (Linear(1.0), Steps(10), "a share of a run must be"),
+        (Linear(-0.1), Steps(10), "a share of a run must be"),
+        (
+            Linear(Tokens(5)),
+            Steps(10),
+            r"given in tokens \(5 tokens\), the run in steps \(10 steps\)",
+        ),
+        (Linear(Steps(10)), Steps(10), "as long as the run"),
+        (WSD(0.5, 0.6), Steps(10), "longer than the run"),
+        (WSD(0.2, 0.8 + 1e-14), Epochs(3.0), "longer than the run"),
+        (WSD(Tokens(2 * 10**14), Tokens(8 * 10**14 + 1)), Tokens(10**15), "longer than the run"),
     ],
 )
-def test_a_part_that_does_not_fit_the_run_is_refused(schedule, message):
+def test_a_part_that_does_not_fit_the_run_is_refused(schedule, run, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        rate_factor(schedule, Steps(10))
-    assert caught.value.where.startswith("training.schedule")
-
-
-@pytest.mark.parametrize(
-    ("schedule", "run"),
-    [
-        (WSD(0.2, 0.8 + 1e-14), Epochs(3.0)),
-        (WSD(Tokens(2 * 10**14), Tokens(8 * 10**14 + 1)), Tokens(10**15)),
-    ],
-)
-def test_parts_that_are_ever_so_slightly_longer_than_the_run_are_refused(schedule, run):
-    with pytest.raises(ConfigError, match="longer than the run"):
         rate_factor(schedule, run)
+    assert caught.value.where.startswith("training.schedule")

@@ -44,11 +44,6 @@ def test_a_duration_is_read_from_its_own_text(given_duration):
     assert duration(str(given_duration)) == given_duration
 
 
-@pytest.mark.parametrize("text", ["0.5 hours", "10 minutes", "30 seconds", "5000 tokens"])
-def test_a_duration_is_written_in_a_short_form(text):
-    assert str(duration(text)) == text
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "1000", "steps", "ten steps", "5 parsecs", "1,5 hours", "nan hours", "5 steps more"],
@@ -114,28 +109,12 @@ def test_progress_adds_steps_and_a_phase_continues_the_epoch():
     assert second.after(ToyStep((), Cursor(2, 0, 3), 10, 1, 2.8)).epochs == 2.8
 
 
-@given(
-    st.fixed_dictionaries(
-        dict(
-            steps=st.integers(0, 2**53),
-            tokens=st.integers(0, 2**60),
-            epochs=st.floats(0, 1e6),
-            seconds=st.floats(0, 1e9),
-            cursor=st.builds(Cursor, *[st.integers(0, 2**40)] * 3),
-            phase=st.integers(0, 3),
-        )
-    )
-)
-def test_progress_survives_json(fields):
-    progress = RunState(**fields)
-    again = RunState.from_json(json.loads(json.dumps(progress.to_json())))
-    assert again == progress
-    assert isinstance(again.cursor, Cursor)
-
-
-def test_the_ends_of_phases_survive_json():
-    state = RunState(cursor=Cursor(2, 0, 9)).next_phase()
-    assert RunState.from_json(json.loads(json.dumps(state.to_json()))) == state
+def test_progress_survives_json():
+    ended = RunState(2**53, 2**60, 0.1, 1e9, Cursor(2**40, 0, 9), early=True, plateau=3)
+    for state in (ended, ended.next_phase().next_phase()):
+        read = RunState.from_json(json.loads(json.dumps(state.to_json())))
+        assert read == state
+        assert isinstance(read.cursor, Cursor)
 
 
 def test_durations_are_converted_to_steps_in_every_unit():

@@ -107,14 +107,29 @@ def test_records_that_cannot_be_written_are_said(tmp_path):
 
 
 def test_records_that_cannot_be_read_are_said(tmp_path):
-    (tmp_path / "metrics.jsonl").mkdir()  # reading it is an error of the system
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="is not UTF-8"):
+        JsonLines(file, 3)
+    file.unlink()
+    file.mkdir()  # reading it is an error of the system
     with pytest.raises(ResourceError, match=r"metrics\.jsonl: cannot be read: Is a directory"):
-        JsonLines(tmp_path / "metrics.jsonl", 3)
+        JsonLines(file, 3)
+
+
+def read_events(folder):
+    """Steps and values by name, as TensorBoard reads them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return {
+        name: [(scalar.step, scalar.value) for scalar in events.Scalars(name)]
+        for name in events.Tags()["scalars"]
+    }
 
 
 def test_tensorboard_reads_what_is_written_and_forgets_what_a_resume_repeats(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     first = TensorBoard(tmp_path, 0)
     for step in (10, 20, 30):
         first.write({"step": step, "loss/masked": float(step), "tokens": step * 7})
@@ -122,36 +137,23 @@ def test_tensorboard_reads_what_is_written_and_forgets_what_a_resume_repeats(tmp
     again = TensorBoard(tmp_path, 20)
     again.write({"step": 30, "loss/masked": 0.5})
     again.close()
-    found = EventAccumulator(str(tmp_path))
-    found.Reload()
-    assert [(each.step, each.value) for each in found.Scalars("loss/masked")] == [
-        (10, 10.0),
-        (20, 20.0),
-        (30, 0.5),
-    ]
-    assert [each.step for each in found.Scalars("tokens")] == [10, 20]
-    assert "step" not in found.Tags()["scalars"]
+    assert read_events(tmp_path) == {
+        "loss/masked": [(10, 10.0), (20, 20.0), (30, 0.5)],
+        "tokens": [(10, 70.0), (20, 140.0)],
+    }
 
 
 def test_tensorboard_reads_a_session_after_the_clock_was_set_back_as_the_last_one(
     tmp_path, monkeypatch
 ):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     for number, now in enumerate((86_400.0, 3600.0, 3600.0)):
         monkeypatch.setattr(trackers.time, "time", lambda now=now: now)
         tracker = TensorBoard(tmp_path, 10 * number)
         for step in (10 * number + 10, 10 * number + 20):
             tracker.write({"step": step, "loss/masked": float(number)})
         tracker.close()
-    found = EventAccumulator(str(tmp_path))
-    found.Reload()
-    assert [(each.step, each.value) for each in found.Scalars("loss/masked")] == [
-        (10, 0.0),
-        (20, 1.0),
-        (30, 2.0),
-        (40, 2.0),
-    ]
+    losses = [(10, 0.0), (20, 1.0), (30, 2.0), (40, 2.0)]
+    assert read_events(tmp_path) == {"loss/masked": losses}
 
 
 @pytest.fixture
@@ -190,12 +192,6 @@ def test_time_left_of_a_run_by_the_clock_is_the_rest_of_it(clock):
     speed.mark(RunState())
     clock.now += 900.0
     assert speed.mark(RunState(seconds=900.0, tokens=10))["seconds_left"] == pytest.approx(2700.0)
-
-
-def test_records_that_are_not_utf8_are_one_message(tmp_path):
-    (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(CheckpointError, match="is not UTF-8"):
-        JsonLines(tmp_path / "metrics.jsonl", 3)
 
 
 class FakeWandb(ModuleType):

@@ -181,14 +181,6 @@ def test_a_model_that_fits_the_machine_is_not_mentioned(tmp_path):
     assert check_machine(DEMAND, tmp_path, CPU) == []
 
 
-def test_two_models_take_the_memory_of_both():
-    """Parameters that they have in common count once."""
-    two = dataclasses.replace(DEMAND, models=(*DEMAND.models, *DEMAND.models), shared=1000)
-    assert two.parameters == 2 * DEMAND.parameters - 1000
-    assert two.memory(CPU).total == 2 * DEMAND.memory(CPU).total - 16 * 1000
-    assert two.saved == 12 * two.parameters
-
-
 @pytest.mark.parametrize(("schedule", "checkpoints"), [(Constant(), 3), (WSD(), 4)])
 def test_a_full_disk_is_an_error(tmp_path, monkeypatch, schedule, checkpoints):
     """The checkpoint before a plateau's end stays, too."""
