@@ -31,10 +31,11 @@ from bothways.pretraining.evaluation import scored_objective
 from bothways.pretraining.run import pretrain
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.optimizers import AdamW
-from bothways.training.run import Event, Training
+from bothways.training.run import Training
 from bothways.training.schedules import Constant, Epochs, Hours, Linear, Steps, Tokens
 from commands import run_line
 from toy_animals import WORDS, document
+from toy_training import stop_at
 
 
 @pytest.fixture(scope="module")
@@ -91,20 +92,8 @@ def test_losses_are_named_by_corpus_and_the_total_is_weighted(corpora, tmp_path)
 def test_an_interrupted_mixture_resumes_to_equal_weights(corpora, tmp_path):
     config = settings(corpora["large"])
     whole = pretrain(config, corpora, tmp_path / "whole").model.state_dict()
-    half = dataclasses.replace(config.training, until=Steps(12))
-
-    class Stop(Exception):
-        pass
-
-    def stop(event: Event) -> None:
-        """End the session after a checkpoint in the second phase."""
-        if event.kind == "step" and event.progress.steps == 8:
-            raise Stop
-
-    with pytest.raises(Stop):
-        pretrain(
-            dataclasses.replace(config, training=half), corpora, tmp_path / "cut", on_event=stop
-        )
+    with pytest.raises(InterruptedError):  # in the second phase
+        pretrain(config, corpora, tmp_path / "cut", on_event=stop_at(8, "step"))
     reordered = dict(reversed(corpora.items()))
     done = pretrain(config, reordered, tmp_path / "cut", resume=True).model.state_dict()
     assert all(torch.equal(done[name], tensor) for name, tensor in whole.items())

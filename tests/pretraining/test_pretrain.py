@@ -37,7 +37,7 @@ from bothways.pretraining.build import build_models, preflight, vocabulary_of
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.recipes import modern, paper
-from bothways.pretraining.run import pretrain
+from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.run_page import curves, read_records
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_vocabulary
@@ -107,25 +107,28 @@ def weights(run: Path, role: str = "model") -> dict[str, torch.Tensor]:
     return load_file(run / role / "model.safetensors")
 
 
-def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(corpus, tmp_path):
+@pytest.fixture(scope="module")
+def learned(corpus, tmp_path_factory) -> PretrainResult:
+    """A run of 100 steps."""
+    return pretrain(settings(corpus, 100), corpus, tmp_path_factory.mktemp("learned"))
+
+
+def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(corpus, learned):
     from transformers import AutoTokenizer, BertForPreTraining
 
-    config = settings(corpus, 100)
-    done = pretrain(config, corpus, tmp_path / "run")
-    assert done.finished(config.training)
+    from bothways.core.batch import Batch, Layout
+
+    done, folder = learned, learned.folder
+    assert done.finished(settings(corpus, 100).training)
     assert done.metrics["held-out/loss/masked"] < done.metrics["unigram/loss/masked"] - 0.5
     assert done.metrics["held-out/accuracy/masked"] > done.metrics["unigram/accuracy/masked"] + 0.1
     assert done.metrics["held-out/perplexity"] == pytest.approx(
         np.exp(done.metrics["held-out/loss/masked"])
     )
 
-    theirs, info = BertForPreTraining.from_pretrained(
-        tmp_path / "run" / "model", output_loading_info=True
-    )
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), (
-        info
-    )
-    read = AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    theirs, info = BertForPreTraining.from_pretrained(folder, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    read = AutoTokenizer.from_pretrained(folder)
     inputs = read(
         "The cat sleeps in the [MASK].", "The cat eats near the wood.", return_tensors="pt"
     )
@@ -135,8 +138,6 @@ def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(corpu
     )
 
     model = done.model.eval()
-    from bothways.core.batch import Batch, Layout
-
     batch = Batch(
         inputs["input_ids"][0],
         inputs["token_type_ids"][0],
@@ -149,20 +150,6 @@ def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(corpu
         pair = model.heads["pair"](model.heads["pooler"](x, batch.layout))
     assert torch.allclose(logits, wanted.prediction_logits[0], atol=1e-5)
     assert torch.allclose(pair, wanted.seq_relationship_logits, atol=1e-5)
-
-
-def test_the_phases_share_the_run_and_the_second_reads_longer_sequences(corpus, tmp_path):
-    config = settings(
-        corpus, 10, phases=(PretrainPhase(16, 0.6), PretrainPhase(64, 0.4)), batch=ExampleBudget(8)
-    )
-    done = pretrain(config, corpus, tmp_path / "run")
-    lines = metric_lines(tmp_path / "run")
-    assert done.progress.phase == 1
-    assert done.progress.steps == 10
-    assert done.progress.tokens > 6 * 8 * 10 + 4 * 8 * 17, (
-        "the later sequences are longer than the first phase allows"
-    )
-    assert lines[-1]["step"] == 10
 
 
 def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus):
@@ -230,16 +217,6 @@ def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(corpus
     assert all(
         torch.equal(tensor, kept[name]) for name, tensor in bare.encoder.state_dict().items()
     )
-
-
-def test_settings_of_the_encoder_are_refused_where_a_model_gives_it(corpus, tmp_path):
-    encoder = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64)
-    save_model(tmp_path / "model", Model(encoder, (MaskedHead(), PairHead())), corpus.tokenizer)
-    words = words_for(
-        corpus, tmp_path / "run", "--start", str(tmp_path / "model"), "encoder.activation=relu"
-    )
-    with pytest.raises(ConfigError, match="model: only its dropout may differ"):
-        run_line(*words)
 
 
 @pytest.mark.parametrize(
@@ -414,7 +391,7 @@ def test_a_run_in_memory_learns_the_same_and_writes_nothing(corpus, tmp_path, mo
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_dropout_can_be_set_where_a_model_gives_the_encoder(corpus, tmp_path):
+def test_dropout_alone_can_be_set_where_a_model_gives_the_encoder(corpus, tmp_path):
     encoder = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64)
     save_model(tmp_path / "model", Model(encoder, (MaskedHead(), PairHead())), corpus.tokenizer)
     words = ["--start", str(tmp_path / "model"), "training.until=1 steps", "phases.0.length=32"]
@@ -427,6 +404,8 @@ def test_dropout_can_be_set_where_a_model_gives_the_encoder(corpus, tmp_path):
     more = [word for word in words if "model" not in word and word != "--start"]
     with pytest.raises(CheckpointError, match=r"start was .*model', is None"):
         run_line(*more, *shape, "--out", tmp_path / "kept")
+    with pytest.raises(ConfigError, match="model: only its dropout may differ"):
+        run_line(*words, "encoder.activation=relu", "--out", tmp_path / "no")
 
 
 def test_the_preflight_says_which_sentences_will_be_cut(corpus):
@@ -521,24 +500,6 @@ def test_what_fine_tuning_chooses_is_given_in_pre_training(corpus, tmp_path, set
     assert caught.value.where == setting.partition("=")[0]
 
 
-def test_a_run_that_went_on_from_a_model_names_it_first_when_it_is_left_out(corpus, tmp_path):
-    first = settings(corpus, 2)
-    pretrain(first, corpus, tmp_path / "first")
-    start = str(tmp_path / "first" / "model")
-    pretrain(dataclasses.replace(first, start=start), corpus, tmp_path / "run")
-    other = dataclasses.replace(
-        first, encoder=dataclasses.replace(first.encoder, intermediate_size=32)
-    )
-    with pytest.raises(CheckpointError, match=r"of another run: start was '.*', is None; encoder"):
-        pretrain(other, corpus, tmp_path / "run", resume=True)
-
-
-def test_resume_starts_a_run_where_there_is_none(corpus, tmp_path):
-    done = pretrain(settings(corpus, 2), corpus, tmp_path / "run", resume=True)
-    assert done.progress.steps == 2
-    assert done.folder == tmp_path / "run" / "model"
-
-
 @pytest.mark.usefixtures("pages")
 def test_a_page_shows_the_course_of_a_run(corpus, tmp_path):
     config = settings(corpus, 20)
@@ -561,7 +522,7 @@ def test_a_phase_may_have_segments_of_its_own(corpus, tmp_path):
     config = settings(
         corpus,
         8,
-        phases=(PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(32, 0.5)),
+        phases=(PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(64, 0.5)),
         batch=ExampleBudget(8),
     )
     config = dataclasses.replace(
@@ -571,13 +532,12 @@ def test_a_phase_may_have_segments_of_its_own(corpus, tmp_path):
     lines = metric_lines(tmp_path / "run")
     paired = {line["step"] for line in lines if "loss/pair" in line}
     assert paired == {5, 6, 7, 8}, "the first phase has no pairs to learn from"
-    assert done.progress.steps == 8
+    assert (done.progress.steps, done.progress.phase) == (8, 1)
+    assert done.progress.tokens > 4 * 8 * (16 + 17), "the later sequences are longer"
 
 
-def test_a_model_is_evaluated_on_a_corpus(corpus, tmp_path, capsys):
-    pretrain(settings(corpus, 30), corpus, tmp_path / "run")
-    words = ["evaluate", str(tmp_path / "run" / "model"), str(corpus.folder), "--length", "32"]
-    run_line(*words, "--json")
+def test_a_model_is_evaluated_on_a_corpus(corpus, learned, tmp_path, capsys):
+    run_line("evaluate", learned.folder, corpus.folder, "--length", "32", "--json")
     metrics = json.loads(capsys.readouterr().out)
     assert metrics["loss/masked"] < metrics["unigram/loss/masked"]
     assert metrics["perplexity"] == pytest.approx(np.exp(metrics["loss/masked"]))

@@ -10,43 +10,25 @@ import torch
 
 from bothways.cli import main as cli
 from bothways.core.config import reader as configs
-from bothways.data.loader import ExampleBudget
-from bothways.model.config import Dropouts, EncoderConfig
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.model.families.catalogue import preset
+from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.forecast import memory_demand
-from bothways.training.optimizers import AdamW
+from bothways.pretraining.recipes import modern
 from bothways.training.parallel import Replicated, Sharded, Sharding, Single
-from bothways.training.run import Training
-from bothways.training.schedules import Linear, Steps
+from bothways.training.schedules import Steps
 from bothways.training.step_cost import USABLE, choose_parallelism
 
 READY = Path(__file__).parents[2] / "deploy" / "training"
+SETTINGS = modern(preset("bert-tiny"))
 
 
-@pytest.fixture(scope="module")
-def settings(corpus) -> PretrainConfig:
-    encoder = EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.0, 0.0))
-    training = Training(
-        Steps(6), AdamW(lr=3e-3), Linear(0.1), "fp32", save=Steps(2), report=Steps(1), ema=0.9
-    )
-    phases = (PretrainPhase(16, 0.5), PretrainPhase(48, 0.5))
-    return PretrainConfig(
-        encoder,
-        training,
-        phases=phases,
-        batch=ExampleBudget(8),
-        held_out=0.1,
-        evaluation_tokens=400,
-    )
-
-
-def test_ranks_share_a_model_that_does_not_fit(settings, monkeypatch):
+def test_ranks_share_a_model_that_does_not_fit(monkeypatch):
     from bothways.training import step_cost as machine
 
     monkeypatch.setattr(machine, "all_gather", lambda plan, value: value[None])
     monkeypatch.setattr(machine.devices, "memory_available", lambda device: free)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    cpu, plan, load = torch.device("cpu"), Replicated(1, 4, 1), memory_demand(settings)
+    cpu, plan, load = torch.device("cpu"), Replicated(1, 4, 1), memory_demand(SETTINGS)
     needed = load.memory(cpu).total
     free = int(needed / USABLE) + 1
     assert choose_parallelism(plan, "auto", load, cpu) == plan
@@ -77,10 +59,10 @@ def ready_commands() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("name", "words"), ready_commands(), ids=lambda each: str(each)[:20])
-def test_a_ready_file_gives_settings_that_there_are(name, words, settings):
+def test_a_ready_file_gives_settings_that_there_are(name, words):
     cli.app.parse_args(words, print_error=False, exit_on_error=False)
     read = configs.load(
-        PretrainConfig, base=settings, overrides=[word for word in words if "=" in word]
+        PretrainConfig, base=SETTINGS, overrides=[word for word in words if "=" in word]
     )
     assert read.training.until == Steps(100_000), name
     assert read.training.step_limit == 1800

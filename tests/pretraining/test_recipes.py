@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, interface, report_findings
 from bothways.core.source import Cursor
-from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
@@ -62,7 +62,7 @@ from bothways.text.trainers import ByteBPE, train_vocabulary
 from bothways.training.checkpoint import checkpoints
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, Muon, OptimizerConfig, StableAdamW
 from bothways.training.parallel import Single
-from bothways.training.run import Event, Training
+from bothways.training.run import Training
 from bothways.training.schedules import (
     WSD,
     Cosine,
@@ -75,6 +75,7 @@ from bothways.training.schedules import (
 )
 from commands import run_line
 from toy_animals import document
+from toy_training import metric_lines, stop_at
 
 SMALL = [
     "encoder.depth=2",
@@ -199,7 +200,6 @@ def test_a_small_encoder_reads_all_its_positions(recipe):
         ("albert", "albert-base-v2", "AlbertForPreTraining", []),
         ("spanbert", "bert-tiny", "BertForMaskedLM", []),
         ("electra", "bert-tiny", "ElectraForPreTraining", []),
-        ("deberta", "deberta-base", "DebertaForMaskedLM", []),
     ],
 )
 def test_what_a_recipe_saves_opens_in_transformers(
@@ -387,57 +387,38 @@ def settings(corpus: Corpus, optimizer: OptimizerConfig, **changes: object) -> P
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "auto"])
 @pytest.mark.parametrize(
     "optimizer",
     [*(pytest.param(each, marks=pytest.mark.slow) for each in OPTIMIZERS[:-1]), OPTIMIZERS[-1]],
     ids=lambda config: config.kind,
 )
 def test_a_run_learns_and_resumes_to_equal_weights(optimizer, precision, corpus, tmp_path):
+    """With updates that grow and an average of the weights, which is saved."""
     config = settings(corpus, optimizer)
     exact = dataclasses.replace(config.training, precision=precision)
     config = dataclasses.replace(config, training=exact)
-
-    def cut(event: Event) -> None:
-        if event.kind == "checkpoint" and event.progress.steps == 14:
-            raise InterruptedError
-
-    try:
-        done = pretrain(config, corpus, tmp_path / "whole")
-    except ConfigError:
-        assert precision == "bf16"
-        pytest.skip("this processor has no bf16")
+    done = pretrain(config, corpus, tmp_path / "whole")
     assert done.metrics["held-out/loss/masked"] < done.metrics["unigram/loss/masked"] - 0.1
     assert 0 < done.metrics["held-out/loss/z"] < 200, "without its coefficient"
     with pytest.raises(InterruptedError):
-        pretrain(config, corpus, tmp_path / "cut", on_event=cut)
+        pretrain(config, corpus, tmp_path / "cut", on_event=stop_at(14))
     again = pretrain(config, corpus, tmp_path / "cut", resume=True)
     assert again.metrics == done.metrics
     saved = [load_model(tmp_path / name / "model").model.state_dict() for name in ("whole", "cut")]
     assert all(torch.equal(tensor, saved[1][name]) for name, tensor in saved[0].items())
     ours = done.model.state_dict()
     assert all(torch.equal(tensor, ours[name]) for name, tensor in saved[0].items())
-
-
-def test_the_average_is_saved_and_the_log_shows_growing_updates(corpus, tmp_path):
-    config = settings(corpus, Muon())
-    done = pretrain(config, corpus, tmp_path / "run")
-    averaged = load_model(tmp_path / "run" / "model").model.state_dict()
-    from safetensors.torch import load_file
-
-    stored = load_file(checkpoints(tmp_path / "run")[-1] / "model.safetensors")
+    stored = load_file(checkpoints(tmp_path / "whole")[-1] / "model.safetensors")
     name = "encoder.blocks.0.attention.qkv.weight"
-    assert torch.equal(averaged[name], stored[f"average.model/{name.replace('.', '/')}"])
-    assert not torch.allclose(averaged[name], stored[f"model.{name}"])
-    assert torch.equal(done.model.state_dict()[name], averaged[name])
-    lines = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    read = [0, *(line["tokens"] for line in lines if "learning_rate" in line)]
+    assert torch.equal(ours[name], stored[f"average.model/{name.replace('.', '/')}"])
+    assert not torch.allclose(ours[name], stored[f"model.{name}"])
+    lines = [line for line in metric_lines(tmp_path / "whole") if "learning_rate" in line]
+    read = [0, *(line["tokens"] for line in lines)]
     sizes = [after - before for before, after in itertools.pairwise(read)]
     assert max(sizes[:3]) <= 300
     assert max(sizes) > 1100
-    assert all("loss/z" in line for line in lines if "learning_rate" in line)
+    assert all("loss/z" in line for line in lines)
 
 
 @pytest.mark.parametrize("objective", [MaskedLM(z_loss=0.5), CausalLM(z_loss=0.5)])
@@ -488,7 +469,3 @@ def test_settings_are_read_from_words_and_files(corpus, tmp_path):
     assert config.batch == TokenRamp(100, 1000, 5000)
     (tmp_path / "c.toml").write_text(configs.to_toml(config))
     assert configs.load(PretrainConfig, file=tmp_path / "c.toml") == config
-
-
-def test_a_module_without_declared_matrices_has_none():
-    assert TrainingModule().matrices() == {}

@@ -242,10 +242,12 @@ def test_settings_out_of_range_are_refused():
 
 
 def test_data_that_is_not_the_same_is_said_after_the_settings_that_it_may_be_read_by(tmp_path):
-    one, other = "a" * 64, "b" * 64
-    run_toy(FolderStore(tmp_path, {"data": one, "label": "x"}), TRAINING, until=Steps(1))
-    with pytest.raises(CheckpointError, match="of another run: label was 'x', is 'y'"):
-        run_toy(FolderStore(tmp_path, {"data": other, "label": "y"}), TRAINING, until=Steps(1))
+    """And a setting such as `start`, by which others may be read, before those."""
+    one, other = ({"data": 64 * c, "encoder": {"width": c}, "start": c} for c in "ab")
+    run_toy(FolderStore(tmp_path, one), TRAINING, until=Steps(1))
+    message = "run: start was 'a', is 'b'; encoder.width was 'a', is 'b'; data is not the same"
+    with pytest.raises(CheckpointError, match=message):
+        run_toy(FolderStore(tmp_path, other), TRAINING, until=Steps(1))
 
 
 def test_records_of_a_run_that_left_no_checkpoint_are_begun_anew(tmp_path):
