@@ -24,7 +24,7 @@ from bothways.core.errors import CheckpointError, ConfigError, call
 from bothways.core.files import read_object
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report.sections import TokenSequence
-from bothways.core.runtime.devices import choose_device, own_torch_state, resolve_precision
+from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllExcept, DocumentIds
@@ -36,7 +36,7 @@ from bothways.pretraining.run_page import read_records
 from bothways.pretraining.training_inputs import describe_sequence
 from bothways.training.average import Average
 from bothways.training.checkpoint import checkpoints, read_checkpoint
-from bothways.training.loop import Loop, weighted_sum
+from bothways.training.loop import Loop, arithmetic_of, weighted_sum
 from bothways.training.meter import Meter, StepReport
 from bothways.training.optimizers import build_optimizer
 from bothways.training.parallel import Single
@@ -330,9 +330,8 @@ class Repeat:
     def _compute(self, batch: Batch) -> tuple[dict[str, float], float]:
         """Return the losses of a batch, and the norm of the gradient."""
         training_module = self.training_module
-        dtype = resolve_precision(self.settings.training.precision, self.device)
         training_module.zero_grad()
-        with torch.autocast(self.device.type, dtype, enabled=dtype is not torch.float32):
+        with arithmetic_of(self.settings.training.precision, self.device):
             losses = training_module(batch.to(self.device))
         weights = training_module.weights(batch)
         torch.autograd.backward(weighted_sum(losses, weights, training_module.coefficients))

@@ -310,7 +310,7 @@ class FolderStore:
     changeable: Collection[str] = ()
     settings: str | None = None
 
-    def restore(self, tensors: RunTensors, keep: Keep) -> tuple[RunState, Metrics, list[str]]:
+    def restore(self, tensors: RunTensors) -> tuple[RunState, Metrics, list[str]]:
         """Restore the newest whole checkpoint; return its progress, its metrics and notes.
 
         With another `training.until`, a run in the decay of its schedule returns to the end of the
@@ -417,7 +417,7 @@ class MemoryStore:
     metrics: Metrics = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
 
-    def restore(self, tensors: RunTensors, keep: Keep) -> tuple[RunState, Metrics, list[str]]:
+    def restore(self, tensors: RunTensors) -> tuple[RunState, Metrics, list[str]]:
         """Return the start of a run."""
         return RunState(), {}, []
 

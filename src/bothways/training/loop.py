@@ -7,14 +7,11 @@ microbatches and ranks does not change the update.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +72,7 @@ class Loop:
         training_module, plan = self.tensors.training_module, self.tensors.plan
         device, model = device_of(training_module), replicate(training_module, plan)
         meter, clock, stop = Meter(plan), clock_from(state.seconds), False
-        arithmetic = _arithmetic(self.precision, device)
+        arithmetic = arithmetic_of(self.precision, device)
         training_module.train()
         with Watchdog(plan, self.step_limit) as watchdog:
             watchdog.note("reading its batch", state.steps + 1)
@@ -145,7 +142,7 @@ def evaluate_losses(
         BothwaysError: a loss is not finite.
     """
     device, meter = device_of(training_module), Meter(plan)
-    arithmetic = _arithmetic(precision, device)
+    arithmetic = arithmetic_of(precision, device)
     with evaluating(training_module):
         for step in steps:
             for batch in step.microbatches:
@@ -191,10 +188,7 @@ def clock_from(elapsed: float) -> Callable[[], float]:
     return lambda: time.perf_counter() - start
 
 
-def _arithmetic(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:
+def arithmetic_of(precision: Precision, device: torch.device) -> torch.autocast:
+    """Return the context of matrix products in a precision."""
     dtype = resolve_precision(precision, device)
-    return (
-        torch.autocast(device.type, dtype)
-        if dtype is not torch.float32
-        else contextlib.nullcontext()
-    )
+    return torch.autocast(device.type, dtype, enabled=dtype is not torch.float32)

@@ -132,27 +132,19 @@ class Meter:
         weights = torch.tensor([self._weights[name] for name in names], dtype=torch.float64)
         counted = sorted(self._counts)
         counts = [self._counts[key].cpu()[None] for key in counted]
-        local = torch.cat([self._sums.cpu().flatten(), weights, *counts])
-        sums = all_gather(self._plan, local).sum(0).tolist()
+        local = torch.cat([self._sums.cpu().T.flatten(), weights, *counts])
+        sums = all_gather(self._plan, local).sum(0).split([len(names)] * 3 + [len(counted)])
         self._clear()
-        # Sums alternate between loss and hits of each name; the weights of all names follow.
-        rows = zip(
-            names,
-            sums[0 : 2 * len(names) : 2],
-            sums[1 : 2 * len(names) : 2],
-            sums[2 * len(names) : 3 * len(names)],
-            strict=True,
-        )
-        weighted = [row for row in rows if row[3]]
-        losses = {name: loss / weight for name, loss, _, weight in weighted}
+        total, hits, weight = (dict(zip(names, row.tolist(), strict=True)) for row in sums[:3])
+        weighted = [name for name in names if weight[name]]
+        losses = {name: total[name] / weight[name] for name in weighted}
         accuracies = {
-            name: hits / weight for name, _, hits, weight in weighted if not math.isnan(hits)
+            name: hits[name] / weight[name] for name in weighted if not math.isnan(hits[name])
         }
-        totals = {name: weight for name, _, _, weight in weighted}
         rates = {
-            f"{name}/{kind}": count / totals[name]
-            for (name, kind), count in zip(counted, sums[3 * len(names) :], strict=True)
-            if name in totals
+            f"{name}/{kind}": count / weight[name]
+            for (name, kind), count in zip(counted, sums[3].tolist(), strict=True)
+            if weight[name]
         }
         return EvaluationScores(losses, accuracies, rates)
 
@@ -399,16 +391,13 @@ class Watchdog:
         while not self._over.wait(min(1.0, self._limit / 4)):
             doing, step, since = self._now
             if doing != "resting" and time.monotonic() - since > self._limit:
-                message = self.message(doing, step)
-                os.write(2, f"\n{message}\n".encode())
+                resume = render(argument(resume=True))
+                message = (
+                    f"\nstep {step}: rank {self._plan.rank} has been {doing} for more than "
+                    f"{self._limit:g} seconds, and ends.\n  The rank that did not wait for others "
+                    f"is the cause. Look at its batch: bothways inspect-step RUN {step}; continue "
+                    f"with {resume}.\n"
+                )
+                os.write(2, message.encode())
                 faulthandler.dump_traceback(sys.__stderr__ or 2)
                 os._exit(ENDED_BY_WATCHDOG)
-
-    def message(self, doing: Doing, step: int) -> str:
-        """Return the message for the end of the limit."""
-        resume = render(argument(resume=True))
-        return (
-            f"step {step}: rank {self._plan.rank} has been {doing} for more than "
-            f"{self._limit:g} seconds, and ends.\n  The rank that did not wait for others is the "
-            f"cause. Look at its batch: bothways inspect-step RUN {step}; continue with {resume}."
-        )

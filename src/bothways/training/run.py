@@ -316,7 +316,7 @@ class TrainingRun:
 
     def _restore(self) -> schedules.RunState:
         """Load the newest checkpoint, if there is one; return its state."""
-        state, metrics, notes = self.store.restore(self._tensors, self.training.keep)
+        state, metrics, notes = self.store.restore(self._tensors)
         for note in notes:
             self.progress.message(note)
         self._before = self._saved = state

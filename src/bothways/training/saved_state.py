@@ -15,7 +15,7 @@ import contextlib
 import json
 import pickle
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,15 +99,8 @@ class NewCheckpoint:
             return
         hidden = hidden_folder(self.folder)
         with contextlib.ExitStack() as stack:
-            failed: list[Any] = [None]
-            if parallel.is_main(self.plan):
-                try:
-                    stack.enter_context(replace_folder(self.folder, _MAKE_ROOM))
-                except ResourceError as error:
-                    failed = [error.what]
-            torch.distributed.broadcast_object_list(failed, 0, device=torch.device("cpu"))
-            if failed[0] is not None:
-                raise ResourceError(failed[0], where=self.folder, fix=_MAKE_ROOM)
+            replaced = replace_folder(self.folder, _MAKE_ROOM)
+            parallel.from_main_rank(self.plan, lambda: stack.enter_context(replaced))
             result: dict[str, str] | BothwaysError = {}
             try:
                 with os_errors(self.folder, _MAKE_ROOM):
@@ -192,11 +185,17 @@ def new_checkpoint(
             for name, tensor in values.items()
             if parallel.is_part(tensor)
         }
-        moments = _mapped(moments, lambda tensor: None if parallel.is_part(tensor) else tensor)
+        moments["state"] = {
+            number: {n: value for n, value in values.items() if not parallel.is_part(value)}
+            for number, values in moments["state"].items()
+        }
     else:
         keep = parallel.is_main(plan)
         weights = {name: _gathered(tensor, keep) for name, tensor in weights.items()}
-        moments = _mapped(moments, lambda tensor: _gathered(tensor, keep))
+        moments["state"] = {
+            number: {name: _gathered(value, keep) for name, value in values.items()}
+            for number, values in moments["state"].items()
+        }
     rest = {"optimizer": moments, "random": random}
     record = {"progress": progress.to_json(), "metrics": dict(metrics), "config": config}
     folder = run / f"step-{progress.steps}"
@@ -369,25 +368,12 @@ def _read_parts(folder: Path, targets: dict[str, Tensor], prefix: str) -> None:
             raise CheckpointError(message, where=folder, fix=_RETRY) from error
 
 
-def _gathered(tensor: Tensor, keep: bool) -> Tensor:
-    """Return a whole tensor where it is kept, else an empty one; gathering takes all ranks."""
-    if not parallel.is_part(tensor):
-        return tensor
-    full = parallel.full_tensor(tensor)
+def _gathered(value: Any, keep: bool) -> Any:
+    """Return a whole tensor where it is kept, else an empty one; gathering takes all ranks.
+
+    What is in no parts is returned as it is.
+    """
+    if not parallel.is_part(value):
+        return value
+    full = parallel.full_tensor(value)
     return full if keep else full.new_empty(0)
-
-
-def _mapped(values: Any, change: Callable[[Tensor], Tensor | None]) -> Any:
-    """Return nested plain values with each tensor changed; those that become None are dropped."""
-    match values:
-        case Tensor():
-            return change(values)
-        case dict():
-            changed = {key: _mapped(value, change) for key, value in values.items()}
-            return {k: v for k, v in changed.items() if v is not None or values[k] is None}
-        case list():
-            return [_mapped(value, change) for value in values]
-        case tuple():
-            return tuple(_mapped(value, change) for value in values)
-        case _:
-            return values

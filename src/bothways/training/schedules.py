@@ -371,18 +371,17 @@ def rate_factor(
         done = min(progress.amount(run), total)
         if done < warmup:
             return done / warmup
+        left = (total - done) / (total - warmup)
         match schedule:
             case Linear():
-                return (total - done) / (total - warmup)
+                return left
             case GoogleLinear():
                 return (total - done) / total
             case Constant():
                 return 1.0
             case Polynomial(power=power, floor=floor):
-                left = (total - done) / (total - warmup)
                 return floor + (1 - floor) * math.pow(left, power)
             case Cosine(floor=floor):
-                left = (total - done) / (total - warmup)
                 return floor + (1 - floor) * (1 - math.cos(math.pi * left)) / 2
             case WSD(shape=shape, floor=floor):
                 left = min(1.0, (total - done) / decay) if decay else 1.0

@@ -47,6 +47,7 @@ from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.model.positions import Disentangled
 from bothways.training import optimizers
+from bothways.training.loop import arithmetic_of
 from bothways.training.meter import Peak
 from bothways.training.parallel import Plan, Sharding, Single, all_gather, shard
 from bothways.training.run import Training
@@ -562,7 +563,6 @@ def measure_updates(
     Dropout draws from torch's generator: seed it afterwards.
     """
     device, per_token, update = devices.device_of(training_module), list[float](), 0.0
-    dtype = devices.resolve_precision(training.precision, device)
     weights, matrices = training_module.trained_parameters(), training_module.matrices()
     optimizer = optimizers.build_optimizer(training.optimizer, weights, matrices=matrices)
     optimizers.set_rate(optimizer, 0.0)
@@ -571,7 +571,7 @@ def measure_updates(
     # The first step is slower: it allocates the moments.
     for batch, is_last in track(steps, progress, "measuring the speed of training"):
         start = time.perf_counter()
-        with torch.autocast(device.type, dtype, enabled=dtype is not torch.float32):
+        with arithmetic_of(training.precision, device):
             losses = training_module(batch)
         torch.autograd.backward(torch.stack([loss.total for loss in losses.values()]).sum())
         devices.wait(device)
