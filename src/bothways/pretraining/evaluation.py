@@ -169,10 +169,9 @@ class MixedHeldOut:
             name: held_out.scores(Part(progress, name) if name else progress)
             for name, held_out in self._parts.items()
         }
+        fields = ("losses", "accuracies", "rates")
         mean = EvaluationScores(
-            self._mean({name: of_corpus.losses for name, of_corpus in scores.items()}),
-            self._mean({name: of_corpus.accuracies for name, of_corpus in scores.items()}),
-            self._mean({name: of_corpus.rates for name, of_corpus in scores.items()}),
+            *(self._mean({name: getattr(s, f) for name, s in scores.items()}) for f in fields)
         )
         tables = {name: held_out.named(scores[name]) for name, held_out in self._parts.items()}
         total = next(iter(self._parts.values())).named(mean)
@@ -212,7 +211,6 @@ def evaluate_on_corpus(
     tokens: int = COUNTED // 10,
     device: str = "auto",
     objective: Objective | None = None,
-    documents: DocumentIds | None = None,
     precision: Precision = "auto",
 ) -> dict[str, float]:
     """Return the metrics of a pre-trained model on a corpus, masked by a fixed seed.
@@ -222,7 +220,6 @@ def evaluate_on_corpus(
         length: tokens of a sequence, at most.
         tokens: tokens of the corpus that are read, at most.
         objective: what is scored; None for the model's (`scored_objective`).
-        documents: ids of the documents that are read; None for all.
 
     Raises:
         ConfigError: the corpus has another vocabulary, or a discriminator no generator.
@@ -239,8 +236,7 @@ def evaluate_on_corpus(
         start=source,
     )
     training_module = build.build_training_module(settings, corpus, choose_device(device))
-    document_ids = AllExcept(len(corpus)) if documents is None else documents
-    metrics = HeldOut(settings, corpus, document_ids, Single(), training_module)()
+    metrics = HeldOut(settings, corpus, AllExcept(len(corpus)), Single(), training_module)()
     return {name.removeprefix("held-out/"): value for name, value in metrics.items()}
 
 

@@ -27,11 +27,17 @@ from bothways.core.report.sections import TokenSequence
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
-from bothways.data.epoch_order import AllExcept, DocumentIds
 from bothways.data.mixture import Corpora, Smoothed
 from bothways.pretraining.build import build_training_module, loader_of
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.run import DATA, RunData, digests_of, phases_of, set_bases
+from bothways.pretraining.run import (
+    DATA,
+    RunData,
+    digests_of,
+    phases_of,
+    set_bases,
+    training_documents,
+)
 from bothways.pretraining.run_page import read_records
 from bothways.pretraining.training_inputs import describe_sequence
 from bothways.training.average import Average
@@ -248,12 +254,7 @@ class Repeat:
         if candidates:
             checkpoint = read_checkpoint(candidates[-1])
             self.state = checkpoint.restore(self._tensors, checkpoint.config)
-        self.documents: dict[str, DocumentIds] = {
-            name: part.split(settings.held_out, settings.seed)[0]
-            if data.held_out
-            else AllExcept(len(part))
-            for name, part in corpora.parts.items()
-        }
+        self.documents = training_documents(settings, corpora, data.held_out)
         file = folder / "metrics.jsonl"
         self._norms = {
             int(record["step"]): record["gradient_norm"]

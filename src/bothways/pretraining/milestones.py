@@ -7,7 +7,7 @@ those of the documents that are trained on: their share of the tokens, times all
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from bothways.core.errors import ConfigError, DataError
@@ -71,7 +71,6 @@ class Milestones:
     plan: Plan
     save: Callable[[Path, int, RunState], object]
     progress: Progress
-    _reached: set[int] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         if self.targets and isinstance(self.plan, Sharded):
@@ -81,12 +80,9 @@ class Milestones:
     def __call__(self, event: Event) -> None:
         """Save what is due after a step; a resumed run finds what it has saved before."""
         read = event.progress.epochs * self.words
-        for target in self.targets:
-            if event.kind != "step" or target > read or target in self._reached:
-                continue
-            self._reached.add(target)
+        for target in self.targets if event.kind == "step" and self.plan.rank == 0 else ():
             path = self.folder / milestone_name(target)
-            if self.plan.rank == 0 and not path.is_dir():
+            if target <= read and not path.is_dir():
                 self.save(path, target, event.progress)
 
     def report_rest(self, state: RunState) -> None:

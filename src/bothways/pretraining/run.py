@@ -236,6 +236,18 @@ def digests_of(settings: PretrainConfig, corpora: Corpora) -> dict[str, str]:
     }
 
 
+def training_documents(
+    settings: PretrainConfig, corpora: Corpora, held_out: bool = True
+) -> dict[str, DocumentIds]:
+    """Return the documents of each corpus to train on: all of them if none are held out."""
+    return {
+        name: corpus.split(settings.held_out, settings.seed)[0]
+        if held_out
+        else AllExcept(len(corpus))
+        for name, corpus in corpora.parts.items()
+    }
+
+
 def _split(
     settings: PretrainConfig,
     corpora: Corpora,
@@ -244,19 +256,16 @@ def _split(
     held_out: MakeHeldOut | None,
 ) -> tuple[dict[str, DocumentIds], HeldOut | MixedHeldOut]:
     """Return the documents to train on, by corpus, and the evaluation on the others."""
+    train_ids = training_documents(settings, corpora, held_out is None)
     if held_out is not None:
-        all_documents: dict[str, DocumentIds] = {
-            name: AllExcept(len(corpus)) for name, corpus in corpora.parts.items()
-        }
-        return all_documents, held_out(training_module, plan)
-    train_ids: dict[str, DocumentIds] = {}
-    evaluations = dict[str, HeldOut]()
+        return train_ids, held_out(training_module, plan)
     # The tokens of an evaluation are shared out: several corpora take no longer than one.
     fewer = dataclasses.replace(
         settings, evaluation_tokens=max(1, settings.evaluation_tokens // len(corpora.parts))
     )
+    evaluations = dict[str, HeldOut]()
     for name, corpus in corpora.parts.items():
-        train_ids[name], held_out_ids = corpus.split(settings.held_out, settings.seed)
+        _, held_out_ids = corpus.split(settings.held_out, settings.seed)
         evaluations[name] = HeldOut(fewer, corpus, held_out_ids, plan, training_module)
     return train_ids, evaluations[""] if {*evaluations} == {""} else MixedHeldOut(
         evaluations, corpora.shares

@@ -33,7 +33,7 @@ from bothways.model.model import Model
 from bothways.objectives.span_boundary import BoundaryTargets
 from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.run import phases_of
+from bothways.pretraining.run import phases_of, training_documents
 from bothways.text.template import assemble
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.run import TrainingPhase
@@ -318,10 +318,7 @@ def show_corpus(
     parts = Corpora.of(corpora, settings.mixture)
     for finding in report_findings(dict.fromkeys(build.check_data(settings, parts))):
         progress.message(f"{finding.severity}: {finding}")
-    documents = {
-        name: corpus.split(settings.held_out, settings.seed)[0]
-        for name, corpus in parts.parts.items()
-    }
+    documents = training_documents(settings, parts)
     phases = phases_of(settings, parts, documents, build.SINGLE, None)
     state, available = state_before(phases, step, progress)
     loader = build.loader_of(settings, parts, documents, build.SINGLE, state.phase, state.ends)

@@ -67,7 +67,12 @@ class _Adam:
     decay: float = 0.01
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_rate(self)
+        if not 0 < self.eps < math.inf:
+            raise ConfigError(f"must be above 0, not {self.eps}", where="optimizer.eps")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            message = f"both must be at least 0 and below 1, not {self.betas}"
+            raise ConfigError(message, where="optimizer.betas")
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,8 @@ class Muon:
     kind: Literal["muon"] = "muon"
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_rate(self)
+        require_probability("optimizer", momentum=self.momentum)
 
 
 OptimizerConfig = AdamW | BertAdam | Lamb | StableAdamW | Muon
@@ -193,20 +199,12 @@ class FusedAdamW(torch.optim.AdamW):
                     weight.grad = None
 
 
-def _check(config: _Adam | Muon) -> None:
+def _check_rate(config: _Adam | Muon) -> None:
     if not isinstance(config.lr, str) and not 0 < config.lr <= MAX_RATE:
         message = f"must be above 0 and at most {MAX_RATE:g}, not {config.lr}"
         raise ConfigError(message, where="optimizer.lr")
     if not 0 <= config.decay < math.inf:
         raise ConfigError(f"must be at least 0, not {config.decay}", where="optimizer.decay")
-    if isinstance(config, Muon):
-        require_probability("optimizer", momentum=config.momentum)
-        return
-    if not 0 < config.eps < math.inf:
-        raise ConfigError(f"must be above 0, not {config.eps}", where="optimizer.eps")
-    if not all(0 <= beta < 1 for beta in config.betas):
-        message = f"both must be at least 0 and below 1, not {config.betas}"
-        raise ConfigError(message, where="optimizer.betas")
 
 
 def peak_rate(config: OptimizerConfig) -> float:

@@ -40,7 +40,6 @@ class Single:
 
     rank: ClassVar[int] = 0
     world: ClassVar[int] = 1
-    kind: Literal["single"] = "single"
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ class Replicated:
     rank: int
     world: int
     local_rank: int
-    kind: Literal["replicated"] = "replicated"
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,6 @@ class Sharded:
     local_rank: int
     local_world: int
     sharding: Sharding = Sharding()
-    kind: Literal["sharded"] = "sharded"
 
 
 Plan = Single | Replicated | Sharded
