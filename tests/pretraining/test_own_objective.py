@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from bothways.core.batch import Batch, LabelTargets, TokenTargets
-from bothways.core.errors import BothwaysError
 from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.training_module import TrainingModule
@@ -19,7 +18,7 @@ from bothways.data.masking import Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.model.heads import MaskedHead, PairHead, PoolerHead, ReplacedHead, TagHead
+from bothways.model.heads import MaskedHead, PairHead, PoolerHead, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.objective import ModelSpec, Objective
@@ -122,14 +121,6 @@ class TwoHeads(TokenClasses):
         return {"model": ModelSpec(encoder, (MaskedHead(), TagHead(3)))}
 
 
-@dataclass(frozen=True)
-class OtherFamily(TokenClasses):
-    """Has a head that ELECTRA has and BERT has not."""
-
-    def models(self, encoder: EncoderConfig) -> dict[str, ModelSpec]:
-        return {"model": ModelSpec(encoder, (ReplacedHead(),))}
-
-
 def config_for(
     corpus: Corpus, steps: int, objective: Objective = ShuffledTokens()
 ) -> PretrainConfig:
@@ -169,8 +160,3 @@ def test_heads_that_no_class_of_transformers_has_are_noted(corpus):
     found = preflight(config_for(corpus, 1, TwoHeads()), corpus, None, torch.device("cpu"))
     said = [finding.what for finding in found if finding.severity == "note"]
     assert any("has no class with the heads masked, tags: only bothways" in what for what in said)
-
-
-def test_heads_of_another_family_are_refused_and_the_family_is_named(corpus):
-    with pytest.raises(BothwaysError, match=r"(?s)no bert class with the heads replaced.*electra"):
-        preflight(config_for(corpus, 1, OtherFamily()), corpus, None, torch.device("cpu"))

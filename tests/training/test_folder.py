@@ -41,22 +41,6 @@ def held(tmp_path):
     theirs.close()
 
 
-def test_two_runs_on_one_folder_are_refused_by_process(held):
-    folder, process = held
-    assert refuse(folder, f"is in use by process {process.pid} on ").where == folder
-    (folder / ".owner.json").write_text("{")  # cannot be read
-    refuse(folder, "is in use by another process")
-
-
-def test_the_lock_of_a_process_that_was_killed_is_free(held):
-    folder, process = held
-    os.kill(process.pid, signal.SIGKILL)
-    process.join(60)
-    assert json.loads((folder / ".owner.json").read_text())["pid"] == process.pid
-    with run_folder(folder, resume=False):
-        assert json.loads((folder / ".owner.json").read_text())["pid"] == os.getpid()
-
-
 def test_a_rank_that_is_started_again_waits_for_the_one_before_it(held, monkeypatch):
     folder, process = held
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
