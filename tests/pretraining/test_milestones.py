@@ -15,14 +15,13 @@ from bothways.hub.model_folder import load_model
 from bothways.model.families.catalogue import preset
 from bothways.objectives.gpt_bert import GPTBERT
 from bothways.pretraining.build import fit_to_corpus
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.milestones import BABYLM, milestone_name
 from bothways.pretraining.recipes import RECIPES
 from bothways.pretraining.run import pretrain
-from bothways.training.optimizers import AdamW
-from bothways.training.run import Training
-from bothways.training.schedules import Constant, Epochs, Steps
+from bothways.training.schedules import Epochs, Steps
 from heard_progress import Heard
+from toy_pretraining import small_run
 from toy_training import stop_at
 
 
@@ -37,16 +36,9 @@ def counted(tokenizer, tmp_path_factory) -> tuple[Corpus, int]:
 
 
 def settings_for(corpus: Corpus, milestones: tuple[int, ...], **training) -> PretrainConfig:
-    shape = dataclasses.replace(
-        fit_to_corpus(preset("bert-mini"), corpus.tokenizer),
-        width=16, depth=1, heads=2, intermediate_size=32,
-    )  # fmt: skip
-    settings = Training(
-        Epochs(2.0), AdamW(lr=0.01), Constant(), precision="fp32", save=Steps(3), **training
-    )
-    return PretrainConfig(
-        shape, settings, GPTBERT(), (PretrainPhase(32),), ExampleBudget(4), held_out=0.1,
-        evaluation_tokens=100, word_milestones=milestones,
+    return small_run(
+        corpus, Epochs(2.0), objective=GPTBERT(), training={"save": Steps(3), **training},
+        batch=ExampleBudget(4), word_milestones=milestones,
     )  # fmt: skip
 
 

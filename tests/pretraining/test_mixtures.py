@@ -17,7 +17,7 @@ from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import Masking
 from bothways.data.mixture import ByWeight, Corpora, Smoothed
 from bothways.hub.model_folder import save_model
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
@@ -32,9 +32,10 @@ from bothways.pretraining.run import pretrain
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
-from bothways.training.schedules import Constant, Epochs, Hours, Linear, Steps, Tokens
+from bothways.training.schedules import Constant, Epochs, Hours, Steps, Tokens
 from commands import run_line
 from toy_animals import WORDS, document
+from toy_pretraining import small_encoder, small_run
 from toy_training import stop_at
 
 
@@ -48,22 +49,14 @@ def corpora(corpus, tokenizer, tmp_path_factory) -> dict[str, Corpus]:
 
 
 def settings(corpus: Corpus, steps: int = 12, **changes: object) -> PretrainConfig:
-    encoder = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64, dropout=Dropouts(0.1, 0.0))
-    training = Training(
-        Steps(steps), AdamW(lr=5e-3), Linear(0.1), precision="fp32", evaluate=Steps(6),
-        save=Steps(6),
-    )  # fmt: skip
-    config = PretrainConfig(
-        encoder,
-        training,
-        MaskedLM(),
-        phases=(PretrainPhase(16, 0.5), PretrainPhase(32, 0.5)),
-        batch=ExampleBudget(16),
-        held_out=0.2,
-        evaluation_tokens=1000,
-        mixture=ByWeight({"large": 0.9, "small": 0.1}),
-    )
-    return dataclasses.replace(config, **changes)
+    common = {
+        "objective": MaskedLM(),
+        "encoder": small_encoder(corpus, 1, 0.1), "batch": ExampleBudget(16), "held_out": 0.2,
+        "phases": (PretrainPhase(16, 0.5), PretrainPhase(32, 0.5)), "evaluation_tokens": 1000,
+        "mixture": ByWeight({"large": 0.9, "small": 0.1}),
+    }  # fmt: skip
+    training = {"evaluate": Steps(6), "save": Steps(6)}
+    return small_run(corpus, Steps(steps), training=training, **(common | changes))
 
 
 @pytest.mark.usefixtures("pages")

@@ -13,21 +13,19 @@ from bothways.core.loss import Loss
 from bothways.core.sequence import Sequence
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
-from bothways.data.loader import ExampleBudget
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.hub.model_folder import load_model
-from bothways.model.config import Dropouts, EncoderConfig
+from bothways.model.config import EncoderConfig
 from bothways.model.heads import MaskedHead, PairHead, PoolerHead, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.objective import ModelSpec, Objective
 from bothways.pretraining.build import preflight
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
+from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run import pretrain
-from bothways.training.optimizers import AdamW
-from bothways.training.run import Training
-from bothways.training.schedules import Linear, Steps
+from bothways.training.schedules import Steps
+from toy_pretraining import small_run
 from toy_training import equal, stop_at
 
 
@@ -124,15 +122,7 @@ class TwoHeads(TokenClasses):
 def config_for(
     corpus: Corpus, steps: int, objective: Objective = ShuffledTokens()
 ) -> PretrainConfig:
-    return PretrainConfig(
-        EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64, dropout=Dropouts(0.0, 0.0)),
-        Training(Steps(steps), AdamW(lr=1e-3), Linear(), precision="fp32", save=Steps(2)),
-        objective,
-        (PretrainPhase(32),),
-        ExampleBudget(8),
-        held_out=0.1,
-        evaluation_tokens=400,
-    )
+    return small_run(corpus, Steps(steps), objective=objective, training={"save": Steps(2)})
 
 
 def test_it_is_trained_saved_and_resumed(corpus, tmp_path):

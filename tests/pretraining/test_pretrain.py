@@ -42,13 +42,13 @@ from bothways.pretraining.run_page import curves, read_records
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_vocabulary
 from bothways.training.checkpoint import Best, Keep, run_folder
-from bothways.training.optimizers import AdamW, BertAdam
+from bothways.training.optimizers import BertAdam
 from bothways.training.parallel import plan_here
-from bothways.training.run import Training
-from bothways.training.schedules import Epochs, Hours, Linear, RunState, Steps, Tokens
+from bothways.training.schedules import Epochs, Hours, RunState, Steps, Tokens
 from commands import run_line
 from heard_progress import Heard
 from toy_animals import WORDS
+from toy_pretraining import small_run
 from toy_training import enter_ranks, metric_lines, on_ranks, processes
 
 SMALL = [
@@ -68,19 +68,8 @@ SMALL += [
 
 
 def settings(corpus: Corpus, steps: int = 60, **changes: object) -> PretrainConfig:
-    encoder = EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.0, 0.0))
-    training = Training(
-        Steps(steps), AdamW(lr=5e-3), Linear(0.1), precision="fp32", evaluate=Steps(30)
-    )
-    config = PretrainConfig(
-        encoder,
-        training,
-        phases=(PretrainPhase(32),),
-        batch=ExampleBudget(32),
-        held_out=0.1,
-        evaluation_tokens=2000,
-    )
-    return dataclasses.replace(config, **changes)
+    changes = {"batch": ExampleBudget(32), "evaluation_tokens": 2000} | changes
+    return small_run(corpus, Steps(steps), training={"evaluate": Steps(30)}, **changes)
 
 
 def words_for(corpus: Corpus, out: Path, *more: str, model: str = "bert-tiny") -> list[str]:

@@ -5,22 +5,17 @@ import dataclasses
 import pytest
 import torch
 
-from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import label
 from bothways.finetuning.prepare import prepare_run
 from bothways.model import model as module
 from bothways.model.config import Dropouts, EncoderConfig
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import pretrain
 from bothways.tasks.classification.task import ClassificationTask
-from bothways.training.optimizers import AdamW
-from bothways.training.run import Training
-from bothways.training.schedules import Epochs, Linear, Steps
+from bothways.training.schedules import Epochs, Steps
 from toy_folder import make_examples, make_folder, make_tokenizer
+from toy_pretraining import small_encoder, small_run
 from toy_task import fit_task
-
-DROPOUT = Dropouts(0.2, 0.2)
 
 
 @pytest.fixture
@@ -40,21 +35,10 @@ def recomputed(monkeypatch) -> list[object]:
 def test_pre_training(corpus, tmp_path, recomputed):
     found = []
     for recompute in (False, True):
-        training = Training(
-            Steps(3), AdamW(lr=5e-3), Linear(0.1), precision="fp32", recompute=recompute
-        )
-        encoder = EncoderConfig(corpus.tokenizer.size, 32, 3, 2, 64, dropout=DROPOUT)
-        settings = PretrainConfig(
-            encoder,
-            training,
-            phases=(PretrainPhase(32),),
-            batch=ExampleBudget(8),
-            held_out=0.1,
-            evaluation_tokens=400,
-        )
-        found.append(
-            pretrain(settings, corpus, tmp_path / str(recompute)).training_module.state_dict()
-        )
+        encoder, training = small_encoder(corpus, 3, 0.2), {"recompute": recompute}
+        settings = small_run(corpus, Steps(3), encoder=encoder, training=training)
+        done = pretrain(settings, corpus, tmp_path / str(recompute))
+        found.append(done.training_module.state_dict())
         assert len(recomputed) == (6 if recompute else 0)
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
@@ -66,7 +50,7 @@ def test_fine_tuning_in_memory(tmp_path, recomputed):
         training = dataclasses.replace(
             finetune_adam(), until=Epochs(2.0), precision="fp32", recompute=recompute
         )
-        start = EncoderConfig(tokenizer.size, 32, 2, 2, 64, dropout=DROPOUT)
+        start = EncoderConfig(tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.2, 0.2))
         found.append(
             fit_task(
                 start, data, FinetuneConfig(training, 16), device="cpu"

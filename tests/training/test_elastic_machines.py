@@ -22,15 +22,20 @@ STEPS = 3000
 Start = Callable[[], "subprocess.Popen[bytes]"]
 
 
-def pretraining(corpus: Path, out: Path) -> list[str]:
+def pretraining(corpus: Path, out: Path, *settings: str) -> list[str]:
     return [
         "-m", "bothways", "pretrain", str(corpus), "--out", str(out), "--resume",
         "--model", "bert-tiny", "--device", "cpu", "encoder.width=32",
-        "encoder.intermediate_size=64", "encoder.dropout.hidden=0", "encoder.dropout.attention=0",
-        "batch.kind=examples", "batch.n=8", f"training.until={STEPS} steps",
-        "training.save=20 steps", "training.report=5 steps", "training.precision=fp32",
-        "held_out=0.1", "evaluation_tokens=400",
+        "encoder.intermediate_size=64", "batch.kind=examples", f"training.until={STEPS} steps",
+        "training.report=5 steps", "training.precision=fp32", "held_out=0.1",
+        "evaluation_tokens=400", *settings,
     ]  # fmt: skip
+
+
+SMOOTH = (
+    "encoder.dropout.hidden=0", "encoder.dropout.attention=0", "batch.n=8", "training.save=20 steps"
+)  # fmt: skip
+"""Settings of a run that depends on its ranks by rounding alone."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def alone(corpus, tmp_path_factory) -> Path:
     """The folder of the same run in one process."""
     out = tmp_path_factory.mktemp("alone") / "run"
     subprocess.run(
-        [sys.executable, *pretraining(corpus.folder, out)], check=True, capture_output=True,
+        [sys.executable, *pretraining(corpus.folder, out, *SMOOTH)], check=True, capture_output=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300,
     )  # fmt: skip
     return out
@@ -52,7 +57,7 @@ def machine(corpus, tmp_path) -> Iterator[Start]:
         sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1",
         "--max-restarts=10", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{store.port}",
         "--rdzv-conf=is_host=0,last_call_timeout=3,keep_alive_interval=1", "--rdzv-id=run",
-        *pretraining(corpus.folder, tmp_path / "run"),
+        *pretraining(corpus.folder, tmp_path / "run", *SMOOTH),
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     started: list[subprocess.Popen[bytes]] = []
@@ -128,25 +133,19 @@ def test_a_run_goes_on_without_a_machine_and_with_it_when_it_is_back(
 KILLS = int(os.environ.get("BOTHWAYS_KILLS", "20"))
 
 
-def command(corpus: Path, out: Path, *settings: str) -> list[str]:
-    return [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-        f"--max-restarts={KILLS + 5}", "--monitor-interval=0.2", "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0", "-m", "bothways", "pretrain", str(corpus),
-        "--out", str(out), "--resume", "--model", "bert-tiny", "--device", "cpu",
-        "encoder.width=32", "encoder.intermediate_size=64", "batch.kind=examples", "batch.n=4",
-        f"training.until={STEPS} steps", "training.save=10 steps", "training.report=5 steps",
-        "training.precision=fp32", "held_out=0.1", "evaluation_tokens=400", *settings,
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("sharding", ["none", "sharding"])
 def test_a_rank_killed_at_random_loses_no_more_than_the_last_checkpoint(sharding, corpus, tmp_path):
     draws, out = random.Random(1), tmp_path / "run"
     setting = "sharding=none" if sharding == "none" else "sharding.kind=sharding"
     log = (tmp_path / "log").open("w")
+    torchrun = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+        f"--max-restarts={KILLS + 5}", "--monitor-interval=0.2", "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+    ]  # fmt: skip
+    words = pretraining(corpus.folder, out, "batch.n=4", "training.save=10 steps", setting)
     agent = subprocess.Popen(
-        command(corpus.folder, out, setting), stdout=log, stderr=subprocess.STDOUT,
+        [*torchrun, *words], stdout=log, stderr=subprocess.STDOUT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     killed = 0

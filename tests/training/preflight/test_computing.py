@@ -9,14 +9,11 @@ import pytest
 import torch
 
 from bothways.core.runtime import devices
-from bothways.data.loader import ExampleBudget
 from bothways.data.masking import Masking
 from bothways.finetuning import run as fine_tuning
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
-from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.pretraining import run as pre_training
-from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.forecast import predicted_share
 from bothways.training import parallel, run as loop, step_cost as computing
@@ -25,6 +22,7 @@ from bothways.training.parallel import Replicated, Single
 from bothways.training.schedules import RunState, Steps
 from bothways.training.step_cost import forward_flops
 from toy_folder import make_examples, make_folder, write_tsv
+from toy_pretraining import small_run
 
 RATE = 5e9
 FP32 = replace(finetune_adam(), until=Steps(2), precision="fp32")
@@ -79,23 +77,18 @@ class Unasked(HeldOut):
 
 
 def test_ranks_that_pre_train_draw_by_their_number(corpus, tmp_path, monkeypatch):
-    encoder = EncoderConfig(corpus.tokenizer.size, 32, 2, 2, 64)
-    settings = PretrainConfig(
-        encoder,
-        FP32,
-        phases=(PretrainPhase(32),),
-        batch=ExampleBudget(8),
-        held_out=0.1,
-        evaluation_tokens=400,
-        sharding=None,  # the ranks of this test are not connected
-    )
+    # The ranks of this test are not connected.
+    settings = small_run(corpus, Steps(2), sharding=None)
     settings = replace(settings, objective=replace(settings.objective, masking=Masking(rate=0.3)))
     monkeypatch.setattr(pre_training, "HeldOut", Unasked)
     peaks, draws = on_two_ranks(
         lambda: pre_training.pretrain(settings, corpus, tmp_path / "run"), monkeypatch
     )
     forward = forward_flops(
-        encoder, (MaskedHead(), PoolerHead(), PairHead()), 32, predicted_share(settings.objective)
+        settings.encoder,
+        (MaskedHead(), PoolerHead(), PairHead()),
+        32,
+        predicted_share(settings.objective),
     )
     assert peaks == [Peak(3 * forward, 2 * RATE)] * 2
     assert not torch.equal(*draws)
