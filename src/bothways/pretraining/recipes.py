@@ -99,16 +99,16 @@ class Recipe:
         if not self.dropout:
             dropout = dataclasses.replace(encoder.dropout, hidden=0.0, attention=0.0)
             changed = dataclasses.replace(changed, dropout=dropout)
-        phases = self.phases
-        if self.shortened:
-            phases = tuple(
-                dataclasses.replace(phase, length=min(phase.length, encoder.max_positions))
-                for phase in phases
+        phases = tuple(
+            dataclasses.replace(
+                phase,
+                length=min(phase.length, encoder.max_positions) if self.shortened else phase.length,
+                bases=phase.bases if isinstance(encoder.position, Rotary) else None,
+                # Another objective, such as causal, has only its own segments.
+                segments=phase.segments if isinstance(objective, MaskedObjective) else None,
             )
-        if not isinstance(encoder.position, Rotary):
-            phases = tuple(dataclasses.replace(phase, bases=None) for phase in phases)
-        if not isinstance(objective, MaskedObjective):  # such as causal: only its own segments
-            phases = tuple(dataclasses.replace(phase, segments=None) for phase in phases)
+            for phase in self.phases
+        )
         return PretrainConfig(
             encoder=changed, training=self.training, objective=objective, phases=phases,
             batch=self.batch, **self.settings,
@@ -431,7 +431,7 @@ def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
     common = math.gcd(encoder.width, source.width)
     heads = max(n for n in range(1, max_heads + 1) if common % n == 0)
     layer = None
-    if isinstance(source, EncoderConfig) and source.depth == 24:
+    if source.depth == 24:
         offset = isinstance(source.position, Learned) and source.position.offset
         layer = 19 if offset else 21
     recipe = Recipe(

@@ -306,9 +306,7 @@ class Pace:
     """The seconds that this rank has worked by itself since the last reading, and its tokens."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._seconds = 0.0
-        self._tokens = 0
+        self._plan, self._seconds, self._tokens = plan, 0.0, 0
 
     def add(self, seconds: float, tokens: int) -> None:
         """Add a step of this rank."""
