@@ -410,6 +410,11 @@ def test_the_preflight_says_which_sentences_will_be_cut(corpus):
         assert any(cut in text for text in found), found
 
 
+def findings_of(corpus: Corpus, check: str, **changes: object) -> list[Finding]:
+    found = preflight(settings(corpus, 1, **changes), corpus, None, torch.device("cpu"))
+    return [finding for finding in found if finding.check == check]
+
+
 def test_the_preflight_warns_of_documents_without_a_next_sentence(corpus, tmp_path):
     lines = [Document("The cat sleeps.", "made:0")] * 2 + [
         Document("The dog eats. The cat sleeps.", "made:2")
@@ -417,24 +422,16 @@ def test_the_preflight_warns_of_documents_without_a_next_sentence(corpus, tmp_pa
     lines += [Document(f"The cat sleeps {'now ' * count}.", "made:3") for count in range(1, 9)]
     lone = write_corpus(lines, corpus.tokenizer, tmp_path / "lone", workers=1)
 
-    def said(corpus: Corpus, **changes: object) -> list[Finding]:
-        found = preflight(settings(corpus, 1, **changes), corpus, tmp_path, torch.device("cpu"))
-        return [finding for finding in found if finding.check == "balance"]
-
-    [finding] = said(lone)
+    [finding] = findings_of(lone, "balance")
     assert finding.severity == "warning"
     assert finding.what.startswith("90.0% of the documents are one sentence"), (
         "the second of two equal ones is left out"
     )
     assert 'boundary="blank" or boundary="file"' in str(finding)
-    assert not said(corpus)
-    assert not said(lone, objective=MaskedLM())
-    assert said(lone, phases=(PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(32, 0.5)))
-
-
-def findings_of(corpus: Corpus, check: str, **changes: object) -> list[Finding]:
-    found = preflight(settings(corpus, 1, **changes), corpus, None, torch.device("cpu"))
-    return [finding for finding in found if finding.check == check]
+    assert not findings_of(corpus, "balance")
+    assert not findings_of(lone, "balance", objective=MaskedLM())
+    phases = (PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(32, 0.5))
+    assert findings_of(lone, "balance", phases=phases)
 
 
 def test_the_preflight_says_how_much_is_unknown(corpus, tmp_path):

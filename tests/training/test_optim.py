@@ -190,19 +190,13 @@ def test_rules_make_groups_of_their_own():
 def test_the_pull_is_a_decay_toward_the_start(kind):
     """w ← w − rate · pull · (w − w₀), then the optimizer's own step: against torch's Adam with the pull written out."""
     ours, theirs = model(), model()
-    config, start = (
-        kind(lr=0.01, decay=0.1, eps=1e-6),
-        [p.detach().clone() for p in theirs.parameters()],
-    )
-    optimizer = build_optimizer(
-        config,
-        ours.named_parameters(),
-        lambda name: ParameterRule(1.0 if name[0] == "3" else 0.5, 2.0 * (name[0] != "3")),
-    )
+    start = [p.detach().clone() for p in theirs.parameters()]
+    rules = {name: ParameterRule(1.0) if name[0] == "3" else ParameterRule(0.5, 2.0)
+             for name, _ in ours.named_parameters()}  # fmt: skip
+    config = kind(lr=0.01, decay=0.1, eps=1e-6)
+    optimizer = build_optimizer(config, ours.named_parameters(), rules.__getitem__)
     reference = build_optimizer(
-        config,
-        theirs.named_parameters(),
-        lambda name: ParameterRule(1.0 if name[0] == "3" else 0.5),
+        config, theirs.named_parameters(), lambda name: ParameterRule(rules[name].factor)
     )
     for step in range(25):
         gradients(ours, step)
@@ -215,9 +209,8 @@ def test_the_pull_is_a_decay_toward_the_start(kind):
             set_rate(one, factor)
             update(one, None)
     for mine, other, origin in zip(ours.parameters(), theirs.parameters(), start, strict=True):
-        torch.testing.assert_close(
-            mine, other, rtol=0, atol=1e-9
-        )  # the rate of a step is rounded to float32 here
+        # The rate of a step is rounded to float32 here.
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-9)
         assert not torch.equal(mine, origin)
 
 

@@ -139,19 +139,18 @@ HIGH, LOW = Best("m", "highest"), Best("m", "lowest")
     ],
 )
 def test_what_is_counted(best, values, waited):
+    states = []
     for stop in range(len(values)):
-        whole, broken = EarlyStopping(2, best), EarlyStopping(2, best)
-        for value in values[:stop]:
-            broken.note({best.metric: float(value)})
-        again = EarlyStopping(2, best)
-        again.restore(broken.state())
-        for value in values:
-            whole.note({best.metric: float(value)})
-        for value in values[stop:]:
-            again.note({best.metric: float(value)})
-        assert again.state() == whole.state()
-        assert whole.state()["early_stopping/waited"] == waited
-        assert whole.over == (waited >= 2)
+        stopping = EarlyStopping(2, best)
+        for number, value in enumerate(values):
+            if number == stop:  # resumed here
+                stopping, before = EarlyStopping(2, best), stopping
+                stopping.restore(before.state())
+            stopping.note({best.metric: float(value)})
+        states.append(stopping.state())
+        assert stopping.over == (waited >= 2)
+    assert all(state == states[0] for state in states)
+    assert states[0]["early_stopping/waited"] == waited
 
 
 def test_without_patience_nothing_is_counted():

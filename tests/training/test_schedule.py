@@ -38,28 +38,19 @@ def rates(schedule, total):
 )
 def test_the_schedules_are_those_of_transformers(sizes):
     total, warmup = sizes
-    for schedule, theirs in (
+    rise, cubic = Steps(warmup), {"lr_end": 0.1, "power": 3.0}
+    for schedule, make, settings in (
+        (Linear(rise), get_linear_schedule_with_warmup, {"num_training_steps": total}),
+        (Constant(rise), get_constant_schedule_with_warmup, {}),
+        (Cosine(rise, 0.0), get_cosine_schedule_with_warmup, {"num_training_steps": total}),
         (
-            Linear(Steps(warmup)),
-            lambda optimizer: get_linear_schedule_with_warmup(optimizer, warmup, total),
-        ),
-        (
-            Constant(Steps(warmup)),
-            lambda optimizer: get_constant_schedule_with_warmup(optimizer, warmup),
-        ),
-        (
-            Cosine(Steps(warmup), floor=0.0),
-            lambda optimizer: get_cosine_schedule_with_warmup(optimizer, warmup, total),
-        ),
-        (
-            Polynomial(Steps(warmup), power=3.0, floor=0.1),
-            lambda optimizer: get_polynomial_decay_schedule_with_warmup(
-                optimizer, warmup, total, lr_end=0.1, power=3.0
-            ),
+            Polynomial(rise, 3.0, 0.1),
+            get_polynomial_decay_schedule_with_warmup,
+            {"num_training_steps": total, **cubic},
         ),
     ):
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-        scheduler, expected = theirs(optimizer), []
+        scheduler, expected = make(optimizer, warmup, **settings), []
         for _ in range(total + 1):
             expected.append(optimizer.param_groups[0]["lr"])
             optimizer.step()
