@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import string
 import subprocess
@@ -117,25 +118,17 @@ def as_lists(corpus: Corpus) -> list[list[list[int]]]:
 @pytest.mark.parametrize("min_tokens", [1, 30])
 def test_it_holds_the_ids_of_the_plain_pipeline(tmp_path, tokenizer, min_tokens):
     documents = some_documents(300)
-    documents += [
-        documents[5],
-        Document(documents[7].text.replace("\n", "\r\n  "), "the same but for white space"),
-    ]
+    spaced = Document(documents[7].text.replace("\n", "\r\n  "), "the same but for white space")
+    documents += [documents[5], spaced]
     cleaning = Cleaning(min_tokens=min_tokens)
     corpus = write_corpus(documents, tokenizer, tmp_path / "c", cleaning=cleaning, workers=1)
     expected = plain(documents, tokenizer, min_tokens)
     assert as_lists(corpus) == expected
-    counts = corpus.manifest.counts
+    counts, left_out = corpus.manifest.counts, corpus.manifest.left_out
     assert (counts.documents, counts.sentences) == (len(expected), sum(map(len, expected)))
-    assert (
-        counts.tokens
-        == len(corpus.tokens)
-        == sum(len(ids) for document in expected for ids in document)
-    )
-    short = sum(
-        sum(map(len, document)) < min_tokens for document in plain_with_all(documents, tokenizer)
-    )
-    left_out = corpus.manifest.left_out
+    tokens = sum(len(ids) for document in expected for ids in document)
+    assert counts.tokens == len(corpus.tokens) == tokens
+    short = sum(not plain([document], tokenizer, min_tokens) for document in documents)
     assert left_out("min_tokens") == short > 0
     assert counts.documents + left_out("duplicates") + short == len(documents)
     assert left_out("duplicates") >= 1
@@ -143,27 +136,15 @@ def test_it_holds_the_ids_of_the_plain_pipeline(tmp_path, tokenizer, min_tokens)
     assert corpus.sentences.dtype == corpus.documents.dtype == np.uint64
 
 
-def plain_with_all(documents: list[Document], tokenizer: Tokenizer) -> list[list[list[int]]]:
-    return [(plain([document], tokenizer) or [[]])[0] for document in documents]
-
-
-def test_decoded_it_is_the_text(tmp_path, tokenizer):
-    corpus = write_corpus([Document("The cat. A dog\nsat", "d")], tokenizer, tmp_path, workers=1)
-    assert [tokenizer.decode(ids) for ids in corpus.sentences_of(0)] == ["the cat.", "a dog", "sat"]
-
-
-def test_large_vocabularies_take_four_bytes(tmp_path):
+def test_large_vocabularies_take_four_bytes(tmp_path, tokenizer):
     assert (shards.token_type(2**16), shards.token_type(2**16 + 1)) == ("uint16", "uint32")
-    tokens = [*SPECIALS, *(f"x{i}" for i in range(2**16)), "last"]
-    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
-    corpus = write_corpus(
-        [Document("last x7", "d")],
-        Tokenizer.load(tmp_path / "vocab.txt"),
-        tmp_path / "c",
-        workers=1,
-    )
+    spec = json.loads(tokenizer.backend.to_str())
+    spec["model"]["vocab"]["last"] = 2**16 + 5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    large = Tokenizer.load(tmp_path / "tokenizer.json")
+    corpus = write_corpus([Document("last cat", "d")], large, tmp_path / "c", workers=1)
     assert corpus.tokens.dtype == np.uint32
-    assert corpus.tokens.tolist() == [2**16 + 5, 12]
+    assert corpus.tokens.tolist() == [2**16 + 5, tokenizer.id("cat")]
 
 
 @pytest.mark.parametrize(
@@ -182,10 +163,8 @@ def test_next_to_nothing(tmp_path, tokenizer, texts, expected):
 @given(hnp.arrays(np.uint8, st.tuples(st.integers(0, 60), st.just(2)), elements=st.integers(0, 3)))
 def test_first_occurrences(few):
     digests = np.zeros((len(few), 16), dtype=np.uint8)
-    digests[:, 0], digests[:, 15] = (
-        few[:, 0] * 80,
-        few[:, 1],
-    )  # several parts, and digests that differ in one word alone
+    # Several parts, and digests that differ in one word alone.
+    digests[:, 0], digests[:, 15] = few[:, 0] * 80, few[:, 1]
     rows = [bytes(row) for row in digests]
     assert first_occurrences(digests).tolist() == [
         rows.index(row) == i for i, row in enumerate(rows)
@@ -195,10 +174,8 @@ def test_first_occurrences(few):
 @given(st.lists(st.integers(0, 9)), st.lists(st.floats(0, 100), min_size=1, max_size=4))
 def test_percentiles(lengths, points):
     offsets = np.cumsum([0, *lengths]).astype(np.uint64)
-    found = length_percentiles(offsets, points, chunk=3)
-    assert found == (
-        np.percentile(lengths, points, method="inverted_cdf").tolist() if lengths else []
-    )
+    expected = np.percentile(lengths, points, method="inverted_cdf").tolist() if lengths else []
+    assert length_percentiles(offsets, points, chunk=3) == expected
 
 
 class Each:
@@ -242,14 +219,15 @@ from bothways.data.corpus import write_corpus
 from bothways.data.documents import read_documents
 from bothways.text.tokenizer import Tokenizer
 shards.SHARD_CHARACTERS = 2000
-text, tokenizer, out, workers = sys.argv[1:]
+text, tokenizer, out, workers, last_words = sys.argv[1:]
 cleaning = make_cleaning("c4", near_duplicates=0.6)
 class Report:
     def stage(self, name, total=None):
         self.name = name
     def advance(self, done):
-        print(self.name, flush=True)
-        time.sleep(0.05)  # to be killed in
+        if self.name == last_words:
+            print(self.name, flush=True)
+            time.sleep(0.05)  # to be killed in
     def message(self, text):
         pass
 write_corpus(read_documents([text]), Tokenizer.load(tokenizer), out, cleaning=cleaning, workers=int(workers), progress=Report())
@@ -274,20 +252,15 @@ def write_jsonl(path: Path, documents: list[Document]) -> Path:
     ],
 )
 def test_a_killed_build_goes_on(tmp_path, tokenizer, workers, last_words):
-    text, out = (
-        write_jsonl(tmp_path / "a.jsonl", with_copies(some_documents(200))),
-        tmp_path / "out",
-    )
+    text, out = tmp_path / "a.jsonl", tmp_path / "out"
+    write_jsonl(text, with_copies(some_documents(200)))
     tokenizer.save(tmp_path / "tokenizer")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    words = map(str, (text, tmp_path / "tokenizer", out, workers))
+    words = map(str, (text, tmp_path / "tokenizer", out, workers, last_words))
     command = [sys.executable, "-c", SCRIPT, *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        heard = 0
-        while heard < 3:
-            line = process.stdout.readline()
-            assert line, "the build ended by itself"
-            heard += line.startswith(last_words)
+        for _ in range(3):
+            assert process.stdout.readline(), "the build ended by itself"
         process.send_signal(signal.SIGKILL)
     with pytest.raises(DataError, match="not a corpus, or is unfinished"):
         Corpus.open(out)
@@ -310,8 +283,7 @@ def test_a_killed_build_goes_on(tmp_path, tokenizer, workers, last_words):
 
 
 @pytest.mark.usefixtures("small_shards")
-@pytest.mark.parametrize("workers", [1, 2])
-def test_ctrl_c_keeps_what_is_done(tmp_path, tokenizer, workers):
+def test_ctrl_c_keeps_what_is_done(tmp_path, tokenizer):
     documents = some_documents(200)
 
     def interrupt(stage: str) -> None:
@@ -319,13 +291,11 @@ def test_ctrl_c_keeps_what_is_done(tmp_path, tokenizer, workers):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_corpus(
-            documents, tokenizer, tmp_path / "a", workers=workers, progress=Each(interrupt)
-        )
+        write_corpus(documents, tokenizer, tmp_path / "a", workers=2, progress=Each(interrupt))
     assert not (tmp_path / "a" / MANIFEST).exists()
     seen: list[str] = []
-    write_corpus(documents, tokenizer, tmp_path / "a", workers=workers, progress=Each(seen.append))
-    write_corpus(documents, tokenizer, tmp_path / "b", workers=workers)
+    write_corpus(documents, tokenizer, tmp_path / "a", workers=1, progress=Each(seen.append))
+    write_corpus(documents, tokenizer, tmp_path / "b", workers=1)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     assert seen.count("encoding") == seen.count("merging") - 3
 
@@ -416,14 +386,11 @@ def test_a_corpus_is_not_overwritten_by_another(tmp_path, tokenizer):
     documents = some_documents(20)
     write_corpus(documents, tokenizer, tmp_path / "c", workers=1)
     before = contents(tmp_path / "c")
+    cleaning = Cleaning(min_tokens=9)
     for others, settings, message in (
         (documents[1:], {}, "holds a corpus of other documents"),
         (documents, {"language": "en"}, "language 'auto', not 'en'"),
-        (
-            documents,
-            {"cleaning": Cleaning(min_tokens=9)},
-            r"another cleaning \(now min_tokens = 9\)",
-        ),
+        (documents, {"cleaning": cleaning}, r"another cleaning \(now min_tokens = 9\)"),
     ):
         with pytest.raises(DataError, match=message):
             write_corpus(others, tokenizer, tmp_path / "c", workers=1, **settings)
@@ -473,9 +440,8 @@ def test_a_full_disk(tmp_path, tokenizer, monkeypatch, writes):
     with pytest.raises(ResourceError, match=r"cannot be written: No space left on device\n"):
         write_corpus(documents, tokenizer, tmp_path / "a", workers=1)
     assert not (tmp_path / "a" / MANIFEST).exists()
-    assert not list((tmp_path / "a" / WORK).glob("*.bin")) + list(
-        (tmp_path / "a" / WORK).glob(".writing*")
-    )
+    work = tmp_path / "a" / WORK
+    assert not [*work.glob("*.bin"), *work.glob(".writing*")]
     monkeypatch.undo()
     monkeypatch.setattr(shards, "SHARD_CHARACTERS", 2000)
     write_corpus(documents, tokenizer, tmp_path / "a", workers=1)
@@ -541,95 +507,67 @@ def test_a_shard_that_was_damaged_is_made_again(tmp_path, tokenizer, damage):
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
-def spoiled(name: str, content: bytes | None) -> Any:
-    def spoil(folder: Path) -> None:
+def file(name: str, content: bytes | None) -> Callable[[Path], object]:
+    return lambda folder: (
         (folder / name).unlink() if content is None else (folder / name).write_bytes(content)
+    )
 
-    return spoil
 
-
-def edited(**changes: Any) -> Any:
+def manifest(**changes: Any) -> Callable[[Path], object]:
     def edit(folder: Path) -> None:
-        tree = json.loads((folder / MANIFEST).read_text())
-        (folder / MANIFEST).write_text(
-            json.dumps({key: value for key, value in (tree | changes).items() if value is not None})
-        )
+        tree = json.loads((folder / MANIFEST).read_text()) | changes
+        remaining = {key: value for key, value in tree.items() if value is not None}
+        (folder / MANIFEST).write_text(json.dumps(remaining))
 
     return edit
 
 
-def offsets(name: str, place: int, value: int) -> Any:
-    """Change an offset, and the digest with it."""
+def value(name: str, dtype: type, index: int, new: int) -> Callable[[Path], object]:
+    """Change a value of an array, and the digest with it."""
 
     def change(folder: Path) -> None:
-        array = np.fromfile(folder / name, dtype=np.uint64)
-        array[place] = value
+        array = np.fromfile(folder / name, dtype=dtype)
+        array[index] = new
         array.tofile(folder / name)
-        _digest_again(folder, name)
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+        files[name]["sha256"] = file_digest(folder / name)
+        manifest(files=files)(folder)
 
     return change
-
-
-def ids(value: int) -> Any:
-    def change(folder: Path) -> None:
-        array = np.fromfile(folder / "tokens.bin", dtype=np.uint16)
-        array[0] = value
-        array.tofile(folder / "tokens.bin")
-        _digest_again(folder, "tokens.bin")
-
-    return change
-
-
-def _digest_again(folder: Path, name: str) -> None:
-    tree = json.loads((folder / MANIFEST).read_text())
-    tree["files"][name]["sha256"] = file_digest(folder / name)
-    (folder / MANIFEST).write_text(json.dumps(tree))
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoiled(MANIFEST, None), "is not a corpus, or is unfinished"),
-        (spoiled(MANIFEST, b"{"), "manifest.json: is not JSON"),
-        (spoiled(MANIFEST, b"[]"), "manifest.json: holds a JSON list, not an object"),
-        (edited(format="model"), "manifest.json: is not the manifest of a corpus"),
-        (edited(version=7), "is a corpus of version 7; this program reads version 2"),
-        (edited(counts={"documents": 1}), "manifest.json: is damaged at counts.sentences"),
-        (edited(text=None), "manifest.json: is damaged at text"),
-        (edited(files=[]), "manifest.json: is damaged at files"),
-        (edited(files={}), "manifest.json: is damaged at files."),
-        (edited(files={"../a": {"bytes": 1, "sha256": ""}}), "manifest.json: is damaged at files."),
-        (edited(token_type="object"), "manifest.json: is damaged at token_type"),
-        (spoiled(MANIFEST, b"[" * 10**5), "manifest.json: holds a number with too many digits, or"),
-        (offsets("sentences.bin", 1, 10**6), "sentences.bin: holds offsets that contradict"),
-        (offsets("sentences.bin", -1, 3), "sentences.bin: holds offsets that contradict"),
-        (offsets("documents.bin", 1, 0), "documents.bin: holds offsets that contradict"),
-        (ids(60_000), "tokens.bin: holds ids that the tokenizer"),
-        (spoiled("sentences.bin", None), "sentences.bin: is missing"),
-        (spoiled("tokens.bin", b"123"), "tokens.bin: has 3 bytes; the manifest says"),
-        (
-            lambda folder: spoiled(
-                "vocab.txt", (folder / "vocab.txt").read_bytes().replace(b"cat", b"dog")
-            )(folder),
-            "vocab.txt: has changed",
-        ),
+        (shutil.rmtree, "no such folder"),
+        (lambda folder: (shutil.rmtree(folder), folder.touch()), "is a file, not the folder of a"),
+        (file(MANIFEST, None), "is not a corpus, or is unfinished"),
+        (file(MANIFEST, b"{"), "manifest.json: is not JSON"),
+        (manifest(format="model"), "manifest.json: is not the manifest of a corpus"),
+        (manifest(version=7), "is a corpus of version 7; this program reads version 2"),
+        (manifest(counts={"documents": 1}), "manifest.json: is damaged at counts.sentences"),
+        (manifest(text=None), "manifest.json: is damaged at text"),
+        (manifest(files={}), "manifest.json: is damaged at files."),
+        (manifest(files={"../a": {"bytes": 1, "sha256": ""}}), "is damaged at files."),
+        (manifest(token_type="object"), "manifest.json: is damaged at token_type"),
+        (value("sentences.bin", np.uint64, 1, 10**6), "sentences.bin: holds offsets that contra"),
+        (value("sentences.bin", np.uint64, -1, 3), "sentences.bin: holds offsets that contradict"),
+        (value("documents.bin", np.uint64, 1, 0), "documents.bin: holds offsets that contradict"),
+        (value("tokens.bin", np.uint16, 0, 60_000), "tokens.bin: holds ids that the tokenizer"),
+        (file("sentences.bin", None), "sentences.bin: is missing"),
+        (file("tokens.bin", b"123"), "tokens.bin: has 3 bytes; the manifest says"),
+        (lambda folder: (folder / "vocab.txt").write_bytes(
+            (folder / "vocab.txt").read_bytes().replace(b"cat", b"dog")
+        ), "vocab.txt: has changed"),
     ],
-)
+)  # fmt: skip
 def test_a_folder_that_is_no_whole_corpus(tmp_path, tokenizer, spoil, message):
-    write_corpus(some_documents(5), tokenizer, tmp_path, workers=1)
-    spoil(tmp_path)
+    write_corpus(some_documents(5), tokenizer, tmp_path / "c", workers=1)
+    spoil(tmp_path / "c")
     with pytest.raises(DataError) as caught:
-        Corpus.open(tmp_path)
+        Corpus.open(tmp_path / "c")
     assert message in str(caught.value)
     assert caught.value.fix
-
-
-def test_no_folder(tmp_path):
-    with pytest.raises(DataError, match="no such folder"):
-        Corpus.open(tmp_path / "nothing")
-    (tmp_path / "text.docs").touch()
-    with pytest.raises(DataError, match=r"text\.docs: is a file, not the folder of a corpus"):
-        Corpus.open(tmp_path / "text.docs")
 
 
 def test_verify_reads_what_open_does_not(tmp_path, tokenizer, monkeypatch):
@@ -647,43 +585,32 @@ def test_verify_reads_what_open_does_not(tmp_path, tokenizer, monkeypatch):
 
 
 def test_split(tmp_path, tokenizer):
-    corpus = write_corpus(
-        [Document(f"Number {i}.", "d") for i in range(200)], tokenizer, tmp_path, workers=1
-    )
+    documents = [Document(f"Number {i}.", "d") for i in range(200)]
+    corpus = write_corpus(documents, tokenizer, tmp_path, workers=1)
     train, held = corpus.split(0.1, 7)
     assert len(held) == 20
     assert sorted([*train, *held]) == list(range(200))
-    assert (
-        held.tolist()
-        == sorted(held)
-        == corpus.split(0.1, 7)[1].tolist()
-        != corpus.split(0.1, 8)[1].tolist()
-    )
+    same, other = (corpus.split(0.1, seed)[1].tolist() for seed in (7, 8))
+    assert held.tolist() == sorted(held) == same != other
     for share, size in ((1e-9, 2), (1 - 1e-9, 198)):
         assert len(corpus.split(share, 0)[1]) == size
-    often = np.bincount(
-        np.concatenate([corpus.split(0.25, seed)[1] for seed in range(400)]), minlength=200
-    )
+    many = [corpus.split(0.25, seed)[1] for seed in range(400)]
+    often = np.bincount(np.concatenate(many), minlength=200)
     assert abs(often - 100).max() < 5 * np.sqrt(400 * 0.25 * 0.75)
     for share in (0.0, 1.0, -0.1, 1.5, float("nan")):
         with pytest.raises(ConfigError, match="held_out: must be between 0 and 1"):
             corpus.split(share, 0)
 
 
-@pytest.mark.parametrize(("documents", "held"), [(2, 1), (3, 1), (4, 2), (20, 2), (149, 2)])
+@pytest.mark.parametrize(("documents", "held"), [(1, 0), (2, 1), (3, 1), (4, 2), (20, 2), (149, 2)])
 def test_two_documents_are_held_out_where_two_stay(tmp_path, tokenizer, documents, held):
-    corpus = write_corpus(
-        [Document(f"The cat {number}.", "d") for number in range(documents)],
-        tokenizer,
-        tmp_path,
-        workers=1,
-    )
-    assert [len(side) for side in corpus.split(0.01, 0)] == [documents - held, held]
-
-
-def test_one_document_cannot_be_split(tmp_path, tokenizer):
-    with pytest.raises(DataError, match="1 document cannot be split"):
-        write_corpus([Document("A cat.", "d")], tokenizer, tmp_path, workers=1).split(0.5, 0)
+    texts = [Document(f"The cat {number}.", "d") for number in range(documents)]
+    corpus = write_corpus(texts, tokenizer, tmp_path, workers=1)
+    if documents == 1:
+        with pytest.raises(DataError, match="1 document cannot be split"):
+            corpus.split(0.5, 0)
+    else:
+        assert [len(side) for side in corpus.split(0.01, 0)] == [documents - held, held]
 
 
 # Memory
@@ -733,10 +660,8 @@ def test_the_commands_build_and_show(tmp_path, tokenizer, capsys, monkeypatch):
     second = capsys.readouterr()
     assert "nothing to do" in " ".join(second.err.split())
     assert "nothing to do" not in first.err
-    for shown in (first.out, second.out):
-        assert {
-            tuple(row.split("│")[1:3]) for row in shown.splitlines() if "documents" in row
-        } != set()
+    assert "documents" in first.out
+    assert "documents" in second.out
     commands.inspect(tmp_path / "c", documents=5, verify=True)
     shown = capsys.readouterr().out
     for expected in (
@@ -775,12 +700,9 @@ def test_a_corpus_of_nothing_is_none_and_the_build_goes_on_with_what_is_mended(t
     with pytest.raises(DataError, match=r"the inputs have no document\n"):
         write_corpus([], tokenizer, tmp_path / "c", workers=1)
     assert not (tmp_path / "c").exists()
-    with pytest.raises(
-        DataError, match="the inputs have no document with 99 tokens or more; 2 have fewer"
-    ):
-        write_corpus(
-            documents, tokenizer, tmp_path / "c", cleaning=Cleaning(min_tokens=99), workers=1
-        )
+    cleaning = Cleaning(min_tokens=99)
+    with pytest.raises(DataError, match="no document with 99 tokens or more; 2 have fewer"):
+        write_corpus(documents, tokenizer, tmp_path / "c", cleaning=cleaning, workers=1)
     with pytest.raises(DataError):
         Corpus.open(tmp_path / "c")
     assert len(write_corpus(documents, tokenizer, tmp_path / "c", workers=1)) == 2
@@ -829,14 +751,10 @@ def test_notes_name_steps_that_do_not_fit_and_what_left_out_all(tmp_path, tokeni
     documents = [Document(f"Das ist ein Satz, der {n} ist.", "made") for n in range(5)]
     words = read(Cleaning, {"stop_words": {}})
     english = [Document("The cat sat on the mat of the dog.", "made")]
+    share = "stop_words left out 83% of the documents. If they are not English, give their "
     for language, expected in (
         ("de", ["stop_words is a list for en: it leaves out no document in de."]),
-        (
-            "auto",
-            [
-                "stop_words left out 83% of the documents. If they are not English, give their language=CODE."
-            ],
-        ),
+        ("auto", [f"{share}language=CODE."]),
     ):
         notes.clear()
         folder = tmp_path / language

