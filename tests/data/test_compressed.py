@@ -65,16 +65,12 @@ def test_damage_after_the_first_stream_names_the_byte(damage, suffix, tmp_path):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.tsv", "a.csv", "a.txt"])
-def test_each_reader_refuses_a_damaged_second_stream(name, tmp_path):
-    content = {
-        ".jsonl": b'{"text": "one"}\n',
-        ".json": b'[{"text": "one"}]',
-        ".tsv": b"text\tlabel\none\tx\n",
-        ".csv": b"text,label\none,x\n",
-        ".txt": b"one\n",
-    }[Path(name).suffix]
-    path = tmp_path / f"{name}.xz"
+@pytest.mark.parametrize(("suffix", "content"), [
+    ("jsonl", b'{"text": "one"}\n'), ("json", b'[{"text": "one"}]'), ("txt", b"one\n"),
+    ("tsv", b"text\tlabel\none\tx\n"), ("csv", b"text,label\none,x\n"),
+])  # fmt: skip
+def test_each_reader_refuses_a_damaged_second_stream(suffix, content, tmp_path):
+    path = tmp_path / f"a.{suffix}.xz"
     path.write_bytes(lzma.compress(content) + b"?" + lzma.compress(content)[1:])
     with pytest.raises(DataError, match="damaged"):
         list(open_table(str(path)).rows)
@@ -87,10 +83,3 @@ def test_zstandard_skippable_frames_are_skipped(tmp_path):
     skippable = (0x184D2A50).to_bytes(4, "little") + (3).to_bytes(4, "little") + b"abc"
     path.write_bytes(skippable + compress(b"one\n") + skippable + compress(b"two\n"))
     assert lines(path) == ["one", "two"]
-
-
-def test_what_follows_a_json_array_is_refused(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text('[{"text": "one"}]\n[{"text": "two"}]\n')
-    with pytest.raises(DataError, match="line 2"):
-        list(open_table(str(path)).rows)

@@ -11,9 +11,12 @@ import threading
 import time
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow
 import pytest
 from hypothesis import given, strategies as st
+from pyarrow import parquet
 
 from bothways.core.errors import ConfigError, DataError
 from bothways.data.tables import Table, class_names, is_header, open_table
@@ -48,28 +51,24 @@ def csv_text(rows: list[dict[str, str]]) -> str:
 
 
 def test_every_kind_of_file_gives_the_same_rows(tmp_path):
-    import pyarrow
-    from pyarrow import parquet
-
     tsv = "text\tlabel\n" + "".join(f"{row['text']}\t{row['label']}\n" for row in ROWS)
     jsonl = "\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
     parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(tsv.encode()))
     (tmp_path / "a.csv.bz2").write_bytes(bz2.compress(csv_text(ROWS).encode()))
     (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(jsonl.encode()))
-    sources = [
-        write(tmp_path / "a.csv", csv_text(ROWS)),
-        write(tmp_path / "a.tsv", tsv),
-        write(tmp_path / "b.tsv", tsv.replace("\n", "\r\n")),
-        write(tmp_path / "bom.tsv", "\ufeff" + tsv),
-        write(tmp_path / "a.jsonl", jsonl),
-        *(str(tmp_path / name) for name in ("a.parquet", "a.tsv.gz", "a.csv.bz2", "a.jsonl.xz")),
-    ]
-    for source in sources:
+    write(tmp_path / "a.csv", csv_text(ROWS))
+    write(tmp_path / "a.tsv", tsv)
+    write(tmp_path / "b.tsv", tsv.replace("\n", "\r\n"))
+    write(tmp_path / "bom.tsv", "\ufeff" + tsv)
+    write(tmp_path / "a.jsonl", jsonl)
+    limit = csv.field_size_limit()
+    for source in map(str, tmp_path.iterdir()):
         table = open_table(source)
         assert table.names == ("text", "label"), source
         assert values(table) == ROWS, source
         assert source.endswith(".parquet") if table.share is None else table.share() == 1.0
+    assert csv.field_size_limit() == limit  # which is the process's
 
 
 cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=12)
@@ -77,13 +76,9 @@ cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\
 
 @given(st.lists(st.lists(cells, min_size=2, max_size=2), min_size=1, max_size=5))
 def test_csv_is_read_as_it_was_written(tmp_path_factory, rows):
-    table = open_table(
-        write(
-            tmp_path_factory.mktemp("csv") / "a.csv", csv_text([{"a": a, "b": b} for a, b in rows])
-        ),
-        ["a"],
-    )
-    assert values(table) == [{"a": a, "b": b} for a, b in rows]
+    expected = [{"a": a, "b": b} for a, b in rows]
+    path = write(tmp_path_factory.mktemp("csv") / "a.csv", csv_text(expected))
+    assert values(open_table(path, ["a"])) == expected
 
 
 def test_rows_know_their_lines(tmp_path):
@@ -121,10 +116,8 @@ def test_a_blank_line_is_a_row_of_a_single_column_alone(tmp_path, suffix):
         ("a", f"{source}:3"), ("", f"{source}:4"), ("", f"{source}:5"), ("b", f"{source}:6")
     ]  # fmt: skip
     assert [row["0"] for row in values(open_table(source, ["0"]))] == ["text", "a", "", "", "b"]
-    between = "," if suffix == ".csv" else "\t"
-    source = write(
-        tmp_path / f"two{suffix}", f"text{between}label\n\na{between}x\n\n\nb{between}y\n"
-    )
+    mark = "," if suffix == ".csv" else "\t"
+    source = write(tmp_path / f"two{suffix}", f"text{mark}label\n\na{mark}x\n\n\nb{mark}y\n")
     assert [row["text"] for row in values(open_table(source))] == ["a", "b"]
 
 
@@ -139,40 +132,25 @@ def test_a_value_may_be_long_and_a_quote_that_stays_open_is_named(tmp_path, monk
         values(open_table(source))
 
 
-class Stdin:
-    def __init__(self, content: bytes) -> None:
-        self.buffer = io.BytesIO(content)
+def test_standard_input_is_lines_or_json(tmp_path, monkeypatch):
+    def read(content: bytes, *columns: str) -> list[dict[str, object]]:
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+        return values(open_table("-", columns))
 
-
-def test_standard_input_is_lines_or_json(monkeypatch):
-    monkeypatch.setattr("sys.stdin", Stdin('{"a": "ä"}\n\n'.encode()))
-    assert values(open_table("-", ["a"])) == [{"a": "ä"}]
-    monkeypatch.setattr("sys.stdin", Stdin(b'{"a": 1}\r\n\n'))
-    assert values(open_table("-")) == [{"text": '{"a": 1}'}, {"text": ""}]
-    monkeypatch.setattr("sys.stdin", Stdin(b"fine\n\xe9t\xe9\n"))
-    with pytest.raises(DataError, match=r"^standard input:2: byte 0xe9 at column 1 is not UTF-8"):
-        values(open_table("-"))
-
-
-def test_the_standard_input_is_read_as_files_are(tmp_path, monkeypatch):
+    assert read('{"a": "ä"}\n\n'.encode(), "a") == [{"a": "ä"}]
+    assert read(b'{"a": 1}\r\n\n') == [{"text": '{"a": 1}'}, {"text": ""}]
     content = "\ufefffirst\r\nsec\0ond\n\n\ufeffthird".encode()
     (tmp_path / "a.txt").write_bytes(content)
-    monkeypatch.setattr("sys.stdin", Stdin(content))
-    found = values(open_table("-"))
-    assert found == values(open_table(str(tmp_path / "a.txt")))
-    assert found == [{"text": "first"}, {"text": "second"}, {"text": ""}, {"text": "third"}]
+    texts = ["first", "second", "", "third"]
+    assert read(content) == values(open_table(str(tmp_path / "a.txt")))
+    assert [row["text"] for row in read(content)] == texts
     for content, message in (
-        ("hello".encode("utf-16"), "is UTF-16 text"),
-        (b"PK\0\1", "is a binary file"),
+        (b"fine\n\xe9t\xe9\n", ":2: byte 0xe9 at column 1 is not UTF-8"),
+        ("hello".encode("utf-16"), ": is UTF-16 text"),
+        (b"PK\0\1", ": is a binary file"),
     ):
-        monkeypatch.setattr("sys.stdin", Stdin(content))
-        with pytest.raises(DataError, match=f"^standard input: {message}"):
-            open_table("-")
-
-
-def test_a_folder_is_no_table(tmp_path):
-    with pytest.raises(DataError, match=f"^{tmp_path}: is a folder\n  Name a file in it"):
-        open_table(str(tmp_path))
+        with pytest.raises(DataError, match=f"^standard input{message}"):
+            read(content)
 
 
 def test_a_local_data_set_is_read_like_one_of_the_hub(tmp_path, monkeypatch):
@@ -223,23 +201,40 @@ def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch):
         open_table("hub:owner/name")
 
 
-@pytest.mark.parametrize(("name", "content", "location"), [
-    ("a.xls.gz", gzip.compress(b"x", mtime=0), ""),
-    ("a.csv", b"", ""),
-    ("a.tsv", b"text\tlabel\n", ""),
-    ("a.jsonl", b"\n \n", ""),
-    ("a.csv", b"text,label\na,1\nhe said, no,1\n", ":3"),
-    ("a.csv", b'text,label\na,1\n"open,1\nb,0\n', ":3"),
-    ("a.jsonl", b'{"a": 1}\n{"a": 1\n', ":2"),
-    ("a.tsv", "text\tlabel\n好\t1\n".encode("gbk"), ":2"),
-    ("a.txt", b"one\rtwo\rthree", ""),
-    ("a.parquet", b"PAR1 no", ""),
+@pytest.mark.parametrize(("name", "content", "where", "message"), [
+    ("none.csv", None, "", "no such file\n  Check the name. Supported are"),
+    (".", None, "", "is a folder\n  Name a file in it"),
+    ("a.conll", b"EU B-ORG\n", "", 'task="tag"'),
+    ("a.xls.gz", gzip.compress(b"x", mtime=0), "", "unsupported file type '.xls'"),
+    ("a.csv", b"", "", "holds no row"),
+    ("a.tsv", b"text\tlabel\n", "", "holds no row"),
+    ("a.jsonl", b"\n \n", "", "holds no row"),
+    ("a.csv", b"text,label\na,1\nhe said, no,1\n", ":3", "has 3 values for 2 columns"),
+    ("a.csv", b'text,label\na,1\n"open,1\nb,0\n', ":3", "is not CSV"),
+    ("a.jsonl", b'{"a": 1}\n{"a": 1\n', ":2", "is not JSON"),
+    ("a.jsonl", b'{"text": "a", "label": "x", "label": "y"}\n', ":1", "'label' twice"),
+    ("a.tsv", "text\tlabel\n好\t1\n".encode("gbk"), ":2", "is not UTF-8"),
+    ("a.txt", b"one\rtwo\rthree", "", "is one line with 2 carriage returns"),
+    ("a.parquet", b"PAR1 no", "", "is not a complete Parquet file"),
+    ("a.json", b"EU B-ORG\n", "", 'task="answer"'),
+    ("a.json", b'{"data": []}', "", "is not an array of objects"),
+    ("a.json", b"[]", "", "holds no row"),
+    ("a.json", b"[1]", ":record 1", "holds a JSON int"),
+    ("a.json", b'[{"a": 1} {"a": 2}]', "", "is not JSON"),
+    ("a.json", b'[{"text": "one"}]\n[{"text": "two"}]\n', "", "line 2"),
+    ("a.json", b'[{"a": ' + b"[" * 100_000, "", "number with too many digits"),
+    ("a.json", b'[{"a": ' + b"1" * 5000 + b"}]", "", "number with too many digits"),
+    ("a.json", b'[{"a": "\xff"}]', ":1", "is not UTF-8"),
+    ("a.json", b'[{"a": 1}, {"a": 1, "label": "x", "label": "y"}]', "", "'label' twice"),
 ])  # fmt: skip
-def test_damaged_table_is_an_error_at_its_line(tmp_path, name, content, location):
-    (tmp_path / name).write_bytes(content)
+def test_damaged_table_is_an_error_at_its_line(tmp_path, name, content, where, message):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(DataError) as caught:
-        values(open_table(str(tmp_path / name)))
-    assert str(caught.value.where) == f"{tmp_path / name}{location}"
+        values(open_table(str(path)))
+    assert str(caught.value.where) == f"{path}{where}"
+    assert message in str(caught.value)
 
 
 def test_nul_characters_are_left_out_and_counted(tmp_path, caplog):
@@ -250,29 +245,15 @@ def test_nul_characters_are_left_out_and_counted(tmp_path, caplog):
     assert caplog.messages == [f"{tmp_path / 'a.txt'}: 2 NUL characters left out, from line 2 on"]
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(
-        DataError, match=r"none\.csv: no such file\n  Check the name. Supported are"
-    ):
-        open_table(str(tmp_path / "none.csv"))
-
-
 @pytest.mark.parametrize("begin", [4, 30_000])  # the head of a page, and its text
 def test_parquet_that_is_damaged_in_the_middle_is_an_error(begin, tmp_path):
-    import pyarrow
-    from pyarrow import parquet
-
-    parquet.write_table(
-        pyarrow.table({"text": ["x" * 500] * 100}),
-        tmp_path / "a.parquet",
-        compression="none",
-        use_dictionary=False,
-    )
-    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    table, path = pyarrow.table({"text": ["x" * 500] * 100}), tmp_path / "a.parquet"
+    parquet.write_table(table, path, compression="none", use_dictionary=False)
+    content = bytearray(path.read_bytes())
     content[begin : begin + 56] = b"\xff" * 56
-    (tmp_path / "a.parquet").write_bytes(bytes(content))
+    path.write_bytes(bytes(content))
     with pytest.raises(DataError, match="not a complete Parquet file"):
-        values(open_table(str(tmp_path / "a.parquet")))
+        values(open_table(str(path)))
 
 
 def test_a_value_of_several_lines_is_no_row_of_tsv(tmp_path):
@@ -290,33 +271,19 @@ def test_a_value_of_several_lines_is_no_row_of_tsv(tmp_path):
     assert [row.values["text"] for row in open_table(source).rows] == ['"Fine', '"Dull"']
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv"])
-def test_two_columns_of_one_name_are_refused_but_not_those_without(kind, tmp_path):
-    mark = {"csv": ",", "tsv": "\t"}[kind]
+@pytest.mark.parametrize(("kind", "mark"), [("csv", ","), ("tsv", "\t")])
+def test_two_columns_of_one_name_are_refused_but_not_those_without(kind, mark, tmp_path):
     twice = write(tmp_path / f"twice.{kind}", f"text{mark}text{mark}label\na{mark}b{mark}1\n")
     with pytest.raises(DataError, match="two columns are called 'text'") as caught:
         open_table(twice)
     assert caught.value.where == f"{twice}:1"
     assert values(open_table(twice, ["0"]))[1] == {"0": "a", "1": "b", "2": "1"}
-    assert open_table(
-        write(tmp_path / f"bare.{kind}", f"text{mark}{mark}\na{mark}b{mark}c\n")
-    ).names == ("text", "", "")
-
-
-def test_two_columns_of_one_name_in_parquet_are_refused(tmp_path):
-    import pyarrow
-    from pyarrow import parquet
-
+    bare = write(tmp_path / f"bare.{kind}", f"text{mark}{mark}\na{mark}b{mark}c\n")
+    assert open_table(bare).names == ("text", "", "")
     table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
     parquet.write_table(table, tmp_path / "twice.parquet")
     with pytest.raises(DataError, match="two columns are called 'text'"):
         open_table(str(tmp_path / "twice.parquet"))
-
-
-@pytest.mark.parametrize(("suffix", "task"), [(".conll", "tag"), (".json", "answer")])
-def test_files_of_other_tasks_are_told_apart(suffix, task, tmp_path):
-    with pytest.raises(DataError, match=f'task="{task}"'):
-        open_table(write(tmp_path / f"a{suffix}", "EU B-ORG\n"))
 
 
 def test_a_reader_that_is_collected_after_its_file_says_nothing(tmp_path):
@@ -334,12 +301,7 @@ def test_a_table_that_is_refused_leaves_no_open_file(tmp_path):
     with pytest.raises(DataError, match="two columns") as caught:
         open_table(path)
     assert caught.tb is not None  # it still refers to the reader
-    files = (
-        [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-        if Path("/proc/self/fd").exists()
-        else []
-    )
-    assert path not in {str(link.resolve()) for link in files}
+    assert path not in {str(link.resolve()) for link in Path("/proc/self/fd").glob("*")}
 
 
 @pytest.mark.parametrize(
@@ -380,17 +342,6 @@ def test_array_of_objects_has_a_row_per_object(tmp_path):
     assert values(open_table(str(tmp_path / "b.json.gz"))) == [{"a": 1}, {"a": 2}]
 
 
-@pytest.mark.parametrize("content", [
-    b'{"data": []}', b"[]", b"[1]", b'[{"a": 1} {"a": 2}]', b'[{"a": 1},\n {"a"',
-    b'[{"a": ' + b"[" * 100_000, b'[{"a": ' + b"1" * 5000 + b"}]", b'[{"a": "\xff"}]',
-])  # fmt: skip
-def test_damaged_array_is_an_error(tmp_path, content):
-    (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        values(open_table(str(tmp_path / "a.json")))
-    assert str(caught.value.where).startswith(str(tmp_path / "a.json"))
-
-
 def test_an_array_that_is_too_long_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("bothways.data.tables.MAX_ARRAY", 20)
     (tmp_path / "a.json.xz").write_bytes(lzma.compress(b'[{"a": "' + b"x" * 10**6 + b'"}]'))
@@ -409,12 +360,6 @@ def test_many_columns_are_read_in_linear_time(tmp_path):
     with pytest.raises(DataError) as caught:
         values(open_table(source))
     assert len(str(caught.value)) < 1000
-
-
-def test_reading_a_csv_leaves_the_field_limit_of_the_process(tmp_path):
-    before = csv.field_size_limit()
-    values(open_table(write(tmp_path / "a.csv", csv_text(ROWS))))
-    assert csv.field_size_limit() == before
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
@@ -460,13 +405,3 @@ def test_files_that_were_joined_are_noticed(tmp_path):
     assert [row["text"] for row in values(open_table(str(tmp_path / "mark.txt")))] == ["one", "two"]
     (tmp_path / "column.txt").write_text("text\none\ntext\n")  # a text may be like the header
     assert len(values(open_table(str(tmp_path / "column.txt")))) == 3
-
-
-@pytest.mark.parametrize(("name", "content"), [
-    ("a.jsonl", '{"text": "a", "label": "x", "label": "y"}\n'),
-    ("a.json", '[{"text": "a"}, {"text": "a", "label": "x", "label": "y"}]'),
-])  # fmt: skip
-def test_an_object_with_a_key_twice_is_refused(name, content, tmp_path):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match="'label' twice"):
-        values(open_table(str(tmp_path / name)))
