@@ -43,9 +43,8 @@ from bothways.data.sentences import split_sentences
 def rejected(rule: DocumentRule, *texts: str, language: str = "en") -> list[bool]:
     batch = TextBatch(texts, [language] * len(texts), split_sentences)
     found: list[bool] = rule.rejects(batch).tolist()
-    assert found == [
-        bool(rule.rejects(TextBatch([text], [language], split_sentences))[0]) for text in texts
-    ], "a document is judged as it is alone"
+    single = (TextBatch([text], [language], split_sentences) for text in texts)
+    assert found == [bool(rule.rejects(batch)[0]) for batch in single], "judged as it is alone"
     return found
 
 
@@ -119,9 +118,7 @@ def test_the_presets_have_the_numbers_of_the_papers():
     assert (quality.bullet_lines.most, quality.ellipsis_lines.most) == (0.9, 0.3)
     assert quality.alphabetic_words == AlphabeticWords(0.8)
     assert quality.stop_words.least == 2
-    assert set(quality.stop_words.words) == set(
-        ["the", "be", "to", "of", "and", "that", "have", "with"]
-    )
+    assert " ".join(sorted(quality.stop_words.words)) == "and be have of that the to with"
     assert quality.repeated_lines == RepeatedLines(0.3, 0.2)
     assert quality.repeated_paragraphs == RepeatedParagraphs(0.3, 0.2)
     assert quality.top_ngrams == TopNgrams((0.2, 0.18, 0.16))
@@ -140,11 +137,7 @@ LOREM = "one two three four five six seven eight nine ten"
     ("rule", "kept", "left"),
     [
         (WordCount(3, 5), ["a b c", "a b c d e", "数学数"], ["a b", "a b c d e f", "数学", ""]),
-        (
-            MeanWordLength(3.0, 5.0),
-            ["abc abc", "数学 数学", "abcde"],
-            ["ab ab", "abcdef", "a abc ab"],
-        ),
+        (MeanWordLength(3, 5), ["abc abc", "数学 数学", "abcde"], ["ab ab", "abcdef", "a abc ab"]),
         (Symbols(0.1), [f"{LOREM} #", f"{LOREM} …"], [f"{LOREM} ##", f"{LOREM} …...", "#"]),
         (BulletLines(0.5), ["- a\nb", "a\n* b\nc", "-a"], ["• a\n  - b\nc", "* a"]),
         (EllipsisLines(0.3), ["a…\nb\nc\nd", "a"], ["a…\nb\nc", "a ..."]),
@@ -203,33 +196,12 @@ def test_words_are_divided_at_spaces_and_around_each_character_of_a_script_witho
     text = "A cat's mat, 数学好。 -- カナ don't 3.5 … ไทย"
     table = find_words([text, "", "b"])
     shown = [f"{text}\n\nb"[a:b] for a, b in zip(table.begins, table.ends, strict=True)]
-    assert shown == [
-        *[
-            "A",
-            "cat's",
-            "mat,",
-            "数",
-            "学",
-            "好",
-            "--",
-            "カ",
-            "ナ",
-            "don't",
-            "3.5",
-            "…",
-            "ไ",
-            "ท",
-            "ย",
-            "b",
-        ]
-    ]
+    assert " ".join(shown) == "A cat's mat, 数 学 好 -- カ ナ don't 3.5 … ไ ท ย b"
     assert table.counts.tolist() == [15, 0, 1]
     assert count_words(text) == 15
     letters = find_words([text], letters=True)
     shown = [text[a:b] for a, b in zip(letters.begins, letters.ends, strict=True)]
-    assert shown == [
-        *["A", "cat", "s", "mat", "数", "学", "好", "カ", "ナ", "don", "t", "3", "5", "ไ", "ท", "ย"]
-    ]
+    assert " ".join(shown) == "A cat s mat 数 学 好 カ ナ don t 3 5 ไ ท ย"
 
 
 def test_equal_words_have_equal_hashes_wherever_they_are(monkeypatch):
@@ -245,13 +217,10 @@ def test_equal_words_have_equal_hashes_wherever_they_are(monkeypatch):
 
 
 def test_a_cleaning_counts_everything_once():
-    texts = [
-        f"Menu {n}\nThis is line number {n}.\nIt is here. It is long enough." for n in range(9)
-    ]
-    texts += [
-        "Menu\nOnly one line is left here.",
-        *(f"{n} lorem ipsum is what it is." for n in range(9)),
-    ]
+    rest = "It is here. It is long enough."
+    texts = [f"Menu {n}\nThis is line number {n}.\n{rest}" for n in range(9)]
+    texts.append("Menu\nOnly one line is left here.")
+    texts += [f"{n} lorem ipsum is what it is." for n in range(9)]
     cleaned = clean_texts(texts, ["en"] * len(texts), c4(), split_sentences)
     names = list(c4().document_rules)
     steps = ["" if fate == 0 else names[fate - 1] for fate in cleaned.fates]
@@ -300,7 +269,6 @@ def test_a_cleaning_is_a_configuration():
     ],
 )
 def test_wrong_settings_name_their_place(make, where):
-    assert callable(make)
     with pytest.raises(ConfigError) as caught:
         make()
     assert caught.value.where == where
