@@ -3,11 +3,13 @@
 import json
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer
 
 from bothways.text.tokenizer import Tokenizer
 
@@ -78,6 +80,24 @@ def load(backend: tokenizers.Tokenizer, folder: Path) -> Tokenizer:
     folder.mkdir(parents=True, exist_ok=True)
     backend.save(str(folder / "tokenizer.json"))
     return Tokenizer.load(folder)
+
+
+def assert_same_tokens(model: Tokenizer, reference: Any, texts: list[str]) -> None:
+    """The ids and offsets of a tokenizer of transformers, without special tokens."""
+    expected = reference(texts, add_special_tokens=False, return_offsets_mapping=True)
+    assert [ids.tolist() for ids in model.encode(texts)] == expected["input_ids"]
+    rows = [list(map(tuple, row.offsets.tolist())) for row in model.encode_with_offsets(texts)]
+    assert rows == expected["offset_mapping"]
+
+
+def save_and_open(tokenizer: Tokenizer, folder: Path, texts: list[str], **settings: Any) -> Any:
+    """The saved folder in transformers, with the same ids; opened here it is the same tokenizer."""
+    tokenizer.save(folder, **settings)
+    reference = AutoTokenizer.from_pretrained(folder)
+    expected = [ids.tolist() for ids in tokenizer.encode(texts)]
+    assert reference(texts, add_special_tokens=False).input_ids == expected
+    assert Tokenizer.load(folder).fingerprint == tokenizer.fingerprint
+    return reference
 
 
 _TRICKY = [

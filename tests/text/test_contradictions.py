@@ -14,8 +14,8 @@ from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
 from bothways.core.errors import BothwaysError, TokenizerError
-from bothways.text.tokenizer import Tokenizer
-from toy_text import hostile, write_vocabulary
+from bothways.text.tokenizer import Tokenizer, byte_of
+from toy_text import assert_same_tokens, hostile, write_vocabulary
 
 
 def write(folder: Path, made: Any, model: str, **stated: Any) -> Path:
@@ -40,36 +40,27 @@ GENERIC = {"tokenizer_class": "PreTrainedTokenizerFast"}
 Case = tuple[str, Callable[..., Any], dict[str, Any], dict[str, Any]]
 CASES: list[Case] = [
     *(("bert", word_piece, {}, stated) for stated in WORDS),
-    *(
-        ("bert", word_piece, {"do_lower_case": False, "strip_accents": True}, stated)
-        for stated in WORDS
-    ),
+    *(("bert", word_piece, {"do_lower_case": False, "strip_accents": True}, stated) for stated in WORDS[::3]),
     ("bert", word_piece, {}, {"do_lower_case": False, "tokenizer_class": "left out"}),
-    (
-        "electra",
-        word_piece,
-        {},
-        {"do_lower_case": False, "tokenizer_class": "ElectraTokenizerFast"},
-    ),
+    ("electra", word_piece, {}, {"do_lower_case": False, "tokenizer_class": "ElectraTokenizerFast"}),
     ("bert", word_piece, {}, {"do_lower_case": False, **GENERIC}),
     *(("roberta", roberta, {}, stated) for stated in BYTES),
-    *(
-        ("roberta", roberta, {"add_prefix_space": True, "trim_offsets": False}, stated)
-        for stated in BYTES
-    ),
+    *(("roberta", roberta, {"add_prefix_space": True, "trim_offsets": False}, stated) for stated in BYTES[::3]),
     ("roberta", roberta, {}, {"add_prefix_space": True, **GENERIC}),
     ("deberta", deberta, {}, {"add_prefix_space": True}),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> list[tuple[Tokenizer, Any]]:
     made = []
     for number, (model, build, held, stated) in enumerate(CASES):
-        folder = write(
-            tmp_path_factory.mktemp("case") / str(number), build(**held), model, **stated
-        )
-        made.append((Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)))
+        home = tmp_path_factory.mktemp(str(number))
+        folder = write(home / "in", build(**held), model, **stated)
+        ours = Tokenizer.load(folder)
+        made.append((ours, AutoTokenizer.from_pretrained(folder)))
+        ours.save(home / "out")
+        assert Tokenizer.load(home / "out").fingerprint == ours.fingerprint
     return made
 
 
@@ -77,18 +68,7 @@ def folders(tmp_path_factory) -> list[tuple[Tokenizer, Any]]:
 @example(texts=["Hello é wórld a中b [MASK]", "hello <mask> w", " w"])
 def test_ids_and_offsets_are_those_of_transformers(folders, texts):
     for ours, theirs in folders:
-        expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
-        assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
-        offsets = [
-            list(map(tuple, row.offsets.tolist())) for row in ours.encode_with_offsets(texts)
-        ]
-        assert offsets == expected["offset_mapping"]
-
-
-def test_what_is_followed_is_written(folders, tmp_path):
-    for number, (ours, _) in enumerate(folders):
-        ours.save(tmp_path / str(number))
-        assert Tokenizer.load(tmp_path / str(number)).fingerprint == ours.fingerprint
+        assert_same_tokens(ours, theirs, texts)
 
 
 PIECES: list[tuple[str, Callable[..., Any], str]] = [
@@ -121,9 +101,8 @@ def test_settings_of_pieces_must_not_contradict(tmp_path, model, build, key, hel
                 Tokenizer.load(folder)
     Tokenizer.load(write(tmp_path / "generic", made, model, **{key: not held}, **GENERIC))
     said, has = json.dumps(not held), json.dumps(held)
-    with pytest.raises(
-        TokenizerError, match=f"'{key}' is {said}, but {has} in tokenizer.json\n"
-    ) as caught:
+    message = f"'{key}' is {said}, but {has} in tokenizer.json\n"
+    with pytest.raises(TokenizerError, match=message) as caught:
         Tokenizer.load(write(tmp_path / "other", made, model, **{key: not held}))
     assert f"{tmp_path / 'other' / 'tokenizer_config.json'}: " in str(caught.value)
     assert f"Set it to {has}" in str(caught.value)
@@ -131,8 +110,7 @@ def test_settings_of_pieces_must_not_contradict(tmp_path, model, build, key, hel
 
 def test_a_setting_that_a_class_does_not_read_contradicts_nothing(tmp_path):
     folder = write(tmp_path, xlm(), "xlm-roberta", do_lower_case=True)
-    theirs = AutoTokenizer.from_pretrained(folder)("Hello", add_special_tokens=False)["input_ids"]
-    assert Tokenizer.load(folder).encode(["Hello"])[0].tolist() == theirs
+    assert_same_tokens(Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder), ["Hello"])
 
 
 @pytest.mark.parametrize(
@@ -165,13 +143,11 @@ def change(path: list[str], value: Any) -> Callable[[dict[str, Any]], None]:
 
 DOUBLE = {"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}
 TEMPLATE = {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}}
+A, B = ({"Sequence": {"id": id, "type_id": type}} for type, id in enumerate("AB"))
 BEYOND = {
-    "type": "TemplateProcessing",
-    "single": [
-        {"SpecialToken": {"id": "[X]", "type_id": 0}},
-        {"Sequence": {"id": "A", "type_id": 0}},
-    ],
-    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+    **TEMPLATE,
+    "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}, A],
+    "pair": [A, B],
     "special_tokens": {"[X]": {"id": "[X]", "ids": [10**6], "tokens": ["[X]"]}},
 }
 
@@ -193,9 +169,7 @@ def test_a_hostile_tokenizer_is_refused(tmp_path, spoil, message):
     spec = json.loads((tmp_path / "b" / "tokenizer.json").read_text())
     spoil(spec)
     (tmp_path / "b" / "tokenizer.json").write_text(json.dumps(spec))
-    (tmp_path / "b" / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "PreTrainedTokenizerFast"}'
-    )
+    (tmp_path / "b" / "tokenizer_config.json").write_text(json.dumps(GENERIC))
     with pytest.raises(BothwaysError, match=message):
         Tokenizer.load(tmp_path / "b")
 
@@ -231,7 +205,5 @@ def test_hostile_settings_are_refused(tmp_path, content):
 
 
 def test_bytes_stand_for_themselves_or_come_in_order():
-    from bothways.text.tokenizer import byte_of
-
     assert set(byte_of()) == set(pre_tokenizers.ByteLevel.alphabet())
     assert bytes(byte_of()[c] for c in "æķ°Ġ") == "数 ".encode()
