@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,15 +11,17 @@ from tokenizers import AddedToken, Tokenizer as Backend, models, normalizers, pr
 
 from bothways.core.errors import BothwaysError, DataError, ResourceError, TokenizerError
 from bothways.text.tokenizer import Tokenizer, _flaw
-from bothways.text.tokenizer_classes import Specials
+from bothways.text.tokenizer_classes import CONFIG, Specials
 from bothways.text.trainers import ByteBPE, Unigram, train_vocabulary
 from toy_text import (
     BERT_NAMES,
+    assert_same_tokens,
     bert_tokens,
     google_tokens,
     hostile,
     load,
     roberta_backend,
+    save_and_open,
     write_vocabulary,
 )
 
@@ -60,16 +61,11 @@ def pairs(tmp_path_factory):
 @settings(max_examples=100)
 def test_ids_and_offsets_are_those_of_transformers(pairs, texts):
     for ours, theirs in pairs:
-        expected = theirs(texts, add_special_tokens=False, return_offsets_mapping=True)
-        assert [ids.tolist() for ids in ours.encode(texts)] == expected["input_ids"]
-        encoded = ours.encode_with_offsets(texts)
+        assert_same_tokens(ours, theirs, texts)
+        expected, encoded = theirs(texts, add_special_tokens=False), ours.encode_with_offsets(texts)
         assert [row.ids.tolist() for row in encoded] == expected["input_ids"]
-        assert [list(map(tuple, row.offsets.tolist())) for row in encoded] == expected[
-            "offset_mapping"
-        ]
-        assert [row.words.tolist() for row in encoded] == [
-            expected.word_ids(i) for i in range(len(texts))
-        ]
+        words = [expected.word_ids(i) for i in range(len(texts))]
+        assert [row.words.tolist() for row in encoded] == words
         flat, lengths = ours.encode_flat(texts)
         assert flat.tolist() == [id for ids in expected["input_ids"] for id in ids]
         assert lengths.tolist() == list(map(len, expected["input_ids"]))
@@ -112,80 +108,31 @@ def test_known_differences_from_google(pairs):
     assert tokens("[MASK]") == ["[MASK]"]
 
 
-@pytest.mark.parametrize("config", SETTINGS)
-def test_saved_bert_opens_in_transformers_with_the_same_ids(tmp_path, config):
-    ours = Tokenizer.load(write_vocabulary(tmp_path / "in", **config))
-    ours.save(tmp_path / "out", positions=77)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+@pytest.mark.parametrize("number", range(len(SETTINGS)))
+def test_saved_bert_opens_in_transformers_with_the_same_ids(tmp_path, pairs, number):
+    ours = pairs[number][0]
+    theirs = save_and_open(ours, tmp_path, ASCII_CASES, positions=77)
     assert type(theirs) is transformers.BertTokenizer
     assert theirs.model_max_length == 77
     assert (theirs.pad_token_id, theirs.mask_token_id) == (ours.specials.pad, ours.specials.mask)
     assert (theirs.cls_token_id, theirs.sep_token_id, theirs.unk_token_id) == (2, 3, 1)
-    assert theirs(ASCII_CASES, add_special_tokens=False).input_ids == [
-        ids.tolist() for ids in ours.encode(ASCII_CASES)
-    ]
-    pair = theirs("hello", "world")
-    assert theirs.convert_ids_to_tokens(pair.input_ids) == [
-        "[CLS]",
-        "hello",
-        "[SEP]",
-        "world",
-        "[SEP]",
-    ]
+    pair, tokens = theirs("hello", "world"), ["[CLS]", "hello", "[SEP]", "world", "[SEP]"]
+    assert theirs.convert_ids_to_tokens(pair.input_ids) == tokens
     assert pair.token_type_ids == [0, 0, 0, 1, 1]
-    again = Tokenizer.load(tmp_path / "out")
-    assert again.fingerprint == ours.fingerprint
-    (tmp_path / "out" / "tokenizer.json").unlink()
-    assert (
-        Tokenizer.load(tmp_path / "out").fingerprint == ours.fingerprint
-    )  # from vocab.txt and the settings
-
-
-def test_what_transformers_saved_opens_here(tmp_path):
-    theirs = transformers.BertTokenizer(
-        vocab={token: id for id, token in enumerate(TOKENS)}, do_lower_case=False
-    )
-    theirs.save_pretrained(tmp_path)
-    ours = Tokenizer.load(tmp_path)
-    assert theirs(ASCII_CASES, add_special_tokens=False).input_ids == [
-        ids.tolist() for ids in ours.encode(ASCII_CASES)
-    ]
-    assert not ours.lowercase
-
-
-def test_a_tokenizer_that_bert_is_not_is_declared_generic(tmp_path):
-    ours = Tokenizer.load(write_vocabulary(tmp_path / "in"))
-    ours.backend.add_tokens(["zzz"])
-    Tokenizer(ours.backend, ours.specials).save(tmp_path / "out", segments=False)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    assert set(theirs("a zzz b")) == {"input_ids", "attention_mask"}
-    again = Tokenizer.load(tmp_path / "out")
-    assert again.size == len(TOKENS) + 1
-    assert (
-        theirs("a zzz b", add_special_tokens=False).input_ids
-        == again.encode(["a zzz b"])[0].tolist()
-    )
+    (tmp_path / "tokenizer.json").unlink()
+    # From vocab.txt and the settings.
+    assert Tokenizer.load(tmp_path).fingerprint == ours.fingerprint
 
 
 @pytest.mark.parametrize("prefix_space", [False, True])
 def test_byte_level_bpe_goes_both_ways(tmp_path, prefix_space):
     ours = load(roberta_backend(prefix_space=prefix_space), tmp_path / "in")
     assert ours.specials == Specials(pad=1, unknown=3, cls=0, sep=2, mask=ours.size - 1)
-    ours.save(tmp_path / "out")
-    assert not (tmp_path / "out" / "vocab.txt").exists()
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     texts = [*ASCII_CASES, "hello <mask> world", " hello's  \n w"]
-    assert theirs(texts, add_special_tokens=False).input_ids == [
-        ids.tolist() for ids in ours.encode(texts)
-    ]
-    assert theirs("hello", "w").input_ids == [
-        0,
-        *theirs("hello", add_special_tokens=False).input_ids,
-        2,
-        2,
-        *ours.encode(["w"])[0],
-        2,
-    ]
+    theirs = save_and_open(ours, tmp_path / "out", texts)
+    assert not (tmp_path / "out" / "vocab.txt").exists()
+    first, second = (ids.tolist() for ids in ours.encode(["hello", "w"]))
+    assert theirs("hello", "w").input_ids == [0, *first, 2, 2, *second, 2]
     assert ours.decode(ours.encode(["hello wörld 中 <mask>"])[0]).strip() == "hello wörld 中<mask>"
 
 
@@ -201,8 +148,7 @@ def test_special_tokens_by_the_names_of_the_configuration(tmp_path):
     ours = Tokenizer.load(write_vocabulary(tmp_path / "in", tokens, **names))
     assert ours.specials == Specials(pad=0, unknown=1, cls=2, sep=3, mask=4)
     assert ours.encode(["a<hole>x b"])[0].tolist() == [5, 4, 1, 6]
-    ours.save(tmp_path / "out")
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    theirs = save_and_open(ours, tmp_path / "out", ["a<hole>x b"])
     assert theirs("a<hole>x b").input_ids == [2, 5, 4, 1, 6, 3]
     assert theirs.mask_token_id == 4
 
@@ -259,11 +205,8 @@ def test_tables_of_byte_level_bpe(tmp_path):
 
 
 def test_words_alone_continue_nothing(tmp_path):
-    backend = Backend(
-        models.WordLevel(
-            {token: id for id, token in enumerate([*BERT_NAMES, "a"])}, unk_token="[UNK]"
-        )
-    )
+    vocab = {token: id for id, token in enumerate([*BERT_NAMES, "a"])}
+    backend = Backend(models.WordLevel(vocab, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     ours = load(backend, tmp_path)
     assert not ours.continues.any()
@@ -281,14 +224,11 @@ def test_pickle_keeps_everything(pairs):
 
 def test_fingerprint_sees_what_decides_the_ids_and_not_the_layout_of_the_file(tmp_path):
     ours = Tokenizer.load(write_vocabulary(tmp_path / "a"))
-    (tmp_path / "tokenizer.json").write_text(
-        json.dumps(json.loads(ours.backend.to_str()), indent=7), encoding="utf-8"
-    )
+    spec = json.dumps(json.loads(ours.backend.to_str()), indent=7)
+    (tmp_path / "tokenizer.json").write_text(spec, encoding="utf-8")
     assert Tokenizer.load(tmp_path / "tokenizer.json").fingerprint == ours.fingerprint
-    assert (
-        Tokenizer.load(write_vocabulary(tmp_path / "b", do_lower_case=False)).fingerprint
-        != ours.fingerprint
-    )
+    cased = Tokenizer.load(write_vocabulary(tmp_path / "b", do_lower_case=False))
+    assert cased.fingerprint != ours.fingerprint
 
 
 def test_decode(pairs):
@@ -306,90 +246,50 @@ def test_arrays_can_be_written(pairs):
 
 def test_settings_that_are_null_are_as_if_left_out(tmp_path):
     plain = Tokenizer.load(write_vocabulary(tmp_path / "plain"))
-    null = dict.fromkeys(
-        ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "unk_token", "mask_token")
-    )
-    assert (
-        Tokenizer.load(write_vocabulary(tmp_path / "null", **null)).fingerprint == plain.fingerprint
-    )
+    keys = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "unk_token", "mask_token")
+    null = Tokenizer.load(write_vocabulary(tmp_path / "null", **dict.fromkeys(keys)))
+    assert null.fingerprint == plain.fingerprint
 
 
-def _broken(tmp_path: Path, name: str) -> Path:
-    """A file or folder that is wrong in the way of this name."""
-    tokens = [*BERT_NAMES, "a"]
-    match name:
-        case "nothing":
-            return tmp_path / "nothing"
-        case "empty folder":
-            return tmp_path
-        case "binary":
-            (tmp_path / "vocab.txt").write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
-        case "empty":
-            (tmp_path / "vocab.txt").write_text("")
-        case "no mask":
-            write_vocabulary(tmp_path, [*BERT_NAMES[:4], "a", "b"])
-        case "folder for a file":
-            (tmp_path / "tokenizer.json").mkdir()
-        case "no tokenizer":
-            (tmp_path / "tokenizer.json").write_text('{"a": 1}')
-        case "no unknown":
-            write_vocabulary(tmp_path / "in", tokens)
-            spec = json.loads(Tokenizer.load(tmp_path / "in").backend.to_str())
-            spec["model"]["unk_token"] = "<oov>"
-            (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-        case "no unknown piece":
-            model = {"type": "Unigram", "unk_id": None, "vocab": [[name, 0.0] for name in tokens]}
-            (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model}))
-        case "config no JSON":
-            write_vocabulary(tmp_path, tokens)
-            (tmp_path / "tokenizer_config.json").write_text('{\n"do_lower_case": tru}')
-        case "config no object":
-            write_vocabulary(tmp_path, tokens)
-            (tmp_path / "tokenizer_config.json").write_text("[1]")
-    return tmp_path
+VOCABULARY = "\n".join([*BERT_NAMES, "a"])
+OTHER_UNKNOWN = {"type": "WordPiece", "unk_token": "<oov>", "continuing_subword_prefix": "##"} | {
+    "max_input_chars_per_word": 100, "vocab": {token: id for id, token in enumerate(TOKENS)}
+}  # fmt: skip
+NO_UNKNOWN = {"type": "Unigram", "unk_id": None, "vocab": [[name, 0.0] for name in BERT_NAMES]}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "says"),
-    [
-        ("nothing", TokenizerError, "no such file or folder"),
-        ("empty folder", TokenizerError, "holds no tokenizer: none of tokenizer.json, vocab.txt"),
-        ("binary", TokenizerError, "is not UTF-8 text"),
-        ("empty", TokenizerError, "has 1 tokens, fewer than the 5 special tokens"),
-        ("no mask", TokenizerError, r"lacks special tokens: \[MASK\] or <mask>"),
-        ("folder for a file", ResourceError, "cannot be read"),
-        ("no tokenizer", TokenizerError, "is not a tokenizer that tokenizers"),
-        ("no unknown", TokenizerError, "unknown token '<oov>' is not in its vocabulary"),
-        ("no unknown piece", TokenizerError, "`unk_id` is missing"),
-        ("config no JSON", TokenizerError, r"tokenizer_config.json: is not JSON: .* at line 2"),
-        ("config no object", TokenizerError, "holds a JSON list, not an object"),
-    ],
-)
-def test_broken_files_are_refused_by_name(tmp_path, name, kind, says):
-    path = _broken(tmp_path, name)
-    with pytest.raises(kind, match=says) as caught:
-        Tokenizer.load(path)
-    assert str(path) in str(caught.value)
-    assert caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("config", "says"),
-    [
-        ({"unk_token": "<unk>"}, "vocab.txt: .* 5 tokens lacks special tokens: <unk>\n"),
-        ({"mask_token": {"content": "<mask>"}}, "vocab.txt: .* lacks special tokens: <mask>\n"),
-        ({"do_lower_case": "true"}, "tokenizer_config.json: 'do_lower_case' is 'true'"),
-        ({"tokenize_chinese_chars": 1}, "tokenizer_config.json: 'tokenize_chinese_chars' is 1"),
-    ],
-)
-def test_settings_that_do_not_go_with_the_vocabulary(tmp_path, config, says):
+@pytest.mark.parametrize(("files", "says"), [
+    ({}, "holds no tokenizer: none of tokenizer.json, vocab.txt"),
+    ({"vocab.txt": b"\x1f\x8b\x08\x00\xff\xfe"}, "is not UTF-8 text"),
+    ({"vocab.txt": ""}, "has 1 tokens, fewer than the 5 special tokens"),
+    ({"vocab.txt": "\n".join([*BERT_NAMES[:4], "a"])}, r"lacks special tokens: \[MASK\] or <mask>"),
+    ({"tokenizer.json": '{"a": 1}'}, "is not a tokenizer that tokenizers"),
+    ({"tokenizer.json": {"model": OTHER_UNKNOWN}}, "unknown token '<oov>' is not in its vocabulary"),
+    ({"tokenizer.json": {"model": NO_UNKNOWN}}, "`unk_id` is missing"),
+    ({"vocab.txt": VOCABULARY, CONFIG: '{\n"do_lower_case": tru}'}, f"{CONFIG}: is not JSON: .* at line 2"),
+    ({"vocab.txt": VOCABULARY, CONFIG: "[1]"}, "holds a JSON list, not an object"),
+    ({"vocab.txt": VOCABULARY, CONFIG: {"unk_token": "<unk>"}}, "vocab.txt: .* lacks special tokens: <unk>\n"),
+    ({"vocab.txt": VOCABULARY, CONFIG: {"mask_token": {"content": "<mask>"}}}, "vocab.txt: .* lacks special tokens: <mask>\n"),
+    ({"vocab.txt": VOCABULARY, CONFIG: {"do_lower_case": "true"}}, f"{CONFIG}: 'do_lower_case' is 'true'"),
+    ({"vocab.txt": VOCABULARY, CONFIG: {"tokenize_chinese_chars": 1}}, f"{CONFIG}: 'tokenize_chinese_chars' is 1"),
+])  # fmt: skip
+def test_broken_files_are_refused_by_name(tmp_path, files, says):
+    for name, content in files.items():
+        text = json.dumps(content) if isinstance(content, dict) else content
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(TokenizerError, match=says) as caught:
-        Tokenizer.load(write_vocabulary(tmp_path, BERT_NAMES, **config, bos_token="<s>"))
+        Tokenizer.load(tmp_path)
+    assert str(tmp_path) in str(caught.value)
     assert caught.value.fix
 
 
-def test_a_folder_that_cannot_be_written(tmp_path, pairs):
-    (tmp_path / "file").write_text("")
+def test_folders_that_cannot_be_read_or_written(tmp_path, pairs):
+    with pytest.raises(TokenizerError, match="nothing: no such file or folder"):
+        Tokenizer.load(tmp_path / "nothing")
+    (tmp_path / "tokenizer.json").mkdir()
+    with pytest.raises(ResourceError, match="cannot be read"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "file").touch()
     with pytest.raises(ResourceError, match="cannot be written"):
         pairs[0][0].save(tmp_path / "file")
 
@@ -411,9 +311,8 @@ def test_what_is_no_text_is_told():
 
 @pytest.mark.parametrize("id", [-1, 10**6])
 def test_an_id_that_no_token_has(pairs, id):
-    with pytest.raises(
-        TokenizerError, match=rf"no token has id {id}; ids run from 0 to {len(TOKENS) - 1}"
-    ):
+    message = f"no token has id {id}; ids run from 0 to {len(TOKENS) - 1}"
+    with pytest.raises(TokenizerError, match=message):
         pairs[0][0].token(id)
     with pytest.raises(BothwaysError, match=f"no token has id {id}"):
         pairs[0][0].decode([2, id])
