@@ -9,7 +9,6 @@ import numpy as np
 import tokenizers
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
-from transformers import AutoTokenizer
 
 from bothways.text.tokenizer import Tokenizer
 
@@ -92,6 +91,8 @@ def assert_same_tokens(model: Tokenizer, reference: Any, texts: list[str]) -> No
 
 def save_and_open(tokenizer: Tokenizer, folder: Path, texts: list[str], **settings: Any) -> Any:
     """The saved folder in transformers, with the same ids; opened here it is the same tokenizer."""
+    from transformers import AutoTokenizer
+
     tokenizer.save(folder, **settings)
     reference = AutoTokenizer.from_pretrained(folder)
     expected = [ids.tolist() for ids in tokenizer.encode(texts)]
@@ -221,3 +222,17 @@ def _google_pieces(word: str, vocab: set[str], longest: int) -> list[str]:
         pieces.append(prefix + word[start:end])
         start = end
     return pieces or ["[UNK]"]
+
+
+def code_points(step: int) -> list[int]:
+    """The code points with characters; of the large scripts, which are each of one kind, every `step`th."""
+    large = (range(0x3400, 0xA000), range(0xAC00, 0xD7A4), range(0xE000, 0xF900))
+    codes = [
+        *range(0x3400),
+        *range(0xA000, 0xAC00),
+        *range(0xD7A4, 0xD800),
+        *range(0xF900, 0x20000),
+    ]
+    for script in (*large, range(0x20000, 0x34000)):
+        codes += script[::step]
+    return [*codes, *range(0xE0000, 0xE1000)]

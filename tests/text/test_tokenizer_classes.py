@@ -1,6 +1,7 @@
 """Every tokenizer class of transformers that a BERT-like model has: the same ids on 2,000 odd texts, or refused by name."""
 
 import base64
+import itertools
 import json
 import pickle
 import sys
@@ -88,15 +89,9 @@ def saved(folder: Path, made: Any, kind: str, name: str | None = None, **config:
 
 
 def camembert() -> Any:
-    first = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0)]
-    vocab = [
-        *first,
-        ("<unk>NOTUSED", -100.0),
-        ("<s>", 0.0),
-        ("</s>", 0.0),
-        *PIECES,
-        ("<mask>", 0.0),
-    ]
+    names = ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"]
+    scores = [-100.0 if name == "<unk>NOTUSED" else 0.0 for name in names]
+    vocab = [*zip(names, scores, strict=True), *PIECES, ("<mask>", 0.0)]
     return transformers.CamembertTokenizer(vocab=vocab, _spm_precompiled_charsmap=MAP)
 
 
@@ -115,8 +110,7 @@ def generic(folder: Path) -> Path:
 EQUAL: dict[str, Callable[[Path], Path]] = {
     **{
         f"{stem}{fast}": lambda folder, name=f"{stem}Tokenizer{fast}": words(folder, name, "bert")
-        for stem in BERT
-        for fast in ("", "Fast")
+        for stem, fast in zip(BERT, itertools.cycle(("", "Fast")))
     },
     "Bert, cased": lambda f: words(f, "BertTokenizer", "bert", do_lower_case=False),
     "Bert, accents": lambda f: words(f, "BertTokenizer", "bert", strip_accents=False),
@@ -152,9 +146,8 @@ def test_ids_are_those_of_transformers(name, tmp_path):
     folder = EQUAL[name](tmp_path)
     tokenizer = Tokenizer.load(folder)
     alias = name.startswith(tuple(BERT[1:])) and "," not in name
-    assert_equal(
-        tokenizer, AutoTokenizer.from_pretrained(folder), TEXTS[: 200 if alias else examples(2000)]
-    )
+    texts = TEXTS[: 200 if alias else examples(2000)]
+    assert_equal(tokenizer, AutoTokenizer.from_pretrained(folder), texts)
     tokenizer.save(tmp_path / "again")
     again = Tokenizer.load(tmp_path / "again")
     assert again.fingerprint == tokenizer.fingerprint
@@ -176,8 +169,10 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("layout", ["vocab.txt", "tokenizer.json", "config.json"])
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    in_turn([(name,) for name in REFUSED], ["vocab.txt", "tokenizer.json", "config.json"]),
+)
 def test_other_classes_are_refused_by_name(name, layout, tmp_path):
     saved(tmp_path, word_piece(), "bert", name)
     if layout != "tokenizer.json":
@@ -188,9 +183,8 @@ def test_other_classes_are_refused_by_name(name, layout, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({"tokenizer_class": name}))
     with pytest.raises(TokenizerError, match=f"{name}' is not supported") as caught:
         Tokenizer.load(tmp_path)
-    assert Path(str(caught.value.where)).name == (
-        "config.json" if layout == "config.json" else "tokenizer_config.json"
-    )
+    named_in = "config.json" if layout == "config.json" else "tokenizer_config.json"
+    assert Path(str(caught.value.where)).name == named_in
 
 
 def japanese(folder: Path, subword: str = "wordpiece", **config: Any) -> Path:
@@ -206,7 +200,7 @@ def japanese(folder: Path, subword: str = "wordpiece", **config: Any) -> Path:
 
 @pytest.mark.parametrize(
     ("subword", "lowercase"),
-    in_turn([(value,) for value in ["wordpiece", "character"]], [False, True]),
+    in_turn([("wordpiece",), ("character",)], [False, True]),
 )
 def test_japanese_ids_are_those_of_transformers(subword, lowercase, tmp_path):
     pytest.importorskip("fugashi")
@@ -273,10 +267,7 @@ def test_settings_of_another_class_are_refused(key, value, tmp_path):
 
 def changed(folder: Path, **parts: Any) -> Path:
     """BERT's folder with other parts of `tokenizer.json`, whose settings are kept."""
-    saved(folder, word_piece(), "bert")
-    file = folder / "tokenizer.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | parts))
-    return folder
+    return edited(folder, word_piece(), "bert", **parts)
 
 
 @pytest.mark.parametrize("side", ["left", "Left"])
@@ -290,24 +281,17 @@ def test_texts_that_are_cut_at_their_beginning_are_refused(side, tmp_path):
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(TokenizerError, match="cuts long texts at their beginning"):
         Tokenizer.load(folder)
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps(settings | {"truncation_side": "right"})
-    )
+    settings["truncation_side"] = "right"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     assert Tokenizer.load(folder).backend.truncation is None
 
 
-NFKC_FIRST = {
-    "type": "Sequence",
-    "normalizers": [
-        {"type": "NFKC"},
-        json.loads(word_piece()._tokenizer.normalizer.__getstate__()),
-    ],
-}
+BERT_NORMALIZER = json.loads(word_piece()._tokenizer.normalizer.__getstate__())
+NFKC_FIRST = {"type": "Sequence", "normalizers": [{"type": "NFKC"}, BERT_NORMALIZER]}
 ROBERTA = {
     "type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2],
     "trim_offsets": True, "add_prefix_space": True,
 }  # fmt: skip
-MODEL = json.loads(word_piece()._tokenizer.to_str())["model"]
 
 
 @pytest.mark.parametrize(
@@ -320,9 +304,9 @@ MODEL = json.loads(word_piece()._tokenizer.to_str())["model"]
         {"pre_tokenizer": {"type": "WhitespaceSplit"}},
         {"pre_tokenizer": None},
         {"post_processor": ROBERTA},
-        {"model": MODEL | {"continuing_subword_prefix": "@@"}},
-        {"model": MODEL | {"max_input_chars_per_word": 200}},
-        {"model": MODEL | {"type": "WordLevel"}},
+        {"model": {"continuing_subword_prefix": "@@"}},
+        {"model": {"max_input_chars_per_word": 200}},
+        {"model": {"type": "WordLevel"}},
     ],
 )
 def test_a_file_that_is_not_of_its_class_is_refused(parts, tmp_path):
@@ -342,15 +326,6 @@ def test_bytes_under_the_class_of_words_are_refused(tmp_path):
     saved(tmp_path, roberta(), "bert", "BertTokenizer")
     with pytest.raises(TokenizerError, match="holds a BPE model; BertTokenizer"):
         Tokenizer.load(tmp_path)
-
-
-def test_blanks_divide_as_the_class_has_it(tmp_path):
-    """Files of transformers 4 keep a blank at the end as a word, the class does not."""
-    folder = saved(tmp_path, xlm(_spm_precompiled_charsmap=MAP), "xlm-roberta")
-    spec = json.loads((folder / "tokenizer.json").read_text())
-    spec["pre_tokenizer"] = spec["pre_tokenizer"]["pretokenizers"][1]
-    (folder / "tokenizer.json").write_text(json.dumps(spec))
-    assert_equal(Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder))
 
 
 def test_pieces_of_camembert_are_shifted(tmp_path):
@@ -403,7 +378,7 @@ def test_words_of_ends_are_found(tmp_path):
     assert ends[ids].tolist() == [True, True, False, True]
 
 
-BROKEN_MAP = b"\x04\x00\x00\x00" + b"\x01\x02\x03\xff"
+BROKEN_MAP = base64.b64encode(b"\x04\x00\x00\x00" + b"\x01\x02\x03\xff").decode()
 LOST = {
     "type": "TemplateProcessing",
     "single": [{"SpecialToken": {"id": "[LOST]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -416,12 +391,7 @@ LOST = {
     "parts",
     [
         {"post_processor": LOST},
-        {
-            "normalizer": {
-                "type": "Precompiled",
-                "precompiled_charsmap": base64.b64encode(BROKEN_MAP).decode(),
-            }
-        },
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": BROKEN_MAP}},
     ],
 )
 @pytest.mark.parametrize("name", ["BertTokenizer", "PreTrainedTokenizerFast"])
@@ -440,34 +410,34 @@ def test_random_merges_are_refused(tmp_path):
     assert caught.value.where == tmp_path / "tokenizer.json"
 
 
-def test_merges_that_a_file_goes_round_are_refused(tmp_path):
-    folder = saved(tmp_path, roberta(), "roberta")
-    spec = json.loads((folder / "tokenizer.json").read_text())
-    spec["model"]["ignore_merges"] = True
-    (folder / "tokenizer.json").write_text(json.dumps(spec))
+def edited(folder: Path, made: Any, kind: str, **parts: Any) -> Path:
+    """A folder of transformers whose `tokenizer.json` has other parts, "model" with other settings."""
+    spec = json.loads((saved(folder, made, kind) / "tokenizer.json").read_text())
+    parts["model"] = spec["model"] | parts.get("model", {})
+    (folder / "tokenizer.json").write_text(json.dumps(spec | parts))
+    return folder
+
+
+CUT = json.loads(xlm()._tokenizer.pre_tokenizer.__getstate__())
+DIGITS = [{"type": "Digits", "individual_digits": True}, CUT]
+
+
+@pytest.mark.parametrize(("made", "kind", "parts"), [
+    (roberta, "roberta", {"model": {"ignore_merges": True}}),
+    (xlm, "xlm-roberta", {"normalizer": {"type": "Lowercase"}}),
+    (xlm, "xlm-roberta", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": DIGITS}}),
+    (xlm, "xlm-roberta", {"model": {"unk_id": 0}}),
+])  # fmt: skip
+def test_merges_and_pieces_that_are_not_of_their_class_are_refused(made, kind, parts, tmp_path):
     with pytest.raises(TokenizerError, match="RobertaTokenizer, the tokenizer class"):
-        Tokenizer.load(folder)
+        Tokenizer.load(edited(tmp_path, made(), kind, **parts))
 
 
-DIGITS = {
-    "type": "Sequence",
-    "pretokenizers": [
-        {"type": "Digits", "individual_digits": True},
-        json.loads(xlm()._tokenizer.pre_tokenizer.__getstate__()),
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    "change", [{"normalizer": {"type": "Lowercase"}}, {"pre_tokenizer": DIGITS}, {"unk_id": 0}]
-)
-def test_pieces_that_are_not_of_their_class_are_refused(change, tmp_path):
-    folder = saved(tmp_path, xlm(_spm_precompiled_charsmap=MAP), "xlm-roberta")
-    spec = json.loads((folder / "tokenizer.json").read_text())
-    spec["model"]["unk_id"] = change.pop("unk_id", 3)
-    (folder / "tokenizer.json").write_text(json.dumps(spec | change))
-    with pytest.raises(TokenizerError, match="XLMRobertaTokenizer, the tokenizer class"):
-        Tokenizer.load(folder)
+def test_blanks_divide_as_the_class_has_it(tmp_path):
+    """Files of transformers 4 keep a blank at the end as a word, the class does not."""
+    made = xlm(_spm_precompiled_charsmap=MAP)
+    folder = edited(tmp_path, made, "xlm-roberta", pre_tokenizer=CUT["pretokenizers"][1])
+    assert_equal(Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder))
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,15 @@ import subprocess
 import sys
 import tracemalloc
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
-import transformers
 from hypothesis import given
 
 import bothways
 from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.text import trainers
-from bothways.text.sampling import Sample, sample, sample_languages
+from bothways.text.sampling import Sample, characters_of, sample, sample_languages
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Bert
 from bothways.text.tokenizer_files import bert_backend
@@ -31,7 +29,7 @@ from bothways.text.trainers import (
     train_vocabulary,
 )
 from commands import run_line
-from toy_text import BERT_NAMES, hostile, pseudo_text
+from toy_text import BERT_NAMES, hostile, pseudo_text, save_and_open
 
 TEXT = pseudo_text(4000, seed=1)
 KINDS = [
@@ -49,95 +47,75 @@ KINDS = [
 
 _PROGRAM = """
 import sys
-from toy_text import pseudo_text
-from test_train import KINDS, TEXT
-from bothways.text.trainers import train_vocabulary
-for number, kind in enumerate(KINDS):
-    train_vocabulary(TEXT, kind).save(f"{sys.argv[1]}/{number}")
+from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_vocabulary
+texts, kinds, out = sys.argv[1:]
+for number, kind in enumerate(eval(kinds)):
+    train_vocabulary(open(texts, encoding="utf8").read().split("\\n"), kind).save(f"{out}/{number}")
 """
 
 
-def test_two_processes_write_the_same_bytes(tmp_path):
-    contents = []
-    for seed, threads in (("1", "1"), ("2", "2")):
-        home = Path(__file__).parent
-        places = [str(home), *map(str, sys.path)]
-        env = {
-            **os.environ,
-            "PYTHONHASHSEED": seed,
-            "RAYON_NUM_THREADS": threads,
-            "PYTHONPATH": os.pathsep.join(places),
-        }
-        subprocess.run([sys.executable, "-c", _PROGRAM, str(tmp_path / seed)], env=env, check=True)
-        files = sorted(path for path in (tmp_path / seed).rglob("*") if path.is_file())
-        contents.append(
-            [(str(file.relative_to(tmp_path / seed)), file.read_bytes()) for file in files]
-        )
-    assert len(contents[0]) == 3 * 3 + 2 * 5
-    assert contents[0] == contents[1]
+@pytest.fixture(scope="module")
+def trained() -> list[Tokenizer]:
+    return [train_vocabulary(TEXT, kind) for kind in KINDS]
+
+
+def test_two_processes_write_the_same_bytes(tmp_path, trained):
+    """This one and another one, with other seeds of hash tables and a single thread."""
+    for number, tokenizer in enumerate(trained):
+        tokenizer.save(tmp_path / "here" / str(number))
+    settings = {"PYTHONHASHSEED": "1", "RAYON_NUM_THREADS": "1"}
+    settings["PYTHONPATH"] = os.pathsep.join(sys.path)
+    (tmp_path / "text").write_text("\n".join(TEXT), encoding="utf8")
+    words = [str(tmp_path / "text"), repr(KINDS), str(tmp_path / "there")]
+    subprocess.run([sys.executable, "-c", _PROGRAM, *words], env=os.environ | settings, check=True)
+    here, there = (
+        {file.relative_to(home): file.read_bytes() for file in home.rglob("*") if file.is_file()}
+        for home in (tmp_path / "here", tmp_path / "there")
+    )
+    assert len(here) == 3 * 3 + 2 * 5
+    assert here == there
 
 
 def test_scores_do_not_keep_the_order_of_a_hash_table():
     """Characters that no word needs have the least score and a step more each; another character may come close to one."""
     words = {"ab": -3.00004, "cd": -9.5, "x": -9.5 + 3.0000001e-4, "y": -2.0}
     ladder = [-9.5, -9.5 + 1e-4, -9.5 + 1e-4 + 1e-4, -9.5 + 1e-4 + 1e-4 + 1e-4]
-    results = [
-        _steady({**words, **dict(zip(order, ladder, strict=True))})
-        for order in ("klmn", "nmlk", "lnkm")
-    ]
-    assert results == [{**words, "ab": -3.0, "x": -9.4997, **dict.fromkeys("klmn", -9.5)}] * 3
+    expected = {**words, "ab": -3.0, "x": -9.4997, **dict.fromkeys("klmn", -9.5)}
+    for order in ("klmn", "nmlk", "lnkm"):
+        assert _steady({**words, **dict(zip(order, ladder, strict=True))}) == expected
     assert _steady({key: score + 4e-11 for key, score in words.items()}) == _steady(words)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_special_tokens_come_first_and_the_folder_opens_in_transformers(tmp_path, kind):
-    tokenizer = train_vocabulary(TEXT, kind)
+@pytest.mark.parametrize("number", range(len(KINDS)))
+def test_special_tokens_come_first_and_the_folder_opens_in_transformers(tmp_path, trained, number):
+    kind, tokenizer = KINDS[number], trained[number]
     names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] if isinstance(kind, ByteBPE) else BERT_NAMES
     assert [tokenizer.token(id) for id in range(5)] == names
     cls, pad, sep = (0, 1, 2) if isinstance(kind, ByteBPE) else (2, 0, 3)
-    assert tokenizer.specials.pad == pad
     assert tokenizer.size <= kind.size
     assert isinstance(kind, Unigram) or tokenizer.size == kind.size
-    tokenizer.save(tmp_path)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     lines = [*TEXT[:40], "Ünseen [MASK] wörds 你 🙂", "  two  spaces\nand a line"]
-    ids = tokenizer.encode(lines)
-    assert theirs(lines, add_special_tokens=False).input_ids == [row.tolist() for row in ids]
-    assert theirs(lines[0]).input_ids == [cls, *ids[0].tolist(), sep]
+    theirs, first = save_and_open(tokenizer, tmp_path, lines), tokenizer.encode(lines[0]).tolist()
+    assert theirs(lines[0]).input_ids == [cls, *first, sep]
     assert theirs(lines[0], lines[1]).input_ids == tokenizer.backend.encode(lines[0], lines[1]).ids
-    declared = {
-        WordPiece: "BertTokenizer",
-        ByteBPE: "TokenizersBackend",
-        Unigram: "TokenizersBackend",
-    }
-    assert type(theirs).__name__ == declared[type(kind)]
-    assert theirs.pad_token_id == pad
-    assert [row.tolist() for row in Tokenizer.load(tmp_path).encode(lines)] == [
-        row.tolist() for row in ids
-    ]
+    declared = "BertTokenizer" if isinstance(kind, WordPiece) else "TokenizersBackend"
+    assert type(theirs).__name__ == declared
+    assert theirs.pad_token_id == tokenizer.specials.pad == pad
     assert theirs.mask_token_id == 4
 
 
 def test_word_piece_joins_the_most_frequent_pairs():
     """By hand: z ##a occurs six times, then za ##b four times; za ##c and ##a ##b are left with two and one."""
-    tokenizer = train_vocabulary(
-        ["zab zab zab zab zac qab zac"], WordPiece(size=100, min_frequency=3)
-    )
-    letters = ["a", "b", "c", "q", "z"]
-    assert [tokenizer.token(id) for id in range(5, 15)] == [
-        *letters,
-        *("##" + letter for letter in letters),
-    ]
-    assert [tokenizer.token(id) for id in range(15, tokenizer.size)] == ["za", "zab"]
+    kind = WordPiece(size=100, min_frequency=3)
+    tokenizer = train_vocabulary(["zab zab zab zab zac qab zac"], kind)
+    expected = [*"abcqz", *(f"##{letter}" for letter in "abcqz"), "za", "zab"]
+    assert [tokenizer.token(id) for id in range(5, tokenizer.size)] == expected
 
 
 def test_no_word_over_the_alphabet_is_unknown():
     tokenizer = train_vocabulary(TEXT, WordPiece(size=300))
-    letters = [
-        token
-        for token in (tokenizer.token(id) for id in range(5, tokenizer.size))
-        if len(token) == 1 and token.isalpha()
-    ]
+    tokens = (tokenizer.token(id) for id in range(5, tokenizer.size))
+    letters = [token for token in tokens if len(token) == 1 and token.isalpha()]
     assert {"ω", "ж", "你", "k"} <= set(letters)
     words = ["".join(word) for word in zip(letters, reversed(letters), letters[3:], strict=False)]
     assert not any(tokenizer.specials.unknown in ids for ids in tokenizer.encode(words))
@@ -155,31 +133,18 @@ def test_the_alphabet_keeps_the_most_frequent_characters():
 
 @given(text=hostile)
 def test_characters_are_counted_as_the_normaliser_leaves_them(text):
-    for bert in (
-        Bert(),
-        Bert(lowercase=False),
-        Bert(lowercase=False, strip_accents=True, cjk=False),
-    ):
+    for bert in (Bert(), Bert(False), Bert(False, strip_accents=True, cjk=False)):
         backend = bert_backend({}, bert)
         expected = Counter(c for c in backend.normalizer.normalize_str(text) if not c.isspace())
         assert _normal_characters(Sample(((text,),), len(text), len(text)), backend) == expected
 
 
-def test_options_of_word_piece_reach_the_file():
-    spec = json.loads(
-        train_vocabulary(
-            TEXT, WordPiece(size=300, lowercase=False, strip_accents=True, cjk=False)
-        ).backend.to_str()
-    )
-    assert spec["normalizer"] == {
-        "type": "BertNormalizer",
-        "clean_text": True,
-        "handle_chinese_chars": False,
-        "strip_accents": True,
-        "lowercase": False,
-    }
-    assert train_vocabulary(TEXT, WordPiece(size=300)).lowercase
-    assert not train_vocabulary(TEXT, WordPiece(size=300, lowercase=False)).lowercase
+def test_options_of_word_piece_reach_the_file(trained):
+    kind = WordPiece(size=300, lowercase=False, strip_accents=True, cjk=False)
+    spec = json.loads(train_vocabulary(TEXT, kind).backend.to_str())
+    flags = {"handle_chinese_chars": False, "strip_accents": True, "lowercase": False}
+    assert spec["normalizer"] == {"type": "BertNormalizer", "clean_text": True, **flags}
+    assert [tokenizer.lowercase for tokenizer in trained[:2]] == [True, False]
 
 
 def test_bytes_know_everything():
@@ -189,9 +154,8 @@ def test_bytes_know_everything():
     assert tokenizer.decode(ids) == " " + text
     assert tokenizer.specials.unknown not in ids
     assert not tokenizer.continues[ids[0]]
-    assert tokenizer.continues[
-        train_vocabulary(TEXT, ByteBPE(size=300, prefix_space=False)).encode(["ka"])[0][0]
-    ]
+    unspaced = train_vocabulary(TEXT, ByteBPE(size=300, prefix_space=False))
+    assert tokenizer.continues[unspaced.encode("ka")[0]]
 
 
 def test_unigram_pieces_are_probable_short_and_plain():
@@ -204,17 +168,12 @@ def test_unigram_pieces_are_probable_short_and_plain():
     assert not any(piece != piece.lower() or "é" in piece for piece in pieces)
     assert spec["unk_id"] == 1
     assert tokenizer.encode(["🙂"])[0][-1] == tokenizer.specials.unknown
-    assert any(
-        "é" in token
-        for token in train_vocabulary(
-            TEXT, Unigram(size=300, strip_accents=False)
-        ).backend.get_vocab()
+    accented, cased = (
+        train_vocabulary(TEXT, kind).backend.get_vocab()
+        for kind in (Unigram(size=300, strip_accents=False), Unigram(size=300, lowercase=False))
     )
-    assert any(
-        token != token.lower()
-        for token in train_vocabulary(TEXT, Unigram(size=300, lowercase=False)).backend.get_vocab()
-        if "[" not in token
-    )
+    assert any("é" in token for token in accented)
+    assert any(token != token.lower() for token in cased if "[" not in token)
 
 
 @pytest.mark.parametrize(("asked", "made"), [(311, 311), (318, 318), (368, 368), (400, 368)])
@@ -233,8 +192,6 @@ def test_unigram_leaves_rare_characters_out(monkeypatch):
         assert (tokenizer.specials.unknown in tokenizer.encode(["ж"])[0]) is not kept
     monkeypatch.undo()
     assert "ж" in train_vocabulary(texts, Unigram(size=300)).backend.get_vocab()
-    with pytest.raises(ConfigError, match=r"Unigram\.coverage: must be between 0 and 1, not 2"):
-        Unigram(coverage=2)
 
 
 def test_unigram_does_not_hold_its_text_a_second_time():
@@ -253,23 +210,16 @@ INNER = {c for c in LETTERS if c.isalnum() and c not in "你好世界"}
 @pytest.mark.parametrize(
     ("kind", "alphabet", "least"),
     [
-        (
-            WordPiece,
-            f"{len(LETTERS)} characters, {len(INNER)} of them also within words",
-            5 + len(LETTERS) + len(INNER),
-        ),
+        (WordPiece, f"{len(LETTERS)} characters, {len(INNER)} of them also within words",
+         5 + len(LETTERS) + len(INNER)),
         (ByteBPE, "256 bytes", 261),
-        (
-            Unigram,
-            f"{len(LETTERS) + 1} characters",
-            6 + len(LETTERS),
-        ),  # the mark of a space is one of them
+        # The mark of a space is one of them.
+        (Unigram, f"{len(LETTERS) + 1} characters", 6 + len(LETTERS)),
     ],
-)
+)  # fmt: skip
 def test_a_size_that_cannot_hold_the_alphabet(kind, alphabet, least):
-    with pytest.raises(
-        TokenizerError, match=f"a vocabulary of 30 cannot hold 5 special tokens and {alphabet}"
-    ) as caught:
+    message = f"a vocabulary of 30 cannot hold 5 special tokens and {alphabet}"
+    with pytest.raises(TokenizerError, match=message) as caught:
         train_vocabulary(TEXT, kind(size=30))
     assert f"At least {least} are needed" in str(caught.value)
     with pytest.raises(TokenizerError):
@@ -278,32 +228,46 @@ def test_a_size_that_cannot_hold_the_alphabet(kind, alphabet, least):
 
 
 @pytest.mark.parametrize("kind", [WordPiece(), ByteBPE(), Unigram()], ids=str)
-@pytest.mark.parametrize("texts", [[], ["", ""]])
-def test_no_text(kind, texts):
-    with pytest.raises(TokenizerError, match="there is no text"):
-        train_vocabulary(texts, kind)
-
-
-@pytest.mark.parametrize("kind", [WordPiece(), ByteBPE(), Unigram()], ids=str)
-def test_half_a_surrogate_pair(kind):
-    with pytest.raises(
-        DataError, match=r"a text holds U\+DC80 at character \d, half of a surrogate pair"
-    ):
+def test_no_text(kind):
+    for texts in ([], ["", ""]):
+        with pytest.raises(TokenizerError, match="there is no text"):
+            train_vocabulary(texts, kind)
+    with pytest.raises(DataError, match=r"a text holds U\+DC80 at character \d, half of a surrog"):
         train_vocabulary(["fine", "not \udc80"], kind)
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
+    ("make", "where", "message"),
     [
-        (WordPiece, "size"),
-        (WordPiece, "alphabet"),
-        (ByteBPE, "min_frequency"),
-        (Unigram, "longest"),
+        (lambda: WordPiece(size=0), "WordPiece.size", "must be at least 1, not 0"),
+        (lambda: WordPiece(alphabet=0), "WordPiece.alphabet", "must be at least 1, not 0"),
+        (lambda: WordPiece(coverage=2.0), "WordPiece.coverage", "must be between 0 and 1, not 2"),
+        (lambda: ByteBPE(min_frequency=0), "ByteBPE.min_frequency", "must be at least 1, not 0"),
+        (lambda: Unigram(longest=0), "Unigram.longest", "must be at least 1, not 0"),
+        (lambda: Unigram(coverage=2), "Unigram.coverage", "must be between 0 and 1, not 2"),
+        # The trainer reserves its memory at once, and ended Python.
+        (lambda: WordPiece(10**12), "WordPiece.size", "must be at most 10,000,000, not 10{12}"),
+        (lambda: ByteBPE(10**12), "ByteBPE.size", "must be at most 10,000,000, not 10{12}"),
+        (lambda: Unigram(10**12), "Unigram.size", "must be at most 10,000,000, not 10{12}"),
+        (lambda: sample(TEXT, ceiling=0), "ceiling", "must be at least one character, is 0"),
+        (lambda: characters_of(math.inf), "ceiling", "must be a number of millions .*, not inf"),
+        (lambda: characters_of(math.nan), "ceiling", "must be a number of millions .*, not nan"),
     ],
 )
-def test_options_below_one(kind, name):
-    with pytest.raises(ConfigError, match=rf"{kind.__name__}\.{name}: must be at least 1, not 0"):
-        kind(**{name: 0})
+def test_a_setting_out_of_range_is_refused(make, where, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        make()
+    assert caught.value.where == where
+
+
+def test_a_ceiling_that_is_no_number(tmp_path, tokenizer):
+    (tmp_path / "text.txt").write_text("a film\n")
+    tokenizer.save(tmp_path / "t")
+    words = ["tokenizer", "report", tmp_path / "text.txt", "--tokenizer", tmp_path / "t"]
+    with pytest.raises(ConfigError, match="ceiling: must be a number of millions"):
+        run_line(*words, "--ceiling", math.inf)
+    with pytest.raises(ConfigError, match="ceiling: must be a number of millions"):
+        bothways.train_tokenizer(tmp_path / "text.txt", ceiling=math.inf, progress=False)
 
 
 def test_all_is_kept_that_fits():
@@ -321,9 +285,8 @@ def test_an_even_sample_of_what_does_not_fit():
     places = [int(text[:6]) for text in part.read()]
     assert places == sorted(places)
     tenths = Counter(place // 6_000 for place in places)
-    assert all(
-        700 < tenths[tenth] < 1_700 for tenth in range(10)
-    )  # 1,200 each, from blocks of 40 lines
+    # 1,200 each, from blocks of 40 lines.
+    assert all(700 < tenths[tenth] < 1_700 for tenth in range(10))
     assert sample(lines, ceiling=1_200_000) == part
     assert sample(lines, ceiling=1_200_000, seed=1).blocks != part.blocks
 
@@ -334,33 +297,9 @@ def test_long_texts_are_cut_and_none_is_lost():
     assert sample([text], ceiling=5_000).characters <= 5_000
 
 
-@pytest.mark.parametrize(
-    ("ceiling", "message"),
-    [
-        (math.inf, "ceiling: must be a number of millions of characters, not inf"),
-        (math.nan, "ceiling: must be a number.*, not nan"),
-    ],
-)
-def test_a_ceiling_that_is_no_number(tmp_path, tokenizer, ceiling, message):
-    (tmp_path / "text.txt").write_text("a film\n")
-    tokenizer.save(tmp_path / "t")
-    words = ["tokenizer", "report", tmp_path / "text.txt", "--tokenizer", tmp_path / "t"]
-    with pytest.raises(ConfigError, match=message):
-        run_line(*words, "--ceiling", ceiling)
-    with pytest.raises(ConfigError, match=message):
-        bothways.train_tokenizer(tmp_path / "text.txt", ceiling=ceiling, progress=False)
-
-
-def test_a_ceiling_below_one():
-    with pytest.raises(ConfigError, match="ceiling: must be at least one character, is 0"):
-        sample(TEXT, ceiling=0)
-
-
 def test_training_reads_only_the_sample():
-    few = train_vocabulary(
-        ["rare"] * 10 + ["common words here"] * 3000, WordPiece(size=60), ceiling=4096
-    )
-    assert few.size < 60
+    texts = ["rare"] * 10 + ["common words here"] * 3000
+    assert train_vocabulary(texts, WordPiece(size=60), ceiling=4096).size < 60
 
 
 def test_the_alphabet_covers_a_script_of_many_characters():
@@ -372,11 +311,7 @@ def test_the_alphabet_covers_a_script_of_many_characters():
     assert tokenizer.id(chr(0x6000)) is None, "beyond the coverage"
     small = train_vocabulary(text, WordPiece(size=1300))
     assert small.size <= 1300
-    assert (
-        len(train_vocabulary(text, WordPiece(size=2000, coverage=1.0)).backend.get_vocab()) == 1515
-    )
-    with pytest.raises(ConfigError, match="coverage: must be between 0 and 1"):
-        WordPiece(coverage=2.0)
+    assert train_vocabulary(text, WordPiece(size=2000, coverage=1.0)).size == 1515
 
 
 def test_smoothing_keeps_more_words_of_a_small_language_whole():
@@ -408,10 +343,3 @@ def test_shares_of_languages_are_those_of_the_formula(ceiling):
     assert abs(count / mixed.characters - 1 / 11) < 0.02
     with pytest.raises(DataError, match="b: has no text"):
         sample_languages({"a": ["x"], "b": []}, 0.5, ceiling)
-
-
-def test_a_vocabulary_without_bound_is_refused():
-    """The trainer reserves its memory at once, and ended Python."""
-    for kind in (WordPiece, ByteBPE, Unigram):
-        with pytest.raises(ConfigError, match=r"size: must be at most 10,000,000, not 10{12}"):
-            kind(size=10**12)
