@@ -130,15 +130,15 @@ def test_draws_differ_between_corpora_and_repeat_with_static_masks():
 
 
 def test_ranks_read_the_sequences_of_one_process_and_resume_anywhere():
-    def first(count, *share):
-        return list(itertools.islice(loader(mixed(), *share).steps(Cursor()), count))
+    def first(*share):
+        return list(itertools.islice(loader(mixed(), *share).steps(Cursor()), 9))
 
-    whole = first(9)
-    both = zip(first(9, 0, 2), first(9, 1, 2), strict=True)
-    tokens = [
-        sorted(int(i) for step in pair for b in step.microbatches for i in b.ids) for pair in both
-    ]
-    assert tokens == [sorted(int(i) for b in step.microbatches for i in b.ids) for step in whole]
+    def tokens(*steps):
+        return sorted(int(id) for step in steps for b in step.microbatches for id in b.ids)
+
+    whole = first()
+    both = [tokens(*pair) for pair in zip(first(0, 2), first(1, 2), strict=True)]
+    assert both == [tokens(step) for step in whole]
     again = itertools.islice(loader(mixed()).steps(whole[3].cursor), 5)
     assert ids_of(again) == ids_of(whole[4:])
     assert all(step.sequences == 6 for step in whole)  # steps cross the ends of epochs

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 fsspec = pytest.importorskip("fsspec", reason="needs the extra 'remote'")
 
@@ -15,12 +17,7 @@ from bothways.core.errors import ConfigError, DataError, ResourceError  # noqa: 
 from bothways.core.files import is_url  # noqa: E402
 from bothways.data.corpus import Corpus, write_corpus  # noqa: E402
 from bothways.data.documents import read_documents  # noqa: E402
-from bothways.data.tables import (  # noqa: E402
-    HubData,
-    open_table,
-    parse_hub_name,
-    without_revision,
-)
+from bothways.data.tables import HubData, open_table, parse_hub_name, without_revision  # noqa: E402
 
 
 def store(name: str, data: bytes) -> str:
@@ -43,13 +40,10 @@ def test_documents_and_tables_at_urls_equal_local_ones(tokenizer, tmp_path):
         store("b.txt.gz", gzip.compress(text.encode())),
         store("c.jsonl", b'{"text": "One."}\n{"text": "Two."}\n'),
     ]
-    if pyarrow := pytest.importorskip("pyarrow"):
-        from pyarrow import parquet
-
-        table = pyarrow.Table.from_pylist([{"text": "One."}, {"text": "Two."}])
-        parquet.write_table(table, tmp_path / "d.parquet")
-        names.append(store("d.parquet", (tmp_path / "d.parquet").read_bytes()))
-        assert [row.values["text"] for row in open_table(names[-1]).rows] == ["One.", "Two."]
+    table = pyarrow.Table.from_pylist([{"text": "One."}, {"text": "Two."}])
+    parquet.write_table(table, tmp_path / "d.parquet")
+    names.append(store("d.parquet", (tmp_path / "d.parquet").read_bytes()))
+    assert [row.values["text"] for row in open_table(names[-1]).rows] == ["One.", "Two."]
     texts = [document.text for document in read_documents(names)]
     assert texts == ["A dog barks.", "A hound is barking. It is late."] * 2 + ["One.", "Two."] * 2
     (tmp_path / "a.txt").write_text(text, "utf8")
