@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
-from bothways.data.cleaning.document_rules import (
-    AlphabeticWords,
-    BulletLines,
-    DocumentRule,
-    EllipsisLines,
-    MeanWordLength,
-    RepeatedLines,
-    RepeatedParagraphs,
-    RepeatedWords,
-    SentenceCount,
-    StopWords,
-    Symbols,
-    TopNgrams,
-    UnwantedText,
-    WordCount,
-)
-from bothways.data.cleaning.line_rules import (
-    LineRule,
-    LineWords,
-    TerminalPunctuation,
-    UnwantedLines,
-)
+from bothways.data.cleaning import document_rules as documents, line_rules as lines
 from bothways.data.cleaning.near_duplicates import NearDuplicates
 
 
@@ -44,22 +22,22 @@ class Cleaning:
     for among the rest.
     """
 
-    terminal_punctuation: TerminalPunctuation | None = None
-    line_words: LineWords | None = None
-    unwanted_lines: UnwantedLines | None = None
-    word_count: WordCount | None = None
-    mean_word_length: MeanWordLength | None = None
-    symbols: Symbols | None = None
-    bullet_lines: BulletLines | None = None
-    ellipsis_lines: EllipsisLines | None = None
-    alphabetic_words: AlphabeticWords | None = None
-    stop_words: StopWords | None = None
-    repeated_lines: RepeatedLines | None = None
-    repeated_paragraphs: RepeatedParagraphs | None = None
-    top_ngrams: TopNgrams | None = None
-    repeated_words: RepeatedWords | None = None
-    unwanted_text: UnwantedText | None = None
-    sentence_count: SentenceCount | None = None
+    terminal_punctuation: lines.TerminalPunctuation | None = None
+    line_words: lines.LineWords | None = None
+    unwanted_lines: lines.UnwantedLines | None = None
+    word_count: documents.WordCount | None = None
+    mean_word_length: documents.MeanWordLength | None = None
+    symbols: documents.Symbols | None = None
+    bullet_lines: documents.BulletLines | None = None
+    ellipsis_lines: documents.EllipsisLines | None = None
+    alphabetic_words: documents.AlphabeticWords | None = None
+    stop_words: documents.StopWords | None = None
+    repeated_lines: documents.RepeatedLines | None = None
+    repeated_paragraphs: documents.RepeatedParagraphs | None = None
+    top_ngrams: documents.TopNgrams | None = None
+    repeated_words: documents.RepeatedWords | None = None
+    unwanted_text: documents.UnwantedText | None = None
+    sentence_count: documents.SentenceCount | None = None
     min_tokens: int = 1
     near_duplicates: NearDuplicates | None = None
 
@@ -67,32 +45,32 @@ class Cleaning:
         require_at_least(1, min_tokens=self.min_tokens)
 
     @property
-    def line_rules(self) -> dict[str, LineRule]:
+    def line_rules(self) -> dict[str, lines.LineRule]:
         """The rules for lines that are applied, by name, in their order."""
-        kinds = typing.get_args(LineRule)
-        return {name: rule for name, rule in vars(self).items() if isinstance(rule, kinds)}
+        rules = vars(self).items()
+        return {name: rule for name, rule in rules if isinstance(rule, lines.LineRule)}
 
     @property
-    def document_rules(self) -> dict[str, DocumentRule]:
+    def document_rules(self) -> dict[str, documents.DocumentRule]:
         """The rules for documents that are applied, by name, in their order."""
-        kinds = typing.get_args(DocumentRule)
-        return {name: rule for name, rule in vars(self).items() if isinstance(rule, kinds)}
+        rules = vars(self).items()
+        return {name: rule for name, rule in rules if isinstance(rule, documents.DocumentRule)}
 
 
 def gopher() -> Cleaning:
     """Return the filters of quality and repetition of Gopher (Rae et al. 2021, appendix A.1.1)."""
     return Cleaning(
-        word_count=WordCount(),
-        mean_word_length=MeanWordLength(),
-        symbols=Symbols(),
-        bullet_lines=BulletLines(),
-        ellipsis_lines=EllipsisLines(),
-        alphabetic_words=AlphabeticWords(),
-        stop_words=StopWords(),
-        repeated_lines=RepeatedLines(),
-        repeated_paragraphs=RepeatedParagraphs(),
-        top_ngrams=TopNgrams(),
-        repeated_words=RepeatedWords(),
+        word_count=documents.WordCount(),
+        mean_word_length=documents.MeanWordLength(),
+        symbols=documents.Symbols(),
+        bullet_lines=documents.BulletLines(),
+        ellipsis_lines=documents.EllipsisLines(),
+        alphabetic_words=documents.AlphabeticWords(),
+        stop_words=documents.StopWords(),
+        repeated_lines=documents.RepeatedLines(),
+        repeated_paragraphs=documents.RepeatedParagraphs(),
+        top_ngrams=documents.TopNgrams(),
+        repeated_words=documents.RepeatedWords(),
     )
 
 
@@ -103,11 +81,11 @@ def c4() -> Cleaning:
     that occur in several pages are not among them.
     """
     return Cleaning(
-        terminal_punctuation=TerminalPunctuation(),
-        line_words=LineWords(),
-        unwanted_lines=UnwantedLines(),
-        unwanted_text=UnwantedText(),
-        sentence_count=SentenceCount(),
+        terminal_punctuation=lines.TerminalPunctuation(),
+        line_words=lines.LineWords(),
+        unwanted_lines=lines.UnwantedLines(),
+        unwanted_text=documents.UnwantedText(),
+        sentence_count=documents.SentenceCount(),
     )
 
 
