@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import numpy as np
-from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, cut_to_predict, pack
 from bothways.core.config.values import require_at_least
@@ -101,17 +100,6 @@ def budget_at(batch: BatchSize, tokens_read: int) -> ExampleBudget | TokenBudget
         return batch
     grown = (batch.n - batch.start) * min(tokens_read, batch.over) // batch.over
     return TokenBudget(batch.start + grown)
-
-
-def fits(batch: ExampleBudget | TokenBudget, sequences: int, tokens: int) -> bool:
-    """Return True if sequences with these totals fit in one step."""
-    match batch:
-        case ExampleBudget(n):
-            return sequences <= n
-        case TokenBudget(n):
-            return tokens <= n or sequences == 1
-        case _:
-            assert_never(batch)
 
 
 def deal(lengths: Many[int], world: int, budget: int) -> list[list[list[int]]]:
@@ -213,8 +201,10 @@ class Loader(Generic[P]):
         tokens = 0
         for plan, next_cursor in self.source.read(cursor):
             budget = budget_at(self.batch, tokens_read)
+            is_of_examples = isinstance(budget, ExampleBudget)
+            size = len(group) + 1 if is_of_examples else tokens + plan.length
             # The plan does not fit any more: it begins the next step.
-            if group and not fits(budget, len(group) + 1, tokens + plan.length):
+            if group and size > budget.n:
                 yield self._step(group, cursor)
                 group, tokens, tokens_read = [], 0, tokens_read + tokens
             group.append((plan, cursor))
@@ -251,13 +241,8 @@ class Loader(Generic[P]):
                 weightless = {name: target.without_weight() for name, target in targets}
                 sequences = [dataclasses.replace(sequences[0], targets=weightless)]
             microbatches.append(pack(sequences))
-        return LoadedStep(
-            tuple(microbatches),
-            next_cursor,
-            sum(lengths),
-            len(group),
-            self.source.epochs(next_cursor),
-        )
+        epochs = self.source.epochs(next_cursor)
+        return LoadedStep(tuple(microbatches), next_cursor, sum(lengths), len(group), epochs)
 
     def _sequences(self, plan: P, position: Cursor) -> tuple[Sequence, Sequence]:
         """Return a sequence without and with its targets."""
@@ -276,10 +261,8 @@ def in_batches(
         max_tokens: maximum number of tokens per batch, unless one sequence is longer.
     """
     for indices in deal([len(sequence) for sequence in sequences], 1, max_tokens)[0]:
-        yield (
-            indices,
-            pack([sequences[index] for index in indices], cut_to_predict(device)).to(device),
-        )
+        batch = pack([sequences[index] for index in indices], cut_to_predict(device))
+        yield indices, batch.to(device)
 
 
 def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
