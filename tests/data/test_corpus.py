@@ -274,7 +274,7 @@ def test_a_killed_build_goes_on(tmp_path, tokenizer, workers, last_words):
         store(path, shard)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_module, "store_shard", watch)
+        patch.setattr(shards, "store_shard", watch)
         write_corpus(read_documents([str(text)]), tokenizer, out, cleaning=CLEANING, workers=1)
     assert not {path.name for path in kept} & set(made), "what was done is not done again"
     fresh = tmp_path / "fresh"
@@ -372,7 +372,7 @@ def test_building_again_does_nothing(tmp_path, tokenizer, monkeypatch):
     def refuse(*_: Any) -> None:
         raise AssertionError("nothing is to be encoded")
 
-    monkeypatch.setattr(corpus_module, "encode_shard", refuse)
+    monkeypatch.setattr(shards, "encode_shard", refuse)
     reader = read_documents([str(text)])
     write_corpus(reader, tokenizer, tmp_path / "c", workers=1)
     assert reader.position == 0, "unchanged files are not read"

@@ -44,17 +44,9 @@ from bothways.core.runtime.process import usable_cores
 from bothways.core.sequence import Ids
 from bothways.core.source import rng
 from bothways.core.terminal import quantity
+from bothways.data import encode_shards as shards
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions
-from bothways.data.encode_shards import (
-    EncodingSettings,
-    Job,
-    cut_shards,
-    encode_shard,
-    splitter_version,
-    store_shard,
-    token_type,
-)
 from bothways.data.epoch_order import AllExcept
 from bothways.data.left_out import SHINGLES, SIGNATURES, large_steps, nothing_left, unsuited_steps
 from bothways.data.manifest import (
@@ -69,6 +61,7 @@ from bothways.data.manifest import (
     Manifest,
     check_file,
     describe_file,
+    map_array,
     read_manifest,
     write_manifest,
 )
@@ -141,9 +134,9 @@ class Corpus:
             check_file(location / name, stored)
         corpus = cls(
             location, manifest, Tokenizer.load(location),
-            _map(location / TOKENS, manifest.token_type),
-            _map(location / SENTENCES, "uint64"), _map(location / DOCUMENTS, "uint64"),
-            _map(location / WORDS, "uint8") if WORDS in manifest.files else None,
+            map_array(location / TOKENS, manifest.token_type),
+            map_array(location / SENTENCES, "uint64"), map_array(location / DOCUMENTS, "uint64"),
+            map_array(location / WORDS, "uint8") if WORDS in manifest.files else None,
         )  # fmt: skip
         corpus._check(SMALL)
         return corpus
@@ -172,19 +165,14 @@ class Corpus:
                 message = "holds offsets that contradict the other files"
                 raise DataError(message, where=self.folder / name, fix=REBUILD)
         if len(self.tokens) != counts.tokens or (
-            0 < self.tokens.nbytes <= up_to and self._highest() >= self.tokenizer.size
+            0 < self.tokens.nbytes <= up_to and int(self.tokens.max()) >= self.tokenizer.size
         ):
-            message = (
-                f"holds ids that the tokenizer of {self.tokenizer.size:,} tokens does not have"
-            )
+            size = self.tokenizer.size
+            message = f"holds ids that the tokenizer of {size:,} tokens does not have"
             raise DataError(message, where=self.folder / TOKENS, fix=REBUILD)
         if self.words is not None and len(self.words) != -(-counts.tokens // 8):
             message = f"holds {8 * len(self.words):,} bits for {counts.tokens:,} tokens"
             raise DataError(message, where=self.folder / WORDS, fix=REBUILD)
-
-    def _highest(self) -> int:
-        starts = range(0, len(self.tokens), 2**22)
-        return max(int(self.tokens[at : at + 2**22].max()) for at in starts)
 
     def __len__(self) -> int:
         return len(self.documents) - 1
@@ -298,9 +286,9 @@ def write_corpus(
     path = local_path(folder)
     finder = None if words is None else words_name(words)
     settings = CorpusSettings(
-        tokenizer.fingerprint, language, splitter_version(), finder, cleaning or Cleaning()
+        tokenizer.fingerprint, language, shards.splitter_version(), finder, cleaning or Cleaning()
     )
-    recipe = EncodingSettings(tokenizer, language, words, settings.cleaning)
+    recipe = shards.EncodingSettings(tokenizer, language, words, settings.cleaning)
     # Before the lock is taken: none is left in a folder of something else.
     with os_errors(path, "Choose another folder."):
         entries = (
@@ -350,13 +338,6 @@ def length_percentiles(
     ]
 
 
-def _map(path: Path, dtype: str) -> NDArray[Any]:
-    size = path.stat().st_size
-    if size % np.dtype(dtype).itemsize:
-        raise DataError(f"is not an array of {dtype}", where=path, fix=REBUILD)
-    return np.memmap(path, dtype=dtype, mode="r") if size else np.zeros(0, dtype=dtype)
-
-
 def _sources(documents: Iterable[Document]) -> tuple[tuple[Origin, ...], dict[str, str]]:
     """Return the origins of the documents and the settings of their reader, as far as known."""
     if isinstance(documents, DocumentReader):
@@ -369,7 +350,10 @@ def _text_digest(names: Iterable[str]) -> str:
 
 
 def _check_same(
-    folder: Path, settings: CorpusSettings, documents: Iterable[Document], recipe: EncodingSettings
+    folder: Path,
+    settings: CorpusSettings,
+    documents: Iterable[Document],
+    recipe: shards.EncodingSettings,
 ) -> None:
     """Raise DataError unless the existing corpus is the one that these inputs give."""
     built = read_manifest(folder)
@@ -387,7 +371,7 @@ def _check_same(
     if not has_times or (origins, reading) != (built.origins, built.reading):
         # Files that were only copied or touched hold the same text; reading them is fast
         # compared to encoding them.
-        names = (job.name for job in cut_shards(documents, recipe))
+        names = (job.name for job in shards.cut_shards(documents, recipe))
         if _text_digest(names) != built.text:
             raise DataError("holds a corpus of other documents", where=folder, fix=fix)
     # A build that was killed after it wrote the manifest leaves its work.
@@ -396,7 +380,7 @@ def _check_same(
 
 def _encode_all(
     folder: Path,
-    recipe: EncodingSettings,
+    recipe: shards.EncodingSettings,
     documents: Iterable[Document],
     workers: int,
     progress: Progress,
@@ -406,19 +390,19 @@ def _encode_all(
     reader = documents if isinstance(documents, DocumentReader) else None
     progress.stage("encoding", reader.total or None if reader else None)
 
-    def missing() -> Iterator[Job]:
+    def missing() -> Iterator[shards.Job]:
         """Yield the jobs without a shard; note the names of all."""
         # Finished shards of an interrupted build are found by their names, digests of their text.
-        for job in cut_shards(documents, recipe):
+        for job in shards.cut_shards(documents, recipe):
             names.append(job.name)
             if not (folder / WORK / job.name).exists():
                 yield job
 
     stored = dataclasses.replace(recipe, tokenizer=Tokenizer.load(folder))
-    jobs = map_in_order(functools.partial(encode_shard, stored), missing(), workers)
+    jobs = map_in_order(functools.partial(shards.encode_shard, stored), missing(), workers)
     with contextlib.closing(jobs) as results:
         for name, shard in results:
-            store_shard(folder / WORK / name, shard)
+            shards.store_shard(folder / WORK / name, shard)
             progress.advance(reader.position if reader else 0)
     return names
 
@@ -436,8 +420,7 @@ def _finish(
     arrays = (TOKENS, SENTENCES, DOCUMENTS, *((WORDS,) if words else ()))
     with os_errors(folder, _RESUME):
         try:
-            shards = [work / name for name in names]
-            merged = merge_shards(shards, work, settings, progress)
+            merged = merge_shards([work / name for name in names], work, settings, progress)
         # A full disk: without the unfinished arrays there is room to try again; the shards stay.
         except OSError:
             for name in (*arrays, SIGNATURES, SHINGLES):
@@ -450,7 +433,7 @@ def _finish(
         present = [name for name in TOKENIZER if (folder / name).exists()]
         files = merged.files | {name: describe_file(folder / name) for name in present}
         origins, reading = _sources(documents)
-        text, ids = _text_digest(names), token_type(tokenizer.size)
+        text, ids = _text_digest(names), shards.token_type(tokenizer.size)
         inputs, steps = merged.read, merged.steps
         for note in large_steps(cleaning, settings.language, inputs.documents, steps):
             progress.message(note)

@@ -12,7 +12,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import zipfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -210,7 +210,7 @@ def load_shard(path: Path) -> Shard:
     Raises:
         DataError: it is damaged; it is deleted, to be made again.
     """
-    return Shard(**_read(path, (*_ARRAYS, "begins"), {"begins"}))
+    return Shard(**_read(path, (*_ARRAYS, "begins")))
 
 
 def load_index(path: Path) -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8]]:
@@ -226,12 +226,12 @@ def load_signed(path: Path) -> SignedTexts:
     return SignedTexts(ShingleTable(arrays["shingles"], edges), arrays["signatures"])
 
 
-def _read(path: Path, names: tuple[str, ...], absent: Collection[str] = ()) -> dict[str, Any]:
-    """Read arrays by name; those of `absent` may be missing."""
+def _read(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    """Read arrays by name; without words, `begins` is missing."""
     try:
         # The zip format's checksums are verified while reading.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in names if name in arrays or name not in absent}
+            return {name: arrays[name] for name in names if name != "begins" or name in arrays}
     except (zipfile.BadZipFile, EOFError, ValueError, KeyError) as error:
         path.unlink()
         fix = "Run the same command again: only this part is made again."

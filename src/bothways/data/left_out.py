@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,7 @@ from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning.near_duplicates import SignedTexts, find_near_duplicates
 from bothways.data.cleaning.shingles import ShingleTable
 from bothways.data.encode_shards import load_index, load_signed
-from bothways.data.manifest import StepCounts
+from bothways.data.manifest import StepCounts, map_array
 from bothways.data.sentences import AUTO
 
 SIGNATURES, SHINGLES = "signatures.bin", "shingles.bin"
@@ -86,8 +85,8 @@ def choose_documents(
             counts.append(signed.shingles.counts[mask])
             offset += len(mask)
     texts = SignedTexts(
-        ShingleTable(_map(folder / SHINGLES, "uint32"), np.cumsum(np.concatenate(counts))),
-        _map(folder / SIGNATURES, "uint16").reshape(-1, cleaning.near_duplicates.permutations),
+        ShingleTable(map_array(folder / SHINGLES, "uint32"), np.cumsum(np.concatenate(counts))),
+        map_array(folder / SIGNATURES, "uint16").reshape(-1, cleaning.near_duplicates.permutations),
     )
     del counts
     # Only documents that are still there are compared: `repeated` counts among them.
@@ -113,11 +112,6 @@ def first_occurrences(digests: NDArray[np.uint8]) -> NDArray[np.bool_]:
         repeated = (words[order[1:]] == words[order[:-1]]).all(axis=1)
         is_first[order[1:][repeated]] = False
     return is_first
-
-
-def _map(file: Path, dtype: str) -> NDArray[Any]:
-    """Map an array that may be empty."""
-    return np.memmap(file, dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype)
 
 
 _UNSPACED = ("zh", "ja", "th", "lo", "my", "km")

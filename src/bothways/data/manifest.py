@@ -6,7 +6,10 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bothways.core.errors import DataError, call
 from bothways.core.files import file_digest, local_path, read_object, replace_text
@@ -127,8 +130,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     if manifest.settings.words is None:
         del settings["words"]
     settings["cleaning"] = {name: step for name, step in settings["cleaning"].items() if step}
-    text = json.dumps(tree, indent=2, ensure_ascii=False)
-    replace_text(folder / MANIFEST, text)
+    replace_text(folder / MANIFEST, json.dumps(tree, indent=2, ensure_ascii=False))
 
 
 def holds_corpus(name: str | Path) -> bool:
@@ -169,6 +171,14 @@ def read_manifest(folder: Path) -> Manifest:
         if name not in manifest.files or Path(name).name != name:
             raise DataError(f"is damaged at files.{name}", where=file, fix=REBUILD)
     return manifest
+
+
+def map_array(path: Path, dtype: str) -> NDArray[Any]:
+    """Map an array, which may be empty. Raises DataError if the file ends inside an item."""
+    size = path.stat().st_size
+    if size % np.dtype(dtype).itemsize:
+        raise DataError(f"is not an array of {dtype}", where=path, fix=REBUILD)
+    return np.memmap(path, dtype=dtype, mode="r") if size else np.zeros(0, dtype=dtype)
 
 
 def describe_file(path: Path) -> Stored:
