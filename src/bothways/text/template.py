@@ -7,6 +7,7 @@ RoBERTa has `<s> A </s></s> B </s>`, all in one segment.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,27 +87,19 @@ class Template:
         if backend.post_processor is None:
             bos, eos = _token(opening), _token(closing)
             return cls(bos, eos, bos, eos, _token(closing, 1))
-        word = next(
-            token
-            for token in backend.get_vocab()
-            if len(backend.encode(token, add_special_tokens=False).ids)
-        )
-        single, pair_encoding = backend.encode(word), backend.encode(word, word)
-        # [CLS] w [SEP] w [SEP] → −1 0 −1 1 −1: what is before, between and behind the texts
-        a, pair = np.array(_owners(single)), np.array(_owners(pair_encoding))
-        (one,), (first,), (second,) = (
-            np.flatnonzero(owner)[:1] for owner in (a == 0, pair == 0, pair == 1)
-        )
-        end, middle, stop = (
-            int(np.flatnonzero(owner)[-1]) + 1 for owner in (a == 0, pair == 0, pair == 1)
-        )
+        encode = functools.partial(backend.encode, add_special_tokens=False)
+        word = next(token for token in backend.get_vocab() if encode(token).ids)
+        single, pair = backend.encode(word), backend.encode(word, word)
+        # [CLS] w [SEP] w [SEP] → None 0 None 1 None: before, between and behind the texts.
+        one, end = _bounds(single, 0)
+        (first, middle), (second, stop) = _bounds(pair, 0), _bounds(pair, 1)
         return cls(
-            _gap(single, 0, int(one)),
-            _gap(single, end, len(a)),
-            _gap(pair_encoding, 0, int(first)),
-            _gap(pair_encoding, middle, int(second)),
-            _gap(pair_encoding, stop, len(pair)),
-            (int(pair_encoding.type_ids[first]), int(pair_encoding.type_ids[second])),
+            _gap(single, 0, one),
+            _gap(single, end, None),
+            _gap(pair, 0, first),
+            _gap(pair, middle, second),
+            _gap(pair, stop, None),
+            (pair.type_ids[first], pair.type_ids[second]),
         )
 
 
@@ -124,12 +117,9 @@ def assemble(a: Ids, b: Ids | None, template: Template, length: int | None = Non
         pieces = [t.before.ids, a, t.after.ids]
         segments = [t.before.segments, np.zeros(len(a), dtype=np.int8), t.after.segments]
     else:
-        text_segments = [
-            np.full(len(ids), segment, dtype=np.int8)
-            for ids, segment in zip((a, b), t.segments, strict=True)
-        ]
         pieces = [t.first.ids, a, t.between.ids, b, t.last.ids]
-        of_a, of_b = text_segments
+        sizes = zip((a, b), t.segments, strict=True)
+        of_a, of_b = (np.full(len(ids), segment, dtype=np.int8) for ids, segment in sizes)
         segments = [t.first.segments, of_a, t.between.segments, of_b, t.last.segments]
     return Sequence(np.concatenate(pieces).astype(np.int32), np.concatenate(segments))
 
@@ -152,12 +142,13 @@ def _token(id: int, segment: int = 0) -> Gap:
     return Gap(np.array([id], dtype=np.int32), np.array([segment], dtype=np.int8))
 
 
-def _owners(encoding: tokenizers.Encoding) -> list[int]:
-    """Return the index of the text that each token is from; −1 for a special token."""
-    return [-1 if owner is None else owner for owner in encoding.sequence_ids]
+def _bounds(encoding: tokenizers.Encoding, text: int) -> tuple[int, int]:
+    """Return the range of the tokens of a text. Raises ValueError if there are none."""
+    owners = encoding.sequence_ids
+    return owners.index(text), len(owners) - owners[::-1].index(text)
 
 
-def _gap(encoding: tokenizers.Encoding, start: int, stop: int) -> Gap:
+def _gap(encoding: tokenizers.Encoding, start: int, stop: int | None) -> Gap:
     tokens = slice(start, stop)
     return Gap(
         np.array(encoding.ids[tokens], dtype=np.int32),
