@@ -51,10 +51,8 @@ class CorpusSource:
             DataError: the documents have no text, or are too few for the segments.
         """
         if data_copies is not None and data_copies < 1:
-            raise ConfigError(
-                f"must be at least 1, or absent to plan every epoch on its own, not {data_copies}",
-                where="data_copies",
-            )
+            message = "must be at least 1, or absent to plan every epoch on its own, "
+            raise ConfigError(f"{message}not {data_copies}", where="data_copies")
         self.template = template
         self.segments = segments
         self.seed = seed
@@ -123,10 +121,9 @@ class CorpusSource:
         _check_whole(self._texts)
         sequence = self._assembled(plan, self._slice)
         if (words := self._corpus.words) is not None:
-            starts = self._assembled(
-                plan, lambda *bounds: unpack_words(words, *bounds).astype(np.int32)
-            )
-            sequence = dataclasses.replace(sequence, word_starts=starts.ids.astype(np.bool_))
+            read_bits = lambda *bounds: unpack_words(words, *bounds).astype(np.int32)  # noqa: E731
+            starts = self._assembled(plan, read_bits).ids.astype(np.bool_)
+            sequence = dataclasses.replace(sequence, word_starts=starts)
         if not isinstance(plan, PairPlan):
             return sequence
         label = LabelTargets(np.array([plan.label], dtype=np.int64))
@@ -139,10 +136,8 @@ class CorpusSource:
         from bothways.text.template import assemble
 
         match plan:
-            case PairPlan():
-                return assemble(
-                    read_slice(plan.a, plan.a_stop), read_slice(plan.b, plan.b_stop), self.template
-                )
+            case PairPlan(a, a_stop, b, b_stop):
+                return assemble(read_slice(a, a_stop), read_slice(b, b_stop), self.template)
             case SpanPlan():
                 first_document, *documents = (read_slice(*document) for document in plan.ranges)
                 separator = self.template.after.ids
@@ -195,10 +190,9 @@ class CorpusSource:
         if index >= self._selection.blocks(self.seed, view, window) or (
             cursor.item and cursor.item >= len(self._plans(view, cursor.block))
         ):
-            raise DataError(
-                f"no data at block {cursor.block}, item {cursor.item} of epoch {cursor.epoch}",
-                fix="Continue with the same corpus, split, seed and segments as the run.",
-            )
+            message = f"no data at block {cursor.block}, item {cursor.item} of epoch {cursor.epoch}"
+            fix = "Continue with the same corpus, split, seed and segments as the run."
+            raise DataError(message, fix=fix)
 
     def _slice(self, start: int, stop: int) -> Ids:
         return self._tokens[start:stop].astype(np.int32)

@@ -220,12 +220,8 @@ def _file(name: str) -> str:
 
 
 def _is_readable(name: str) -> bool:
-    return (
-        text_io.suffix_of(name) in _TEXT
-        or _is_table(name)
-        or _is_wiki(name)
-        or text_io.is_pipe(name)  # which is read as text
-    )
+    has_kind = text_io.suffix_of(name) in _TEXT or _is_table(name) or _is_wiki(name)
+    return has_kind or text_io.is_pipe(name)  # which is read as text
 
 
 def _is_table(name: str) -> bool:
@@ -273,8 +269,7 @@ def check_versions(folder: Path, origins: Iterable[Origin]) -> None:
         if stored.get(name, version) != version:
             raise _change(name, stored[name], version, f"Delete {folder} to begin again with it")
     if versions:
-        text = json.dumps(stored | versions)
-        replace_text(record, text)
+        replace_text(record, json.dumps(stored | versions))
 
 
 def _change(name: str, stored: int | str, current: int | str, fix: str) -> DataError:

@@ -171,16 +171,13 @@ class Selection:
         # Signed: NumPy turns a mixture of unsigned and signed integers into floats.
         self.sentences = np.asarray(corpus.sentences).view(np.int64)
         self.documents = np.asarray(corpus.documents).view(np.int64)
-        if (
-            len(self.documents) == 0
-            or self.documents[-1] != len(self.sentences) - 1
-            or self.sentences[-1] != len(corpus.tokens)
-        ):
-            raise DataError(
+        ends = self.documents[-1], self.sentences[-1]
+        if ends != (len(self.sentences) - 1, len(corpus.tokens)):
+            message = (
                 f"inconsistent corpus: {len(corpus.tokens)} tokens, {len(self.sentences) - 1} "
-                f"sentences and {len(self.documents) - 1} documents do not fit their offsets",
-                fix="Build the corpus again.",
+                f"sentences and {len(self.documents) - 1} documents do not fit their offsets"
             )
+            raise DataError(message, fix="Build the corpus again.")
         base = ids
         while isinstance(base, RestOfEpoch):
             base = base.ids
@@ -248,10 +245,8 @@ class Selection:
         positions = _places(count, _runs(count, windows, run, seed, epoch, window, window + 1), run)
         later_runs = _runs(count, windows, run, seed, epoch, window + 1, windows)
         left = np.setdiff1d(positions, begun_positions)
-        inside = (
-            opened.sizes[np.isin(opened.owners, left)].sum(dtype=np.int64)
-            / opened.sentences_before[-1]
-        )
+        sentences = opened.sizes[np.isin(opened.owners, left)].sum(dtype=np.int64)
+        inside = sentences / opened.sentences_before[-1]
         share = float(windows - window - 1 + inside) / windows
         remaining = RestOfEpoch(self.ids, left, later_runs, run)
         return remaining if len(later_runs) else np.asarray(remaining), share

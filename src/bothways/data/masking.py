@@ -188,9 +188,7 @@ class Masking:
         """Return the number of predictions of a sequence of `length` tokens."""
         # Python rounds half to even, as Google's code does: 10 · 0.15 = 1.5 → 2, 30 · 0.15 → 4.
         predictions = max(1, round(length * self.rate))
-        return (
-            predictions if self.max_predictions is None else min(self.max_predictions, predictions)
-        )
+        return min(predictions, self.max_predictions or predictions)
 
 
 @dataclass(frozen=True)
@@ -288,12 +286,11 @@ def hide(
         case AnyToken():
             strangers = rng.integers(vocabulary.size, size=len(hidden))
         case OrdinaryToken():
-            strangers = vocabulary.ordinary[
-                rng.integers(len(vocabulary.ordinary), size=len(hidden))
-            ]
+            draws = rng.integers(len(vocabulary.ordinary), size=len(hidden))
+            strangers = vocabulary.ordinary[draws]
         case CorpusToken():
-            draws = rng.random(len(hidden))
-            strangers = np.searchsorted(vocabulary.frequencies, draws, side="right")
+            shares = rng.random(len(hidden))
+            strangers = np.searchsorted(vocabulary.frequencies, shares, side="right")
         case _:
             assert_never(masking.replacements)
     changed = np.where(fate < masking.mask + masking.random, strangers, hidden)
@@ -328,17 +325,17 @@ def choose_positions(
             weights = -power * np.log(np.maximum(vocabulary.counts[ids[candidates]], 1))
             index = candidates[np.argsort(-weights - rng.gumbel(size=len(candidates)))[:count]]
             return Chosen(np.sort(index), np.arange(len(index)))
+        case unit:
+            words = _words(candidates, word_starts(ids, vocabulary) if opens is None else opens)
+    match unit:
         case WholeWords():
-            words = _words(candidates, word_starts(ids, vocabulary) if opens is None else opens)
             units = _whole_words(words, count, rng)
-        case NGrams() as ngrams:
-            words = _words(candidates, word_starts(ids, vocabulary) if opens is None else opens)
-            units = _ngrams(words, ngrams.lengths, count, rng)
-        case Spans() as spans:
-            words = _words(candidates, word_starts(ids, vocabulary) if opens is None else opens)
-            units = _spans(candidates, words, spans.lengths, count, rng)
+        case NGrams():
+            units = _ngrams(words, unit.lengths, count, rng)
+        case Spans():
+            units = _spans(candidates, words, unit.lengths, count, rng)
         case _:
-            assert_never(masking.unit)
+            assert_never(unit)
     units.sort()
     index = np.concatenate([np.arange(*unit) for unit in units] or [candidates[:0]])
     return Chosen(index, np.repeat(np.arange(len(units)), [end - start for start, end in units]))

@@ -609,10 +609,8 @@ def class_names(features: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def named_classes(row: Mapping[str, Any], classes: Mapping[str, Many[str]]) -> dict[str, Any]:
     """Return a row in which classes are their names, and negative classes (unknown) None."""
-    class_values = {
-        name: _named(row[name], names) for name, names in classes.items() if name in row
-    }
-    return {**row, **class_values}
+    values = {name: _named(row[name], names) for name, names in classes.items() if name in row}
+    return {**row, **values}
 
 
 def _named(value: Any, names: Many[str]) -> Any:
@@ -656,22 +654,20 @@ def given_rows(data: Any, where: str) -> Iterable[Any]:
                 message = f"is of type {type(data).__name__} of {', '.join(columns) or 'nothing'}, "
                 message += "not of columns with their values"
                 raise DataError(message, where=where, fix=f"Give one of its items, or {FORMS}.")
-            sizes = {name: len(values) for name, values in columns.items()}
-            if len({*sizes.values()}) > 1:
-                counts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+            if len({*map(len, columns.values())}) > 1:
+                counts = ", ".join(f"{name} {len(values):,}" for name, values in columns.items())
                 raise DataError(f"has columns of different length: {counts}", where=where)
-            return [
-                dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
-            ]
+            tuples = zip(*columns.values(), strict=True)
+            return [dict(zip(columns, row, strict=True)) for row in tuples]
         case _ if hasattr(data, "to_dicts") or hasattr(data, "to_pylist"):  # polars, pyarrow
-            rows: list[Any] = data.to_dicts() if hasattr(data, "to_dicts") else data.to_pylist()
-            return rows
+            rows = data.to_dicts() if hasattr(data, "to_dicts") else data.to_pylist()
+            return list(rows)
         case _ if hasattr(data, "to_dict") and hasattr(data, "columns"):
             names = [str(name) for name in data.columns]
             _require_distinct(names, where)
             table = data.astype(object).where(data.notna(), None)
-            tuples = table.itertuples(index=False, name=None)
-            return [dict(zip(names, row, strict=True)) for row in tuples]
+            rows = table.itertuples(index=False, name=None)
+            return [dict(zip(names, row, strict=True)) for row in rows]
         case bytes() | str():
             pass
         case Iterable():
