@@ -96,12 +96,11 @@ def find_specials(backend: Backend, config: Mapping[str, Any], location: Path | 
     for use, customary in NAMES.items():
         configured = name_in(config, SETTINGS[use])
         names = (configured,) if configured else customary
-        ids = (backend.token_to_id(name) for name in names)
-        match next((id for id in ids if id is not None), None):
-            case None:
-                missing.append(" or ".join(names))
-            case id:
-                specials[use] = id
+        ids = [id for name in names if (id := backend.token_to_id(name)) is not None]
+        if ids:
+            specials[use] = ids[0]
+        else:
+            missing.append(" or ".join(names))
     if missing:
         message = f"the vocabulary of {size} tokens lacks special tokens: {', '.join(missing)}"
         settings = ", ".join(SETTINGS.values())
@@ -263,6 +262,7 @@ class Parts:
 def parts(pipeline: Pipeline, ends: Ends) -> Parts:
     """Build the parts of a pipeline."""
     steps: list[normalizers.Normalizer]
+    cut: pre_tokenizers.PreTokenizer
     match pipeline:
         case Bert(lowercase, accents, cjk, roberta):
             pair = PAIR if roberta else PAIR_OF_SEGMENTS
@@ -271,14 +271,13 @@ def parts(pipeline: Pipeline, ends: Ends) -> Parts:
         case WordEnds(lowercase):
             accents = None if lowercase else False
             decoder = decoders.BPEDecoder(suffix="</w>")
-            words = _bert_words(lowercase, accents, True)
-            return Parts(*words, decoder, _template(PAIR_OF_SEGMENTS, ends))
+            around = _template(PAIR_OF_SEGMENTS, ends)
+            return Parts(*_bert_words(lowercase, accents, True), decoder, around)
         case Roberta(prefix, trim):
             cls, sep = ends
+            cut = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
             post = processors.RobertaProcessing(sep, cls, trim, prefix)
-            return Parts(
-                None, pre_tokenizers.ByteLevel(add_prefix_space=prefix), decoders.ByteLevel(), post
-            )
+            return Parts(None, cut, decoders.ByteLevel(), post)
         case XlmRoberta(prefix, charsmap):
             norm = None if charsmap is None else normalizers.Precompiled(charsmap)
             return Parts(norm, *_words(prefix), _template(PAIR, ends))
@@ -291,8 +290,8 @@ def parts(pipeline: Pipeline, ends: Ends) -> Parts:
             return Parts(normalizers.Sequence(steps), *_words(prefix), around)
         case ByteDeberta(prefix, doubled):
             between = PAIR if doubled else PAIR_OF_SEGMENTS
-            words_of_bytes = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-            return Parts(None, words_of_bytes, decoders.ByteLevel(), _template(between, ends))
+            cut = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+            return Parts(None, cut, decoders.ByteLevel(), _template(between, ends))
         case PieceDeberta(lowercase, split, prefix, charsmap):
             spaces, joined = _spaces("always" if prefix else "first")
             marks = [pre_tokenizers.Punctuation("isolated")] if split else []
@@ -311,10 +310,9 @@ def parts(pipeline: Pipeline, ends: Ends) -> Parts:
             if charsmap is not None:
                 steps = [normalizers.Precompiled(charsmap)]
             steps.append(normalizers.Replace(Regex(" {2,}"), "▁"))
+            words = _spaces("always" if prefix else "never")
             around = _template(PAIR_OF_SEGMENTS, ends)
-            return Parts(
-                normalizers.Sequence(steps), *_spaces("always" if prefix else "never"), around
-            )
+            return Parts(normalizers.Sequence(steps), *words, around)
         case _:
             assert_never(pipeline)
 
@@ -334,17 +332,14 @@ def _words(prefix: bool) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]
 
 
 def _spaces(scheme: str) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]:
-    return pre_tokenizers.Metaspace("▁", prepend_scheme=scheme), decoders.Metaspace(
-        "▁", prepend_scheme=scheme
-    )
+    cut = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme)
+    return cut, decoders.Metaspace("▁", prepend_scheme=scheme)
 
 
 def _template(pair: str, ends: Ends) -> processors.PostProcessor:
     (cls, _), (sep, _) = ends
-    single, pair_tokens = (form.format(cls=cls, sep=sep).split() for form in (ALONE, pair))
-    return processors.TemplateProcessing(
-        single=single, pair=pair_tokens, special_tokens=list(dict.fromkeys(ends))
-    )
+    forms = [form.format(cls=cls, sep=sep).split() for form in (ALONE, pair)]
+    return processors.TemplateProcessing(*forms, special_tokens=list(dict.fromkeys(ends)))
 
 
 def steps_of(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
@@ -352,10 +347,8 @@ def steps_of(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     match component:
         case None:
             return []
-        case {"type": "Sequence", "normalizers": steps} | {
-            "type": "Sequence",
-            "pretokenizers": steps,
-        }:
+        case {"type": "Sequence"}:
+            steps = component.get("normalizers") or component.get("pretokenizers") or ()
             return [single for step in steps for single in steps_of(step)]
         case _:
             return [component]
@@ -581,11 +574,9 @@ def reconcile(
             _follow(backend, config, file)
         return
     # Merges cannot be read as pieces, whatever the settings say
-    kind = _kind(backend)
-    if kind != tokenizer_class.model:
-        raise _mismatch(
-            file, f"holds a {kind} model", tokenizer_class, f"builds {tokenizer_class.model}"
-        )
+    if (kind := _kind(backend)) != tokenizer_class.model:
+        other = f"builds {tokenizer_class.model}"
+        raise _mismatch(file, f"holds a {kind} model", tokenizer_class, other)
     _follow(backend, config, file)
     charsmap = charsmap_of(part_spec(backend.normalizer)) if tokenizer_class.pieces else None
     actual = backend_settings(backend)
@@ -598,12 +589,10 @@ def reconcile(
             continue
         origin = "not set, which means " if config.get(key) is None else ""
         message = f"{key!r} is {origin}{json.dumps(stated)}, but {json.dumps(value)} in {file.name}"
-        fix = f"Set it to {json.dumps(value)}, or name the class {GENERIC[0]}, to use the file."
+        fix = f"or name the class {GENERIC[0]}, to use the file."
         if tokenizer_class.pieces:
-            fix = (
-                f"Set it to {json.dumps(value)}, which transformers used before version 5; "
-                "since then it uses the setting."
-            )
+            fix = "which transformers used before version 5; since then it uses the setting."
+        fix = f"Set it to {json.dumps(value)}, {fix}"
         raise TokenizerError(message, where=file.with_name(CONFIG), fix=fix)
     pipelines = [tokenizer_class.pipeline(config, file, charsmap)]
     match pipelines[0]:
@@ -611,8 +600,6 @@ def reconcile(
             pipelines.append(tokenizer_class.pipeline(config, file))
         case ByteDeberta(prefix):
             pipelines.append(ByteDeberta(prefix, doubled=True))
-        case _:
-            pass
     _compare(backend, [parts(pipeline, ends) for pipeline in pipelines], tokenizer_class, file)
 
 
@@ -621,9 +608,8 @@ def _follow(backend: Backend, config: Mapping[str, Any], file: Path) -> None:
     norm, cut, post = backend.normalizer, backend.pre_tokenizer, backend.post_processor
     if isinstance(norm, normalizers.BertNormalizer) and _kind(backend) == "WordPiece":
         norm.lowercase = flag(config, file, "do_lower_case", norm.lowercase)
-        norm.handle_chinese_chars = flag(
-            config, file, "tokenize_chinese_chars", norm.handle_chinese_chars
-        )
+        cjk = flag(config, file, "tokenize_chinese_chars", norm.handle_chinese_chars)
+        norm.handle_chinese_chars = cjk
         if "strip_accents" in config:  # null means as do_lower_case
             norm.strip_accents = flag(config, file, "strip_accents", None)
     if isinstance(cut, pre_tokenizers.ByteLevel) and _kind(backend) == "BPE":
@@ -670,13 +656,8 @@ PROBES = (
 )  # fmt: skip
 """Texts on which normalisers and pre-tokenizers differ."""
 _BLANKS = (
-    "a\x85b\x1cc",
-    "in\tside\nline\u2028par\u00a0nbsp",
-    "  two  spaces ",
-    " a \n\n b  ",
-    " ",
-    "\t",
-)
+    "a\x85b\x1cc", "in\tside\nline\u2028par\u00a0nbsp", "  two  spaces ", " a \n\n b  ", " ", "\t",
+)  # fmt: skip
 
 
 def _compare(
@@ -713,9 +694,7 @@ def _compare(
     actual = (backend.normalizer, backend.pre_tokenizer)
     for text in (*PROBES, *_BLANKS):
         words = _divide(*actual, text)
-        differing = [
-            _divide(expected.normalizer, expected.pre_tokenizer, text) for expected in choices
-        ]
+        differing = [_divide(choice.normalizer, choice.pre_tokenizer, text) for choice in choices]
         if words in differing:
             continue
         if text in _BLANKS and tokenizer_class.pieces:
@@ -724,12 +703,8 @@ def _compare(
         how = f"divides {text!r} into {words!r:.120}"
         raise _mismatch(file, how, tokenizer_class, f"into {differing[0]!r:.120}")
     post = backend.post_processor
-    if (
-        tokenizer_class.template
-        and post is not None
-        and edges(backend, post)
-        not in [edges(backend, expected.post_processor) for expected in choices]
-    ):
+    around = [edges(backend, choice.post_processor) for choice in choices]
+    if tokenizer_class.template and post is not None and edges(backend, post) not in around:
         how = "puts other special tokens around texts"
         raise _mismatch(file, how, tokenizer_class, "has its own")
 
@@ -859,9 +834,8 @@ def _lower(word: NormalizedString) -> None:
 
 def japanese_backend(vocab: Mapping[str, int], words: JapaneseWords, unknown: str) -> Backend:
     """Return the backend without its division into words, which `JapaneseWords.attach` adds."""
-    backend = Backend(
-        models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=100)
-    )
+    model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=100)
+    backend = Backend(model)
     if words.normalise:
         backend.normalizer = normalizers.NFKC()
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -877,17 +851,8 @@ def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
     """
     word = config.get("word_tokenizer_type") or "basic"
     subword = config.get("subword_tokenizer_type") or "wordpiece"
-    options = config.get("mecab_kwargs") or {}
-    divides = all(
-        flag(config, file, key, True) for key in ("do_word_tokenize", "do_subword_tokenize")
-    )
-    supported = word == "mecab" and subword in ("wordpiece", "character") and divides
-    if not supported or config.get("never_split"):
-        message = f"{JAPANESE} divides text into words by {word!r}, and words by {subword!r}"
-        raise TokenizerError(message, where=file.with_name(CONFIG), fix=_JAPANESE_FIX)
-    if not isinstance(options, dict) or not set(options) <= _MECAB_KEYS:
-        message = f"'mecab_kwargs' is {options!r:.80}"
-        raise TokenizerError(message, where=file.with_name(CONFIG), fix=_JAPANESE_FIX)
+    stated = config.get("mecab_kwargs") or {}
+    options = stated if isinstance(stated, dict) else {"": stated}
     words = JapaneseWords(
         dictionary=options.get("mecab_dic", "unidic_lite"),
         option=options.get("mecab_option") or "",
@@ -895,15 +860,22 @@ def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
         lowercase=flag(config, file, "do_lower_case", False),
         characters=subword == "character",
     )
-    supported_dictionary = words.dictionary in (None, "unidic_lite", "unidic", "ipadic")
-    if (
-        not supported_dictionary
+    divides = all(
+        flag(config, file, key, True) for key in ("do_word_tokenize", "do_subword_tokenize")
+    )
+    supported = word == "mecab" and subword in ("wordpiece", "character") and divides
+    message = ""
+    if not supported or config.get("never_split"):
+        message = f"{JAPANESE} divides text into words by {word!r}, and words by {subword!r}"
+    elif (
+        not set(options) <= _MECAB_KEYS
+        or words.dictionary not in (None, "unidic_lite", "unidic", "ipadic")
         or not isinstance(words.option, str)
         or words.normalise not in (True, False)
     ):
-        message = f"'mecab_kwargs' is {options!r:.80}"
-        raise TokenizerError(message, where=file.with_name(CONFIG), fix=_JAPANESE_FIX)
-    if words.characters and not words.normalise:
+        message = f"'mecab_kwargs' is {stated!r:.80}"
+    elif words.characters and not words.normalise:
         message = f"{JAPANESE} divides unnormalised words into characters"
+    if message:
         raise TokenizerError(message, where=file.with_name(CONFIG), fix=_JAPANESE_FIX)
     return words

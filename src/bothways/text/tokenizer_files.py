@@ -131,7 +131,9 @@ def load_backend(
         if pipeline is not None:
             dress(backend, pipeline, specials)
             add_numbered(backend, config, file)  # again: listed flags win over the pipeline's
-        add_special(backend, config, file)
+        contents = _contents(backend)
+        named = _special_tokens(config, file)
+        backend.add_tokens([token for token in named if token.content not in contents])
         finish(backend, specials)
         backend.encode_batch_fast(list(classes.PROBES))  # finds a damaged table of normalisation
     names = config.get("model_input_names")
@@ -151,17 +153,15 @@ def dress(backend: classes.Backend, pipeline: classes.Pipeline, specials: classe
             strips = False
         case _:
             strips = True
-    mask = tokenizers.AddedToken(
-        backend.id_to_token(specials.mask), lstrip=strips, special=True, normalized=False
-    )
+    mask = _special(backend.id_to_token(specials.mask), lstrip=strips)
     # BigBird's own ends stay special, though [CLS] and [SEP] surround its texts.
     bigbird = isinstance(pipeline, classes.BigBird) and backend.token_to_id("</s>") is not None
     ends = ("<s>", "</s>") if bigbird else ()
     backend.add_special_tokens([mask, *map(_special, ends)])
 
 
-def _special(content: str | None) -> tokenizers.AddedToken:
-    return tokenizers.AddedToken(content, special=True, normalized=False)
+def _special(content: str | None, lstrip: bool = False) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(content, lstrip=lstrip, special=True, normalized=False)
 
 
 def _ends(
@@ -315,9 +315,8 @@ def _from_merges(
     merges = file.with_name("merges.txt")
     if not merges.exists():
         message = "the folder has a vocab.json, but not its merges.txt"
-        raise TokenizerError(
-            message, where=file.parent, fix="Fetch merges.txt, or tokenizer.json, which holds both."
-        )
+        fix = "Fetch merges.txt, or tokenizer.json, which holds both."
+        raise TokenizerError(message, where=file.parent, fix=fix)
     ends = any(line.endswith("</w>") for line in read_utf8(merges, TokenizerError).splitlines())
     byte_bert = '"[CLS]"' in read_utf8(file, TokenizerError)
     tokenizer_class = (
@@ -342,9 +341,8 @@ def _from_merges(
         model = models.BPE.from_file(str(file), str(merges), **settings)
     except Exception as error:  # tokenizers raises nothing narrower
         message = f"is not a BPE vocabulary, or does not match merges.txt: {error}"
-        raise TokenizerError(
-            message, where=file, fix="Fetch both again, or tokenizer.json."
-        ) from error
+        fix = "Fetch both again, or tokenizer.json."
+        raise TokenizerError(message, where=file, fix=fix) from error
     return classes.Backend(model), pipeline
 
 
@@ -370,14 +368,14 @@ def _from_pieces(
     pieces = list(model.pieces)
     # The position of a piece in the file is its id
     ids = {piece: id for id, (piece, _) in enumerate(pieces)}
-    name: str | None = None
+    name = ""
     if file.name == "sentencepiece.bpe.model":
         name = "XLMRobertaTokenizer"
     elif {"<unk>", "[CLS]"} <= ids.keys():
         name = "BigBirdTokenizer" if "<s>" in ids else "AlbertTokenizer"
     elif {"[UNK]", "[CLS]"} <= ids.keys():
         name = "DebertaV2Tokenizer"
-    by_content = None if name is None else classes.CLASSES[name]
+    by_content = classes.CLASSES.get(name)
     tokenizer_class = tokenizer_class or by_content
     layouts = {tokenizer_class, by_content}
     shared_layouts = {classes.CLASSES["XLMRobertaTokenizer"], classes.CLASSES["CamembertTokenizer"]}
@@ -417,7 +415,7 @@ def _from_pieces(
             scored = [(p, score - 100 if comma.search(p) else score) for p, score in pieces]
             return _unigram(scored, ids["<unk>"]), pipeline
         case _:
-            mask = classes.name_in(config, classes.SETTINGS["mask"]) or classes.NAMES["mask"][0]
+            mask = classes.name_in(config, classes.SETTINGS["mask"]) or "[MASK]"
             added = [] if mask in ids else [(mask, 0.0)]
             return _unigram([*pieces, *added], ids["[UNK]"]), pipeline
 
@@ -462,27 +460,10 @@ def add_numbered(backend: classes.Backend, config: Mapping[str, Any], file: Path
     for id, token in stated:
         actual = backend.token_to_id(token.content)
         if actual != id:
-            message = (
-                f"gives the token {token.content!r} the id {id}; "
-                f"with the vocabulary of the folder that is {actual}"
-            )
-            raise TokenizerError(
-                message,
-                where=location,
-                fix="Fetch the vocabulary that it goes with, or correct the id.",
-            )
-
-
-def add_special(backend: classes.Backend, config: Mapping[str, Any], file: Path) -> None:
-    """Add the special tokens that are named without ids and are not added tokens yet.
-
-    Raises:
-        TokenizerError: an entry is not a token.
-    """
-    contents = _contents(backend)
-    backend.add_tokens(
-        [token for token in _special_tokens(config, file) if token.content not in contents]
-    )
+            message = f"gives the token {token.content!r} the id {id}; "
+            message += f"with the vocabulary of the folder that is {actual}"
+            fix = "Fetch the vocabulary that it goes with, or correct the id."
+            raise TokenizerError(message, where=location, fix=fix)
 
 
 def _contents(backend: classes.Backend) -> set[str]:
@@ -568,8 +549,8 @@ def read_sentencepiece(content: bytes) -> SentencePieceModel:
         elif number == _NORMALIZER:
             maps = (v for at, v in fields(message) if at == _CHARSMAP and isinstance(v, bytes))
             charsmap = next(maps, b"")
-    if not pieces or kind not in _KINDS:
-        raise ValueError(
-            "it holds no pieces" if not pieces else f"its model is of the unknown kind {kind}"
-        )
+    if not pieces:
+        raise ValueError("it holds no pieces")
+    if kind not in _KINDS:
+        raise ValueError(f"its model is of the unknown kind {kind}")
     return SentencePieceModel(tuple(pieces), _KINDS[kind], charsmap or None)
