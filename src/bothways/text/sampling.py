@@ -100,9 +100,8 @@ def sample_languages(
             blocks.append(block)
             filled += size
     size = sum(len(text) for block in blocks for text in block)
-    return Sample(
-        tuple(blocks), size, sum(language_sample.total for language_sample in samples.values())
-    )
+    total = sum(language_sample.total for language_sample in samples.values())
+    return Sample(tuple(blocks), size, total)
 
 
 def smoothed_shares(sizes: Mapping[str, int], alpha: float) -> dict[str, float]:

@@ -255,9 +255,7 @@ class Tokenizer:
             case {"type": "BPE", "end_of_word_suffix": str(suffix)} if suffix:
                 table = [token != "" for token in self._tokens]
             case {"type": "BPE" | "Unigram"}:
-                table = [
-                    token != "" and not token.startswith(_SPACE_MARKS) for token in self._tokens
-                ]
+                table = [token != "" and token[0] not in _SPACE_MARKS for token in self._tokens]
             case _:
                 table = [False] * self.size
         result = np.array(table, dtype=np.bool_)
@@ -273,12 +271,10 @@ class Tokenizer:
         ▁the ▁dog , ▁数学 课 → the | dog | , | 数学 | 课.
         """
         continues, ends = self.continues.copy(), np.zeros(self.size, dtype=np.bool_)
-        if self.kind not in {"BPE", "Unigram"} or self._spec["model"].get(
-            "continuing_subword_prefix"
-        ):
+        model = self._spec["model"]
+        if self.kind not in {"BPE", "Unigram"} or model.get("continuing_subword_prefix"):
             return continues, ends
-        suffix = self._spec["model"].get("end_of_word_suffix")
-        if suffix:
+        if suffix := model.get("end_of_word_suffix"):
             ends[:] = [token.endswith(suffix) for token in self._tokens]
             return continues, ends & ~self.special
         bytewise = "Ġ" in self.backend.get_vocab() or self.kind == "BPE"
@@ -319,9 +315,8 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """The SHA-256 of everything that decides the ids; the file's formatting does not matter."""
         # The last digits of scores change when tokenizers reads what it wrote.
-        spec = json.loads(
-            json.dumps(self._spec), parse_float=lambda digits: round(float(digits), 6)
-        )
+        rounded = lambda digits: round(float(digits), 6)  # noqa: E731
+        spec = json.loads(json.dumps(self._spec), parse_float=rounded)
         canonical = json.dumps(spec, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -414,10 +409,7 @@ class Tokenizer:
                     rows: list[list[Any]] = [[x[a:b] for x in columns] for a, b in pairwise(ends)]
                 else:
                     encodings = self._divided.encode_batch(texts, add_special_tokens=False)
-                    rows = [
-                        [encoding.ids, encoding.offsets, encoding.word_ids]
-                        for encoding in encodings
-                    ]
+                    rows = [[e.ids, e.offsets, e.word_ids] for e in encodings]
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_text(texts) from error
         return [

@@ -223,9 +223,8 @@ def _goes_on(letter: str, backend: Backend) -> bool:
 def _learn_byte_bpe(texts: Sample, kind: ByteBPE, reader: Reader) -> Backend:
     # Sorted, since the library returns them in an order that varies.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    _check_size(
-        kind.size, len(alphabet) if texts.characters else 0, f"{len(alphabet)} bytes", "raise size"
-    )
+    needed = len(alphabet) if texts.characters else 0
+    _check_size(kind.size, needed, f"{len(alphabet)} bytes", "raise size")
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=kind.prefix_space)
     trainer = trainers.BpeTrainer(
@@ -253,9 +252,8 @@ def _learn_unigram(texts: Sample, kind: Unigram, reader: Reader) -> Backend:
     ranked_letters = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     letters = {*_covering(ranked_letters, kind, lambda letter: 1)}
     needed = len(letters | {"▁"}) if letters else 0
-    _check_size(
-        kind.size, needed, f"{needed} characters", "raise size, or drop texts with rare characters"
-    )
+    fix = "raise size, or drop texts with rare characters"
+    _check_size(kind.size, needed, f"{needed} characters", fix)
     # A rare character becomes a space in training, and so unknown afterwards
     rare = dict.fromkeys(map(ord, counts.keys() - letters), " ")
     scores = _unigram_scores(backend, _without(rare, reader(texts), kind), kind, kind.size)
@@ -358,9 +356,7 @@ def _normal_characters(texts: Sample, backend: Backend) -> Counter[str]:
     for code in np.flatnonzero(raw).tolist():
         for character in backend.normalizer.normalize_str(chr(code)):
             counts[character] += int(raw[code])
-    return Counter(
-        {character: count for character, count in counts.items() if not character.isspace()}
-    )
+    return Counter({letter: count for letter, count in counts.items() if not letter.isspace()})
 
 
 def _check_size(size: int, needed: int, alphabet: str, fix: str) -> None:
@@ -370,7 +366,6 @@ def _check_size(size: int, needed: int, alphabet: str, fix: str) -> None:
         raise TokenizerError(message, fix="Give files with text in them.")
     least = len(SPECIALS) + needed
     if size < least:
-        message = (
-            f"a vocabulary of {size} cannot hold {len(SPECIALS)} special tokens and {alphabet}"
-        )
+        special = f"{len(SPECIALS)} special tokens"
+        message = f"a vocabulary of {size} cannot hold {special} and {alphabet}"
         raise TokenizerError(message, where="size", fix=f"At least {least} are needed: {fix}.")

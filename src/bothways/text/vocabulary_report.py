@@ -116,7 +116,8 @@ def vocabulary_report(
     strange = np.array([tokenizer.specials.unknown in ids for ids in spelled])
     ordinary = tokenizer.named & ~tokenizer.special
     ordinary[tokenizer.specials.unknown] = False
-    tokens = (_readable_token(tokenizer, id) for id in np.flatnonzero(ordinary).tolist())
+    tokens = [_readable_token(tokenizer, id) for id in np.flatnonzero(ordinary).tolist()]
+    tokens.sort(key=lambda item: (-item[0], item[1]))
 
     def show(mask: NDArray[np.bool_]) -> tuple[SplitWord, ...]:
         """Return the most frequent of these words, with their tokens."""
@@ -137,9 +138,7 @@ def vocabulary_report(
         whole_words=_share(counts, (lengths == 1) & ~strange),
         covered=_share(letters, ~strange),
         unused=_share(ordinary, use == 0),
-        longest=tuple(
-            token for _, token in sorted(tokens, key=lambda item: (-item[0], item[1]))[:examples]
-        ),
+        longest=tuple(token for _, token in tokens[:examples]),
         split=show((lengths > 1) & ~strange),
         strange=show(strange),
     )

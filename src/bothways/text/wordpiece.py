@@ -198,9 +198,8 @@ class CompiledWordPiece:
             blocks.append(self._encode(texts[first:last], sizes[first:last], spans))
             first = last
         lengths, columns = zip(*blocks, strict=True)
-        return WordPieceTokens(
-            np.concatenate(lengths), [*map(np.concatenate, zip(*columns, strict=True))]
-        )
+        joined = [*map(np.concatenate, zip(*columns, strict=True))]
+        return WordPieceTokens(np.concatenate(lengths), joined)
 
     def _encode(
         self, texts: Sequence[str], sizes: NDArray[np.int64], spans: bool
@@ -253,9 +252,8 @@ class CompiledWordPiece:
         ]
         if spans:
             rows[1] = rows[1].reshape(-1, 2)
-        return WordPieceTokens(
-            np.array([len(encoding.ids) for encoding in encodings], np.int64), rows
-        )
+        lengths = np.array([len(encoding.ids) for encoding in encodings], np.int64)
+        return WordPieceTokens(lengths, rows)
 
 
 def _strings(pairs: Sequence[tuple[bytes, int]]) -> tuple[Strings, tuple[Any, ...]]:
