@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
-from bothways.core.sequence import Sequence
 from bothways.core.source import Cursor, rng
 from bothways.data import encode_shards
 from bothways.data.cleaning.config import Cleaning
@@ -221,15 +220,3 @@ def test_a_corpus_with_words_from_the_command_line(chinese, tmp_path, capsys):
     run_line(*words, *options)
     assert "rjieba" in capsys.readouterr().out
     assert Corpus.open(tmp_path / "c").words is not None
-
-
-def test_a_sequence_without_words_is_masked_as_before():
-    """By the vocabulary alone."""
-    vocabulary = Vocabulary(np.arange(20) < 5, np.arange(20) >= 12, 4)
-    ids, masking = np.array([2, 6, 12, 13, 7, 14, 8, 3], np.int32), Masking(0.5, WholeWords())
-    text = Sequence(ids, np.zeros(len(ids), np.int8))
-    starts = dataclasses.replace(text, word_starts=~(ids >= 12))
-    for number in range(20):
-        plain = mask_tokens(text, masking, vocabulary, rng(number, "test"))
-        marked = mask_tokens(starts, masking, vocabulary, rng(number, "test"))
-        assert np.array_equal(plain.ids, marked.ids)

@@ -1,30 +1,21 @@
 """Compressed files of one or several streams: every byte is read, or the file is refused."""
 
-import bz2
 import functools
-import gzip
 import lzma
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from test_documents import COMPRESS
 
 from bothways.core.errors import DataError
 from bothways.data.documents import read_documents
 from bothways.data.tables import open_table
 from bothways.data.text_io import read_lines
 
-zstandard = pytest.importorskip("zstandard")
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress,
-    ".xz": lzma.compress,
-    ".bz2": bz2.compress,
-    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
-}
 LONG = b"".join(b"row %d of the long stream\n" % number for number in range(40_000))
 long_stream = functools.cache(lambda suffix: COMPRESS[suffix](LONG))
 
-suffixes = pytest.mark.parametrize("suffix", COMPRESS)
+suffixes = pytest.mark.parametrize("suffix", list(filter(None, COMPRESS)))
 
 
 def lines(path: Path) -> list[str]:

@@ -8,7 +8,6 @@ import lzma
 import os
 import random
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".xz": lzma.compress,
     ".bz2": bz2.compress,
-    ".zst": zstandard.ZstdCompressor().compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
 }
 TWO = "First line.\nSecond line.\n\nAnother document.\n"
 WIKI = '<doc id="1" url="u" title="The "Cats" ("Cat")">\nThe "Cats" ("Cat")\n\nCats sleep.\nThey eat.\n\n</doc>\n<doc id="2" title="">\nBare.\n</doc>\n'
@@ -326,18 +325,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path, suffix):
     tracemalloc.stop()
     assert count == 1000
     assert peak < 2e6
-
-
-def test_a_zstandard_bomb_is_read_in_bounded_time_and_memory(tmp_path):
-    content = (b"a few words " * 1000 + b"\n") * 4000  # 48 MB in some kilobytes
-    path = write(tmp_path / "bomb.txt.zst", zstandard.compress(content))
-    assert path.stat().st_size < 20_000
-    tracemalloc.start()
-    start = time.perf_counter()
-    assert sum(1 for _ in read_documents([str(path)], boundary=Boundary.LINE)) == 4000
-    assert time.perf_counter() - start < 20
-    assert tracemalloc.get_traced_memory()[1] < 1e8
-    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("boundary", [Boundary.AUTO, Boundary.FILE])

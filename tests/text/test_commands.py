@@ -21,7 +21,7 @@ from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, Unigram, WordPiece, train_vocabulary
 from bothways.text.vocabulary_report import SplitWord, vocabulary_report
 from commands import run_line
-from toy_text import BERT_NAMES, load, pseudo_text, roberta_backend, write_vocabulary
+from toy_text import BERT_NAMES, pseudo_text, write_vocabulary
 
 
 @pytest.fixture
@@ -306,11 +306,6 @@ def test_a_vocabulary_of_special_tokens_alone(tmp_path):
     found = vocabulary_report(Tokenizer.load(write_vocabulary(tmp_path, BERT_NAMES)), ["all of it"])
     assert (found.unknown, found.unknown_words, found.covered, found.unused) == (1, 1, 0, 0)
     assert found.longest == ()
-
-
-def test_nothing_is_unknown_to_bytes(tmp_path):
-    found = vocabulary_report(load(roberta_backend(), tmp_path), TEXT)
-    assert (found.unknown, found.unknown_words, found.covered, found.strange) == (0, 0, 1, ())
 
 
 def test_no_word_in_the_text(tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import transformers
 from hypothesis import assume, given, settings, strategies as st
-from tokenizers import AddedToken, Tokenizer as Backend, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend, models, normalizers, pre_tokenizers
 
 from bothways.core.errors import BothwaysError, DataError, ResourceError, TokenizerError
 from bothways.text.tokenizer import Tokenizer, _flaw
@@ -316,15 +316,6 @@ def test_an_id_that_no_token_has(pairs, id):
         pairs[0][0].token(id)
     with pytest.raises(BothwaysError, match=f"no token has id {id}"):
         pairs[0][0].decode([2, id])
-
-
-def test_an_added_token_beyond_the_vocabulary_counts(tmp_path):
-    backend = Tokenizer.load(write_vocabulary(tmp_path / "in")).backend
-    backend.add_special_tokens([AddedToken("<e1>", normalized=False, special=True)])
-    ours = load(backend, tmp_path / "file")
-    assert ours.size == len(TOKENS) + 1
-    assert ours.special[-1]
-    assert ours.encode(["a <e1>b"])[0].tolist() == [ours.id("a"), ours.size - 1, ours.id("b")]
 
 
 def test_one_text_gives_one_array(pairs):
