@@ -202,10 +202,6 @@ class Selection:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def bounds(self, documents: NDArray[np.integer[Any]]) -> tuple[Whole, Whole]:
-        """Return the sentences `[first, stop)` of these documents."""
-        return self.documents[documents], self.documents[documents + 1]
-
     def blocks(self, seed: int, epoch: int, window: int = 0) -> int:
         """Return the number of blocks of a window, at least one; none has no block."""
         if window >= self.windows:
@@ -282,8 +278,10 @@ def _plan_window(
     positions = _places(count, runs, run)
     split = []
     for at in range(0, len(positions), CHUNK):
-        ids = document_ids[positions[at : at + CHUNK]]
-        split.append(_parts(positions[at : at + CHUNK], documents[ids], documents[ids + 1]))
+        chunk = positions[at : at + CHUNK]
+        ids = document_ids[chunk]
+        indices, begins, stops = cut_ranges(documents[ids], documents[ids + 1], BLOCK)
+        split.append((chunk[indices], begins, (stops - begins).astype(np.uint32)))
     owners, firsts, sizes = (np.concatenate(column) for column in zip(*split, strict=True))
     del split, positions
     order = np.arange(len(sizes), dtype=np.uint32)
@@ -315,15 +313,10 @@ def _places(count: int, runs: Whole, run: int) -> Whole:
     return positions[positions < count]
 
 
-def _parts(positions: Whole, begins: Whole, stop: Whole) -> tuple[Whole, Whole, NDArray[np.uint32]]:
-    """Split the documents at these places into parts of at most `BLOCK` sentences.
-
-    Returns:
-        The place, first sentence and size of each part.
-    """
-    counts = -(-(stop - begins) // BLOCK)
-    document = np.repeat(np.arange(len(begins)), counts)
-    nth = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-    firsts = begins[document] + nth * BLOCK
-    sizes = np.minimum(stop[document] - firsts, BLOCK)
-    return positions[document], firsts, sizes.astype(np.uint32)
+def cut_ranges(begins: Whole, stops: Whole, size: int) -> tuple[Whole, Whole, Whole]:
+    """Cut ranges into pieces of at most `size`; return the range, begin and stop of each piece."""
+    counts = -(-(stops - begins) // size)
+    owners = np.repeat(np.arange(len(begins)), counts)
+    nth = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = begins[owners] + nth * size
+    return owners, starts, np.minimum(starts + size, stops[owners])

@@ -46,7 +46,7 @@ from typing_extensions import assert_never
 from bothways.core import source
 from bothways.core.errors import ConfigError, DataError, Finding, argument
 from bothways.core.terminal import quantity
-from bothways.data.epoch_order import BLOCK, EpochBlock, Selection, Whole
+from bothways.data.epoch_order import BLOCK, EpochBlock, Selection, Whole, cut_ranges
 
 if TYPE_CHECKING:
     from bothways.data.corpus import Corpus
@@ -155,12 +155,8 @@ class FullSentences(Segments):
         Every sentence is in exactly one sequence; longer ones are cut at multiples of the room.
         """
         room = self.room
-        # Pieces of at most `room` tokens: their starts and stops, and the document of each.
-        counts = -(-(block.stops - block.starts) // room)
-        sentence = np.repeat(np.arange(len(counts)), counts)
-        index = np.arange(len(sentence)) - np.repeat(np.cumsum(counts) - counts, counts)
-        starts = block.starts[sentence] + index * room
-        stops = np.minimum(starts + room, block.stops[sentence])
+        # Pieces of at most `room` tokens, and the document of each.
+        sentence, starts, stops = cut_ranges(block.starts, block.stops, room)
         owners = np.searchsorted(block.edges, sentence, side="right") - 1
         opens, closes, document = starts.tolist(), stops.tolist(), owners.tolist()
         heads = np.searchsorted(owners, np.arange(len(block.owners) + 1)).tolist()
@@ -387,10 +383,19 @@ def shuffled_pairs(
     room: int,
     rng: np.random.Generator,
 ) -> list[PairPlan]:
-    """Cut pairs of tokens `[a, a_stop)` and `[b, b_stop)` to `room` tokens, and shuffle them."""
+    """Cut pairs of tokens `[a, a_stop)` and `[b, b_stop)` to `room` tokens, and shuffle them.
+
+    The longer segment, or B if equal, loses one token at a time, from either end at random.
+    """
     a, a_stop, b, b_stop = spans
-    from_a, from_b = excess(a_stop - a, b_stop - b, room)
-    cut_a, cut_b = cut_segment(a, a_stop, from_a, rng), cut_segment(b, b_stop, from_b, rng)
+    longer = (a_stop - a) - (b_stop - b)
+    over = np.maximum((a_stop - a) + (b_stop - b) - room, 0)
+    level = np.minimum(over, np.abs(longer))
+    from_a = np.where(longer > 0, level, 0) + (over - level) // 2
+    from_b = over - from_a
+    front_a, front_b = rng.binomial(from_a, 0.5), rng.binomial(from_b, 0.5)
+    cut_a = a + front_a, a_stop - (from_a - front_a)
+    cut_b = b + front_b, b_stop - (from_b - front_b)
     pairs = np.stack([*cut_a, *cut_b, label], axis=1)
     return [PairPlan._make(pair) for pair in rng.permutation(pairs).tolist()]
 
@@ -445,7 +450,8 @@ def draw_other_segments(
     for _ in range(DRAWS - 1):
         same = np.flatnonzero(other == documents)
         other[same] = rng.integers(len(selection), size=len(same))
-    low, high = selection.bounds(selection.ids[other])
+    ids = selection.ids[other]
+    low, high = selection.documents[ids], selection.documents[ids + 1]
     begin = rng.integers(low, high)
     start = selection.sentences[begin]
     # Every sentence has a token, so that `wanted` sentences are always enough.
@@ -458,22 +464,3 @@ def draw_other_segments(
         low = np.where(reached | (low == high), low, middle + 1)
         high = np.where(reached, np.minimum(middle, high), high)
     return start, selection.sentences[low]
-
-
-def excess(a: Whole, b: Whole, room: int) -> tuple[Whole, Whole]:
-    """Return the number of tokens that A and B lose so that both fit in `room`.
-
-    The longer segment, or B if equal, loses one token at a time.
-    """
-    over = np.maximum(a + b - room, 0)
-    level = np.minimum(over, np.abs(a - b))
-    from_a = np.where(a > b, level, 0) + (over - level) // 2
-    return from_a, over - from_a
-
-
-def cut_segment(
-    start: Whole, stop: Whole, excess: Whole, rng: np.random.Generator
-) -> tuple[Whole, Whole]:
-    """Remove `excess` tokens of each segment, each from the front or the back at random."""
-    front = rng.binomial(excess, 0.5)
-    return start + front, stop - (excess - front)
