@@ -44,27 +44,11 @@ from bothways.core.runtime.process import usable_cores
 from bothways.core.sequence import Ids
 from bothways.core.source import rng
 from bothways.core.terminal import quantity
-from bothways.data import encode_shards as shards
+from bothways.data import encode_shards as shards, manifest as manifests
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions
 from bothways.data.epoch_order import AllExcept
 from bothways.data.left_out import SHINGLES, SIGNATURES, large_steps, nothing_left, unsuited_steps
-from bothways.data.manifest import (
-    DOCUMENTS,
-    MANIFEST,
-    REBUILD,
-    SENTENCES,
-    SMALL,
-    TOKENS,
-    WORDS,
-    CorpusSettings,
-    Manifest,
-    check_file,
-    describe_file,
-    map_array,
-    read_manifest,
-    write_manifest,
-)
 from bothways.data.merge_shards import merge_shards
 from bothways.data.sentences import AUTO, check_language
 from bothways.data.words import Words, words_name
@@ -104,7 +88,7 @@ class Corpus:
     """
 
     folder: Path
-    manifest: Manifest
+    manifest: manifests.Manifest
     tokenizer: Tokenizer
     tokens: NDArray[Any]
     sentences: NDArray[Any]
@@ -129,16 +113,15 @@ class Corpus:
         """
         location = local_path(folder)
         require_local(location)
-        manifest = read_manifest(location)
+        manifest = manifests.read_manifest(location)
         for name, stored in manifest.files.items():
-            check_file(location / name, stored)
-        corpus = cls(
-            location, manifest, Tokenizer.load(location),
-            map_array(location / TOKENS, manifest.token_type),
-            map_array(location / SENTENCES, "uint64"), map_array(location / DOCUMENTS, "uint64"),
-            map_array(location / WORDS, "uint8") if WORDS in manifest.files else None,
-        )  # fmt: skip
-        corpus._check(SMALL)
+            manifests.check_file(location / name, stored)
+        offsets = dict.fromkeys((manifests.SENTENCES, manifests.DOCUMENTS), "uint64")
+        types = {manifests.TOKENS: manifest.token_type, **offsets, manifests.WORDS: "uint8"}
+        present = [name for name in types if name in manifest.files]
+        arrays = (manifests.map_array(location / name, types[name]) for name in present)
+        corpus = cls(location, manifest, Tokenizer.load(location), *arrays)
+        corpus._check(manifests.SMALL)
         return corpus
 
     def verify(self) -> None:
@@ -147,15 +130,15 @@ class Corpus:
         `open` skips the contents of large files.
         """
         for name, stored in self.manifest.files.items():
-            check_file(self.folder / name, stored, up_to=math.inf)
+            manifests.check_file(self.folder / name, stored, up_to=math.inf)
         self._check(math.inf)
 
     def _check(self, up_to: int | float) -> None:
         """Check the ends of the offsets; in files of at most `up_to` bytes, every offset and id."""
         counts = self.manifest.counts
         for name, offsets, size, end in (
-            (SENTENCES, self.sentences, counts.sentences, len(self.tokens)),
-            (DOCUMENTS, self.documents, counts.documents, counts.sentences),
+            (manifests.SENTENCES, self.sentences, counts.sentences, len(self.tokens)),
+            (manifests.DOCUMENTS, self.documents, counts.documents, counts.sentences),
         ):
             consistent = len(offsets) == size + 1 and (offsets[0], offsets[-1]) == (0, end)
             # Reading all offsets of a large corpus would take longer than its first steps.
@@ -163,16 +146,16 @@ class Corpus:
                 consistent = bool((offsets[1:] > offsets[:-1]).all())
             if not consistent:
                 message = "holds offsets that contradict the other files"
-                raise DataError(message, where=self.folder / name, fix=REBUILD)
+                raise DataError(message, where=self.folder / name, fix=manifests.REBUILD)
         if len(self.tokens) != counts.tokens or (
             0 < self.tokens.nbytes <= up_to and int(self.tokens.max()) >= self.tokenizer.size
         ):
             size = self.tokenizer.size
             message = f"holds ids that the tokenizer of {size:,} tokens does not have"
-            raise DataError(message, where=self.folder / TOKENS, fix=REBUILD)
+            raise DataError(message, where=self.folder / manifests.TOKENS, fix=manifests.REBUILD)
         if self.words is not None and len(self.words) != -(-counts.tokens // 8):
             message = f"holds {8 * len(self.words):,} bits for {counts.tokens:,} tokens"
-            raise DataError(message, where=self.folder / WORDS, fix=REBUILD)
+            raise DataError(message, where=self.folder / manifests.WORDS, fix=manifests.REBUILD)
 
     def __len__(self) -> int:
         return len(self.documents) - 1
@@ -285,7 +268,7 @@ def write_corpus(
         raise ConfigError(f"must be a Cleaning, not {cleaning!r:.40}", where="cleaning", fix=fix)
     path = local_path(folder)
     finder = None if words is None else words_name(words)
-    settings = CorpusSettings(
+    settings = manifests.CorpusSettings(
         tokenizer.fingerprint, language, shards.splitter_version(), finder, cleaning or Cleaning()
     )
     recipe = shards.EncodingSettings(tokenizer, language, words, settings.cleaning)
@@ -294,12 +277,12 @@ def write_corpus(
         entries = (
             {entry.name for entry in path.iterdir()} - {LOCK, OWNER} if path.is_dir() else set()
         )
-    if entries and entries.isdisjoint({WORK, MANIFEST}):
+    if entries and entries.isdisjoint({WORK, manifests.MANIFEST}):
         contents = ", ".join(sorted(entries)[:3])
         message = f"is not empty, and not the folder of a corpus: it holds {contents}"
         raise DataError(message, where=path, fix="Choose another folder.")
-    with lock_folder(path), discard_begun(path, (WORK, *TOKENIZER), (MANIFEST, SHARDS)):
-        if (path / MANIFEST).exists():
+    with lock_folder(path), discard_begun(path, (WORK, *TOKENIZER), (manifests.MANIFEST, SHARDS)):
+        if (path / manifests.MANIFEST).exists():
             _check_same(path, settings, documents, recipe)
         else:
             for note in unsuited_steps(settings.cleaning, language):
@@ -351,12 +334,12 @@ def _text_digest(names: Iterable[str]) -> str:
 
 def _check_same(
     folder: Path,
-    settings: CorpusSettings,
+    settings: manifests.CorpusSettings,
     documents: Iterable[Document],
     recipe: shards.EncodingSettings,
 ) -> None:
     """Raise DataError unless the existing corpus is the one that these inputs give."""
-    built = read_manifest(folder)
+    built = manifests.read_manifest(folder)
     requested, stored = (dict(vars(values)) for values in (settings, built.settings))
     cleaning = config_difference(requested.pop("cleaning"), stored.pop("cleaning"))
     differences = {name: value for name, value in requested.items() if value != stored[name]}
@@ -409,15 +392,16 @@ def _encode_all(
 
 def _finish(
     folder: Path,
-    settings: CorpusSettings,
+    settings: manifests.CorpusSettings,
     documents: Iterable[Document],
     names: list[str],
     tokenizer: Tokenizer,
     progress: Progress,
 ) -> None:
     """Run the second stage, write the manifest, and delete the shards."""
-    work, words, cleaning = folder / WORK, settings.words is not None, settings.cleaning
-    arrays = (TOKENS, SENTENCES, DOCUMENTS, *((WORDS,) if words else ()))
+    work, cleaning = folder / WORK, settings.cleaning
+    arrays = [manifests.TOKENS, manifests.SENTENCES, manifests.DOCUMENTS]
+    arrays += [] if settings.words is None else [manifests.WORDS]
     with os_errors(folder, _RESUME):
         try:
             merged = merge_shards([work / name for name in names], work, settings, progress)
@@ -431,13 +415,12 @@ def _finish(
         for name in arrays:
             (work / name).replace(folder / name)
         present = [name for name in TOKENIZER if (folder / name).exists()]
-        files = merged.files | {name: describe_file(folder / name) for name in present}
+        files = merged.files | {name: manifests.describe_file(folder / name) for name in present}
         origins, reading = _sources(documents)
         text, ids = _text_digest(names), shards.token_type(tokenizer.size)
         inputs, steps = merged.read, merged.steps
         for note in large_steps(cleaning, settings.language, inputs.documents, steps):
             progress.message(note)
-        counts = merged.counts
-        manifest = Manifest(counts, ids, settings, origins, reading, text, inputs, steps, files)
-        write_manifest(folder, manifest)
+        fields = (settings, origins, reading, text, inputs, steps, files)
+        manifests.write_manifest(folder, manifests.Manifest(merged.counts, ids, *fields))
         shutil.rmtree(work)
