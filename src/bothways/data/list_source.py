@@ -53,11 +53,9 @@ class ListSource:
             raise DataError(message, fix="Continue with the data that the run began with.")
         while True:
             indices = self._places(len(self.sequences), epoch)
-            for at in range(item, len(indices)):
-                next_cursor = (
-                    Cursor(epoch, 0, at + 1) if at + 1 < len(indices) else Cursor(epoch + 1)
-                )
-                yield ListPlan(int(indices[at]), len(self.sequences[indices[at]])), next_cursor
+            for at, row in enumerate(indices[item:].tolist(), item + 1):
+                next_cursor = Cursor(epoch, 0, at) if at < len(indices) else Cursor(epoch + 1)
+                yield ListPlan(row, len(self.sequences[row])), next_cursor
             epoch, item = epoch + 1, 0
 
     def build(self, plan: ListPlan) -> Sequence:

@@ -76,10 +76,8 @@ def clean_texts(
         # An empty table first: `concatenate` needs one, also without texts.
         signatures = [sign_texts([], cleaning.near_duplicates)]
         signatures += [sign_texts(staying[batch], cleaning.near_duplicates) for batch in batches]
-        shingles = ShingleTable(
-            np.concatenate([batch.shingles.values for batch in signatures]),
-            np.cumsum(np.concatenate([[0], *(batch.shingles.counts for batch in signatures)])),
-        )
-        values = np.concatenate([batch.signatures for batch in signatures])
-        signed = SignedTexts(shingles, values)
+        counts = np.concatenate([[0], *(batch.shingles.counts for batch in signatures)])
+        values = np.concatenate([batch.shingles.values for batch in signatures])
+        rows = np.concatenate([batch.signatures for batch in signatures])
+        signed = SignedTexts(ShingleTable(values, np.cumsum(counts)), rows)
     return CleanedTexts(cut, fates, removed, signed)
