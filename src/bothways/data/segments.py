@@ -117,9 +117,8 @@ class Segments:
 
     def check(self, corpus: Corpus) -> list[Finding]:
         """Return the findings of the preflight about this corpus."""
-        cut = int(
-            (np.diff(corpus.sentences[:SENTENCES_CHECKED].astype(np.int64)) > self.room).sum()
-        )
+        lengths = np.diff(corpus.sentences[:SENTENCES_CHECKED].astype(np.int64))
+        cut = int((lengths > self.room).sum())
         if not cut:
             return []
         share = cut / min(len(corpus.sentences) - 1, SENTENCES_CHECKED)

@@ -472,9 +472,8 @@ def byte_of() -> dict[str, int]:
     """
     visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {
-        chr(0x100 + offset): byte for offset, byte in enumerate(hidden)
-    }
+    characters = [*visible, *range(0x100, 0x100 + len(hidden))]
+    return dict(zip(map(chr, characters), visible + hidden, strict=True))
 
 
 def bytes_in(token: str) -> bytes | None:

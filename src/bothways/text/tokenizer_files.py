@@ -174,10 +174,9 @@ def _ends(
 def finish(backend: classes.Backend, specials: classes.Specials) -> classes.Backend:
     """Mark special tokens, disable truncation and padding, and add a template if there is none."""
     contents = [backend.id_to_token(id) for id in asdict(specials).values()]
-    special_tokens = {
-        token.content for token in backend.get_added_tokens_decoder().values() if token.special
-    }
-    backend.add_special_tokens([_special(c) for c in contents if c not in special_tokens])
+    added = backend.get_added_tokens_decoder().values()
+    special = {token.content for token in added if token.special}
+    backend.add_special_tokens([_special(c) for c in contents if c not in special])
     backend.no_truncation()
     backend.no_padding()
     if backend.post_processor is None:

@@ -241,9 +241,8 @@ def _learn_byte_bpe(texts: Sample, kind: ByteBPE, reader: Reader) -> Backend:
 def _learn_unigram(texts: Sample, kind: Unigram, reader: Reader) -> Backend:
     backend = Backend(models.Unigram())
     backend.normalizer = _sentencepiece_normalizer(kind)
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
-    )
+    steps = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.Metaspace()
     counts = Counter[str]()
     for text in texts.read():

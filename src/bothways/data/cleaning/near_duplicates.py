@@ -136,9 +136,8 @@ def find_near_duplicates(
     for number, (start, stop) in enumerate(itertools.pairwise(edges)):
         document, bucket_ids = int(documents[start]), buckets[start:stop]
         ranges = zip(starts[bucket_ids], filled[bucket_ids], strict=True)
-        candidates = np.unique(
-            np.concatenate([members[begin : begin + count] for begin, count in ranges])
-        )
+        bucket_members = [members[begin : begin + count] for begin, count in ranges]
+        candidates = np.unique(np.concatenate(bucket_members))
         # Candidates of high estimates are verified first.
         estimates = (texts.signatures[candidates] == texts.signatures[document]).mean(axis=1)
         order = np.argsort(-estimates, kind="stable")

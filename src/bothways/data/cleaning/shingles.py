@@ -88,9 +88,8 @@ def find_shingles(texts: Sequence[str], size: int) -> ShingleTable:
     keys.sort()
     keys = keys[np.append(True, keys[1:] != keys[:-1])[: len(keys)]]
     edges = np.arange(len(texts) + 1, dtype=np.uint64) << np.uint64(32)
-    return ShingleTable(
-        (keys & np.uint64(2**32 - 1)).astype(np.uint32), np.searchsorted(keys, edges)
-    )
+    hashes = (keys & np.uint64(2**32 - 1)).astype(np.uint32)
+    return ShingleTable(hashes, np.searchsorted(keys, edges))
 
 
 def sign(shingles: ShingleTable, permutations: int) -> NDArray[np.uint16]:
