@@ -15,7 +15,7 @@ from bothways.finetuning.config import (
     modern_finetuning,
     paper_finetuning,
 )
-from bothways.finetuning.data import LabelledData, label
+from bothways.finetuning.data import LabelledData
 from bothways.finetuning.run import finetune
 from bothways.lab.sweeps.runs import SweepFolder
 from bothways.lab.sweeps.seeds import finetune_seeds
@@ -26,7 +26,7 @@ from bothways.tasks.classification.task import ClassificationTask
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs, Steps
 from heard_progress import Heard
-from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
+from toy_folder import VOCABULARY, file_settings, make_data, make_folder, make_rows
 from toy_task import fit_task
 
 SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32))
@@ -34,8 +34,7 @@ SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32))
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> LabelledData:
-    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return label(ClassificationTask(), tokenizer, make_examples(320, 0), make_examples(40, 1), 16)
+    return make_data(tmp_path_factory.mktemp("tokenizer"), 320, 40)
 
 
 @pytest.mark.parametrize(
@@ -99,28 +98,23 @@ def test_random_and_little_trained_weights_take_a_higher_rate(data, tmp_path):
     assert done.settings.training.optimizer == AdamW(lr=6e-4)
     folder = make_folder(tmp_path / "bert")
 
-    def rate_of(tokens: int | None) -> object:
-        (folder / "bothways.json").write_text(
-            json.dumps({} if tokens is None else {"tokens": tokens})
-        )
-        rows = [{"text": item.text, "label": item.label} for item in make_examples(40, 0)]
+    def rate_of(record: dict[str, int]) -> object:
+        (folder / "bothways.json").write_text(json.dumps(record))
         config = FinetuneConfig(model=str(folder), train="rows", length=16, training=training)
-        done = finetune(config, train=rows, device="cpu")
+        done = finetune(config, train=make_rows(40, 0), device="cpu")
         return done.settings.training.optimizer.lr
 
-    assert [rate_of(tokens) for tokens in (None, 1000, 10**9)] == [3e-4, 6e-4, 3e-4]
+    rates = [rate_of(record) for record in ({}, {"tokens": 1000}, {"tokens": 10**9})]
+    assert rates == [3e-4, 6e-4, 3e-4]
     assert default_rate(SMALL, UNKNOWN) == 3e-4
 
 
 def test_the_choice_is_printed_recorded_and_resumed(tmp_path):
-    settings = FinetuneConfig(
-        model=str(make_folder(tmp_path / "bert")),
-        train=str(write_tsv(tmp_path / "train.tsv", make_examples(64, 0))),
-        dev=str(write_tsv(tmp_path / "dev.tsv", make_examples(32, 1))),
-        batch=ExampleBudget(64),
-        training=dataclasses.replace(FinetuneConfig().training, precision="fp32"),
+    training = dataclasses.replace(FinetuneConfig().training, precision="fp32")
+    model, heard = make_folder(tmp_path / "bert"), Heard()
+    settings = file_settings(
+        model, tmp_path, 16, 16, length=None, batch=ExampleBudget(16), training=training
     )
-    heard = Heard()
     done = finetune(settings, tmp_path / "run", device="cpu", progress=heard)
     assert "note: training.optimizer.lr: 0.0003, for a width of 32" in heard.text
     assert "note: training.until: 20 epochs, for 1 update an epoch" in heard.text
@@ -135,6 +129,5 @@ def test_the_choice_is_printed_recorded_and_resumed(tmp_path):
 
     place = SweepFolder(tmp_path / "runs", device="cpu")
     first = finetune_seeds(settings, (0,), place)
-    assert (
-        finetune_seeds(settings, (0,), dataclasses.replace(place, resume=True)).runs == first.runs
-    )
+    place = dataclasses.replace(place, resume=True)
+    assert finetune_seeds(settings, (0,), place).runs == first.runs

@@ -29,7 +29,7 @@ from bothways.tasks.predictions import ClassPrediction, MultilabelPrediction
 from bothways.tasks.text_task import TextExample
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs
-from toy_folder import VOCABULARY, make_examples, make_tokenizer
+from toy_folder import VOCABULARY, make_data, make_examples
 from toy_task import fit_task
 
 SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1)
@@ -37,8 +37,7 @@ SMALL = EncoderConfig(len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initi
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> LabelledData:
-    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return label(ClassificationTask(), tokenizer, make_examples(160, 0), make_examples(60, 1), 16)
+    return make_data(tmp_path_factory.mktemp("tokenizer"), 160, 60)
 
 
 def method(rate: float, epochs: float) -> FinetuneConfig:
@@ -56,25 +55,19 @@ def test_a_run_that_learns_has_not_failed(data):
 
 def test_a_rate_that_is_far_too_high_is_found_out(data):
     """The dev data has as many of each label, so that whichever it answers for all is no better than the other."""
-    parts = [
-        [item for item in make_examples(100, 1) if item.label == name][:30] for name in data.labels
+    examples = make_examples(100, 1)
+    dev = [
+        item
+        for name in data.labels
+        for item in [item for item in examples if item.label == name][:30]
     ]
-    even = label(
-        data.task,
-        data.tokenizer,
-        data.train_examples,
-        [item for part in parts for item in part],
-        16,
-    )
+    even = label(data.task, data.tokenizer, data.train_examples, dev, 16)
     done = fit_task(SMALL, even, method(3.0, 2.0), device="cpu")
-    assert done.failure is not None
     text = str(done.failure)
     assert text.startswith("this run has probably failed: it answers '")
     assert "for all 60 dev examples; its accuracy on the dev data, 0." in text
     assert "its training loss, " in text
-    assert text.endswith(
-        "Try other seeds (seed=1), a lower rate (training.optimizer.lr) or more epochs."
-    )
+    assert "training.optimizer.lr" in text
 
 
 def test_the_baseline_of_a_run_is_that_of_its_report(data):
@@ -92,7 +85,7 @@ def test_the_baseline_of_a_run_is_that_of_its_report(data):
 
 
 def test_without_dev_data_the_training_loss_speaks(data):
-    bare = label(ClassificationTask(), data.tokenizer, make_examples(160, 0), [], 16)
+    bare = dataclasses.replace(data, dev=(), dev_examples=())
     done = fit_task(SMALL, bare, method(1e-9, 1.0), device="cpu")
     (reason,) = done.failure.reasons
     assert reason.startswith("its training loss, ")

@@ -76,18 +76,17 @@ def test_every_family_does_every_task(family, definition_and_examples, tmp_path)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_fills_masks(family, tmp_path):
     _, tokenizer, model, read = saved(family, (MaskedHead(),), tmp_path / "model")
-    mask = tokenizer.token(tokenizer.specials.mask)
-    text = f"ape {mask} cat"
+    text = f"ape {tokenizer.token(tokenizer.specials.mask)} cat"
     task = open_task_model(str(tmp_path / "model"), "fill", device="cpu")
-    ((_, found),) = predict(task, [TextExample(text)])
+    ((_, prediction),) = predict(task, [TextExample(text)])
     row = read(text, return_tensors="pt")
-    place = row["input_ids"][0].tolist().index(tokenizer.specials.mask)
+    index = row["input_ids"][0].tolist().index(tokenizer.specials.mask)
     with torch.no_grad():
-        shares, ids = model(**row).logits[0, place].softmax(-1).topk(5)
-    assert [guess.token for guess in found.masks[0]] == read.convert_ids_to_tokens(ids.tolist())
-    np.testing.assert_allclose(
-        [guess.probability for guess in found.masks[0]], shares.numpy(), atol=1e-5
-    )
+        expected, ids = model(**row).logits[0, index].softmax(-1).topk(5)
+    guesses = prediction.masks[0]
+    assert [guess.token for guess in guesses] == read.convert_ids_to_tokens(ids.tolist())
+    probabilities = [guess.probability for guess in guesses]
+    np.testing.assert_allclose(probabilities, expected.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -152,26 +151,18 @@ def test_white_space_stays_where_the_mask_takes_it(trim, tmp_path):
 def test_a_vocabulary_decides_between_families_of_one_shape():
     shape = encoder_of("roberta", tokenizer_of("roberta"))
     for kind, name in (("BPE", "roberta"), ("Unigram", "xlm-roberta"), (None, "roberta")):
-        family = family_for(shape, kind)
-        assert family.model_type == name
+        assert family_for(shape, kind).model_type == name
 
 
 def test_a_model_of_one_segment_with_a_tokenizer_that_tells_two_apart(tmp_path):
     """A RoBERTa with WordPiece, as there are some: all is of one segment, here and in transformers."""
     torch.manual_seed(3)
-    tokenizer = tokenizer_of("bert")
-    labels = ("no", "yes")
-    save_model(
-        tmp_path / "model",
-        Model(encoder_of("roberta", tokenizer), (LabelHead(2),)),
-        tokenizer,
-        labels=labels,
-    )
-    task = open_task_model(str(tmp_path / "model"), "classify", device="cpu")
+    tokenizer, folder = tokenizer_of("bert"), tmp_path / "model"
+    model = Model(encoder_of("roberta", tokenizer), (LabelHead(2),))
+    save_model(folder, model, tokenizer, labels=("no", "yes"))
+    task = open_task_model(str(folder), "classify", device="cpu")
     example = TextExample("ape bee", "cat dog")
-    np.testing.assert_allclose(
-        ours(task, example), theirs(tmp_path / "model", example), rtol=0, atol=2e-5
-    )
+    np.testing.assert_allclose(ours(task, example), theirs(folder, example), rtol=0, atol=2e-5)
     assert task.tokenizer.flat
     assert tokenizer.for_segments(2) is tokenizer
     assert task.tokenizer.for_segments(1) is task.tokenizer

@@ -12,14 +12,14 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 import bothways
-from bothways.cli.main import app
 from bothways.core.batch import LabelTargets
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.core.sequence import Sequence
 from bothways.finetuning.config import FewShot
-from bothways.finetuning.few_shot import MOST_PAIRS, check_few_shot, sample_pairs
+from bothways.finetuning.few_shot import MOST_PAIRS, check_few_shot, pair_module, sample_pairs
 from bothways.tasks.sentence_embedding.losses import TextTargets
-from toy_folder import make_examples, make_folder, write_tsv
+from commands import run_line
+from toy_folder import make_examples, make_folder, make_rows, write_tsv
 
 FAST: dict[str, Any] = {"recipe": "few-shot", "device": "cpu", "lr": 3e-3, "length": 16}
 SMALL = {"progress": False, "few_shot": {"pairs": 4}}
@@ -28,10 +28,6 @@ SMALL = {"progress": False, "few_shot": {"pairs": 4}}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("place") / "bert")
-
-
-def rows(count: int, seed: int) -> list[dict[str, str]]:
-    return [{"text": e.text, "label": str(e.label)} for e in make_examples(count, seed)]
 
 
 def labelled(*labels: int) -> list[Sequence]:
@@ -71,45 +67,32 @@ def test_many_texts_and_lonely_classes_are_warned_of(monkeypatch):
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_the_head_is_the_solvers_on_the_sentence_vectors(model, classes):
-    data = rows(24, 0) + [{"text": "two old men", "label": "none"}] * 2 * (classes - 2)
+    data = make_rows(24, 0) + [{"text": "two old men", "label": "none"}] * 2 * (classes - 2)
+    texts, labels = ([row[name] for row in data] for name in ("text", "label"))
     done = bothways.finetune(model, data, **FAST, **SMALL)
-    (vectors,) = (
-        np.stack([answer.vectors[0] for answer in predictor([row["text"] for row in data])])
-        for predictor in [bothways.Predictor(_embedder(done))]
-    )
-    vectors = vectors.astype(np.float64)
+    embedder = bothways.Predictor(pair_module(done.task_model, FewShot()))
+    vectors = np.stack([answer.vectors[0] for answer in embedder(texts)]).astype(np.float64)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     solver = LogisticRegression(C=FewShot().inverse_regularisation, max_iter=1000, tol=1e-7)
-    solver.fit(vectors, [row["label"] for row in data])
-    actual = done.predictor().predict_proba([row["text"] for row in data])
+    solver.fit(vectors, labels)
+    actual = done.predictor().predict_proba(texts)
     np.testing.assert_allclose(actual, solver.predict_proba(vectors), atol=1e-5)
 
 
-def _embedder(done: Any) -> Any:
-    from bothways.finetuning.few_shot import pair_module
-
-    return pair_module(done.task_model, FewShot())
-
-
 def test_a_command_writes_a_folder_that_predicts_the_same(model, tmp_path, capsys):
-    train, dev = (str(write_tsv(tmp_path / f"{n}.tsv", make_examples(32, n))) for n in (0, 1))
+    train, dev = (write_tsv(tmp_path / f"{n}.tsv", make_examples(32, n)) for n in (0, 1))
     out = tmp_path / "run"
-    words = ["finetune", str(model), train, "--dev", dev, "--out", str(out), "--recipe", "few-shot"]
-    with pytest.raises(SystemExit) as ended:
-        app([*words, "--lr", "3e-3", "few_shot.pairs=40"], exit_on_error=False)
-    assert ended.value.code == 0
+    words = ("finetune", model, train, "--dev", dev, "--out", out, "--recipe", "few-shot")
+    run_line(*words, "--lr", "3e-3", "few_shot.pairs=20")
     assert "our own format" in capsys.readouterr().err
-    loaded = bothways.load(out / "model")
-    assert loaded.score([e.text for e in make_examples(32, 1)], labels_of(32, 1)) > 0.8
+    examples = make_rows(32, 1)
+    labels = [row["label"] for row in examples]
+    assert bothways.load(out / "model").score([row["text"] for row in examples], labels) > 0.8
     assert "does not open the folder" in (out / "model" / "README.md").read_text()
 
 
-def labels_of(count: int, seed: int) -> list[str]:
-    return [str(e.label) for e in make_examples(count, seed)]
-
-
 def test_a_stopped_run_ends_as_an_unbroken_one(model, tmp_path):
-    data, results = {"train": rows(24, 0), "dev": rows(16, 1)}, []
+    data, results = {"train": make_rows(24, 0), "dev": make_rows(16, 1)}, []
 
     def stop(event: Any) -> None:
         if event.kind == "step" and event.progress.steps == 3:
@@ -126,9 +109,9 @@ def test_a_stopped_run_ends_as_an_unbroken_one(model, tmp_path):
 
 def test_what_few_shot_training_cannot_do_is_refused(model):
     with pytest.raises(ConfigError, match="one class a text, and the task is regress"):
-        bothways.finetune(model, rows(8, 0), task="regress", **FAST, **SMALL)
+        bothways.finetune(model, make_rows(8, 0), task="regress", **FAST, **SMALL)
     with pytest.raises(ConfigError, match="no effect in few-shot training") as error:
-        bothways.finetune(model, rows(8, 0), dropout=0.2, **FAST, **SMALL)
+        bothways.finetune(model, make_rows(8, 0), dropout=0.2, **FAST, **SMALL)
     assert error.value.where == "dropout"
     with pytest.raises(BothwaysError, match="at least two classes"):
         bothways.finetune(model, [{"text": "good", "label": "a"}] * 4, **FAST, **SMALL)

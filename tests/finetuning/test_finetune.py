@@ -1,10 +1,9 @@
 """Fine-tuning from files: what comes out opens in transformers and here, an interrupted run ends where an unbroken one does,
 and every mistake is one message."""
 
-import dataclasses
 import json
 import shutil
-import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderEr
 from bothways.core.report.sections import readable_number
 from bothways.finetuning import run as fitting
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
-from bothways.finetuning.data import label
 from bothways.finetuning.prepare import prepare_run, remarks
 from bothways.finetuning.result import FinetuneResult
 from bothways.finetuning.run import finetune
@@ -35,37 +33,27 @@ from bothways.tasks.text_task import TextColumns, TextExample
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs, Steps
 from heard_progress import Heard
-from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
-from toy_task import fit_on_rank, fit_task
-from toy_training import processes
-
-FAST = dataclasses.replace(
-    finetune_adam(), until=Epochs(5.0), optimizer=AdamW(lr=3e-3), precision="fp32"
+from toy_folder import (
+    VOCABULARY,
+    file_settings,
+    make_data,
+    make_examples,
+    make_folder,
+    make_tokenizer,
 )
+from toy_task import fit_on_rank, fit_task, interrupt_score
+from toy_training import on_ranks
+
+FAST = replace(finetune_adam(), until=Epochs(5.0), optimizer=AdamW(lr=3e-3), precision="fp32")
 
 
-@dataclasses.dataclass(frozen=True)
-class Files:
-    model: str
-    train: str
-    dev: str
+TINY = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> Files:
+def files(tmp_path_factory) -> FinetuneConfig:
     folder = tmp_path_factory.mktemp("files")
-    return Files(
-        str(make_folder(folder / "bert")),
-        str(write_tsv(folder / "train.tsv", make_examples(320, 0))),
-        str(write_tsv(folder / "dev.tsv", make_examples(80, 1))),
-    )
-
-
-def settings_of(files: Files, **changes: object) -> FinetuneConfig:
-    settings = FinetuneConfig(
-        model=files.model, train=files.train, dev=files.dev, length=16, training=FAST
-    )
-    return dataclasses.replace(settings, **changes)
+    return file_settings(make_folder(folder / "bert"), folder, 320, 80, training=FAST)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +62,7 @@ def done(files, tmp_path_factory, drawn_pages) -> tuple[FinetuneResult, Path, st
     heard, folder = Heard(), tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "_write_report", drawn_pages["bothways.finetuning.run"])
-        result = finetune(settings_of(files), folder, device="cpu", progress=heard)
+        result = finetune(files, folder, device="cpu", progress=heard)
     return result, folder, heard.text
 
 
@@ -86,7 +74,7 @@ def test_a_separable_task_is_learned_and_the_best_checkpoint_kept(done, files):
     assert len(scored) == 5
     assert result.metrics["accuracy"] == max(scored)
     assert (result.progress.steps, result.progress.epochs) == (50, 5.0)
-    assert configs.load(FinetuneConfig, file=folder / "config.toml") == settings_of(files)
+    assert configs.load(FinetuneConfig, file=folder / "config.toml") == files
     assert "note: always answering" in said
     assert "note: the columns are guessed: text = 'sentence', label = 'label'" in said
     assert [finding.check for finding in result.findings] == ["overlap", "balance"]
@@ -130,7 +118,7 @@ def test_the_record_says_how_the_model_was_made(done, files):
     }
     assert record["data"]["dev"]["examples"] == 80
     assert record["metrics"] == dict(result.metrics)
-    assert configs.read(FinetuneConfig, record["settings"]) == settings_of(files)
+    assert configs.read(FinetuneConfig, record["settings"]) == files
     card = (folder / "model" / "README.md").read_text()
     assert "bert fine-tuned on train.tsv" in card
     assert f"| dev accuracy | {result.metrics['accuracy']:.4g} |" in card
@@ -165,55 +153,41 @@ def test_evaluating_the_folder_gives_the_metrics_of_the_run(done, files):
 
 
 def test_an_interrupted_run_ends_where_an_unbroken_one_does(done, files, tmp_path, monkeypatch):
-    scored = []
-
-    def interrupting(*arguments: object, **options: object):
-        scored.append(1)
-        if len(scored) == 2:
-            signal.raise_signal(signal.SIGINT)
-        return job_score(*arguments, **options)
-
-    job_score = fitting.score
-    monkeypatch.setattr(fitting, "score", interrupting)
-    broken = finetune(settings_of(files), tmp_path, device="cpu")
+    interrupt_score(monkeypatch, 2)
+    broken = finetune(files, tmp_path, device="cpu")
     assert broken.folder is None
     assert 0 < broken.progress.steps < 50
     with pytest.raises(ResourceError, match="holds the checkpoints of an earlier run"):
-        finetune(settings_of(files), tmp_path, device="cpu")
+        finetune(files, tmp_path, device="cpu")
     moved = shutil.copy(files.train, tmp_path / "moved.tsv")
-    result = finetune(settings_of(files, train=str(moved)), tmp_path, resume=True, device="cpu")
-    unbroken = done[0]
-    assert result.metrics == unbroken.metrics
-    states = [run.task_model.state_dict() for run in (result, unbroken)]
+    result = finetune(replace(files, train=str(moved)), tmp_path, resume=True, device="cpu")
+    assert result.metrics == done[0].metrics
+    states = [run.task_model.state_dict() for run in (result, done[0])]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-    with pytest.raises(BothwaysError, match=r"is of another run: .*seed was 0, is 1"):
-        finetune(settings_of(files, seed=1), tmp_path, resume=True, device="cpu")
-    with pytest.raises(BothwaysError, match=r"is of another run: data\.model is not the same"):
-        finetune(
-            settings_of(files, model=str(make_folder(tmp_path / "other", seed=1))),
-            tmp_path,
-            resume=True,
-            device="cpu",
-        )
+    other = str(make_folder(tmp_path / "other", seed=1))
+    for changes, message in (
+        ({"seed": 1}, "seed was 0, is 1"),
+        ({"model": other}, r"data\.model is not the same"),
+    ):
+        with pytest.raises(BothwaysError, match=rf"is of another run: .*{message}"):
+            finetune(replace(files, **changes), tmp_path, resume=True, device="cpu")
 
 
 def test_without_dev_data_the_last_weights_are_saved(files, tmp_path):
     heard = Heard()
-    settings = settings_of(files, dev=None, training=dataclasses.replace(FAST, until=Steps(3)))
+    settings = replace(files, dev=None, training=replace(FAST, until=Steps(3)))
     result = finetune(settings, tmp_path, device="cpu", progress=heard)
     assert result.metrics == {}
     assert "note: without dev data the last weights are kept, and nothing is measured" in heard.text
     saved = load_model(tmp_path / "model").model.state_dict()
-    assert all(
-        torch.equal(saved[name], tensor)
-        for name, tensor in result.task_model.model.state_dict().items()
-    )
+    trained = result.task_model.model.state_dict()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in trained.items())
 
 
 def test_every_flaw_is_in_one_message(files, tmp_path):
     (tmp_path / "train.csv").write_text("text,label\ngood,pos\n,neg\nbad,\nfine,pos\n")
     (tmp_path / "dev.csv").write_text("text,label\ngood,odd\n")
-    settings = settings_of(
+    settings = replace(
         files, train=str(tmp_path / "train.csv"), dev=str(tmp_path / "dev.csv"), length=64
     )
     with pytest.raises(BothwaysError) as caught:
@@ -237,36 +211,33 @@ def test_a_vocabulary_beyond_the_embedding_is_an_error(files, tmp_path):
     with pytest.raises(
         BothwaysError, match=r"the tokenizer has 26 ids, and the model's embedding 25 rows"
     ):
-        finetune(settings_of(files, model=str(model)), tmp_path / "run", device="cpu")
+        finetune(replace(files, model=str(model)), tmp_path / "run", device="cpu")
 
 
 @pytest.mark.parametrize(
     "shape",
     [
-        EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32)),
-        dataclasses.replace(preset("gpt2"), vocab=len(VOCABULARY), width=16, depth=1, heads=2, intermediate_size=64),
+        TINY,
+        replace(preset("gpt2"), vocab=TINY.vocab, width=16, depth=1, heads=2, intermediate_size=64),
     ],
     ids=["bert", "gpt2"],
-)  # fmt: skip
+)
 def test_a_pooler_that_the_model_was_saved_without_starts_at_random_with_a_note(
     shape, files, tmp_path
 ):
-    head = token_head(shape)
-    save_model(tmp_path / "lm", Model(shape, (head,)), make_tokenizer(tmp_path / "tokenizer"))
-    short = dataclasses.replace(FAST, until=Steps(2))
-    settings = settings_of(files, model=str(tmp_path / "lm"), training=short)
-    heard = Heard()
+    model, tokenizer = Model(shape, (token_head(shape),)), make_tokenizer(tmp_path / "tokenizer")
+    save_model(tmp_path / "lm", model, tokenizer)
+    short = replace(FAST, until=Steps(2))
+    settings, heard = replace(files, model=str(tmp_path / "lm"), training=short), Heard()
     done = finetune(settings, tmp_path / "run", device="cpu", progress=heard)
     assert done.folder == tmp_path / "run" / "model"
     assert heard.text.count(f"note: {settings.model} has no pooler to start from") == 1
-    assert "has no pooler" not in "".join(remarks(prepare_run(
-        dataclasses.replace(settings, fresh=("pooler",)), None, torch.device("cpu")
-    )))  # fmt: skip
+    ready = prepare_run(replace(settings, fresh=("pooler",)), None, torch.device("cpu"))
+    assert "has no pooler" not in "".join(remarks(ready))
 
     loaded, heard = load_model(tmp_path / "lm"), Heard()
-    task = ClassificationTask()
-    data = label(task, loaded.tokenizer(), make_examples(30, 0), make_examples(9, 1), 16)
-    pulled = dataclasses.replace(settings, stability=Stability(pull=0.1))
+    data = make_data(tmp_path / "data", 30, 9)
+    pulled = replace(settings, stability=Stability(pull=0.1))
     again = fit_task(loaded.model, data, pulled, device="cpu", progress=heard)
     assert again.metrics
     assert heard.text.count("note: the model has no pooler to start from") == 1
@@ -274,12 +245,11 @@ def test_a_pooler_that_the_model_was_saved_without_starts_at_random_with_a_note(
 
 def test_a_pooler_that_was_only_saved_for_the_class_is_noted_as_new(files, tmp_path):
     """BertModel has one in transformers, whether or not anything has trained it."""
-    shape = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
+    tokenizer, short = make_tokenizer(tmp_path / "tokenizer"), replace(FAST, until=Steps(1))
     for name, heads, notes in (("bare", (), 1), ("pooled", (PoolerHead(),), 0)):
-        save_model(tmp_path / name, Model(shape, heads), make_tokenizer(tmp_path / "tokenizer"))
+        save_model(tmp_path / name, Model(TINY, heads), tokenizer)
         assert "pooler" in load_model(tmp_path / name).model.heads
-        short = dataclasses.replace(FAST, until=Steps(1))
-        settings, heard = settings_of(files, model=str(tmp_path / name), training=short), Heard()
+        settings, heard = replace(files, model=str(tmp_path / name), training=short), Heard()
         finetune(settings, device="cpu", progress=heard)
         assert heard.text.count("has no pooler to start from") == notes
 
@@ -290,29 +260,20 @@ def test_a_model_that_lost_its_pooler_is_refused(lost, files, tmp_path):
     tensors = load_file(model / "model.safetensors")
     left = {name: tensor for name, tensor in tensors.items() if not name.startswith(lost)}
     save_file(left, model / "model.safetensors", {"format": "pt"})
-    settings = settings_of(files, model=str(model))
+    settings = replace(files, model=str(model))
     with pytest.raises(FolderError, match=r"does not hold the .*pooler[\s\S]* fresh=\['pooler'\]"):
         finetune(settings, tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
-    given = dataclasses.replace(
-        settings, fresh=("pooler",), training=dataclasses.replace(FAST, until=Steps(2))
-    )
+    given = replace(settings, fresh=("pooler",), training=replace(FAST, until=Steps(2)))
     assert finetune(given, tmp_path / "run", device="cpu").folder == tmp_path / "run" / "model"
 
 
 def test_a_folder_of_others_is_read_at_full_length_with_its_own_names(tmp_path):
-    encoder = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
-    save_model(
-        tmp_path / "model",
-        Model(encoder, (PoolerHead(), LabelHead(2))),
-        make_tokenizer(tmp_path / "tokenizer"),
-    )
-    classifier = open_task(str(tmp_path / "model"))
-    assert (classifier.task_model.labels, classifier.task_model.length) == (
-        ("LABEL_0", "LABEL_1"),
-        32,
-    )
-    assert classifier.task_model.task.columns == TextColumns()
+    model, tokenizer = Model(TINY, (PoolerHead(), LabelHead(2))), make_tokenizer(tmp_path / "t")
+    save_model(tmp_path / "model", model, tokenizer)
+    task_model = open_task(str(tmp_path / "model")).task_model
+    assert (task_model.labels, task_model.length) == (("LABEL_0", "LABEL_1"), 32)
+    assert task_model.task.columns == TextColumns()
     (tmp_path / "model" / "bothways.json").write_text('{"length": "long"}')
     with pytest.raises(ConfigError, match=r"^bothways\.json\.length: 'long' is given"):
         open_task(str(tmp_path / "model"))
@@ -327,29 +288,17 @@ def test_unseen_labels_stop_an_evaluation(done, tmp_path):
 
 def test_two_ranks_do_what_one_does(files, tmp_path):
     """At a store that outlives a run, as torchrun's: the ranks have to find each other anew in the second."""
-    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    model = str(make_folder(tmp_path / "bert", **quiet))
-    settings = settings_of(
-        files, model=model, training=dataclasses.replace(FAST, until=Steps(8), evaluate=Steps(4))
+    model = str(make_folder(tmp_path / "bert", dropout=0.0))
+    settings = replace(
+        files, model=model, training=replace(FAST, until=Steps(4), evaluate=Steps(2))
     )
     alone = finetune(settings, tmp_path / "alone", device="cpu")
     (tmp_path / "run.toml").write_text(configs.to_toml(settings))
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    places = [tmp_path / "two", tmp_path / "again"]
-    ranks = [
-        processes().Process(
-            target=fit_on_rank, args=(rank, store.port, tmp_path / "run.toml", places)
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(120)
-    assert [rank.exitcode for rank in ranks] == [0, 0]
+    folders = [tmp_path / "two", tmp_path / "again"]
+    on_ranks(2, fit_on_rank, tmp_path / "run.toml", folders, port=store.port)
     shared = load_model(tmp_path / "two" / "model").model.state_dict()
     for name, tensor in alone.task_model.model.state_dict().items():
-        if not name.endswith(
-            "qkv.bias"
-        ):  # a key's gradient is rounding, and Adam makes it as large as the rate
+        # A key's gradient is rounding, and Adam makes it as large as the rate.
+        if not name.endswith("qkv.bias"):
             assert torch.allclose(tensor, shared[name], atol=5e-5), name

@@ -1,6 +1,6 @@
 """Fine-tuning in memory: equal to padded fine-tuning by transformers, equal for equal seeds, and the best weights are kept."""
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from bothways.finetuning.automatic import learning_by_rows
 from bothways.finetuning.config import RECIPES, FinetuneConfig, finetune_adam
 from bothways.finetuning.data import ALL, LabelledData, label, score, train_loader
 from bothways.finetuning.prepare import start_from
+from bothways.finetuning.result import FinetuneResult
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead
@@ -27,15 +28,14 @@ from bothways.training.loop import Loop
 from bothways.training.meter import Meter
 from bothways.training.optimizers import AdamW, BertAdam, build_optimizer
 from bothways.training.parallel import Single
+from bothways.training.run import Event
 from bothways.training.saved_state import RunTensors
 from bothways.training.schedules import Epochs, GoogleLinear, Linear, RunState, Steps, rate_factor
-from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer
+from toy_folder import VOCABULARY, make_data, make_examples, make_folder, make_tokenizer
 from toy_task import fit_task
 
 LENGTH = 16
-FAST = dataclasses.replace(
-    finetune_adam(), until=Epochs(6.0), optimizer=AdamW(lr=3e-3), precision="fp32"
-)
+FAST = replace(finetune_adam(), until=Epochs(6.0), optimizer=AdamW(lr=3e-3), precision="fp32")
 METHOD = FinetuneConfig(FAST, LENGTH)
 
 
@@ -46,16 +46,19 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> LabelledData:
-    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return label(
-        ClassificationTask(), tokenizer, make_examples(320, 0), make_examples(80, 1), LENGTH
-    )
+    return make_data(tmp_path_factory.mktemp("tokenizer"), 320, 80)
 
 
 def small(**changes: object) -> EncoderConfig:
     return EncoderConfig(
         len(VOCABULARY), 32, 2, 2, 64, position=Learned(32), initial_range=0.1, **changes
     )
+
+
+def assert_scored(done: FinetuneResult, data: LabelledData) -> None:
+    """The saved weights have the metrics of the result."""
+    expected = {f"dev/{name}": value for name, value in done.metrics.items()}
+    assert score(done.task_model, data, done.settings) == expected
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -80,7 +83,7 @@ def test_packed_fine_tuning_is_padded_fine_tuning(world, tmp_path):
     theirs = BertForSequenceClassification.from_pretrained(tmp_path / "begin").train()
 
     method = FinetuneConfig(
-        dataclasses.replace(FAST, until=Steps(20), schedule=Linear(0.2)),
+        replace(FAST, until=Steps(20), schedule=Linear(0.2)),
         LENGTH,
         microbatch_tokens=150,
     )
@@ -145,9 +148,9 @@ def _rows(batch):
 
 
 def test_a_start_is_copied_and_its_label_head_is_new(folder):
-    pretrained = load_model(folder).model
+    pretrained, heads = load_model(folder).model, (PoolerHead(), LabelHead(3, None))
     before = {name: tensor.clone() for name, tensor in pretrained.state_dict().items()}
-    model = start_from(pretrained, (PoolerHead(), LabelHead(3, None)), seed=1)
+    model, again, other = (start_from(pretrained, heads, seed=seed) for seed in (1, 1, 2))
     for name, tensor in model.state_dict().items():
         if name.startswith("heads.labels"):
             continue
@@ -156,45 +159,25 @@ def test_a_start_is_copied_and_its_label_head_is_new(folder):
     weight = model.heads["labels"].dense.weight
     assert weight.shape == (3, 32)
     assert weight.std() > 0
-    assert torch.equal(
-        weight,
-        start_from(pretrained, (PoolerHead(), LabelHead(3, None)), seed=1)
-        .heads["labels"]
-        .dense.weight,
-    )
-    assert not torch.equal(
-        weight,
-        start_from(pretrained, (PoolerHead(), LabelHead(3, None)), seed=2)
-        .heads["labels"]
-        .dense.weight,
-    )
+    assert torch.equal(weight, again.heads["labels"].dense.weight)
+    assert not torch.equal(weight, other.heads["labels"].dense.weight)
 
 
 def test_a_separable_task_is_learned_from_both_starts(folder, data):
-    steps: list[int] = []
     for start in (load_model(folder).model, small()):
-        steps.clear()
-        done = fit_task(
-            start,
-            data,
-            METHOD,
-            seed=0,
-            device="cpu",
-            on_event=lambda event: (
-                steps.append(event.progress.steps) if event.kind == "step" else None
-            ),
-        )
+        events: list[Event] = []
+        done = fit_task(start, data, METHOD, seed=0, device="cpu", on_event=events.append)
         assert done.metrics["accuracy"] > 0.95
+        steps = [event.progress.steps for event in events if event.kind == "step"]
         assert steps == list(range(1, 61))
         assert [epochs for epochs, _ in done.history] == [1, 2, 3, 4, 5, 6]
         assert done.metrics["accuracy"] == max(metrics["accuracy"] for _, metrics in done.history)
-        assert score(done.task_model, data, done.settings) == {
-            f"dev/{n}": v for n, v in done.metrics.items()
-        }
+        assert_scored(done, data)
         assert not done.task_model.training
+        assert not done.task_model.model.encoder.embedding.token.sparse
 
 
-def test_the_embedding_is_learned_by_rows_on_one_cpu_alone(data):
+def test_the_embedding_is_learned_by_rows_on_one_cpu_alone():
     """While it is fine-tuned with compiled kernels, and no longer: a tied head may read it then."""
     model, has_kernels = Model(small(), (LabelHead(2),)), runs_on(torch.device("cpu"))
     table = model.encoder.embedding.token
@@ -204,15 +187,10 @@ def test_the_embedding_is_learned_by_rows_on_one_cpu_alone(data):
     with pytest.raises(ZeroDivisionError), learning_by_rows(model, torch.device("cpu"), 1, AdamW()):
         raise ZeroDivisionError
     assert not table.sparse
-    assert not fit_task(
-        small(), data, METHOD, device="cpu"
-    ).task_model.model.encoder.embedding.token.sparse
 
 
 def test_seeds_decide_everything(data):
-    brief = dataclasses.replace(
-        METHOD, training=dataclasses.replace(FAST, until=Steps(4), evaluate=None)
-    )
+    brief = replace(METHOD, training=replace(FAST, until=Steps(4), evaluate=None))
     one, again, other = (
         fit_task(small(), data, brief, seed=seed, device="cpu") for seed in (1, 1, 2)
     )
@@ -223,30 +201,21 @@ def test_seeds_decide_everything(data):
 
 
 def test_the_best_weights_win_by_any_metric(data):
-    high = dataclasses.replace(
-        FAST, optimizer=AdamW(lr=2e-2), until=Epochs(2.0), evaluate=Steps(3)
-    )  # to make it jump about
+    # A high rate makes it jump about.
+    high = replace(FAST, optimizer=AdamW(lr=2e-2), until=Epochs(2.0), evaluate=Steps(3))
     for metric, choose in (("loss", min), ("mcc", max)):
-        done = fit_task(
-            small(), data, dataclasses.replace(METHOD, training=high, metric=metric), device="cpu"
-        )
+        method = replace(METHOD, training=high, metric=metric)
+        done = fit_task(small(), data, method, device="cpu")
         assert done.metrics[metric] == choose(metrics[metric] for _, metrics in done.history)
-        assert score(done.task_model, data, done.settings) == {
-            f"dev/{n}": v for n, v in done.metrics.items()
-        }
+        assert_scored(done, data)
         assert len(done.history) == 7  # of 20 steps every third, and the last
 
 
 def test_f1_is_of_two_classes(data):
-    three = label(
-        ClassificationTask(),
-        data.tokenizer,
-        [*make_examples(20, 0), TextExample("rain", None, "wet")],
-        [],
-        LENGTH,
-    )
+    examples = [*make_examples(20, 0), TextExample("rain", None, "wet")]
+    three = label(ClassificationTask(), data.tokenizer, examples, [], LENGTH)
     with pytest.raises(ConfigError, match=r"^metric: classify with 3 labels"):
-        fit_task(small(), three, dataclasses.replace(METHOD, metric="f1"))
+        fit_task(small(), three, replace(METHOD, metric="f1"))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +225,7 @@ def test_f1_is_of_two_classes(data):
         ({"microbatch_tokens": 0}, r"^microbatch_tokens: must be at least 1, not 0"),
         ({"dropout": 1.0}, r"^dropout: must be in \[0, 1\), not 1\.0"),
         (
-            {"training": dataclasses.replace(FAST, keep=Keep(best=Best("x", "lowest")))},
+            {"training": replace(FAST, keep=Keep(best=Best("x", "lowest")))},
             r"^training\.keep\.best: which checkpoint is the best is decided by metric",
         ),
     ],

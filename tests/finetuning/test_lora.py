@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
-from bothways.cli.main import app
 from bothways.core.errors import ConfigError
-from bothways.finetuning import run as job
 from bothways.finetuning.automatic import default_rate
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.lora import LoRA, LoRALinear, add_changes, merge_changes
@@ -25,15 +23,17 @@ from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
+from bothways.model.positions import Learned
 from bothways.prediction.predictor import open_task
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.training import step_cost as machine
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Steps
+from commands import run_line
 from small_models import SHAPES, batch_for
 from spread import in_turn
-from toy_folder import make_examples, make_folder, write_tsv
-from toy_task import fit_task
+from toy_folder import VOCABULARY, file_settings, make_data, make_folder
+from toy_task import fit_task, interrupt_score
 
 FAST = dataclasses.replace(
     finetune_adam(), until=Steps(60), evaluate=Steps(30), optimizer=AdamW(lr=1e-2), precision="fp32"
@@ -47,14 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def settings(folder: Path, tmp_path: Path) -> FinetuneConfig:
-    return FinetuneConfig(
-        model=str(folder),
-        train=str(write_tsv(tmp_path / "train.tsv", make_examples(96, 0))),
-        dev=str(write_tsv(tmp_path / "dev.tsv", make_examples(40, 1))),
-        length=16,
-        training=FAST,
-        lora=LoRA(rank=2, alpha=4.0),
-    )
+    return file_settings(folder, tmp_path, 96, 40, training=FAST, lora=LoRA(rank=2, alpha=4.0))
 
 
 def moved(module: nn.Module) -> None:
@@ -155,35 +148,23 @@ def test_a_run_saves_a_usual_folder(settings: FinetuneConfig, folder: Path, tmp_
 def test_a_broken_run_ends_where_an_unbroken_one_does(
     settings: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, score, scored = (
-        finetune(settings, tmp_path / "whole", device="cpu"),
-        job.score,
-        list[int](),
-    )
-
-    def interrupting(*arguments: object, **options: object):  # type: ignore[no-untyped-def]
-        scored.append(1)
-        if len(scored) == 1:
-            signal.raise_signal(signal.SIGINT)
-        return score(*arguments, **options)
-
-    monkeypatch.setattr(job, "score", interrupting)
+    brief = dataclasses.replace(FAST, until=Steps(8), evaluate=Steps(4))
+    settings = dataclasses.replace(settings, training=brief)
+    whole = finetune(settings, tmp_path / "whole", device="cpu")
+    interrupt_score(monkeypatch)
     broken = finetune(settings, tmp_path / "broken", device="cpu")
-    assert (broken.folder, broken.progress.steps) == (None, 30)
+    assert (broken.folder, broken.progress.steps) == (None, 4)
     assert not any(isinstance(part, LoRALinear) for part in broken.task_model.modules())
     resumed = finetune(settings, tmp_path / "broken", resume=True, device="cpu")
     assert resumed.metrics == whole.metrics
-    expected = whole.task_model.state_dict()
-    assert all(
-        torch.equal(value, expected[key]) for key, value in resumed.task_model.state_dict().items()
-    )
+    expected, state = whole.task_model.state_dict(), resumed.task_model.state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in state.items())
 
 
 def test_settings_on_the_command_line(settings: FinetuneConfig, tmp_path: Path) -> None:
-    app(
-        ["finetune", settings.model, settings.train, "--out", str(tmp_path / "run"), "--device", "cpu",
-         "lora.rank=4", "lora.matrices=query_value", "training.until=2 steps", "length=16"],
-        result_action="return_value",
+    run_line(
+        "finetune", settings.model, settings.train, "--out", tmp_path / "run", "--device", "cpu",
+        "lora.rank=4", "lora.matrices=query_value", "training.until=2 steps", "length=16",
     )  # fmt: skip
     written = (tmp_path / "run/config.toml").read_text()
     assert '[lora]\nrank = 4\nalpha = 8.0\nmatrices = "query_value"' in written
@@ -219,39 +200,36 @@ def test_frozen_parts_have_no_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("build", "message"),
     [
-        ({"rank": 0}, r"^lora\.rank: must be at least 1, not 0"),
-        ({"alpha": 0.0}, r"^lora\.alpha: must be above 0, not 0\.0"),
-        ({"alpha": float("nan")}, r"^lora\.alpha: must be above 0, not nan"),
+        (lambda: LoRA(rank=0), r"lora\.rank: must be at least 1, not 0"),
+        (lambda: LoRA(alpha=0.0), r"lora\.alpha: must be above 0, not 0\.0"),
+        (lambda: LoRA(alpha=float("nan")), r"lora\.alpha: must be above 0, not nan"),
+        (
+            lambda: FinetuneConfig(lora=LoRA(), stability=Stability(reinitialise=1)),
+            r"stability\.reinitialise: changes the encoder's own weights",
+        ),
+        (
+            lambda: FinetuneConfig(lora=LoRA(), stability=Stability(pull=0.5)),
+            r"stability\.pull: changes the encoder's own weights",
+        ),
+        (
+            lambda: FinetuneConfig(lora=LoRA(adapter_only=True), task=SentenceEmbeddingTask()),
+            r"lora\.adapter_only: is not for embed",
+        ),
     ],
 )
-def test_values_that_are_refused(values: dict[str, float], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        LoRA(**values)  # type: ignore[arg-type]
+def test_settings_that_are_refused(build: Callable[[], object], message: str) -> None:
+    assert FinetuneConfig(lora=LoRA(), task=SentenceEmbeddingTask()).lora == LoRA()
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        build()
 
 
-@pytest.mark.parametrize("name", ["reinitialise", "pull"])
-def test_measures_that_change_the_weights_are_refused(name: str) -> None:
-    value = {"reinitialise": 1, "pull": 0.5}[name]
-    with pytest.raises(
-        ConfigError, match=rf"^stability\.{name}: changes the encoder's own weights"
-    ):
-        FinetuneConfig(lora=LoRA(), stability=Stability(**{name: value}))  # type: ignore[arg-type]
-
-
-def test_an_adapter_of_a_sentence_encoder_is_refused() -> None:
-    task = SentenceEmbeddingTask()
-    assert FinetuneConfig(lora=LoRA(), task=task).lora == LoRA()
-    with pytest.raises(ConfigError, match=r"^lora\.adapter_only: is not for embed"):
-        FinetuneConfig(lora=LoRA(adapter_only=True), task=task)
-
-
-def test_random_weights_are_refused(settings: FinetuneConfig) -> None:
-    ready = prepare_run(dataclasses.replace(settings, lora=None), None, torch.device("cpu"))
+def test_random_weights_are_refused(tmp_path: Path) -> None:
+    config = EncoderConfig(len(VOCABULARY), 16, 1, 2, 32, position=Learned(32))
     method = FinetuneConfig(FAST, 16, lora=LoRA())
     with pytest.raises(ConfigError, match=r"^lora: keeps the encoder's weights"):
-        fit_task(ready.task_model.model.config, ready.data, method, device="cpu")
+        fit_task(config, make_data(tmp_path, 40), method, device="cpu")
 
 
 def test_lora_rate_is_ten_times_that_of_all_weights() -> None:

@@ -1,11 +1,11 @@
 """Runs with so many labels that nothing may be of size labels², and work that is saved first."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-import toy_folder
 from bothways.core.errors import DataError
 from bothways.finetuning import run as fitting
 from bothways.finetuning.config import FinetuneConfig
@@ -17,8 +17,9 @@ from bothways.tasks.metrics import Confusion, classification_metrics
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.text_task import TextExample
 from bothways.training.schedules import Steps
+from toy_folder import file_settings, make_folder
 
-MANY = 20_000
+MANY = 5_000
 
 
 def test_scores_of_many_labels_take_memory_of_the_pairs_that_occur():
@@ -52,17 +53,13 @@ def test_counts_are_those_of_a_matrix():
 
 
 def test_the_model_is_saved_before_it_is_scored(tmp_path, monkeypatch):
-    toy_folder.make_folder(tmp_path / "bert")
-    toy_folder.write_tsv(tmp_path / "t.tsv", toy_folder.make_examples(16, 0))
-    settings = FinetuneConfig(
-        model=str(tmp_path / "bert"), train=str(tmp_path / "t.tsv"), dev=str(tmp_path / "t.tsv")
-    )
-    training = fitting.dataclasses.replace(settings.training, until=Steps(1))
+    training = replace(FinetuneConfig().training, until=Steps(1))
+    settings = file_settings(make_folder(tmp_path / "bert"), tmp_path, 16, 16, training=training)
 
     def fail(*_: object, **__: object) -> None:
         raise DataError("no memory for metrics")
 
     monkeypatch.setattr(fitting, "_conclude", fail)
     with pytest.raises(DataError):
-        finetune(fitting.dataclasses.replace(settings, training=training), tmp_path / "run")
+        finetune(settings, tmp_path / "run")
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()

@@ -11,7 +11,7 @@ import bothways
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.finetuning.config import FinetuneConfig
-from toy_folder import make_examples, make_folder
+from toy_folder import make_folder, make_rows
 
 
 def share_of_right(predictions: list[Any], examples: list[Any]) -> float:
@@ -24,14 +24,11 @@ def model(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("own") / "bert")
 
 
-def run(model: Path, seen: list[Any] | None = None, **settings: Any) -> Any:
-    rows = [{"text": each.text, "label": each.label} for each in make_examples(60, 0)]
-    heard = [] if seen is None else seen
+def run(model: Path, **settings: Any) -> Any:
+    rows = make_rows(60, 0)
     return bothways.finetune(
-        model, rows, dev=rows[:20], epochs=3, lr=3e-3, batch_size=16, device="cpu",
-        on_event=lambda event: heard.append(event) if event.kind == "evaluation" else None,
-        **settings,
-    )  # fmt: skip
+        model, rows, dev=rows[:20], epochs=3, lr=3e-3, batch_size=16, device="cpu", **settings
+    )
 
 
 def test_a_function_with_other_parameters_is_refused_before_the_run(model):
@@ -41,9 +38,11 @@ def test_a_function_with_other_parameters_is_refused_before_the_run(model):
 
 
 def test_a_function_is_in_every_evaluation_and_in_the_result(model, tmp_path):
-    seen: list[Any] = []
-    done = run(model, seen, out=tmp_path / "run", metrics={"right": share_of_right})
-    values = [event.values for event in seen]
+    events: list[Any] = []
+    done = run(
+        model, on_event=events.append, out=tmp_path / "run", metrics={"right": share_of_right}
+    )
+    values = [event.values for event in events if event.kind == "evaluation"]
     assert len(values) == 3
     assert [each["dev/right"] for each in values] == [each["dev/accuracy"] for each in values]
     assert [metrics["right"] for _, metrics in done.history] == [v["dev/right"] for v in values]
@@ -55,15 +54,14 @@ def test_a_function_is_in_every_evaluation_and_in_the_result(model, tmp_path):
     assert record["settings"]["metrics"] == {"right": f"{__name__}.share_of_right"}
 
 
-@pytest.mark.parametrize(("better", "best"), [("highest", 2), ("lowest", 0)])
-def test_a_metric_chooses_the_best_weights_in_its_direction(model, better, best):
-    count = iter(range(100))
-    numbers = bothways.Metric(lambda predictions, examples: next(count), better)
-    done = run(model, metrics={"number": numbers}, metric="number")
-    plain = run(model)
-    expected = [metrics["loss"] for _, metrics in plain.history][best]
-    assert done.metrics["loss"] == pytest.approx(expected)
-    assert done.metrics["number"] == 3
+def test_a_metric_chooses_the_best_weights_in_its_direction(model):
+    losses = [metrics["loss"] for _, metrics in run(model).history]
+    for better, best in (("highest", 2), ("lowest", 0)):
+        count = iter(range(100))
+        numbers = bothways.Metric(lambda predictions, examples, count=count: next(count), better)
+        done = run(model, metrics={"number": numbers}, metric="number")
+        assert done.metrics["loss"] == pytest.approx(losses[best])
+        assert done.metrics["number"] == 3
 
 
 def test_a_function_may_return_several_numbers_of_which_one_chooses(model):

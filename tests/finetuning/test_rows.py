@@ -11,7 +11,7 @@ from bothways.core.errors import BothwaysError, ConfigError
 from bothways.finetuning.data import read_examples
 from bothways.prediction.predictor import open_task
 from fake_hub import fake_hub
-from toy_folder import make_examples, make_folder, write_tsv
+from toy_folder import make_examples, make_folder, make_rows, write_tsv
 
 
 @pytest.fixture(scope="module")
@@ -19,25 +19,26 @@ def model(tmp_path_factory) -> Path:
     return make_folder(tmp_path_factory.mktemp("place") / "bert")
 
 
-def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    return [
-        {"text": example.text, "label": example.label} for example in make_examples(count, seed)
-    ]
+def pairs(form: Any) -> list[tuple[str, str]]:
+    settings = bothways.FinetuneConfig(model="m", train="t")
+    return [(item.text, item.label) for item in read_examples(settings, form).examples["train"]]
+
+
+FAST: dict[str, Any] = {"epochs": 0.5, "max_length": 16, "device": "cpu", "progress": False}
 
 
 def test_rows_become_a_predictor_and_a_folder(model, tmp_path):
     settings = {"lr": 3e-3, "epochs": 8, "batch": 16, "max_length": 16}
-    result = bothways.finetune(
-        model, rows(160, 0), rows(60, 1), "sentiment", device="cpu", **settings
-    )
+    dev = make_rows(60, 1)
+    result = bothways.finetune(model, make_rows(160, 0), dev, "sentiment", device="cpu", **settings)
     assert result.metrics["accuracy"] > 0.8
     assert len(result.history) == 8
-    texts = [row["text"] for row in rows(8, 2)]
-    found = result.predictor()(texts)
+    texts = [row["text"] for row in make_rows(8, 2)]
+    expected = [prediction.label for prediction in result.predictor()(texts)]
     opened = open_task(result.save(tmp_path / "saved"), "text-classification", device="cpu")
-    assert [p.label for p in opened(texts)] == [p.label for p in found]
+    assert [prediction.label for prediction in opened(texts)] == expected
     assert opened.task_model.length == 16
-    assert opened.evaluate(rows(60, 1))["accuracy"] == result.metrics["accuracy"]
+    assert opened.evaluate(dev)["accuracy"] == result.metrics["accuracy"]
 
 
 @pytest.mark.parametrize("source", ["dataset", "hub", "frame", "file", "rows"])
@@ -70,49 +71,31 @@ def test_tables_of_python_and_files_are_the_same_examples(tmp_path):
     import pandas
     import pyarrow
 
-    names = sorted({row["label"] for row in rows(32, 0)})
-    classes = [{**row, "label": names.index(row["label"])} for row in rows(32, 0)]
-    columns = {key: [row[key] for row in rows(32, 0)] for key in ("text", "label")}
+    rows = make_rows(32, 0)
+    names = sorted({row["label"] for row in rows})
+    classes = [{**row, "label": names.index(row["label"])} for row in rows]
+    columns = {key: [row[key] for row in rows] for key in ("text", "label")}
     kind = datasets.ClassLabel(names=names)
     data = datasets.Dataset.from_list(classes).cast_column("label", kind)
     file = write_tsv(tmp_path / "train.tsv", make_examples(32, 0))
-    settings = bothways.FinetuneConfig(model="m", train="t")
-
-    def pairs(form: Any) -> list[tuple[str, str]]:
-        return [(item.text, item.label) for item in read_examples(settings, form).examples["train"]]
-
     frame = pandas.DataFrame(columns, index=[7] * 32).astype({"label": "category"})
-    for form in (
-        columns,
-        pyarrow.table(columns),
-        frame,
-        data,
-        data.with_format("torch"),
-        str(file),
-    ):
-        assert pairs(form) == pairs(rows(32, 0))
-    assert {
-        label for _, label in pairs([{**row, "label": np.int64(row["label"])} for row in classes])
-    } == {"0", "1"}
-
-
-@pytest.mark.parametrize("off", [torch.inference_mode])
-def test_a_program_without_gradients_can_train(model, off):
-    settings: dict[str, Any] = {"epochs": 0.5, "max_length": 16, "device": "cpu", "progress": False}
-    plain = bothways.finetune(model, rows(32, 0), rows(30, 1), **settings)
-    with off():
-        run = bothways.finetune(model, rows(32, 0), rows(30, 1), **settings)
-    assert run.metrics == plain.metrics
+    table = pyarrow.table(columns)
+    for form in (columns, table, frame, data, data.with_format("torch"), str(file)):
+        assert pairs(form) == pairs(rows)
+    numbers = [{**row, "label": np.int64(row["label"])} for row in classes]
+    assert {label for _, label in pairs(numbers)} == {"0", "1"}
 
 
 def test_the_state_of_torch_is_left_as_it_was(model):
-    """Also where another type is the default, in which a run would compute."""
-    settings: dict[str, Any] = {"epochs": 0.5, "max_length": 16, "device": "cpu", "progress": False}
-    plain = bothways.finetune(model, rows(32, 0), rows(30, 1), **settings)
+    """A program without gradients can train, and one with another default type, in which a run would compute."""
+    data = make_rows(32, 0), make_rows(30, 1)
+    plain = bothways.finetune(model, *data, **FAST)
+    with torch.inference_mode():
+        assert bothways.finetune(model, *data, **FAST).metrics == plain.metrics
     before = torch.get_rng_state()
     torch.set_default_dtype(torch.float64)
     try:
-        run = bothways.finetune(model, rows(32, 0), rows(30, 1), **settings)
+        run = bothways.finetune(model, *data, **FAST)
         assert torch.get_default_dtype() == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
@@ -155,7 +138,9 @@ def test_absent_values_of_a_frame_are_absent(model):
     import pandas
 
     for column, message in (("text", "has an empty text"), ("label", "has no label")):
-        frame = pandas.DataFrame([*rows(8, 0), {"text": "ape", "label": "a", column: float("nan")}])
+        frame = pandas.DataFrame(
+            [*make_rows(8, 0), {"text": "ape", "label": "a", column: float("nan")}]
+        )
         with pytest.raises(BothwaysError, match=f"1 example {message}.*train row 9"):
             bothways.finetune(model, frame, progress=False)
 
@@ -169,34 +154,32 @@ def test_flags_are_not_taken_for_labels(model):
 
 def test_what_cannot_be_learned_is_one_message(model):
     with pytest.raises(ConfigError, match="unknown"):
-        bothways.finetune(model, rows(8, 0), lrr=1)
+        bothways.finetune(model, make_rows(8, 0), lrr=1)
     with pytest.raises(ConfigError, match="is not a task"):
-        bothways.finetune(model, rows(8, 0), task="paint")
+        bothways.finetune(model, make_rows(8, 0), task="paint")
     with pytest.raises(BothwaysError, match="train row 1"):
         bothways.finetune(model, [{"text": 5, "label": "a"}])
 
 
 def test_rows_have_a_run_folder_that_is_resumed(model, tmp_path):
+    train, dev, folder = make_rows(64, 0), make_rows(30, 1), tmp_path / "run"
     settings: dict[str, Any] = {"max_length": 16, "device": "cpu", "epochs": 1}
-    alone = bothways.finetune(model, rows(64, 0), rows(30, 1), **settings)
-    done = bothways.finetune(model, rows(64, 0), rows(30, 1), out=tmp_path / "run", **settings)
+    alone = bothways.finetune(model, train, dev, **settings)
+    done = bothways.finetune(model, train, dev, out=folder, **settings)
     assert done.metrics == alone.metrics
-    assert (done.folder, alone.folder) == (tmp_path / "run" / "model", None)
+    assert (done.folder, alone.folder) == (folder / "model", None)
     for name in ("metrics.jsonl", "report.html", "config.toml"):
-        assert (tmp_path / "run" / name).exists()
-    run = {**settings, "output_dir": tmp_path / "run"}  # its name in transformers
-    again = bothways.finetune(model, rows(64, 0), rows(30, 1), resume=True, **run)
+        assert (folder / name).exists()
+    run = {**settings, "output_dir": folder}  # its name in transformers
+    again = bothways.finetune(model, train, dev, resume=True, **run)
     assert (again.folder, again.metrics) == (done.folder, done.metrics)
     with pytest.raises(ConfigError) as caught:
-        bothways.finetune(model, rows(64, 0), rows(30, 1), out=tmp_path / "other", **run)
+        bothways.finetune(model, train, dev, out=tmp_path / "other", **run)
     assert caught.value.where == "output_dir"
     with pytest.raises(BothwaysError, match=r"is of another run: data\.train is not the same"):
-        bothways.finetune(
-            model, rows(65, 0), rows(30, 1), out=tmp_path / "run", resume=True, **settings
-        )
+        bothways.finetune(model, make_rows(65, 0), dev, resume=True, **run)
     saved = alone.save(tmp_path / "saved")
-    record = bothways.load(saved).task_model
-    assert record.length == 16
+    assert bothways.load(saved).task_model.length == 16
     assert "fine-tuned on train rows" in (saved / "README.md").read_text()
 
 

@@ -1,5 +1,6 @@
 """A small encoder of each family, examples of each task, and what transformers computes from them."""
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -82,6 +83,7 @@ def unigram(names: list[str], pipeline: Pipeline, unknown: int) -> Tokenizer:
 BYTE_NAMES = (("s", "CLS"), ("pad", "PAD"), ("/s", "SEP"), ("unk", "UNK"), ("mask", "MASK"))
 
 
+@functools.cache
 def tokenizer_of(family: str) -> Tokenizer:
     match family:
         case "roberta" | "longformer":

@@ -2,30 +2,20 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from bothways.finetuning.config import FinetuneConfig
+from bothways.finetuning.data import LabelledData, label
+from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.text_task import TextExample
 from bothways.text.tokenizer import Tokenizer
 
 GOOD, BAD = ("good", "fine", "great"), ("bad", "poor", "awful")
 FILLERS = (
-    "the",
-    "film",
-    "was",
-    "a",
-    "play",
-    "and",
-    "it",
-    "ends",
-    "with",
-    "two",
-    "old",
-    "men",
-    "in",
-    "rain",
-    "##s",
-)
+    "the", "film", "was", "a", "play", "and", "it", "ends", "with", "two", "old", "men", "in", "rain", "##s",
+)  # fmt: skip
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *GOOD, *BAD, *FILLERS)
 
 
@@ -87,3 +77,24 @@ def write_tsv(file: Path, examples: list[TextExample]) -> Path:
         "sentence\tlabel\n" + "".join(f"{e.text}\t{e.label}\n" for e in examples), encoding="utf8"
     )
     return file
+
+
+def make_rows(count: int, seed: int) -> list[dict[str, Any]]:
+    return [{"text": e.text, "label": e.label} for e in make_examples(count, seed)]
+
+
+def make_data(folder: Path, train: int, dev: int = 0) -> LabelledData:
+    """Examples to fit in memory, of at most 16 tokens."""
+    task, tokenizer = ClassificationTask(), make_tokenizer(folder)
+    return label(task, tokenizer, make_examples(train, 0), make_examples(dev, 1), 16)
+
+
+def file_settings(
+    model: Path, folder: Path, train: int, dev: int = 0, **settings: Any
+) -> FinetuneConfig:
+    """A run of at most 16 tokens on files that are written to the folder."""
+    files = {"train": write_tsv(folder / "train.tsv", make_examples(train, 0))}
+    if dev:
+        files["dev"] = write_tsv(folder / "dev.tsv", make_examples(dev, 1))
+    names = {name: str(file) for name, file in files.items()}
+    return FinetuneConfig(model=str(model), **{"length": 16, **names, **settings})

@@ -3,12 +3,15 @@
 import dataclasses
 import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from bothways.core.config.reader import load
+from bothways.finetuning import run
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData
 from bothways.finetuning.result import FinetuneResult
@@ -69,10 +72,22 @@ def fit_task(
     return finetune(settings, start=start, train=data, **options)
 
 
-def fit_on_rank(rank: int, port: int, settings: Path, folders: list[Path]) -> None:
+def interrupt_score(patch: pytest.MonkeyPatch, call: int = 1, number: int = signal.SIGINT) -> None:
+    """Send this process a signal when a run scores its dev data for the n-th time."""
+    score, calls = run.score, iter(range(1, 10**6))
+
+    def interrupting(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == call:
+            signal.raise_signal(number)
+        return score(*arguments, **options)
+
+    patch.setattr(run, "score", interrupting)
+
+
+def fit_on_rank(rank: int, world: int, port: int, settings: Path, folders: list[Path]) -> None:
     """Fine-tune into each folder, as one of two ranks at a store like that of torchrun's agents."""
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    enter_ranks(rank, 2, port)
+    enter_ranks(rank, world, port)
     for folder in folders:
         finetune(load(FinetuneConfig, file=settings), folder, device="cpu")
 
