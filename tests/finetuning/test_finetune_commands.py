@@ -7,24 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from bothways.cli.main import app
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError
-from bothways.finetuning import run as job
 from bothways.finetuning.config import FinetuneConfig
 from bothways.model.kernels import library
 from bothways.training.optimizers import BertAdam
 from bothways.training.schedules import Epochs, GoogleLinear
-from toy_folder import make_examples, make_folder, write_tsv
+from commands import run_line
+from toy_folder import file_settings, make_examples, make_folder, write_tsv
+from toy_task import interrupt_score
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder with a model, data and a finished run."""
+    """A folder with a model, data and a configuration."""
     folder = tmp_path_factory.mktemp("place")
-    make_folder(folder / "bert")
-    write_tsv(folder / "train.tsv", make_examples(320, 0))
-    write_tsv(folder / "dev.tsv", make_examples(80, 1))
+    file_settings(make_folder(folder / "bert"), folder, 320, 80)
     (folder / "run.toml").write_text(
         'length = 12\nseed = 5\n[training]\nuntil = "2 epochs"\nprecision = "fp32"\n'
     )
@@ -34,7 +32,7 @@ def place(tmp_path_factory) -> Path:
 def run(monkeypatch: pytest.MonkeyPatch, place: Path, *words: str) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setattr("sys.argv", ["bothways", *words])
-    app(list(words), result_action="return_value")
+    run_line(*words)
 
 
 @pytest.fixture(scope="module")
@@ -87,20 +85,14 @@ def test_columns_are_options(place, monkeypatch):
 
 
 def test_interrupting_saves_and_says_how_to_go_on(place, monkeypatch, capsys):
-    score = job.score
-
-    def interrupting(*arguments: object, **options: object):
-        signal.raise_signal(signal.SIGTERM)
-        return score(*arguments, **options)
-
-    monkeypatch.setattr(job, "score", interrupting)
-    words = ["finetune", "bert", "train.tsv", "--dev", "dev.tsv", "--out", "broken", "length=16"]
+    interrupt_score(monkeypatch, number=signal.SIGTERM)
+    line = "finetune bert train.tsv --dev dev.tsv --out broken length=16 epochs=2"
+    words = line.split()
     with pytest.raises(KeyboardInterrupt):
         run(monkeypatch, place, *words)
     said = capsys.readouterr().err
-    assert "Saved after step 1" in said
-    assert f"To resume: bothways {' '.join(words)} --resume" in said
-    monkeypatch.setattr(job, "score", score)
+    assert "Saved after step 10" in said
+    assert f"To resume: bothways {line} --resume" in said
     run(monkeypatch, place, *words, "--resume")
     assert (place / "broken" / "model" / "model.safetensors").exists()
 
@@ -118,49 +110,32 @@ def test_an_evaluation_is_a_table_or_json(finished, monkeypatch, capsys):
     assert "run on dev.tsv" in table
 
 
-class Stdin:
-    def __init__(self, text: str) -> None:
-        self.buffer = io.BytesIO(text.encode())
-
-    def isatty(self) -> bool:
-        return False
-
-
 def test_predictions_are_json_lines_in_the_order_of_the_input(finished, monkeypatch, capsys):
     examples = make_examples(100, 9, longest=16)
     cut = sum(len(example.text.split()) > 14 for example in examples)
     assert cut > 0
     run(monkeypatch, finished, "predict", "run", str(write_tsv(finished / "new.tsv", examples)))
     output = capsys.readouterr()
-    from_file = [json.loads(line) for line in output.out.splitlines()]
-    assert (
-        output.err
-        == f"warning: {cut} of 100 examples ({cut}.0%) were longer than the model reads, and were cut\n"
-    )
-    assert (
-        sum(
-            found["label"] == example.label
-            for found, example in zip(from_file, examples, strict=True)
-        )
-        > 95
-    )
-    for found in from_file:
-        assert found["probabilities"].keys() == {"neg", "pos"}
-        assert found["label"] == max(found["probabilities"], key=found["probabilities"].__getitem__)
+    warning = f"{cut} of 100 examples ({cut}.0%) were longer than the model reads, and were cut"
+    assert output.err == f"warning: {warning}\n"
+    rows = [json.loads(line) for line in output.out.splitlines()]
+    labels = [example.label for example in examples]
+    assert sum(row["label"] == label for row, label in zip(rows, labels, strict=True)) > 95
+    for row in rows:
+        assert row["probabilities"].keys() == {"neg", "pos"}
+        assert row["label"] == max(row["probabilities"], key=row["probabilities"].__getitem__)
     lines = "".join(f"{example.text}\n" for example in examples)
     objects = "".join(json.dumps({"words": example.text}) + "\n" for example in examples)
-    inputs = {
-        ("predict", "run"): lines,
-        ("predict", "run", "-"): lines,
-        ("predict", "run", "-", "--text", "words", "--window", "7"): objects,
-    }
-    for words, text in inputs.items():
-        monkeypatch.setattr("sys.stdin", Stdin(text))
+    for words, text in (
+        (("predict", "run"), lines),
+        (("predict", "run", "-"), lines),
+        (("predict", "run", "-", "--text", "words", "--window", "7"), objects),
+    ):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode()), "utf8"))
         run(monkeypatch, finished, *words)
-        for line, expected in zip(capsys.readouterr().out.splitlines(), from_file, strict=True):
-            assert json.loads(line)["probabilities"] == pytest.approx(
-                expected["probabilities"], abs=1e-5
-            )
+        for line, row in zip(capsys.readouterr().out.splitlines(), rows, strict=True):
+            expected = pytest.approx(row["probabilities"], abs=1e-5)
+            assert json.loads(line)["probabilities"] == expected
 
 
 @pytest.mark.parametrize("command", ["predict", "evaluate"])

@@ -64,13 +64,8 @@ def scored(count: int, seed: int) -> list[dict[str, Any]]:
     for _ in range(count):
         first, second = draw.choice(GOOD + BAD), draw.choice(GOOD + BAD)
         score = 5.0 if first == second else 2.0 if (first in GOOD) == (second in GOOD) else 0.0
-        rows.append(
-            {
-                "sentence1": sentence(draw, first),
-                "sentence2": sentence(draw, second),
-                "score": score,
-            }
-        )
+        texts = {"sentence1": sentence(draw, first), "sentence2": sentence(draw, second)}
+        rows.append({**texts, "score": score})
     return rows
 
 
@@ -82,18 +77,16 @@ def classes(count: int, seed: int) -> list[dict[str, Any]]:
 
 def with_negatives(count: int, seed: int) -> list[dict[str, Any]]:
     draw, rows = random.Random(seed), pairs(count, seed)
-    negatives = pairs(2 * count, seed + 1)
+    negatives = [row["anchor"] for row in pairs(2 * count, seed + 1)]
     for number, row in enumerate(rows):
-        row["negative"] = [
-            negatives[number + k * count]["anchor"] for k in range(draw.randrange(3))
-        ]
+        row["negative"] = [negatives[number + k * count] for k in range(draw.randrange(3))]
     return rows
 
 
 def taught(count: int, seed: int) -> list[dict[str, Any]]:
     rows = pairs(count, seed)
     for number, row in enumerate(rows):
-        row["negative"] = [rows[(number + k) % count]["positive"] for k in range(1, 9)]
+        row["negative"] = [rows[(number + k) % count]["positive"] for k in range(1, 5)]
         row["scores"] = [9.0, *(-3.0 for _ in row["negative"])]
     return rows
 
@@ -189,8 +182,7 @@ def finetune_on_rank(
 
 
 def test_two_ranks_compare_the_texts_of_both(tmp_path: Path) -> None:
-    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    base = str(make_folder(tmp_path / "bert", **quiet))
+    base = str(make_folder(tmp_path / "bert", dropout=0.0))
     options = {**FAST, "until": "3 steps", "lr": 1e-3}
     alone = bothways.finetune(base, pairs(64, 0), None, "embed", **options)
     on_ranks(2, finetune_on_rank, base, tmp_path / "two", options)
@@ -224,24 +216,22 @@ def test_data_that_cannot_be_learned_is_refused(rows: Any, words: str, model: Pa
 
 
 def test_a_run_in_a_folder_ends_with_a_model_and_goes_on(model: Path, tmp_path: Path) -> None:
-    data = pairs(64, 0), pairs(20, 1)
-    whole = bothways.finetune(
-        model, *data, "embed", out=tmp_path / "whole", until="8 steps", **FAST
-    )
-    folder = tmp_path / "run"
-
     def interrupt(event: Event) -> None:
         if (event.kind, event.progress.steps) == ("step", 3):
             signal.raise_signal(signal.SIGINT)
 
-    options: dict[str, Any] = {"out": folder, "until": "8 steps", **FAST}
-    stopped = bothways.finetune(model, *data, "embed", on_event=interrupt, **options)
+    def run(name: str, **options: Any) -> Any:
+        options = {"out": tmp_path / name, "until": "8 steps", **FAST, **options}
+        return bothways.finetune(model, pairs(64, 0), pairs(20, 1), "embed", **options)
+
+    whole, stopped = run("whole"), run("run", on_event=interrupt)
     assert (stopped.finished, stopped.progress.steps) == (False, 3)
-    resumed = bothways.finetune(model, *data, "embed", resume=True, **options)
-    assert resumed.metrics == whole.metrics
-    texts = ["good film", "rain"]
-    expected = bothways.load(tmp_path / "whole", device="cpu").encode(texts)
-    np.testing.assert_array_equal(bothways.load(folder, device="cpu").encode(texts), expected)
+    assert run("run", resume=True).metrics == whole.metrics
+    expected, actual = (
+        bothways.load(tmp_path / name, device="cpu").encode(["good film", "rain"])
+        for name in ("whole", "run")
+    )
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_scores_beyond_a_cosine_and_classes_of_pairs_are_refused(model: Path) -> None:
@@ -271,43 +261,33 @@ def test_dev_data_of_another_form_decides_the_metric(model: Path, tmp_path: Path
 
 
 def test_a_batch_of_one_has_nothing_to_compare(model: Path) -> None:
+    options = {**FAST, "batch": 1, "until": "1 steps"}
     with pytest.raises(ConfigError, match="has one") as caught:
-        bothways.finetune(model, pairs(8, 0), None, "embed", **{**FAST, "batch": 1})
+        bothways.finetune(model, pairs(8, 0), None, "embed", **options)
     assert caught.value.where == "batch.n"
-    bothways.finetune(
-        model,
-        taught(8, 0),
-        None,
-        SentenceEmbeddingTask(loss=TeacherKL()),
-        until="1 steps",
-        **{**FAST, "batch": 1},
-    )  # compares the documents of an example
+    # This loss compares the documents of an example.
+    task = SentenceEmbeddingTask(loss=TeacherKL())
+    bothways.finetune(model, taught(8, 0), None, task, **options)
 
 
 def test_prompts_go_by_the_side_of_a_text(model: Path) -> None:
     opened = load_model(model)
-    prompts = {"query": "good ", "document": "bad "}
-    task = SentenceEmbeddingTask(prompts=prompts)
+    task = SentenceEmbeddingTask(prompts={"query": "good ", "document": "bad "})
     bound = task.bind(opened.model, opened.tokenizer(), (), 16)
-    (encoded,) = bound.encode(
-        [task.example({"query": "film", "positive": "rain", "negative": "men"})]
-    )
-    tokenizer = opened.tokenizer()
-    expected = [
-        tokenizer.encode([text])[0].tolist() for text in ("good film", "bad rain", "bad men")
-    ]
-    assert [sequence.ids[1:-1].tolist() for sequence in encoded.sequences] == expected
+    example = task.example({"query": "film", "positive": "rain", "negative": "men"})
+    (encoded,) = bound.encode([example])
+    expected = opened.tokenizer().encode(["good film", "bad rain", "bad men"])
+    actual = [sequence.ids[1:-1].tolist() for sequence in encoded.sequences]
+    assert actual == [ids.tolist() for ids in expected]
 
 
 def test_retrieval_is_that_of_scikit_learn(model: Path) -> None:
     from sklearn.metrics import ndcg_score
 
-    load_model(model)
     task = SentenceEmbeddingTask(loss=InBatchSoftmax())
     predictor = bothways.load(model, task="embed", device="cpu")
-    rows = with_negatives(20, 7)
-    examples = [task.example(row) for row in rows]
-    found = retrieval((example, predictor(example)) for example in examples)
+    examples = [task.example(row) for row in with_negatives(20, 7)]
+    metrics = retrieval((example, predictor(example)) for example in examples)
     texts = list(dict.fromkeys(text for example in examples for text in example.all_texts[1:]))
     queries = list(dict.fromkeys(example.text for example in examples))
     vectors = {text: predictor(text).vectors[0] for text in {*texts, *queries}}
@@ -315,7 +295,7 @@ def test_retrieval_is_that_of_scikit_learn(model: Path) -> None:
     right = {query: {e.text_b for e in examples if e.text == query} for query in queries}
     labels = [[float(text in right[query]) for text in texts] for query in queries]
     scores = [[float(unit[query] @ unit[text]) for text in texts] for query in queries]
-    assert found["ndcg@10"] == pytest.approx(ndcg_score(labels, scores, k=10), abs=1e-6)
+    assert metrics["ndcg@10"] == pytest.approx(ndcg_score(labels, scores, k=10), abs=1e-6)
 
 
 def test_columns_are_found_by_their_names() -> None:

@@ -4,13 +4,13 @@ import dataclasses
 import json
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import bothways
 import toy_folder
-from bothways.cli.main import app
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.config import FinetuneConfig, load_config
 from bothways.finetuning.data import read_recorded_split, read_split
@@ -26,8 +26,14 @@ from bothways.tasks.reranking.task import RankExample, RerankingTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextExample
+from commands import run_line
 
 FIFTH = DevPart((0.8, 0.2), 1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return toy_folder.make_folder(tmp_path_factory.mktemp("split") / "bert")
 
 
 @pytest.mark.parametrize(
@@ -169,12 +175,10 @@ def test_every_task_keeps_its_passages_together():
     )
 
 
-def test_files_and_rows_are_split_alike_and_recorded(tmp_path):
-    toy_folder.make_folder(tmp_path / "bert")
-    examples = toy_folder.make_examples(60, 0)
-    file = toy_folder.write_tsv(tmp_path / "t.tsv", examples)
-    rows = [{"text": e.text, "label": e.label} for e in examples]
-    model, usual = str(tmp_path / "bert"), {"epochs": 1, "progress": False}
+def test_files_and_rows_are_split_alike_and_recorded(model, tmp_path):
+    rows, file = toy_folder.make_rows(60, 0), tmp_path / "t.tsv"
+    toy_folder.write_tsv(file, toy_folder.make_examples(60, 0))
+    usual: dict[str, Any] = {"epochs": 1, "progress": False}
     run = bothways.finetune(model, file, dev=0.2, out=tmp_path / "run", **usual)
     memory = bothways.finetune(model, rows, dev="20%", out=tmp_path / "rows", **usual)
     assert run.origin["data"]["dev"]["sha256"] == memory.origin["data"]["dev"]["sha256"]
@@ -185,7 +189,7 @@ def test_files_and_rows_are_split_alike_and_recorded(tmp_path):
     assert any(finding.where == "dev" for finding in run.findings)
     recorded = read_recorded_split(str(tmp_path / "run"))
     assert len(recorded[1]) == run.origin["data"]["dev"]["examples"]
-    app(["evaluate", str(tmp_path / "run")], result_action="return_value")
+    run_line("evaluate", tmp_path / "run")
     with pytest.raises(DataError, match="rows: was trained on rows in memory"):
         read_recorded_split(str(tmp_path / "rows"))
     with pytest.raises(BothwaysError):  # another split is other data
@@ -217,11 +221,9 @@ def test_a_group_needs_a_share():
     assert caught.value.where == "split.group"
 
 
-def test_balanced_weights_are_counted_for_rows(tmp_path):
-    toy_folder.make_folder(tmp_path / "bert")
-    rows = [{"text": e.text, "label": e.label} for e in toy_folder.make_examples(40, 0)]
+def test_balanced_weights_are_counted_for_rows(model):
     result = bothways.finetune(
-        tmp_path / "bert", rows, epochs=1, progress=False, class_weight="balanced"
+        model, toy_folder.make_rows(40, 0), epochs=1, progress=False, class_weight="balanced"
     )
     weights = result.task_model.task.weighting
     assert isinstance(weights, tuple)
@@ -229,40 +231,38 @@ def test_balanced_weights_are_counted_for_rows(tmp_path):
 
 
 def test_questions_in_rows_are_numbered_as_in_files(tmp_path):
-    rows = [
-        {
-            "question": f"what {n}",
-            "context": "a dog and a cat",
-            "answers": {"text": ["a dog"], "answer_start": [0]},
-        }
-        for n in range(3)
-    ]
     file = tmp_path / "q.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
-    task = QuestionAnsweringTask()
-    settings = FinetuneConfig(model="m", train=str(file), dev="40%", task=task)
+    settings = FinetuneConfig(model="m", train=str(file), dev="40%", task=QuestionAnsweringTask())
+
+    def write(*contexts: str) -> list[dict[str, Any]]:
+        answers = {"text": ["a dog"], "answer_start": [0]}
+        rows = [
+            {"question": f"what {n}", "context": context, "answers": answers}
+            for n, context in enumerate(contexts)
+        ]
+        file.write_text("\n".join(map(json.dumps, rows)))
+        return rows
+
+    write(*["a dog and a cat"] * 3)
     with pytest.raises(DataError):  # one context
         read_split(settings)
-    rows = [{**row, "context": f"a dog and {n}"} for n, row in enumerate(rows)]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    of_file, of_rows = read_split(settings), read_split(settings, rows)
-    assert [e.id for e in of_rows.train + of_rows.dev] == [
-        e.id for e in of_file.train + of_file.dev
-    ]
-    assert {e.id for e in of_rows.train + of_rows.dev} == {"1", "2", "3"}
+    rows = write(*(f"a dog and {n}" for n in range(3)))
+    of_file, of_rows = (
+        [e.id for e in done.train + done.dev]
+        for done in (read_split(settings), read_split(settings, rows))
+    )
+    assert of_rows == of_file
+    assert {*of_rows} == {"1", "2", "3"}
 
 
-def test_folds_of_rows_in_memory_are_scored_and_predicted(tmp_path):
-    toy_folder.make_folder(tmp_path / "bert")
-    examples = toy_folder.make_examples(24, 0)
-    rows = ({"text": example.text, "label": example.label} for example in examples)
-    kinds = set[str]()
+def test_folds_of_rows_in_memory_are_scored_and_predicted(model):
+    rows, kinds = toy_folder.make_rows(24, 0), set[str]()
     result = bothways.finetune(
-        tmp_path / "bert", rows, folds=2, epochs=1, progress=False,
+        model, iter(rows), folds=2, epochs=1, progress=False,
         metrics={"mistakes": lambda predictions, examples: 0.0},
         on_event=lambda event: kinds.add(type(event).__name__),
     )  # fmt: skip
-    assert [row["truth"] for row in result.predictions] == [e.label for e in examples]
+    assert [row["truth"] for row in result.predictions] == [row["label"] for row in rows]
     assert {row["fold"] for row in result.predictions} == {1, 2}
     assert set(result.metrics) == set(result.deviations) > {"accuracy", "mistakes"}
     assert result.folder is None
@@ -270,32 +270,30 @@ def test_folds_of_rows_in_memory_are_scored_and_predicted(tmp_path):
     assert "CrossValidation(accuracy=" in repr(result)
 
 
-def test_folds_predict_each_row_once(tmp_path):
-    toy_folder.make_folder(tmp_path / "bert")
-    examples = toy_folder.make_examples(30, 0)
-    file = toy_folder.write_tsv(tmp_path / "t.tsv", examples)
+def test_folds_predict_each_row_once(model, tmp_path):
+    rows = toy_folder.make_rows(30, 0)
     settings = load_config(
-        FinetuneConfig(model=str(tmp_path / "bert"), train=str(file)), {"epochs": 1}
+        toy_folder.file_settings(model, tmp_path, 30, length=None), {"epochs": 1}
     )
     series = cross_validate(settings, 2, tmp_path / "cv").series
     lines = (tmp_path / "cv/out_of_fold.jsonl").read_text().splitlines()
     values = [json.loads(line) for line in lines]
     assert [value["row"] for value in values] == [*range(1, 31)]
-    assert [value["truth"] for value in values] == [e.label for e in examples]
+    assert [value["truth"] for value in values] == [row["label"] for row in rows]
     assert {value["fold"] for value in values} == {1, 2}
     report = json.loads((tmp_path / "cv/folds.json").read_text())
     accuracies = [run.metrics["accuracy"] for run in series.runs]
     assert report["metrics"]["accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
     right = sum(value["truth"] == value["prediction"]["label"] for value in values)
     assert right == pytest.approx(sum(15 * accuracy for accuracy in accuracies))
-    rows = [{"text": e.text, "label": e.label} for e in examples]
     resumed: dict[str, Any] = {"out": tmp_path / "cv", "resume": True}
     assert cross_validate(settings, 2, **resumed).series.runs == series.runs
-    assert FoldRun("f", dataclasses.replace(settings, dev="50%"), rows=rows).digests() == (
-        series.runs[0].digests
-    )
-    with pytest.raises(ConfigError):
-        cross_validate(settings, 3, **resumed)
-    for wrong in ({"folds": 1}, {"settings": dataclasses.replace(settings, dev="20%")}):
+    half = FoldRun("f", dataclasses.replace(settings, dev="50%"), rows=rows)
+    assert half.digests() == series.runs[0].digests
+    for changes in (
+        {"folds": 3},
+        {"folds": 1},
+        {"settings": dataclasses.replace(settings, dev="20%")},
+    ):
         with pytest.raises(ConfigError):
-            cross_validate(**{"settings": settings, "folds": 2, **resumed, **wrong})
+            cross_validate(**{"settings": settings, "folds": 2, **resumed, **changes})

@@ -1,8 +1,7 @@
 """The stability kit: levels as ELECTRA has them, exactly the tensors that are meant, and runs that can be broken off."""
 
-import dataclasses
-import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from bothways.core.errors import ConfigError
 from bothways.finetuning import run as job
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
-from bothways.finetuning.data import LabelledData, label
+from bothways.finetuning.data import LabelledData
 from bothways.finetuning.prepare import start_from
 from bothways.finetuning.run import finetune
 from bothways.finetuning.stability import (
@@ -26,14 +25,14 @@ from bothways.model.config import EncoderConfig, PreNorm
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.tasks.classification.task import ClassificationTask, TextClassifier
+from bothways.tasks.classification.task import TextClassifier
 from bothways.training.optimizers import AdamW, ParameterRule
 from bothways.training.run import TrainingRun
 from bothways.training.schedules import Constant, Steps
-from toy_folder import VOCABULARY, make_examples, make_folder, make_tokenizer, write_tsv
-from toy_task import fit_task
+from toy_folder import VOCABULARY, file_settings, make_data, make_examples, make_folder, write_tsv
+from toy_task import fit_task, interrupt_score
 
-FAST = dataclasses.replace(
+FAST = replace(
     finetune_adam(), until=Steps(12), evaluate=Steps(3), optimizer=AdamW(lr=3e-3), precision="fp32"
 )
 METHOD = FinetuneConfig(FAST, 16)
@@ -47,8 +46,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> LabelledData:
-    tokenizer = make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
-    return label(ClassificationTask(), tokenizer, make_examples(96, 0), make_examples(40, 1), 16)
+    return make_data(tmp_path_factory.mktemp("tokenizer"), 96, 40)
 
 
 def shape(depth: int = 4, **changes: object) -> EncoderConfig:
@@ -60,9 +58,8 @@ def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def changed(before: dict[str, torch.Tensor], model: torch.nn.Module) -> set[str]:
-    return {
-        name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])
-    }
+    tensors = model.state_dict().items()
+    return {name for name, tensor in tensors if not torch.equal(tensor, before[name])}
 
 
 def electra_rates(rate: float, decay: float, layers: int) -> dict[str, float]:
@@ -123,10 +120,10 @@ def test_starting_anew_changes_the_top_blocks_and_the_pooler_alone(folder):
 @pytest.mark.parametrize("frozen", [0, 2])
 def test_frozen_parts_stay_to_the_last_bit(folder, data, frozen):
     before = state(load_model(folder).model)
-    method = dataclasses.replace(
+    method = replace(
         METHOD,
         stability=Stability(frozen=frozen),
-        training=dataclasses.replace(FAST, evaluate=None),
+        training=replace(FAST, evaluate=None),
     )
     task = fit_task(load_model(folder).model, data, method, device="cpu").task_model
     parts = ("encoder.embedding.", "encoder.blocks.0.", "encoder.blocks.1.")
@@ -154,8 +151,8 @@ def test_the_pull_is_of_pretrained_parts():
 def test_a_strong_pull_keeps_a_run_at_its_start(folder, data):
     def distance(pull: float) -> float:
         start = load_model(folder).model
-        even = dataclasses.replace(FAST, schedule=Constant(), evaluate=None)
-        method = dataclasses.replace(METHOD, training=even, stability=Stability(pull=pull))
+        even = replace(FAST, schedule=Constant(), evaluate=None)
+        method = replace(METHOD, training=even, stability=Stability(pull=pull))
         done = fit_task(start, data, method, device="cpu").task_model.model.encoder
         pairs = zip(done.parameters(), start.encoder.parameters(), strict=True)
         return sum((a - b).square().sum().item() for a, b in pairs)
@@ -166,22 +163,12 @@ def test_a_strong_pull_keeps_a_run_at_its_start(folder, data):
 
 def test_a_fresh_head_and_blocks_are_of_the_seed_of_the_start(folder, data):
     """With next to no rate a run ends where it began."""
-    still = dataclasses.replace(
-        FAST, until=Steps(1), evaluate=None, optimizer=AdamW(lr=1e-12, decay=0.0)
-    )
-    method = dataclasses.replace(METHOD, training=still, stability=Stability(reinitialise=1))
+    still = replace(FAST, until=Steps(1), evaluate=None, optimizer=AdamW(lr=1e-12, decay=0.0))
+    method = replace(METHOD, training=still, stability=Stability(reinitialise=1))
 
     def begin(seed: int, order_seed: int | None) -> dict[str, torch.Tensor]:
-        return state(
-            fit_task(
-                load_model(folder).model,
-                data,
-                method,
-                seed=seed,
-                order_seed=order_seed,
-                device="cpu",
-            ).task_model
-        )
+        start, seeds = load_model(folder).model, {"seed": seed, "order_seed": order_seed}
+        return state(fit_task(start, data, method, device="cpu", **seeds).task_model)
 
     base, ordered, other = begin(1, None), begin(1, 2), begin(2, 1)
     for name, tensor in base.items():
@@ -204,36 +191,25 @@ def test_the_order_and_dropout_are_of_the_seed_of_the_order(folder, data, tmp_pa
 
     watched(job, "train_loader", "order", lambda data, method, seed, *more: seed)
     watched(TrainingRun, "train", "draws", lambda run: torch.initial_seed())
-    brief = dataclasses.replace(
-        METHOD, training=dataclasses.replace(FAST, until=Steps(1), evaluate=None)
-    )
+    brief = replace(METHOD, training=replace(FAST, until=Steps(1), evaluate=None))
     fit_task(load_model(folder).model, data, brief, seed=1, order_seed=5, device="cpu")
     fit_task(load_model(folder).model, data, brief, seed=1, device="cpu")
     train = str(write_tsv(tmp_path / "train.tsv", make_examples(32, 0)))
     for order_seed in (5, None):
-        settings = dataclasses.replace(
-            brief, model=str(folder), train=train, seed=1, order_seed=order_seed
-        )
+        settings = replace(brief, model=str(folder), train=train, seed=1, order_seed=order_seed)
         finetune(settings, tmp_path / f"run-{order_seed}", device="cpu")
     assert seen == [("order", 5), ("draws", 6), ("order", 1), ("draws", 2)] * 2
 
 
 def test_patience_ends_a_run_in_memory(folder, data):
-    still = dataclasses.replace(
-        FAST, optimizer=AdamW(lr=1e-12, decay=0.0), early_stopping=2, until=Steps(30)
-    )
-    done = fit_task(
-        load_model(folder).model, data, dataclasses.replace(METHOD, training=still), device="cpu"
-    )
+    optimizer = AdamW(lr=1e-12, decay=0.0)
+    still = replace(FAST, optimizer=optimizer, early_stopping=2, until=Steps(30))
+    method, start = replace(METHOD, training=still), load_model(folder).model
+    done = fit_task(start, data, method, device="cpu")
     assert (done.progress.steps, done.progress.early, len(done.history)) == (9, True, 3)
-    bare = label(ClassificationTask(), data.tokenizer, make_examples(32, 0), [], 16)
+    bare = replace(data, dev=(), dev_examples=())
     with pytest.raises(ConfigError, match=r"^training\.early_stopping: early stopping needs"):
-        fit_task(
-            load_model(folder).model,
-            bare,
-            dataclasses.replace(METHOD, training=still),
-            device="cpu",
-        )
+        fit_task(start, bare, method, device="cpu")
 
 
 @pytest.mark.parametrize(("until", "early"), [(30, True), (12, False)])
@@ -246,10 +222,8 @@ def test_patience_counts_evaluations_that_were_not_better(folder, data, monkeypa
             name,
             lambda task, results, metric="": {"accuracy": next(values), "count": len([*results])},
         )
-    patient = dataclasses.replace(FAST, early_stopping=2, until=Steps(until))
-    done = fit_task(
-        load_model(folder).model, data, dataclasses.replace(METHOD, training=patient), device="cpu"
-    )
+    patient = replace(FAST, early_stopping=2, until=Steps(until))
+    done = fit_task(load_model(folder).model, data, replace(METHOD, training=patient), device="cpu")
     assert (done.progress.steps, done.progress.early) == (12, early)
     assert [metrics["accuracy"] for _, metrics in done.history] == [0.1, 0.3, 0.2, 0.3]
 
@@ -258,39 +232,21 @@ def test_patience_counts_evaluations_that_were_not_better(folder, data, monkeypa
 def test_a_broken_run_with_everything_on_ends_where_an_unbroken_one_does(
     folder, tmp_path, monkeypatch, early_stopping
 ):
-    settings = FinetuneConfig(
-        model=str(folder),
-        train=str(write_tsv(tmp_path / "train.tsv", make_examples(96, 0))),
-        dev=str(write_tsv(tmp_path / "dev.tsv", make_examples(40, 1))),
-        length=16,
-        training=dataclasses.replace(FAST, early_stopping=early_stopping),
-        stability=EVERYTHING,
-        seed=4,
-        order_seed=7,
-    )
-    whole, scored, score = (
-        finetune(settings, tmp_path / "whole", device="cpu"),
-        list[int](),
-        job.score,
-    )
-
-    def interrupting(*arguments: object, **options: object):
-        scored.append(1)
-        if len(scored) == 1:
-            signal.raise_signal(signal.SIGINT)
-        return score(*arguments, **options)
-
-    monkeypatch.setattr(job, "score", interrupting)
+    settings = file_settings(
+        folder, tmp_path, 96, 40, training=replace(FAST, early_stopping=early_stopping),
+        stability=EVERYTHING, seed=4, order_seed=7,
+    )  # fmt: skip
+    whole = finetune(settings, tmp_path / "whole", device="cpu")
+    interrupt_score(monkeypatch)
     broken = finetune(settings, tmp_path / "broken", device="cpu")
     assert (broken.folder, broken.progress.steps) == (None, 3)
     resumed = finetune(settings, tmp_path / "broken", resume=True, device="cpu")
-    assert (resumed.metrics, resumed.progress.steps, resumed.progress.early) == (
-        whole.metrics,
+    assert resumed.metrics == whole.metrics
+    assert (resumed.progress.steps, resumed.progress.early) == (
         whole.progress.steps,
         whole.progress.early,
     )
-    states = state(whole.task_model), state(resumed.task_model)
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not changed(state(whole.task_model), resumed.task_model)
     card = (tmp_path / "whole" / "model" / "README.md").read_text()
     assert "| pull | 1.0 |" in card
     assert "| seed of the order | 7 |" in card
@@ -315,6 +271,6 @@ def test_what_cannot_be_is_refused(changes, message):
 @pytest.mark.parametrize("name", ["reinitialise", "frozen", "pull"])
 def test_random_weights_have_no_start_to_keep(data, name):
     value = {"reinitialise": 1, "frozen": 1, "pull": 0.5}[name]
-    method = dataclasses.replace(METHOD, stability=Stability(**{name: value}))
+    method = replace(METHOD, stability=Stability(**{name: value}))
     with pytest.raises(ConfigError, match=rf"^stability\.{name}: needs pre-trained weights"):
         fit_task(shape(2), data, method, device="cpu")
