@@ -1,6 +1,7 @@
 """Adapters of PEFT: read as the weights that they make, and written so that PEFT computes the same."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,21 @@ def change_settings(folder: Path, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
+@pytest.fixture
+def adapter(plain, tmp_path) -> Path:
+    """A copy of the plain adapter, to be changed."""
+    return shutil.copytree(plain / "adapter", tmp_path / "adapter")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Path:
+    """A base in the folder "base", and an adapter of its queries in the folder "adapter"."""
+    folder = tmp_path_factory.mktemp("plain")
+    base = make_base(folder / "base")
+    make_adapter(base, folder / "adapter", "BertModel", target_modules=["query"])
+    return folder
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -193,52 +209,46 @@ def change_settings(folder: Path, **changes: object) -> None:
         {"base_model_name_or_path": "./elsewhere"},
     ],
 )
-def test_unsupported_settings_are_refused(changes, tmp_path):
-    base = make_base(tmp_path / "base")
-    make_adapter(base, tmp_path / "adapter", "BertModel", target_modules=["query"])
-    change_settings(tmp_path / "adapter", **changes)
+def test_unsupported_settings_are_refused(changes, adapter):
+    change_settings(adapter, **changes)
     with pytest.raises(FolderError) as caught:
-        load_model(tmp_path / "adapter")
-    assert caught.value.where == tmp_path / "adapter" / "adapter_config.json"
+        load_model(adapter)
+    assert caught.value.where == adapter / "adapter_config.json"
     key = next(iter(changes))
     if key not in ("r", "lora_alpha", "base_model_name_or_path"):
         assert key in caught.value.what
 
 
-def test_quantised_factors_are_refused(tmp_path):
-    base = make_base(tmp_path / "base")
-    make_adapter(base, tmp_path / "adapter", "BertModel", target_modules=["query"])
-    file = tmp_path / "adapter" / "adapter_model.safetensors"
-    save_file({name: tensor.to(torch.int8) for name, tensor in load_file(file).items()}, file)
-    with pytest.raises(FolderError, match="as int8: quantised weights cannot be read"):
-        load_model(tmp_path / "adapter")
-
-
-def test_malformed_patterns_and_factors_are_refused(tmp_path):
-    base = make_base(tmp_path / "base")
-    make_adapter(base, tmp_path / "adapter", "BertModel", target_modules=["query"])
-    change_settings(tmp_path / "adapter", rank_pattern={"x(": 3})
+def test_malformed_patterns_are_refused(adapter):
+    change_settings(adapter, rank_pattern={"x(": 3})
     with pytest.raises(FolderError, match=r"'x\(', which is not a regular expression"):
-        load_model(tmp_path / "adapter")
-    change_settings(tmp_path / "adapter", rank_pattern={})
-    file = tmp_path / "adapter" / "adapter_model.safetensors"
-    save_file({name: tensor.flatten() for name, tensor in load_file(file).items()}, file)
-    with pytest.raises(FolderError, match=r"factors of .*query that are not matrices"):
-        load_model(tmp_path / "adapter")
+        load_model(adapter)
 
 
-def test_another_base_is_refused(tmp_path):
-    base = make_base(tmp_path / "base")
-    make_adapter(base, tmp_path / "adapter", "BertModel", target_modules=["query"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensor: tensor.to(torch.int8), "as int8: quantised weights cannot be read"),
+        (torch.flatten, r"factors of .*query that are not matrices"),
+    ],
+)
+def test_malformed_factors_are_refused(change, message, adapter):
+    file = adapter / "adapter_model.safetensors"
+    save_file({name: change(tensor) for name, tensor in load_file(file).items()}, file)
+    with pytest.raises(FolderError, match=message):
+        load_model(adapter)
+
+
+def test_another_base_is_refused(adapter, tmp_path):
     other = make_base(tmp_path / "other", hidden_size=48)
-    change_settings(tmp_path / "adapter", base_model_name_or_path=str(other))
+    change_settings(adapter, base_model_name_or_path=str(other))
     with pytest.raises(FolderError) as caught:
-        load_model(tmp_path / "adapter")
+        load_model(adapter)
     assert "query" in caught.value.what
-    (tmp_path / "adapter/adapter_model.safetensors").unlink()
+    (adapter / "adapter_model.safetensors").unlink()
     with pytest.raises(FolderError) as caught:
-        load_model(tmp_path / "adapter")
-    assert caught.value.where == tmp_path / "adapter"
+        load_model(adapter)
+    assert caught.value.where == adapter
 
 
 @pytest.mark.parametrize(

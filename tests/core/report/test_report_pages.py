@@ -97,6 +97,13 @@ REPORT = sections.Report(
     ],
     colophon="made by a test",
 )
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return to_html(REPORT)
+
+
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
 
@@ -135,31 +142,27 @@ def terminal(report: sections.Report) -> str:
     return console.file.getvalue()
 
 
-def test_page_is_complete_and_well_formed():
-    page = Outline(to_html(REPORT))
+def test_page_is_complete_and_well_formed(page):
+    outline = Outline(page)
     expected = [
         "A title", REPORT.headline, "What was done.", "77.0 %", "± 2.0", "Which wins?", "77.0 % ± 2.0 %", "Loss curve",
         "unigram, 6.470", "a note to curves", "Stages", "12,345", "a note to a table", "the [MASK] sat", "50.0 %", HOSTILE,
         "Second paragraph.", "Settings", "256", "made by a test", "Mixed up", "a note to confusions", "a note to a cloud",
         "2 points: true against predicted",
     ]  # fmt: skip
-    assert [part for part in expected if part.replace(" %", "\xa0%") not in page.words] == []
-    assert len(page.ids) == len(set(page.ids))
-    assert page.tags.count("svg") == 5
+    assert [text for text in expected if text.replace(" %", "\xa0%") not in outline.words] == []
+    assert len(outline.ids) == len(set(outline.ids))
+    assert outline.tags.count("svg") == 5
 
 
-def test_page_marks_the_right_answer_alone_and_has_the_counts_row_by_row():
-    page = to_html(REPORT)
+def test_page_marks_the_right_answer_alone_and_has_the_counts_row_by_row(page):
     assert re.findall(r'<li class="right"[^>]*><span>(\w+)', page) == ["cat"]
     assert re.findall(r'<li style="--share: (.*?)%">', page) == ["25.0"]
-    assert (
-        '<th scope="row">yes</th><td class="number">12,345</td><td class="number">1</td></tr>'
-        in page
-    )
+    counts = '<td class="number">12,345</td><td class="number">1</td></tr>'
+    assert f'<th scope="row">yes</th>{counts}' in page
 
 
-def test_page_needs_nothing_else_and_runs_nothing_foreign():
-    page = to_html(REPORT)
+def test_page_needs_nothing_else_and_runs_nothing_foreign(page):
     assert "http" not in page
     assert not re.search(r"<link|<img|<iframe|@import|\bsrc=", page)
     assert set(re.findall(r"url\((.)", page)) <= {"#"}
@@ -409,12 +412,13 @@ def test_sparkline_shows_lowest_and_highest(values):
         assert line[int(np.argmin(values))] == "▁"
 
 
-def test_file_that_cannot_be_written_is_an_error_of_the_users(tmp_path):
+def test_file_that_cannot_be_written_is_an_error_of_the_users(page, tmp_path):
+    odd = sections.Report("no UTF-8: \udcff", "", "", ())
     with pytest.raises(ResourceError, match="cannot be written"):
-        write_html(REPORT, tmp_path / "no such folder" / "report.html")
+        write_html(odd, tmp_path / "no such folder" / "report.html")
     write_html(REPORT, tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text(encoding="utf8") == to_html(REPORT)
-    write_html(sections.Report("no UTF-8: \udcff", "", "", ()), tmp_path / "report.html")
+    assert (tmp_path / "report.html").read_text(encoding="utf8") == page
+    write_html(odd, tmp_path / "report.html")
     assert "no UTF-8: ?" in (tmp_path / "report.html").read_text(encoding="utf8")
 
 
