@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,7 @@ BERT: dict[str, Any] = {
     "hidden_size": 16,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
+    "intermediate_size": 24,
 }
 
 
@@ -234,9 +235,7 @@ BERT: dict[str, Any] = {
     [("BertModel", {"num_labels": 0}), ("BertForMaskedLM", {"id2label": {1: "a", 2: "b"}})],
 )
 def test_outputs_are_read_only_where_a_head_has_them(name, outputs, tmp_path):
-    theirs = getattr(transformers, name)(
-        transformers.BertConfig(**BERT, intermediate_size=24, **outputs)
-    )
+    theirs = getattr(transformers, name)(transformers.BertConfig(**BERT, **outputs))
     theirs.save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
     assert type(theirs).from_pretrained(tmp_path).num_parameters() == sum(
@@ -246,7 +245,7 @@ def test_outputs_are_read_only_where_a_head_has_them(name, outputs, tmp_path):
 
 
 def test_a_number_of_outputs_that_contradicts_stored_names_is_refused(tmp_path):
-    config = transformers.BertConfig(**BERT, intermediate_size=24, num_labels=2)
+    config = transformers.BertConfig(**BERT, num_labels=2)
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
     file = tmp_path / "config.json"
     raw = json.loads(file.read_text()) | {"id2label": {"0": "a", "1": "b"}}
@@ -269,7 +268,7 @@ def test_a_number_of_outputs_that_contradicts_stored_names_is_refused(tmp_path):
 )
 def test_modules_that_only_wrap_are_removed_from_names(wrap, prefix, tmp_path):
     """DataParallel, torch.compile, both, and FSDP around a part."""
-    config = transformers.BertConfig(**BERT, intermediate_size=24)
+    config = transformers.BertConfig(**BERT)
     transformers.BertForSequenceClassification(config).eval().save_pretrained(tmp_path)
     plain = load_model(tmp_path).model.state_dict()
     file = tmp_path / "model.safetensors"
@@ -305,7 +304,7 @@ def test_an_unknown_family_names_the_nearest(kind, near, tmp_path):
 
 def test_files_that_may_be_a_part_of_the_model_are_not_passed_over(tmp_path):
     """SetFit's head and another safetensors file are reported."""
-    config = transformers.BertConfig(**BERT, intermediate_size=24)
+    config = transformers.BertConfig(**BERT)
     transformers.BertModel(config).save_pretrained(tmp_path)
     for name in ("model_head.pkl", "head.safetensors", "tf_model.h5", "pytorch_model.bin"):
         (tmp_path / name).write_bytes(b"")
@@ -315,7 +314,7 @@ def test_files_that_may_be_a_part_of_the_model_are_not_passed_over(tmp_path):
 
 
 def test_weights_under_another_name_are_named(tmp_path):
-    config = transformers.BertConfig(**BERT, intermediate_size=24)
+    config = transformers.BertConfig(**BERT)
     transformers.BertModel(config).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
     with pytest.raises(FolderError, match="holds no weights") as caught:
@@ -400,11 +399,14 @@ def test_the_encoder_alone(tmp_path):
     assert loaded.report.unused["bert.pooler.dense.weight"] == "the pooler head was not requested"
 
 
-def test_a_missing_pooler_is_never_random_in_silence(tmp_path):
-    def drop(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in tensors.items() if not name.startswith("pooler")}
+def without(prefix: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda tensors: {
+        name: tensor for name, tensor in tensors.items() if not name.startswith(prefix)
+    }
 
-    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs", drop)
+
+def test_a_missing_pooler_is_never_random_in_silence(tmp_path):
+    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs", without("pooler"))
     with pytest.raises(FolderError, match="does not hold the head pooler"):
         load_model(folder)
     assert not list(load_model(folder, heads=()).model.heads)
@@ -417,10 +419,7 @@ def test_fresh_heads_must_be_wanted(tmp_path):
 
 
 def test_a_missing_layer_is_no_matter_of_heads(tmp_path):
-    def drop(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor for name, tensor in tensors.items() if "layer.1" not in name}
-
-    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs", drop)
+    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs", without("encoder.layer.1"))
     with pytest.raises(FolderError, match=r"does not hold the encoder.*16 missing:"):
         load_model(folder)
 
@@ -533,7 +532,7 @@ def written(folder: Path, settings: dict[str, Any]) -> Path:
 
 
 @families
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_setting_that_transformers_writes_is_known(family, seed, tmp_path):
     config = transformers.CONFIG_MAPPING[family.model_type](
         **draw_settings(family.model_type, seed)

@@ -167,6 +167,13 @@ def saved_with_dense(folder: Path, pooling: Any, dense: Any) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory) -> Path:
+    """A folder with a Dense layer from 16 to 5 components."""
+    place = tmp_path_factory.mktemp("dense") / "saved"
+    return saved_with_dense(place, "mean", [(16, 5, torch.nn.Tanh(), True)])
+
+
 TEXTS = ["the cats sat", "a dog.", "the cat sat on a mat. the dogs sat on the cat. a dog sat", ""]
 
 
@@ -209,8 +216,8 @@ def test_dense_layers_are_read_and_written(tmp_path, pooling, dense):
         {"temperature": 2},
     ],
 )
-def test_a_dense_layer_that_is_not_supported_is_refused(tmp_path, change):
-    folder = saved_with_dense(tmp_path / "saved", "mean", [(16, 5, torch.nn.Tanh(), True)])
+def test_a_dense_layer_that_is_not_supported_is_refused(dense, tmp_path, change):
+    folder = shutil.copytree(dense, tmp_path / "saved")
     file = folder / "2_Dense" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(FolderError) as caught:
@@ -218,18 +225,20 @@ def test_a_dense_layer_that_is_not_supported_is_refused(tmp_path, change):
     assert "2_Dense" in str(caught.value.where)
 
 
-def test_a_quantised_dense_layer_is_refused(tmp_path):
-    folder = saved_with_dense(tmp_path / "saved", "mean", [(16, 5, torch.nn.Tanh(), False)])
-    weights = {"linear.weight": torch.ones(5, 16, dtype=torch.int8)}
+def test_a_quantised_dense_layer_is_refused(dense, tmp_path):
+    folder = shutil.copytree(dense, tmp_path / "saved")
+    weights = {
+        "linear.weight": torch.ones(5, 16, dtype=torch.int8),
+        "linear.bias": torch.zeros(5),
+    }
     save_file(weights, folder / "2_Dense" / "model.safetensors")
     with pytest.raises(FolderError, match=r"holds linear\.weight as int8: quantised weights"):
         open_task(str(folder), "embed")
 
 
-def test_pooling_that_the_dense_layer_does_not_read_is_refused(tmp_path):
-    folder = saved_with_dense(tmp_path / "saved", "mean", [(16, 5, torch.nn.Tanh(), True)])
+def test_pooling_that_the_dense_layer_does_not_read_is_refused(dense):
     with pytest.raises(ConfigError) as caught:
-        open_task(str(folder), "embed", settings=["pooling=[cls,mean]"])
+        open_task(str(dense), "embed", settings=["pooling=[cls,mean]"])
     assert (caught.value.where, "16" in caught.value.what) == ("pooling", True)
 
 
@@ -358,6 +367,15 @@ MODULES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def normalised(tmp_path_factory) -> Path:
+    """A folder without our record, as if the other had written it."""
+    place = tmp_path_factory.mktemp("normalised")
+    save_sentence_encoder(place / "model", made(place / "vocabulary", normalised=True))
+    (place / "model" / "bothways.json").unlink()
+    return place / "model"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -408,34 +426,27 @@ MODULES = [
         ("sentence_bert_config.json", [], r"holds a JSON list, not an object"),
     ],
 )
-def test_what_is_not_understood_is_refused(tmp_path, name, content, message):
-    task = made(tmp_path / "vocabulary", normalised=True)
-    save_sentence_encoder(tmp_path / "model", task)
-    (tmp_path / "model" / "bothways.json").unlink()
-    (tmp_path / "model" / name).write_text(json.dumps(content))
+def test_what_is_not_understood_is_refused(normalised, tmp_path, name, content, message):
+    folder = shutil.copytree(normalised, tmp_path / "model")
+    (folder / name).write_text(json.dumps(content))
     with pytest.raises(FolderError, match=message):
-        open_task(str(tmp_path / "model"), "embed")
+        open_task(str(folder), "embed")
 
 
-def test_a_length_is_found_wherever_it_stands(tmp_path):
-    task = made(tmp_path / "vocabulary")
-    place = tmp_path / "model"
-    save_sentence_encoder(place, task)
-    (place / "bothways.json").unlink()
-    for said, tokenizer, expected in (
+def test_a_length_is_found_wherever_it_stands(normalised, tmp_path):
+    folder = shutil.copytree(normalised, tmp_path / "model")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    for length, tokenizer, expected in (
         (7, 9, 7),
         (21, 9, 20),
         (None, 9, 9),
         (None, 10**30, 20),
         (None, None, 20),
     ):
-        (place / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": said}))
-        config = json.loads((place / "tokenizer_config.json").read_text()) | {
-            "model_max_length": tokenizer
-        }
-        (place / "tokenizer_config.json").write_text(json.dumps(config))
-        found = read_program_config(place, 20)
-        assert found.length == expected
+        (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+        changed = settings | {"model_max_length": tokenizer}
+        (folder / "tokenizer_config.json").write_text(json.dumps(changed))
+        assert read_program_config(folder, 20).length == expected
 
 
 def test_layers_that_the_other_does_not_read_are_not_written(tmp_path):
