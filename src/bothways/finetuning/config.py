@@ -255,12 +255,9 @@ def paper_finetuning(task: Trainable) -> FinetuneConfig:
 
     Source: Devlin et al. 2018, sections 4 and 5.3, appendix A.3.
     """
-    epochs, rate, batch = PAPER.get(task.name, (3.0, 5e-5, 32))
+    rate, batch = PAPER.get(task.name, (5e-5, 32))
     training = dataclasses.replace(
-        finetune_adam(),
-        until=Epochs(epochs),
-        optimizer=BertAdam(lr=rate),
-        schedule=GoogleLinear(0.1),
+        finetune_adam(), optimizer=BertAdam(lr=rate), schedule=GoogleLinear(0.1)
     )
     return FinetuneConfig(training, task.length, ExampleBudget(batch), task=task)
 
@@ -281,20 +278,13 @@ def electra_finetuning(task: Trainable) -> FinetuneConfig:
     decay, which differs by 10 % at most, at the end of the warm-up. The paper (Clark et al. 2020,
     appendix B) differs in the rate of the small size, 3e-4, and has no weight decay.
     """
-    paper = paper_finetuning(task)
     training = dataclasses.replace(
-        paper.training,
+        paper_finetuning(task).training,
         until=Epochs(ELECTRA_EPOCHS.get(task.name, 3.0)),
         optimizer=BertAdam(lr=ELECTRA_RATE),
     )
-    stability = Stability(layer_decay=ELECTRA_DECAY)
-    return dataclasses.replace(
-        paper,
-        training=training,
-        length=ELECTRA_LENGTHS.get(task.name, task.length),
-        batch=ExampleBudget(32),
-        stability=stability,
-    )
+    length, stability = ELECTRA_LENGTHS.get(task.name, task.length), Stability(ELECTRA_DECAY)
+    return FinetuneConfig(training, length, ExampleBudget(32), stability=stability, task=task)
 
 
 def few_shot_finetuning(task: Trainable) -> FinetuneConfig:
@@ -303,8 +293,8 @@ def few_shot_finetuning(task: Trainable) -> FinetuneConfig:
     return FinetuneConfig(training, batch=ExampleBudget(16), task=task, few_shot=FewShot())
 
 
-PAPER: dict[str, tuple[float, float, int]] = {"choice": (3.0, 2e-5, 16)}
-"""Epochs, learning rate and batch size of tasks where the paper's differ from 3, 5e-5 and 32."""
+PAPER: dict[str, tuple[float, int]] = {"choice": (2e-5, 16)}
+"""Learning rate and batch size of tasks where the paper's differ from 5e-5 and 32."""
 
 RECIPES: dict[str, Callable[[Trainable], FinetuneConfig]] = {
     "modern": modern_finetuning,
