@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from bothways.core.errors import FolderError
@@ -19,7 +19,7 @@ from bothways.core.files import check_not_input, file_digest, local_path, replac
 from bothways.core.terminal import listed
 from bothways.hub.hf_config import RECORD, read_hf_config
 from bothways.hub.model_card import Card, render_card
-from bothways.hub.model_folder import check_replaceable, write_files
+from bothways.hub.model_folder import check_replaceable, write_files, write_weights
 from bothways.hub.resolve import (
     ADAPTER,
     MODEL_FILES,
@@ -61,13 +61,10 @@ def save_average(names: Sequence[str], target: Path) -> list[str]:
                 copy(file, hidden / file.name)
         record = object_in(hidden / RECORD) | {"average": names}
         record.pop("metrics", None)  # of the first model
-        write_files(hidden, {RECORD: record})
-        save_file(tensors, hidden / WEIGHTS, metadata={"format": "pt"})
-        # safetensors creates files that only their owner can read, whatever the umask.
-        (hidden / WEIGHTS).chmod((hidden / RECORD).stat().st_mode)
         summary = f"Its weights are the mean of {len(names)} models: {', '.join(names)}."
-        text = render_card(Card("An average of models", summary), architecture)
-        (hidden / "README.md").write_text(text, encoding="utf8")
+        card = render_card(Card("An average of models", summary), architecture)
+        write_files(hidden, {RECORD: record}, card)
+        write_weights(hidden / WEIGHTS, tensors)
     return [*names]
 
 

@@ -66,10 +66,16 @@ class LoadReport:
         lines = [f"{quantity(len(foreign), 'tensor(s)')} not used: {listed(foreign)}"] * bool(
             foreign
         )
-        if self.unread_files:
-            lines.append(f"files not read: {listed(self.unread_files)}")
+        return lines + self._unread
+
+    @property
+    def _unread(self) -> list[str]:
+        """A line for files that were not read, and one for unknown settings."""
+        lines = [f"files not read: {listed(self.unread_files)}"] if self.unread_files else []
         if self.unknown_settings:
-            lines.append(f"config.json has {describe_unknown(self.unknown_settings)}")
+            pairs = [f"{key} = {value!r:.40}" for key, value in self.unknown_settings.items()]
+            count = quantity(len(pairs), "unknown setting(s)")
+            lines.append(f"config.json has {count}, not used: {listed(pairs)}")
         return lines
 
     def __str__(self) -> str:
@@ -84,17 +90,7 @@ class LoadReport:
         for name, reason in self.unused.items():
             by_reason[reason].append(name)
         lines += [f"{len(n)} unused ({reason}): {listed(n)}" for reason, n in by_reason.items()]
-        if self.unread_files:
-            lines.append(f"files that were not read: {listed(self.unread_files)}")
-        if self.unknown_settings:
-            lines.append(f"config.json has {describe_unknown(self.unknown_settings)}")
-        return "\n".join(lines)
-
-
-def describe_unknown(settings: Mapping[str, Any]) -> str:
-    """Return one line about settings that a family is not known to have."""
-    pairs = [f"{key} = {value!r:.40}" for key, value in settings.items()]
-    return f"{quantity(len(pairs), 'unknown setting(s)')}, not used: {listed(pairs)}"
+        return "\n".join(lines + self._unread)
 
 
 def plan_loading(

@@ -396,20 +396,12 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
         weights_file = ADAPTER_WEIGHTS
         files[ADAPTER], tensors = adapter.files(state, config.keys, architecture)
     with replace_folder(path) as hidden:
-        write_files(hidden, files)
-        text = render_card(card or Card(), architecture)
-        (hidden / "README.md").write_text(text, encoding="utf8")
+        write_files(hidden, files, render_card(card or Card(), architecture))
         if tokenizer is not None:
             tokenizer.save(
                 hidden, positions=model.config.max_positions, segments=model.config.segments > 1
             )
-        weights = hidden / weights_file
-        try:
-            save_file(tensors, weights, metadata={"format": "pt"})
-        except SafetensorError as error:  # hides an OSError, such as a full disk
-            raise OSError(str(error)) from error
-        # safetensors creates files that only their owner can read, whatever the umask.
-        weights.chmod((hidden / hf_config.RECORD).stat().st_mode)
+        write_weights(hidden / weights_file, tensors)
     return architecture
 
 
@@ -434,8 +426,19 @@ def check_adapter_only(source: str, model: Model, tokenizer: Tokenizer) -> None:
         raise ConfigError(message, where=location, fix=fix)
 
 
-def write_files(folder: Path, files: Mapping[str, Any]) -> None:
-    """Write files by name: bytes as they are, other values as JSON."""
+def write_weights(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file next to the record of its folder."""
+    try:
+        save_file(tensors, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # hides an OSError, such as a full disk
+        raise OSError(str(error)) from error
+    # safetensors creates files that only their owner can read, whatever the umask.
+    file.chmod((file.parent / hf_config.RECORD).stat().st_mode)
+
+
+def write_files(folder: Path, files: Mapping[str, Any], card: str = "") -> None:
+    """Write files by name, bytes as they are and other values as JSON; and a card, if any."""
+    files = {**files, "README.md": card.encode()} if card else files
     for name, tree in files.items():
         text = "" if isinstance(tree, bytes) else json.dumps(tree, indent=2, ensure_ascii=False)
         (folder / name).parent.mkdir(exist_ok=True)

@@ -342,9 +342,8 @@ def save_sentence_folder(
         files |= {**static_files(model.encoder, tokenizer), RECORD: dict(extra or {})}
         check_replaceable(local_path(folder))
         with replace_folder(local_path(folder)) as hidden:
-            write_files(hidden, files)
             text = render_card(card or Card("Static vectors"), Architecture(STATIC, frozenset()))
-            (hidden / "README.md").write_text(text, encoding="utf8")
+            write_files(hidden, files, text)
         return
     if PROJECTION in model.heads:  # is in files of its own
         heads = {kind: head for kind, head in model.heads.items() if kind != PROJECTION}

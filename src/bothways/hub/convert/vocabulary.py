@@ -121,13 +121,11 @@ def convert_vocabulary(
             f"Rows: {counts}. Continue its pre-training before using it."
         )
         card = Card(f"{loaded.folder.name}, another vocabulary", summary)
-        files = kept_files(loaded.folder, model)
         save_model(
             target / role, model, change.new, labels=loaded.labels, problem=loaded.problem,
-            card=card, extra=loaded.extra, extra_files=files,
+            card=card, extra=loaded.extra, extra_files=kept_files(loaded.folder, model),
         )  # fmt: skip
-        table = change.table()
-        replace_text(target / role / TABLE, table)
+        replace_text(target / role / TABLE, change.table())
     assert change is not None
     return change
 
