@@ -67,7 +67,9 @@ def test_a_rate_that_is_far_too_high_is_found_out(data):
     assert text.startswith("this run has probably failed: it answers '")
     assert "for all 60 dev examples; its accuracy on the dev data, 0." in text
     assert "its training loss, " in text
-    assert "training.optimizer.lr" in text
+    assert text.endswith(
+        "Try other seeds (seed=1), a lower rate (training.optimizer.lr) or more epochs."
+    )
 
 
 def test_the_baseline_of_a_run_is_that_of_its_report(data):
