@@ -191,7 +191,7 @@ WHOLE = (Lamb(lr=0.01), StableAdamW(lr=0.01), Muon(lr=0.01))
 """The optimizers whose update depends on whole matrices."""
 FITS: dict[str, tuple[int, OptimizerConfig, int]] = {
     **{f"{size} sequences": (size, AdamW(lr=0.01), 3) for size in (6, 7, 1)},
-    "gradients": (7, AdamW(lr=0.01), 1),
+    **{f"gradients of {size} sequences": (size, AdamW(lr=0.01), 1) for size in (6, 7, 1)},
     **{config.kind: (7, config, 3) for config in WHOLE},
 }
 """The sequences of each step, the optimizer and the steps of what two ranks do."""

@@ -69,7 +69,7 @@ def test_losses_and_gradients_equal_those_of_transformers(name, training, tokeni
     batch = pack(sequences)
     loss, scores = task(batch)[task.loss_name], task.scores(batch)
     expected = torch.cat([x.reshape(-1, *scores.shape[1:]) for x in logits])
-    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-5)
     assert task.weights(batch) == {task.loss_name: float(sum(counts))}
     total = sum(one * count for one, count in zip(losses, counts, strict=True))
     assert loss.total.item() == pytest.approx(total.item(), rel=1e-5)
@@ -109,9 +109,9 @@ def test_predictions_are_those_of_each_example_alone_and_in_order(name, tokenize
         results = list(predict(task, examples, pace))
         assert [example for example, _ in results] == examples
         for (_, prediction), expected in zip(results, alone, strict=True):
-            assert numbers_of(prediction) == pytest.approx(numbers_of(expected), abs=1e-4)
+            assert numbers_of(prediction) == pytest.approx(numbers_of(expected), abs=1e-5)
             assert getattr(prediction, "answer", 0) == pytest.approx(
-                getattr(expected, "answer", 0), abs=1e-4
+                getattr(expected, "answer", 0), abs=1e-5
             )
 
 
