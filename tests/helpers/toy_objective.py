@@ -11,7 +11,6 @@ import pytest
 from bothways.core.sequence import Sequence
 from bothways.core.source import rng
 from bothways.data.corpus import Corpus
-from bothways.data.loader import ExampleBudget
 from bothways.data.masking import Vocabulary
 from bothways.model.families.catalogue import preset
 from bothways.objectives.objective import Objective
@@ -19,8 +18,8 @@ from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.training.optimizers import AdamW
-from bothways.training.run import Training
-from bothways.training.schedules import Linear, Steps
+from bothways.training.schedules import Steps
+from toy_pretraining import small_run
 
 SIZE = 50
 VOCABULARY = Vocabulary(np.arange(SIZE) < 5, np.arange(SIZE) > 40, 4, counts=np.arange(SIZE))
@@ -46,10 +45,9 @@ def short_run(
     """Settings of a run of a small encoder, with a checkpoint at every second step."""
     sizes = {"width": 32, "depth": 2, "heads": 2, "intermediate_size": 64} | shape
     encoder = dataclasses.replace(fit_to_corpus(preset(name), corpus.tokenizer), **sizes)
-    training = Training(Steps(steps), AdamW(lr=1e-3), Linear(0.1), precision="fp32", save=Steps(2))
-    return PretrainConfig(
-        encoder, training, objective, (PretrainPhase(48),), ExampleBudget(8), held_out=0.1,
-        evaluation_tokens=400, start=start,
+    return small_run(
+        corpus, Steps(steps), training={"optimizer": AdamW(lr=1e-3), "save": Steps(2)},
+        encoder=encoder, objective=objective, phases=(PretrainPhase(48),), start=start,
     )  # fmt: skip
 
 
