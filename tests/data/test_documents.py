@@ -2,6 +2,7 @@
 
 import bz2
 import codecs
+import gc
 import gzip
 import json
 import lzma
@@ -270,6 +271,8 @@ def test_a_reader_knows_its_files_and_how_far_it_is(tmp_path):
 ])  # fmt: skip
 def test_damaged_file_is_an_error_at_its_line(tmp_path, name, content, location):
     path = tmp_path / name if content is None else write(tmp_path / name, content)
+    if b"[" * 99 in (content or b""):
+        gc.collect()  # else a finalizer of another test may run, and fail, at the limit of recursion
     with pytest.raises(DataError) as caught:
         read(path)
     assert str(caught.value.where) == f"{path}{location}"
