@@ -276,6 +276,18 @@ def test_the_command_line(small, tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_queries_and_documents_have_the_prompts_of_their_names():
+    prompts = {"query": "q: ", "passage": "p: ", "sts": "s: "}
+    for settings, expected in (
+        ({}, ["q: ", "p: "]),
+        ({"prompt_name": "sts"}, ["q: ", "p: "]),
+        ({"prompt": "x "}, ["x ", "x "]),
+        ({"prompts": {"sts": "s: "}, "prompt_name": "sts"}, ["s: ", "s: "]),
+    ):
+        task = SentenceEmbeddingTask(**{"prompts": prompts, **settings})
+        assert [task.role_prompt("query"), task.role_prompt("document")] == expected
+
+
 def test_evaluation_uses_the_prompt(small):
     embed = bothways.load(small, prompt_name="query")
     pairs = [

@@ -55,6 +55,7 @@ def test_windows_move_over_the_longer_of_two_texts(tmp_path):
     assert cut == 0
     parts, cut = words_of(fit, tmp_path, LONG, "ape bee cat dog")
     assert parts[0] == "[CLS] ape bee cat [SEP] ape bee cat [SEP]"
+    assert parts[-1] == "[CLS] hen ibis jay [SEP] ape bee cat [SEP]"
     assert cut == 1
     ends = words_of(Fit(9, "head_tail"), tmp_path, LONG, "ape bee")
     assert ends == (["[CLS] ape hen ibis jay [SEP] ape bee [SEP]"], 6)

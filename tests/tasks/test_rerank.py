@@ -180,6 +180,13 @@ def test_files_as_people_have_them(tmp_path, name):
         assert [len(e.documents) for e in rows] == [2, 1]
 
 
+def test_rows_with_and_without_a_label_are_not_one_example(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("query\tdocument\tlabel\nape\tbee\t1\nape\tcat\t\nape\tdog\t\n")
+    found = [(e.documents, e.labels) for e in RerankingTask().read(str(file)).examples]
+    assert found == [(("bee",), (1.0,)), (("cat", "dog"), None)]
+
+
 @pytest.mark.parametrize(("positive", "negative"), [("pos", "neg"), ("positives", "negatives")])
 def test_relevant_documents_and_others(positive, negative):
     row = {"query": "ape", positive: ["bee"], negative: ["cat", "dog"]}

@@ -234,6 +234,7 @@ def test_japanese_offsets_are_places_in_the_text(tmp_path):
         {"never_split": ["a"]},
         {"mecab_kwargs": {"mecab_dic": "other"}},
         {"mecab_kwargs": {"dictionary": "unidic"}},
+        {"mecab_kwargs": ["unidic"]},
         {"mecab_kwargs": {"normalize_text": False}, "subword_tokenizer_type": "character"},
     ],
 )

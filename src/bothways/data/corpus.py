@@ -116,11 +116,14 @@ class Corpus:
         manifest = manifests.read_manifest(location)
         for name, stored in manifest.files.items():
             manifests.check_file(location / name, stored)
-        offsets = dict.fromkeys((manifests.SENTENCES, manifests.DOCUMENTS), "uint64")
-        types = {manifests.TOKENS: manifest.token_type, **offsets, manifests.WORDS: "uint8"}
-        present = [name for name in types if name in manifest.files]
-        arrays = (manifests.map_array(location / name, types[name]) for name in present)
-        corpus = cls(location, manifest, Tokenizer.load(location), *arrays)
+        tokens = manifests.map_array(location / manifests.TOKENS, manifest.token_type)
+        sentences = manifests.map_array(location / manifests.SENTENCES, "uint64")
+        documents = manifests.map_array(location / manifests.DOCUMENTS, "uint64")
+        words = None
+        if manifests.WORDS in manifest.files:
+            words = manifests.map_array(location / manifests.WORDS, "uint8")
+        tokenizer = Tokenizer.load(location)
+        corpus = cls(location, manifest, tokenizer, tokens, sentences, documents, words)
         corpus._check(manifests.SMALL)
         return corpus
 

@@ -121,9 +121,10 @@ class CorpusSource:
         _check_whole(self._texts)
         sequence = self._assembled(plan, self._slice)
         if (words := self._corpus.words) is not None:
-            read_bits = lambda *bounds: unpack_words(words, *bounds).astype(np.int32)  # noqa: E731
-            starts = self._assembled(plan, read_bits).ids.astype(np.bool_)
-            sequence = dataclasses.replace(sequence, word_starts=starts)
+            starts = self._assembled(
+                plan, lambda *bounds: unpack_words(words, *bounds).astype(np.int32)
+            )
+            sequence = dataclasses.replace(sequence, word_starts=starts.ids.astype(np.bool_))
         if not isinstance(plan, PairPlan):
             return sequence
         label = LabelTargets(np.array([plan.label], dtype=np.int64))

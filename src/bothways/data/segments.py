@@ -387,10 +387,10 @@ def shuffled_pairs(
     The longer segment, or B if equal, loses one token at a time, from either end at random.
     """
     a, a_stop, b, b_stop = spans
-    longer = (a_stop - a) - (b_stop - b)
-    over = np.maximum((a_stop - a) + (b_stop - b) - room, 0)
-    level = np.minimum(over, np.abs(longer))
-    from_a = np.where(longer > 0, level, 0) + (over - level) // 2
+    size_a, size_b = a_stop - a, b_stop - b
+    over = np.maximum(size_a + size_b - room, 0)
+    level = np.minimum(over, np.abs(size_a - size_b))
+    from_a = np.where(size_a > size_b, level, 0) + (over - level) // 2
     from_b = over - from_a
     front_a, front_b = rng.binomial(from_a, 0.5), rng.binomial(from_b, 0.5)
     cut_a = a + front_a, a_stop - (from_a - front_a)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -428,10 +427,7 @@ def check_adapter_only(source: str, model: Model, tokenizer: Tokenizer) -> None:
 
 def write_weights(file: Path, tensors: dict[str, Tensor]) -> None:
     """Write a safetensors file next to the record of its folder."""
-    try:
-        save_file(tensors, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # hides an OSError, such as a full disk
-        raise OSError(str(error)) from error
+    save_file(tensors, file, metadata={"format": "pt"})
     # safetensors creates files that only their owner can read, whatever the umask.
     file.chmod((file.parent / hf_config.RECORD).stat().st_mode)
 

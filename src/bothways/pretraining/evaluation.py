@@ -169,9 +169,10 @@ class MixedHeldOut:
             name: held_out.scores(Part(progress, name) if name else progress)
             for name, held_out in self._parts.items()
         }
-        fields = ("losses", "accuracies", "rates")
         mean = EvaluationScores(
-            *(self._mean({name: getattr(s, f) for name, s in scores.items()}) for f in fields)
+            self._mean({name: of_corpus.losses for name, of_corpus in scores.items()}),
+            self._mean({name: of_corpus.accuracies for name, of_corpus in scores.items()}),
+            self._mean({name: of_corpus.rates for name, of_corpus in scores.items()}),
         )
         tables = {name: held_out.named(scores[name]) for name, held_out in self._parts.items()}
         total = next(iter(self._parts.values())).named(mean)

@@ -203,10 +203,11 @@ class Fit:
         room = self.length - template.pair
         first, second = truncated(len(a), len(b), room)
         if self.long_texts == "windows" and len(a) + len(b) > room:
-            shorter, longer = (b, a) if len(a) > len(b) else (a, b)
-            fixed = shorter[: room // 2]  # in each of the windows, which move over the other text
+            is_first = len(a) > len(b)  # the text over which the windows move
+            shorter, longer = (b, a) if is_first else (a, b)
+            fixed = shorter[: room // 2]  # in each of the windows
             chunks, _ = self._parts(longer, room - len(fixed))
-            pairs = [(chunk, fixed) if longer is a else (fixed, chunk) for chunk in chunks]
+            pairs = [(chunk, fixed) if is_first else (fixed, chunk) for chunk in chunks]
             return [assemble(*pair, template) for pair in pairs], len(shorter) - len(fixed)
         ((a_ids,), cut_a), ((b_ids,), cut_b) = self._parts(a, first), self._parts(b, second)
         return [assemble(a_ids, b_ids, template)], cut_a + cut_b

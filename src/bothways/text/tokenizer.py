@@ -315,8 +315,9 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """The SHA-256 of everything that decides the ids; the file's formatting does not matter."""
         # The last digits of scores change when tokenizers reads what it wrote.
-        rounded = lambda digits: round(float(digits), 6)  # noqa: E731
-        spec = json.loads(json.dumps(self._spec), parse_float=rounded)
+        spec = json.loads(
+            json.dumps(self._spec), parse_float=lambda digits: round(float(digits), 6)
+        )
         canonical = json.dumps(spec, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 

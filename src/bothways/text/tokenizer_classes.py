@@ -851,8 +851,8 @@ def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
     """
     word = config.get("word_tokenizer_type") or "basic"
     subword = config.get("subword_tokenizer_type") or "wordpiece"
-    stated = config.get("mecab_kwargs") or {}
-    options = stated if isinstance(stated, dict) else {"": stated}
+    kwargs = config.get("mecab_kwargs") or {}
+    options = kwargs if isinstance(kwargs, dict) else {}
     words = JapaneseWords(
         dictionary=options.get("mecab_dic", "unidic_lite"),
         option=options.get("mecab_option") or "",
@@ -868,12 +868,13 @@ def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
     if not supported or config.get("never_split"):
         message = f"{JAPANESE} divides text into words by {word!r}, and words by {subword!r}"
     elif (
-        not set(options) <= _MECAB_KEYS
+        not isinstance(kwargs, dict)
+        or not set(options) <= _MECAB_KEYS
         or words.dictionary not in (None, "unidic_lite", "unidic", "ipadic")
         or not isinstance(words.option, str)
         or words.normalise not in (True, False)
     ):
-        message = f"'mecab_kwargs' is {stated!r:.80}"
+        message = f"'mecab_kwargs' is {kwargs!r:.80}"
     elif words.characters and not words.normalise:
         message = f"{JAPANESE} divides unnormalised words into characters"
     if message:

@@ -124,6 +124,7 @@ def _write_more(config: EncoderConfig) -> dict[str, Any]:
         **({} if config.embedding is None else {"embedding_size": config.embedding}),
         "pooler_hidden_size": config.width,
         "pooler_hidden_act": "",
+        "pooler_dropout": 0.0,
     }
     if isinstance(inner, Own):
         settings["pooler_hidden_act"] = family.first_name(_WITH_TANH, inner.activation)

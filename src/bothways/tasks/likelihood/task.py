@@ -72,8 +72,8 @@ class MaskedScorer(base.TaskModel[TextExample, base.P]):
         self, task: Any, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> None:
         super().__init__(task, model, tokenizer, labels, length)
-        both_ways = "causal" in model.heads or model.config.readout.shifted
-        if task.variant in ("causal", "both") and not both_ways:
+        is_causal = "causal" in model.heads or model.config.readout.shifted
+        if task.variant in ("causal", "both") and not is_causal:
             message = f"{task.variant!r} reads from left to right, which this model has not learned"
             raise ConfigError(message, where="variant", fix=NEEDS_DIRECTION)
 
