@@ -35,6 +35,7 @@ LEAST = 1e-16
 """Probabilities are clipped to this in the loss: one wrong label costs at most 37 nats."""
 
 
+_FIX = 'Write a list as JSON, such as ["a", "b"], or the labels with separators between them.'
 _FLAGS = {"": None, "-1": None, "0": False, "1": True, "false": False, "true": True}
 
 
@@ -340,16 +341,14 @@ def _labels_in(text: str, separator: str, column: str, location: str) -> list[An
     """
     if re.fullmatch(r"\{.*[,:'\"].*\}|\(.*,.*\)", text.strip()):
         message = f"column {column!r} holds {text[:60]!r}, a printed set, dict or tuple"
-        fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
-        raise DataError(message, where=location, fix=fix)
+        raise DataError(message, where=location, fix=_FIX)
     if not (text.strip().startswith("[") and text.strip().endswith("]")):
         return text.split(separator)
     try:
         labels = json.loads(text)
     except (ValueError, RecursionError):
         message = f"column {column!r} holds {text[:60]!r}, a printed list that is not JSON"
-        fix = "Join the labels before the file is written, or write a .jsonl or .parquet file."
-        raise DataError(message, where=location, fix=fix) from None
+        raise DataError(message, where=location, fix=_FIX) from None
     return list(labels)
 
 
