@@ -137,10 +137,10 @@ def test_a_client_that_has_left_is_not_computed_for(application, url):
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(head(length=len(texts)) + texts)
         until = time.monotonic() + 20
-        while not computing.queued_tokens:
+        while not (before := computing.queued_tokens):
             assert time.monotonic() < until
             time.sleep(0.005)
-    before, until = computing.queued_tokens, time.monotonic() + 20
+    until = time.monotonic() + 20
     while computing.queued_tokens:
         assert time.monotonic() < until
         time.sleep(0.005)
