@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from bothways.core.config.values import checked
-from bothways.core.errors import ConfigError, DataError, FolderError, argument
+from bothways.core.errors import ConfigError, DataError, argument
 from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
 from bothways.core.terminal import listed
@@ -15,7 +18,7 @@ from bothways.core.terminal import listed
 if TYPE_CHECKING:
     from bothways.prediction.predictor import Predictor
     from bothways.prediction.prepared_model import PredictPrecision
-    from bothways.prediction.search.index import Index, IndexRecord, Mode
+    from bothways.prediction.search.index import Index, Mode
     from bothways.prediction.search.mining import MiningReport
     from bothways.prediction.search.stored_vectors import Stored
     from bothways.tasks.sentence_embedding.examples import VectorExample
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
 @checked
 def build_index(  # noqa: PLR0913 – one option per question
     texts: str | Path | Iterable[Any],
-    out: str | Path,
-    model: str | Path | None = None,
+    model: str | Path | Predictor | None = None,
+    out: str | Path | None = None,
     *,
     text: str | None = None,
     id: str | None = None,
@@ -44,10 +47,10 @@ def build_index(  # noqa: PLR0913 – one option per question
     Args:
         texts: a file (.txt, .csv, .tsv, .jsonl, .parquet), a folder as BEIR's, or a Hub data set,
             or several of them as paths; in Python also texts, or rows as dicts.
-        out: folder of the index. One that exists is changed: documents with an id that it has are
-            replaced.
         model: model folder, sentence-transformers folder, folder of a run, or Hub id; by default
-            that of the index.
+            that of the index. In Python also a predictor.
+        out: folder of the index. One that exists is changed: documents with an id that it has are
+            replaced. In Python None: a temporary folder, which goes with the index.
         text: column of the text; by default text, after it the title of BEIR's rows.
         id: column of the id; by default _id or id, else the file and line, in Python a free number.
         stored: vectors as fp32, bf16, int8 (a quarter), or binary (signs, with int8 codes for the
@@ -69,18 +72,20 @@ def build_index(  # noqa: PLR0913 – one option per question
         ConfigError: an unknown setting, or one that the index has otherwise.
 
     Examples:
-        >>> index = bothways.build_index(["a good film", "a bad play"], "my-index", "my-bert")
-        >>> len(index)
-        2
-        >>> len(bothways.build_index([{"id": "1", "text": "a fine film"}], "my-index"))
+        >>> index = bothways.build_index(["a good film", "a bad play"], "my-bert")
+        >>> index.search("a good film", k=1)[0].text
+        'a good film'
+        >>> _ = bothways.build_index(["a good film", "a bad play"], "my-bert", out="my-index")
+        >>> len(bothways.build_index([{"id": "1", "text": "a fine film"}], out="my-index"))
         2
     """
     from bothways.core.config.values import require_choice
     from bothways.core.errors import require
     from bothways.hub.provenance import digest_of_model
     from bothways.prediction.engine import PredictionCounts
+    from bothways.prediction.predictor import Predictor
     from bothways.prediction.search.change import change_index
-    from bothways.prediction.search.index import RECORD, Index, IndexRecord
+    from bothways.prediction.search.index import RECORD, Index, IndexRecord, open_embedder
     from bothways.prediction.search.stored_vectors import Stored
 
     if stored is not None:
@@ -88,7 +93,7 @@ def build_index(  # noqa: PLR0913 – one option per question
     for is_used, package in ((bm25, "bm25s"), (graph, "usearch")):
         if is_used:
             require("search", "an index of this kind", package)
-    folder = local_path(out)
+    folder = Path(tempfile.mkdtemp()) if out is None else local_path(out)
     old = Index(folder).record if (folder / RECORD).exists() else None
     if old is None and model is None:
         fix = "Name the model that makes the vectors."
@@ -96,8 +101,17 @@ def build_index(  # noqa: PLR0913 – one option per question
     if old is not None and (settings or stored not in (None, old.stored) or length):
         message = f"{folder} has its settings already: vectors in {old.stored}"
         raise ConfigError(message, where="settings", fix="Leave them out, or build a new index.")
-    name = str(old.model if model is None and old is not None else model)
-    embedder = open_embedder(name, old, length, precision, device, settings)
+    if isinstance(model, Predictor):
+        if length or settings:
+            fix = "Give them to bothways.load."
+            raise ConfigError("the predictor has its settings already", where="settings", fix=fix)
+        name, length, own = model.opened_from()
+        settings = dict(own)
+    else:
+        name = str(old.model if model is None and old is not None else model)
+    # An index that exists opens the model with its own settings.
+    opened = model if isinstance(model, Predictor) and old is None else name
+    embedder = open_embedder(opened, old, length, precision, device, settings)
     task: Any = embedder.task_model.task
     normalised = embedder.similarity_name == "cosine"
     record = old or IndexRecord(
@@ -119,44 +133,10 @@ def build_index(  # noqa: PLR0913 – one option per question
         )  # fmt: skip
         for warning in counts.warnings:
             reporter.message(warning)
+    index.embedders[None, precision, device] = embedder
+    if out is None:
+        weakref.finalize(index, shutil.rmtree, folder, ignore_errors=True)
     return index
-
-
-def open_embedder(
-    model: str,
-    record: IndexRecord | None,
-    length: int | None = None,
-    precision: PredictPrecision = "fp32",
-    device: str = "auto",
-    settings: Mapping[str, Any] | None = None,
-) -> Predictor:
-    """Open the model of an index, as it was when the index was built, or that of a new one.
-
-    Raises:
-        FolderError: it is another model.
-        ConfigError: its similarity is neither the cosine nor the dot product.
-    """
-    from bothways.hub.provenance import digest_of_model
-    from bothways.prediction.predictor import open_task
-
-    if record is not None:
-        digest, length, settings = (
-            digest_of_model(model, whole=True),
-            record.length,
-            record.settings,
-        )
-        if digest != record.digest:
-            message = f"is not the model of the index, which was made by {record.model}"
-            fix = "Name that model, or build the index again with this one."
-            raise FolderError(message, where=model, fix=fix)
-    embedder = open_task(
-        model, "embed", length=length, precision=precision, device=device, settings=settings or {}
-    )
-    if embedder.similarity_name not in ("cosine", "dot"):
-        message = f"the model compares by {embedder.similarity_name}"
-        fix = "An index has cosines or dot products: choose a model with one of them."
-        raise ConfigError(message, where="model", fix=fix)
-    return embedder
 
 
 def read_texts(
@@ -237,42 +217,18 @@ def search(  # noqa: PLR0913 – one option per question
 
     Examples:
         >>> texts = [{"id": "film", "text": "a good film"}, {"id": "play", "text": "a bad play"}]
-        >>> index = bothways.build_index(texts, "films", "my-bert")
+        >>> index = bothways.build_index(texts, "my-bert", out="films")
         >>> hit = bothways.search("films", "a good film", top=1)[0]
         >>> hit.id, hit.text, round(hit.score, 3)
         ('film', 'a good film', 1.0)
     """
-    from bothways.core.config.values import require_at_least, require_choice
-    from bothways.prediction.predictor import Predictor, open_task
-    from bothways.prediction.search.index import Index, Mode
+    from bothways.prediction.search.index import Index
 
-    require_at_least(1, top=top, depth=depth)
-    require_choice(Mode, "mode", mode)
     opened = index if isinstance(index, Index) else Index(index)
-    texts = [queries] if isinstance(queries, str) else list(queries)
-    reranker = rerank
-    if rerank is not None and not isinstance(rerank, Predictor):
-        reranker = open_task(rerank, "rerank", precision=precision, device=device)
-    vectors = None
-    if mode != "bm25":
-        embedder = model
-        if not isinstance(embedder, Predictor):
-            name = str(opened.record.model if model is None else model)
-            embedder = open_embedder(name, opened.record, precision=precision, device=device)
-        vectors = embed_queries(embedder, opened, texts)
-    hits = opened.search(
-        texts, vectors, top, mode, exact=exact, reranker=cast("Predictor | None", reranker),
-        depth=depth,
+    return opened.search(
+        queries, top, mode=mode, exact=exact, rerank=rerank, depth=depth, model=model,
+        precision=precision, device=device,
     )  # fmt: skip
-    return hits[0] if isinstance(queries, str) else hits
-
-
-def embed_queries(embedder: Predictor, index: Index, queries: Iterable[str]) -> Any:
-    """Return the vectors of queries, with the prompt that the index has for them."""
-    record = index.record
-    return embedder.encode(
-        list(queries), prompt=record.prompts[0], normalize_embeddings=record.normalised
-    )
 
 
 @checked
@@ -325,7 +281,7 @@ def mine(  # noqa: PLR0913 – one option per question
 
     Examples:
         >>> texts = ["a good film", "a bad play", "a fine film", "a poor play"]
-        >>> index = bothways.build_index(texts, "mined", "my-bert")
+        >>> index = bothways.build_index(texts, "my-bert")
         >>> pairs = [{"anchor": "a good film", "positive": "a fine film"}]
         >>> bothways.mine(pairs, index, "negatives.jsonl", negatives=1, margin=None).negatives
         1
@@ -344,9 +300,7 @@ def mine(  # noqa: PLR0913 – one option per question
     rows = pairs if source is not None else [*given_rows(pairs, "pairs")]
     settings = mining.Mining(negatives, skip, depth, margin, absolute_margin, choose, mode, seed)
     record = opened.record
-    embedder = open_embedder(
-        str(record.model if model is None else model), record, precision=precision, device=device
-    )
+    embedder = opened.embedder(model, precision, device)
     answers = mining.Answers(_read_pairs(rows))
     if not answers.rows:
         raise DataError("holds no row", where=source or "pairs", fix="Give at least one pair.")

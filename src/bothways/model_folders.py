@@ -352,7 +352,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
             )  # fmt: skip
             return evaluation.Evaluation(f"{folder} on {data}", metrics)
         if isinstance(data, str | Path) and (folders := retrieval.beir_folders(local_path(data))):
-            from bothways.indexes import open_embedder
+            from bothways.prediction.search.index import open_embedder
 
             refuse("retrieval data", {**for_rows, "task": None if task == "embed" else task})
             embedder = open_embedder(folder, None, length, precision, device, nest(settings))

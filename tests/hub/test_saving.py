@@ -459,7 +459,7 @@ def test_a_home_folder_is_one_for_what_is_written_as_for_what_is_read(tmp_path, 
     (tmp_path / "texts.txt").write_text("a good film\nit ends\n")
     tokenizer = bothways.Tokenizer.load("~/tokenizer")
     corpus = bothways.build_corpus("texts.txt", tokenizer, "~/corpus", progress=False)
-    bothways.build_index(["a good film", "it ends"], "~/index", "~/bert", progress=False)
+    bothways.build_index(["a good film", "it ends"], "~/bert", "~/index", progress=False)
     bothways.predict("~/run", "texts.txt", "~/out.jsonl", progress=False)
     bothways.evaluate("~/saved", rows, report="~/report.html", progress=False)
     assert len(bothways.Corpus.open("~/corpus")) == len(corpus)

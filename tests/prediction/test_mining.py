@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def index(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("place") / "index"
-    return bothways.build_index(TEXTS, folder, model, bm25=True, device="cpu", progress=False)
+    return bothways.build_index(TEXTS, model, folder, bm25=True, device="cpu", progress=False)
 
 
 def pairs(count: int) -> list[dict[str, Any]]:

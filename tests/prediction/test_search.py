@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import pickle
@@ -49,7 +50,7 @@ def add(
 
 
 def found(index: Index, query: str, k: int = 5, **options: Any) -> list[Hit]:
-    return index.search([query], embed([query]), k, **options)[0]
+    return index.ranked([query], embed([query]), k, **options)[0]
 
 
 def expected(documents: Mapping[str, str], query: str, k: int = 5) -> list[Hit]:
@@ -210,7 +211,7 @@ def test_queries_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="are not finite"):
         index.nearest(np.full((1, WIDTH), np.nan, np.float32), 1)
     with pytest.raises(ConfigError, match="built without BM25"):
-        index.search(["one"], None, mode="bm25")
+        index.ranked(["one"], None, mode="bm25")
     assert add(tmp_path / "index", {}, ["a"]).nearest(embed(["x"]), 3)[0].shape == (1, 0)
 
 
@@ -332,7 +333,7 @@ def test_words_and_fused_ranks_of_a_changed_index(tmp_path: Path) -> None:
 def test_texts_that_are_cut_are_counted(tmp_path: Path, model: str) -> None:
     heard = Heard()
     texts = ["a dog", "a cat " * 200, ""]
-    bothways.build_index(texts, tmp_path / "index", model, progress=heard)
+    bothways.build_index(texts, model, tmp_path / "index", progress=heard)
     assert "1 of 3 examples (33.3%) was longer than the model reads, and was cut" in heard.text
 
 
@@ -388,7 +389,7 @@ def test_commands_and_functions_give_the_same(
     Path("texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("more.txt").write_text("a cat\nthe bird\n")
     files, prompts = ["texts.jsonl", "more.txt"], {"query": "the ", "passage": "a "}
-    bothways.build_index([Path(file) for file in files], "index", model, prompts=prompts)
+    bothways.build_index([Path(file) for file in files], model, "index", prompts=prompts)
     line = ["index", *files, "--model", model, "--out", "cls", "pooling=cls"]
     app(line, result_action="return_value")
     assert Index("cls").record.settings == {"pooling": "cls"}
@@ -396,7 +397,7 @@ def test_commands_and_functions_give_the_same(
     index = Index("index")
     assert sorted(index.ids[index.live].tolist()) == [b"more.txt:1", b"more.txt:2", b"x"]
     with pytest.raises(DataError, match="there is no document 'xy' to delete"):
-        bothways.build_index([], "index", delete="xy")  # not "x" and "y"
+        bothways.build_index([], out="index", delete="xy")  # not "x" and "y"
     assert index.record.prompts == ("the ", "a ")
     capsys.readouterr()
     app(["search", "index", "the dog", "--top", "2"], result_action="return_value")
@@ -416,8 +417,29 @@ def test_commands_and_functions_give_the_same(
     ) == [hits]
 
 
+def test_in_memory_of_an_open_predictor(tmp_path: Path, model: str) -> None:
+    rows = ["the cat", "a dog", "the bird sings"]
+    embed = bothways.load(model, "embed", pooling="cls", length=12)
+    index = bothways.build_index(rows, embed, progress=False)
+    hits = index.search("a dog", k=2)
+    assert (len(hits), hits[0].text) == (2, "a dog")
+    assert index.search(["a dog"], 2) == [hits] == bothways.search(index, ["a dog"], 2)
+    assert (index.record.settings, index.record.length) == ({"pooling": "cls"}, 12)
+    made = bothways.build_index(rows, model, tmp_path / "i", pooling="cls", length=12)
+    assert made.search("a dog", k=2) == bothways.Index(tmp_path / "i").search("a dog", k=2) == hits
+    folder = index.folder
+    assert (folder / "index.json").exists()
+    assert len(bothways.build_index(["an owl"], embed, tmp_path / "i", progress=False)) == 4
+    del index
+    gc.collect()
+    assert not folder.exists()
+    with pytest.raises(ConfigError) as caught:
+        bothways.build_index(rows, embed, pooling="mean")
+    assert caught.value.where == "settings"
+
+
 def test_an_index_belongs_to_its_model(tmp_path: Path, model: str) -> None:
-    made = bothways.build_index(["cat", "dog"], tmp_path / "index", model, progress=False)
+    made = bothways.build_index(["cat", "dog"], model, tmp_path / "index", progress=False)
     (tmp_path / "other").mkdir()
     make_masked(tmp_path / "other", seed=8)
     other = str(tmp_path / "other" / "model")
@@ -425,19 +447,19 @@ def test_an_index_belongs_to_its_model(tmp_path: Path, model: str) -> None:
     assert bothways.search(made, "cat", model=moved) == bothways.search(made, "cat")
     for call in (
         lambda: bothways.search(made, "cat", model=other),
-        lambda: bothways.build_index(["bird"], tmp_path / "index", other, progress=False),
+        lambda: bothways.build_index(["bird"], other, tmp_path / "index", progress=False),
     ):
         with pytest.raises(FolderError, match="is not the model of the index"):
             call()
     with pytest.raises(ConfigError, match="has its settings already"):
-        bothways.build_index(["a"], tmp_path / "index", stored="int8", progress=False)
-    bothways.build_index(["a"], tmp_path / "bytes", model, stored="int8", progress=False)
+        bothways.build_index(["a"], out=tmp_path / "index", stored="int8", progress=False)
+    bothways.build_index(["a"], model, tmp_path / "bytes", stored="int8", progress=False)
     with pytest.raises(ConfigError, match="vectors in int8"):
-        bothways.build_index(["b"], tmp_path / "bytes", stored="fp32", progress=False)
-    assert len(bothways.build_index(["b"], tmp_path / "bytes", progress=False)) == 2
+        bothways.build_index(["b"], out=tmp_path / "bytes", stored="fp32", progress=False)
+    assert len(bothways.build_index(["b"], out=tmp_path / "bytes", progress=False)) == 2
     with pytest.raises(ConfigError, match="there is no index yet, and no model"):
-        bothways.build_index(["a"], tmp_path / "new", progress=False)
+        bothways.build_index(["a"], out=tmp_path / "new", progress=False)
     with pytest.raises(BothwaysError, match=r"is not an index: it has no index\.json"):
         bothways.search(tmp_path, "cat")
-    again = bothways.build_index(["bird"], tmp_path / "index", progress=False)
+    again = bothways.build_index(["bird"], out=tmp_path / "index", progress=False)
     assert sorted(again.ids.tolist()) == [b"1", b"2", b"3"]

@@ -88,7 +88,7 @@ def application(folder, tmp_path_factory) -> App:
     predictors = {name: predictor(folder, name) for name in NAMES}
     predictors |= {f"hostile-{kind}": hostile(folder, kind) for kind in ("classify", "tag")}
     index = tmp_path_factory.mktemp("place") / "films"
-    build_index([*DOCUMENTS, HOSTILE[0]], index, folder, bm25=True)
+    build_index([*DOCUMENTS, HOSTILE[0]], folder, index, bm25=True)
     return application_of(predictors, playground=True, indexes={"films": index})
 
 

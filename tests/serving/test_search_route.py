@@ -42,7 +42,7 @@ def films(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
     pytest.importorskip("bm25s")
     folder = tmp_path_factory.mktemp("indexes") / "films"
     bothways.build_index(
-        TEXTS[:30], folder, model, bm25=True, pooling_mode="cls", prompts={"query": "the "}
+        TEXTS[:30], model, folder, bm25=True, pooling_mode="cls", prompts={"query": "the "}
     )
     return folder
 
@@ -55,7 +55,7 @@ def ranker(folder: Path) -> Predictor:
 @pytest.fixture(scope="module")
 def application(model: str, films: Path, ranker: Predictor, tmp_path_factory: Any) -> App:
     other = tmp_path_factory.mktemp("other") / "plain"
-    bothways.build_index(TEXTS[30:], other, model, stored="int8")
+    bothways.build_index(TEXTS[30:], model, other, stored="int8")
     models = {"vectors": bothways.load(model, "embed", batch_invariant=True), "rank": ranker}
     return app(
         models, limits=Limits(texts=300), playground=True, indexes={"films": films, "plain": other}
@@ -142,14 +142,14 @@ def test_a_server_without_an_index(model: str, application: App) -> None:
 
 def test_a_changed_index_is_opened_again(tmp_path: Path, model: str) -> None:
     folder, embedder = tmp_path / "index", bothways.load(model, "embed", batch_invariant=True)
-    bothways.build_index(["the cat"], folder, model)
+    bothways.build_index(["the cat"], model, folder)
     with (
         running(app(embedder, indexes={"one": folder})) as url,
         httpx.Client(base_url=url) as client,
     ):
         found = search(client, query="the cat")
         assert found["version"] == 1
-        bothways.build_index([{"id": "new", "text": "a dog"}], folder, delete=["1"])
+        bothways.build_index([{"id": "new", "text": "a dog"}], out=folder, delete=["1"])
         found = search(client, query="the cat")
         assert found["version"] == 2
         assert [hit["id"] for hit in found["results"][0]["hits"]] == ["new"]
@@ -158,7 +158,7 @@ def test_a_changed_index_is_opened_again(tmp_path: Path, model: str) -> None:
         good = tmp_path / "good"
         shutil.copytree(folder, good)
         shutil.rmtree(folder)
-        bothways.build_index(["the cat"], folder, model, pooling="cls")
+        bothways.build_index(["the cat"], model, folder, pooling="cls")
         for damage in ("", "{", None):
             if damage is None:
                 (folder / "index.json").unlink()
@@ -175,13 +175,13 @@ def test_a_changed_index_is_opened_again(tmp_path: Path, model: str) -> None:
 
 def test_searches_while_the_index_changes(tmp_path: Path, model: str) -> None:
     folder = tmp_path / "index"
-    bothways.build_index(["the cat"], folder, model)
+    bothways.build_index(["the cat"], model, folder)
     application = app(bothways.load(model, "embed"), indexes={"one": folder})
     with running(application) as url, httpx.Client(base_url=url, timeout=60) as client:
         with ThreadPoolExecutor(4) as pool:
             searches = [pool.submit(search, client, query="the cat", top=20) for _ in range(60)]
             for n in range(6):
-                bothways.build_index([f"a dog {n}"], folder)
+                bothways.build_index([f"a dog {n}"], out=folder)
         found = [task.result() for task in searches]
     for answer in found:
         assert len(answer["results"][0]["hits"]) == answer["version"]
@@ -191,15 +191,15 @@ def test_searches_that_would_wait_too_long_are_refused(
     tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "index"
-    bothways.build_index(["the cat"], folder, model)
+    bothways.build_index(["the cat"], model, folder)
     application = app(bothways.load(model, "embed"), indexes={"one": folder})
-    whole, released = Index.search, threading.Event()
+    whole, released = Index.ranked, threading.Event()
 
     def held(*arguments: Any, **options: Any) -> Any:
         assert released.wait(60)
         return whole(*arguments, **options)
 
-    monkeypatch.setattr(Index, "search", held)
+    monkeypatch.setattr(Index, "ranked", held)
     with running(application) as url, httpx.Client(base_url=url, timeout=60) as client:
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(search, client, query="a")

@@ -43,7 +43,7 @@ def index(  # noqa: PLR0913 – one option per question
     files, words = options.split_inputs(texts)
     with terminal_progress() as progress:
         done = bothways.build_index(
-            [Path(file) for file in files], out, model, text=text, id=id, stored=stored, bm25=bm25,
+            [Path(file) for file in files], model, out, text=text, id=id, stored=stored, bm25=bm25,
             graph=graph, delete=delete, length=length, precision=precision, device=device,
             progress=progress, **options.settings_for(bothways.build_index, words),
         )  # fmt: skip

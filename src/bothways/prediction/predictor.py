@@ -153,6 +153,18 @@ class Predictor:
             raise ConfigError(message, where="predictor", fix=fix)
         return self._reopen
 
+    def opened_from(self) -> tuple[str, int | None, Tree]:
+        """Return the folder, and the length and the settings that it was opened with.
+
+        Raises:
+            ConfigError: the predictor is not from a model folder, or runs an exported model.
+        """
+        reader = self._folder_reader()
+        assert isinstance(reader, functools.partial)
+        settings = reader.keywords["settings"]
+        settings = settings if isinstance(settings, Mapping) else parse_overrides(settings)
+        return str(reader.args[0]), reader.keywords["length"], settings
+
     def __repr__(self) -> str:
         task_model = self.task_model
         labels = f", labels=[{listed(task_model.labels, 5)}]" if len(task_model.labels) else ""

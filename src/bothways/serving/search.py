@@ -49,7 +49,7 @@ class ServedIndex:
     stamp: object = None
 
     def search(self, *arguments: Any, **options: Any) -> tuple[int, list[list[Hit]]]:
-        """Return the number of changes of the index and hits as `Index.search`.
+        """Return the number of changes of the index and hits as `Index.ranked`.
 
         Raises:
             RequestError: the index on disk is damaged, gone, or was made by another model.
@@ -69,7 +69,7 @@ class ServedIndex:
                         fix = "Start the server again."
                         raise FolderError(message, where=self.folder, fix=fix)
                     self.index, self.stamp = index, stamp
-                return self.index.record.changes, self.index.search(*arguments, **options)
+                return self.index.record.changes, self.index.ranked(*arguments, **options)
             except BothwaysError as error:
                 self.stamp = None  # files may be gone that a change has replaced meanwhile
                 if last:

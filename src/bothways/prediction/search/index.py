@@ -29,9 +29,12 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
+from bothways.core.config.values import require_at_least, require_choice
 from bothways.core.errors import ConfigError, DataError, FolderError, argument, call, optional
 from bothways.core.files import local_path, read_object
-from bothways.prediction.predictor import Predictor
+from bothways.hub.provenance import digest_of_model
+from bothways.prediction.predictor import Predictor, open_task
+from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.search import stored_vectors
 from bothways.prediction.search.bm25 import BM25
 from bothways.prediction.search.stored_vectors import Stored, StoredVectors
@@ -102,19 +105,22 @@ class IndexRecord:
 class Index:
     """An index as it was when it was opened; later changes of the folder do not reach it.
 
-    The words for BM25 and the graphs are opened by the first search that needs them.
+    The model, the words for BM25 and the graphs are opened by the first search that needs them.
 
     Args:
-        folder: that `change.change_index` has made.
+        folder: that `bothways.build_index` has made.
         record: to read in place of index.json.
+
+    Attributes:
+        embedders: models that are open, by name (None for that of the index), precision and device.
 
     Raises:
         FolderError: it is not an index, or damaged.
 
     Examples:
-        >>> index = bothways.build_index(["a good film", "a bad play"], "plays", "my-bert")
-        >>> Index("plays").texts([1])
-        ['a bad play']
+        >>> index = bothways.build_index(["a good film", "a bad play"], "my-bert", out="plays")
+        >>> bothways.Index("plays").search("a bad play", k=1)[0].text
+        'a bad play'
     """
 
     def __init__(self, folder: str | Path, record: IndexRecord | None = None) -> None:
@@ -123,6 +129,7 @@ class Index:
         if record.width < 1 or not math.isfinite(record.scale):
             raise self._damaged(f"{RECORD} has width {record.width} and scale {record.scale}")
         self._graphs = dict[int, Any]()
+        self.embedders = dict[tuple[str | None, PredictPrecision, str], Predictor]()
         numbers = [segment.number for segment in record.segments]
         vectors = [self._array(f"vectors-{number}", record.width) for number in numbers]
         self.vectors = StoredVectors(vectors, record.width, record.scale)
@@ -140,7 +147,10 @@ class Index:
         if any(len(set(count)) > 1 for count in counts) or len(self.ids) != len(self.vectors):
             raise self._damaged("its files differ in their numbers of documents")
         if record.deleted is not None:
-            self.deleted[self._array(f"deleted-{record.deleted}")] = True
+            try:
+                self.deleted[self._array(f"deleted-{record.deleted}")] = True
+            except IndexError as error:
+                raise self._damaged(f"deleted-{record.deleted}.npy: {error}") from error
 
     def _read_record(self) -> IndexRecord:
         if not (self.folder / RECORD).is_file():
@@ -283,7 +293,54 @@ class Index:
         except (OSError, ValueError, KeyError) as error:
             raise self._damaged(f"bm25-{self.record.bm25}: {error}") from error
 
-    def search(
+    def search(  # noqa: PLR0913 – one option per question
+        self,
+        queries: str | Iterable[str],
+        k: int = 10,
+        *,
+        mode: Mode = "vectors",
+        exact: bool = False,
+        rerank: str | Path | Predictor | None = None,
+        depth: int = DEPTH,
+        model: str | Path | Predictor | None = None,
+        precision: PredictPrecision = "fp32",
+        device: str = "auto",
+    ) -> list[Any]:
+        """Return the k best documents for a text, or a list of these for several; see `search`.
+
+        The model of the index stays open for the next search.
+        """
+        require_at_least(1, top=k, depth=depth)
+        require_choice(Mode, "mode", mode)
+        texts = [queries] if isinstance(queries, str) else list(queries)
+        if rerank is not None and not isinstance(rerank, Predictor):
+            rerank = open_task(rerank, "rerank", precision=precision, device=device)
+        vectors = None
+        if mode != "bm25":
+            vectors = self.embedder(model, precision, device).encode(
+                texts, prompt=self.record.prompts[0], normalize_embeddings=self.record.normalised
+            )
+        hits = self.ranked(texts, vectors, k, mode, exact=exact, reranker=rerank, depth=depth)
+        return hits[0] if isinstance(queries, str) else hits
+
+    def embedder(
+        self, model: str | Path | Predictor | None, precision: PredictPrecision, device: str
+    ) -> Predictor:
+        """Return the model of the index, as it was when the index was built.
+
+        Raises:
+            FolderError: it is another model.
+        """
+        if isinstance(model, Predictor):
+            return open_embedder(model, self.record)
+        key = (None if model is None else str(model), precision, device)
+        if key not in self.embedders:
+            self.embedders[key] = open_embedder(
+                key[0] or self.record.model, self.record, precision=precision, device=device
+            )
+        return self.embedders[key]
+
+    def ranked(
         self,
         queries: Many[str],
         vectors: NDArray[np.float32] | None,
@@ -294,7 +351,7 @@ class Index:
         reranker: Predictor | None = None,
         depth: int = DEPTH,
     ) -> list[list[Hit]]:
-        """Return the best documents for queries, best first.
+        """Return the best documents for queries with their vectors, best first.
 
         Args:
             vectors: of the queries; None if `mode` is "bm25".
@@ -322,7 +379,7 @@ class Index:
                 Hit(self.ids[row].decode(), score, text)
                 for (score, row), text in zip(ranking, texts, strict=False)
             ]
-            hits.append(rerank(reranker, query, ranked)[:k] if reranker and ranked else ranked)
+            hits.append(reranked(reranker, query, ranked)[:k] if reranker and ranked else ranked)
         return hits
 
     def by_words(self, query: str, count: int) -> list[tuple[float, int]]:
@@ -356,7 +413,44 @@ class Index:
                     yield values["id"], values["text"]
 
 
-def rerank(reranker: Predictor, query: str, hits: Many[Hit]) -> list[Hit]:
+def open_embedder(
+    model: str | Predictor,
+    record: IndexRecord | None,
+    length: int | None = None,
+    precision: PredictPrecision = "fp32",
+    device: str = "auto",
+    settings: Mapping[str, Any] | None = None,
+) -> Predictor:
+    """Open the model of an index, as it was when the index was built, or that of a new one.
+
+    Args:
+        model: a predictor is taken as it is.
+
+    Raises:
+        FolderError: it is another model.
+        ConfigError: its similarity is neither the cosine nor the dot product.
+    """
+    if isinstance(model, Predictor):
+        embedder = model
+    else:
+        if record is not None:
+            if digest_of_model(model, whole=True) != record.digest:
+                message = f"is not the model of the index, which was made by {record.model}"
+                fix = "Name that model, or build the index again with this one."
+                raise FolderError(message, where=model, fix=fix)
+            length, settings = record.length, record.settings
+        embedder = open_task(
+            model, "embed", length=length, precision=precision, device=device,
+            settings=settings or {},
+        )  # fmt: skip
+    if embedder.similarity_name not in ("cosine", "dot"):
+        message = f"the model compares by {embedder.similarity_name}"
+        fix = "An index has cosines or dot products: choose a model with one of them."
+        raise ConfigError(message, where="model", fix=fix)
+    return embedder
+
+
+def reranked(reranker: Predictor, query: str, hits: Many[Hit]) -> list[Hit]:
     """Return hits by the scores of a cross-encoder, best first."""
     return ordered(hits, reranker((query, [hit.text for hit in hits])).logits)
 
