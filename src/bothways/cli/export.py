@@ -18,7 +18,7 @@ def export(  # noqa: PLR0913 – one option per question
     task: str | None = None,
     length: options.MaxLength = None,
     int8: str | None = None,
-    limit: options.Int8Limit = None,
+    limit: float | None = None,
     text: options.TextColumn = None,
     text_b: options.SecondColumn = None,
     label: options.LabelColumn = None,
@@ -32,6 +32,8 @@ def export(  # noqa: PLR0913 – one option per question
     ----------
     settings
         Settings of the task, such as pooling=cls for embed.
+    limit
+        Points of the metric that int8 may lose; a point is 0.01. By default 0.5.
     """
     from bothways.core.progress import terminal_progress
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from bothways.core.progress import Progress
 
-Command = TypeVar("Command", bound=Callable[..., None])
+Command = TypeVar("Command", bound=Callable[..., object])
 TrainedTask = Annotated[
     str,
     Parameter(
@@ -62,10 +62,6 @@ Precision = Annotated[
         "hardware has it; int8 is faster on a CPU and less exact (see `bothways evaluate`)."
     ),
 ]
-RuntimeChoice = Annotated[
-    Literal["torch", "onnxruntime", "openvino"],
-    Parameter(help="torch, or the runtime of a folder that `bothways export` wrote."),
-]
 FineRecipe = Annotated[
     FinetuneRecipe,
     Parameter(
@@ -88,17 +84,8 @@ Abstain = Annotated[
         "this, such as 0.9."
     ),
 ]
-Int8Limit = Annotated[
-    float | None,
-    Parameter(
-        help="Maximum loss of int8 in points (0.01) of the metric; default: 0.5. More is an error."
-    ),
-]
 StartModel = Annotated[
     str, Parameter(help="A model folder, the folder of a pre-training run, or a Hub id.")
-]
-FinetunedModel = Annotated[
-    str, Parameter(help="A fine-tuned model folder, the folder of a fine-tuning run, or a Hub id.")
 ]
 RunFolder = Annotated[
     Path,
@@ -183,7 +170,8 @@ _PYTHON_ONLY = re.compile(r"[;,] (?:or )?in Python (?:`[^`]*`|[^`;.])*")
 def documented_by(function: Callable[..., object]) -> Callable[[Command], Command]:
     """Complete the help of a command by the arguments of the public function that it calls.
 
-    What the command's own docstring describes, such as the settings among its words, stays.
+    What the command's own docstring describes, such as the settings among its words, stays. So does
+    that of a class of options, which is completed like a command.
     """
 
     def complete(command: Command) -> Command:
@@ -193,6 +181,7 @@ def documented_by(function: Callable[..., object]) -> Callable[[Command], Comman
         arguments = document.partition("Args:\n")[2].partition("\n\n")[0]
         for entry in re.split(r"\n(?= {4}\w)", arguments):
             name, _, text = _PYTHON_ONLY.sub("", " ".join(entry.split())).partition(": ")
+            text = text.replace("`out`", "--out")
             if name in inspect.signature(command).parameters and f"\n{name}\n" not in help_text:
                 help_text += f"\n{name}\n    {text[:1].upper()}{text[1:]}"
         command.__doc__ = help_text

@@ -19,50 +19,32 @@ from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, quantity, say
 
 
+@options.documented_by(bothways.predict)
 @Parameter(name="*")
 @dataclass(frozen=True)
 class PartOptions:
-    """Options of predictions in parts (`--out`)."""
+    """Options of predictions in parts (`--out`).
 
-    keep: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="A column to copy to the output, such as a key; old=new renames it. May be "
-            "repeated.",
-        ),
-    ] = ()
-    format: Annotated[
-        Literal["jsonl", "spans", "parquet", "npy"] | None,
-        Parameter(
-            help="With --out DIR: format of the parts. Default: npy for vectors, parquet if the "
-            "input is or if vectors have columns to keep, else jsonl. spans, also without --out: "
-            "JSON lines with the text and the entities as character spans."
-        ),
-    ] = None
-    rows: Annotated[int, Parameter(help="With --out DIR: rows of a part.")] = 4096
-    rejects: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="With --out: write rows that cannot be read or predicted to DIR/_rejects or "
-            "FILE.rejects.jsonl instead of stopping at the first one.",
-        ),
-    ] = False
-    processes: Annotated[
-        int | None,
-        Parameter(help="With --out DIR: processes that predict; default: 1."),
-    ] = None
-    threads: Annotated[
-        int | None,
-        Parameter(
-            help="With --out DIR: threads of each process; default: an equal share of the cores."
-        ),
-    ] = None
+    Parameters
+    ----------
+    keep
+        A column to copy to the output, such as a key; old=new renames it. May be repeated.
+    rejects
+        With --out: write rows that cannot be read or predicted to DIR/_rejects or
+        FILE.rejects.jsonl instead of stopping at the first one.
+    """
+
+    keep: tuple[str, ...] = ()
+    format: Literal["jsonl", "spans", "parquet", "npy"] | None = None
+    rows: int = 4096
+    rejects: Annotated[bool, Parameter(negative="")] = False
+    processes: int | None = None
+    threads: int | None = None
 
 
 @options.documented_by(bothways.predict)
 def predict(  # noqa: PLR0913 – one option per question
-    model: options.FinetunedModel,
+    model: str,
     *inputs: Annotated[str, options.INPUTS],
     out: Path | None = None,
     task: str | None = None,
@@ -75,7 +57,7 @@ def predict(  # noqa: PLR0913 – one option per question
     window: int | None = None,
     precision: options.Precision = "fp32",
     device: options.Device = "auto",
-    runtime: options.RuntimeChoice = "torch",
+    runtime: Literal["torch", "onnxruntime", "openvino"] = "torch",
     parts: PartOptions = PartOptions(),
 ) -> None:
     """Predict: one JSON line for each input, a table, or many files with --out.
@@ -217,7 +199,7 @@ if TYPE_CHECKING:
 
 @options.documented_by(bothways.evaluate)
 def evaluate(  # noqa: PLR0913 – one option per question
-    model: options.FinetunedModel,
+    model: str,
     data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     *settings: str,
     task: str | None = None,
@@ -230,9 +212,9 @@ def evaluate(  # noqa: PLR0913 – one option per question
     json: options.JsonOutput = False,
     report: Path | None = None,
     precision: options.Precision = "fp32",
-    limit: options.Int8Limit = None,
+    limit: float | None = None,
     device: options.Device = "auto",
-    runtime: options.RuntimeChoice = "torch",
+    runtime: Literal["torch", "onnxruntime", "openvino"] = "torch",
 ) -> None:
     """Score a fine-tuned model on labelled data: accuracy, F1, Matthews correlation, loss.
 
@@ -267,7 +249,7 @@ def evaluate(  # noqa: PLR0913 – one option per question
 
 @options.documented_by(bothways.calibrate)
 def calibrate(  # noqa: PLR0913 – one option per question
-    model: options.FinetunedModel,
+    model: str,
     data: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     *,
     out: Path,
