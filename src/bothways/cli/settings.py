@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json as encoder
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from bothways.cli import options
 from bothways.core.errors import ConfigError
 from bothways.core.terminal import output_console, say
 
-
-class Row(NamedTuple):
-    """A setting of a command; the other fields are those of `Setting`.
-
-    Attributes:
-        command: pretrain, finetune or features.
-        name: a common name that means the same, or "".
-    """
-
-    command: str
-    path: str
-    name: str
-    kinds: tuple[str, ...]
-    values: str
-    default: str
-    meaning: str
-
+if TYPE_CHECKING:
+    from bothways.core.config.reader import Setting
 
 Command = Literal["finetune", "pretrain", "features"]
 
@@ -48,16 +33,14 @@ def settings(
     command
         The command whose settings are listed; default: all three.
     """
-    rows = [
-        row
-        for row in all_settings()
-        if command in (None, row.command)
-        and (f".{row.path}".find(f".{prefix}") >= 0 or row.name == prefix)
-    ]
-    if not rows:
-        names = {
-            name for row in all_settings() for name in (row.path, *row.path.split("."), row.name)
-        }
+    chosen = {
+        name: [s for s in listed if f".{prefix}" in f".{s.path}" or s.name == prefix]
+        for name, listed in all_settings().items()
+        if command in (None, name)
+    }
+    if not any(chosen.values()):
+        every = itertools.chain(*all_settings().values())
+        names = {name for s in every for name in (s.path, *s.path.split("."), s.name)}
         near = difflib.get_close_matches(prefix, names, 1)
         guess = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(
@@ -67,20 +50,22 @@ def settings(
         )
     console = output_console()
     if json:
-        say(console, encoder.dumps([row._asdict() for row in rows], indent=1, ensure_ascii=False))
+        rows = [{"command": name, **vars(s)} for name, listed in chosen.items() for s in listed]
+        say(console, encoder.dumps(rows, indent=1, ensure_ascii=False))
         return
-    for at, row in enumerate(rows):
-        if at == 0 or rows[at - 1].command != row.command:
-            say(console, f"{row.command}:")
-        default = f" = {row.default}" if row.default else ""
-        name = f" (or {row.name})" if row.name else ""
-        kinds = f", for {', '.join(row.kinds)}" if row.kinds else ""
-        say(console, f"  {row.path}{default}{name}: {row.values}{kinds}")
-        say(console, f"      {row.meaning}")
+    for heading, listed in chosen.items():
+        if listed:
+            say(console, f"{heading}:")
+        for setting in listed:
+            default = f" = {setting.default}" if setting.default else ""
+            name = f" (or {setting.name})" if setting.name else ""
+            kinds = f", for {', '.join(setting.kinds)}" if setting.kinds else ""
+            say(console, f"  {setting.path}{default}{name}: {setting.values}{kinds}")
+            say(console, f"      {setting.meaning}")
 
 
-def all_settings() -> Iterator[Row]:
-    """Yield the settings of the commands in the order of their declarations."""
+def all_settings() -> dict[str, list[Setting]]:
+    """Return the settings by command, in the order of their declarations."""
     from bothways.core.config.reader import list_settings
     from bothways.finetuning.config import SHORTHANDS, FinetuneConfig
     from bothways.lab.features.run import FeatureConfig
@@ -89,16 +74,8 @@ def all_settings() -> Iterator[Row]:
     from bothways.training.run import TRAINING_NAMES
 
     features = FeatureConfig(model="MODEL", train="TRAIN", dev="DEV")
-    for command, config, aliases in (
-        ("finetune", FinetuneConfig(), SHORTHANDS),
-        ("pretrain", modern(preset("bert-base")), TRAINING_NAMES),
-        ("features", features, {}),
-    ):
-        # Of several names, the one that the path ends with.
-        ordered = sorted(aliases.items(), key=lambda item: item[1].endswith(f".{item[0]}"))
-        names = {path: name for name, path in ordered}
-        for setting in list_settings(config):
-            yield Row(
-                command, setting.path, names.get(setting.path, ""), setting.kinds,
-                setting.values, setting.default, setting.meaning,
-            )  # fmt: skip
+    return {
+        "finetune": list_settings(FinetuneConfig(), SHORTHANDS),
+        "pretrain": list_settings(modern(preset("bert-base")), TRAINING_NAMES),
+        "features": list_settings(features),
+    }

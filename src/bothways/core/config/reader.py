@@ -540,6 +540,7 @@ class Setting:
 
     Attributes:
         path: the dotted path; 0 is the first entry of a list.
+        name: a common name that means the same, or "".
         kinds: the kinds of its table that have it, such as ("adamw", "lamb"); empty if all have.
         values: the values that it takes, in words.
         default: as a file would write it; "" if there is none, or if it is a table.
@@ -547,23 +548,32 @@ class Setting:
     """
 
     path: str
+    name: str
     kinds: tuple[str, ...]
     values: str
     default: str
     meaning: str
 
 
-def list_settings(config: Any) -> list[Setting]:
+def list_settings(
+    config: Any, aliases: Mapping[str, str] = types.MappingProxyType({})
+) -> list[Setting]:
     """Return the settings of a configuration, in the order of its fields, defaults from its values.
 
     Settings of several kinds that differ in nothing but the kind are one.
+
+    Args:
+        aliases: dotted paths by common name.
     """
+    # Of several names, the one that the path ends with.
+    ordered = sorted(aliases.items(), key=lambda item: item[1].endswith(f".{item[0]}"))
+    names = {path: name for name, path in ordered}
     merged = dict[tuple[str, str, str, str], tuple[str, ...]]()
     for setting in _settings(type(config), config, "", (), ""):
         key = (setting.path, setting.values, setting.default, setting.meaning)
         merged[key] = tuple(dict.fromkeys((*merged.get(key, ()), *setting.kinds)))
     return [
-        Setting(path, kinds, values, default, meaning)
+        Setting(path, names.get(path, ""), kinds, values, default, meaning)
         for (path, values, default, meaning), kinds in merged.items()
     ]
 
@@ -591,7 +601,7 @@ def _settings(
         if not meaning:
             text = inspect.getdoc(members[0] if len(members) == 1 else cls) or ""
             meaning = " ".join(text.partition("\n\n")[0].split())
-        yield Setting(path, (kind,) if kind else (), values, default, meaning)
+        yield Setting(path, "", (kind,) if kind else (), values, default, meaning)
         if typing.get_origin(hint) is tuple:
             members, prefix = _tables(typing.get_args(hint)[0]), f"{path}.0"
             entry = value[0] if isinstance(value, tuple) and value else dataclasses.MISSING
