@@ -23,7 +23,7 @@ from bothways.core.errors import TokenizerError
 from bothways.hub.resolve import MODEL_FILES
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import CONFIG, GENERIC
-from bothways.text.word_cache import find_cutter
+from bothways.text.word_cache import is_cuttable
 from kernel_cases import examples
 from toy_text import (
     BERT_NAMES,
@@ -172,7 +172,7 @@ def test_each_token_has_its_id_and_is_special_as_in_transformers(folders):
 
 def test_words_are_looked_up_only_where_no_added_token_is_split(folders):
     """Both ways stand in the comparison with transformers."""
-    ways = {find_cutter(json.loads(ours.backend.to_str())) is None for ours, *_ in folders}
+    ways = {is_cuttable(json.loads(ours.backend.to_str())) for ours, *_ in folders}
     assert ways == {True, False}
 
 

@@ -6,8 +6,8 @@ four corners, kept because everyone's models and files have them: a word over 10
 unknown (Google: 200), the ideographs U+2B820–U+2B91F are not separated, private-use characters are
 dropped, and the text "[MASK]" in the input is the special token. See docs/guide/tokenizer.md.
 
-BERT's tokenizers are in C (`wordpiece`). Elsewhere words repeat, so each is tokenized once and then
-looked up (`word_cache`); where neither is proved exact, the backend reads the whole text.
+BERT's tokenizers are in C (`wordpiece`). In byte-level BPE words repeat, so each is tokenized once
+and then looked up (`word_cache`); where neither is proved exact, the backend reads the whole text.
 `template.assemble` puts special tokens around texts.
 """
 
@@ -34,7 +34,7 @@ from bothways.core.sequence import Ids
 from bothways.text.template import AGAIN, Template, assemble, foreign
 from bothways.text.tokenizer_classes import JapaneseWords, Specials
 from bothways.text.tokenizer_files import load_backend, tokenizer_config
-from bothways.text.word_cache import PieceTable, find_cutter
+from bothways.text.word_cache import PieceTable, is_cuttable
 from bothways.text.wordpiece import compile_wordpiece
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ class Tokenizer:
         if words is not None:
             self._spec = {**self._spec, "words": words.settings}
         self._compiled = compile_wordpiece(backend, self._spec)
-        cut = find_cutter(self._spec) if self._compiled is None else None
-        self._rows_of = self._backend_rows if cut is None else PieceTable(backend, cut).rows
+        cuttable = is_cuttable(self._spec)
+        self._rows_of = PieceTable(backend).rows if cuttable else self._backend_rows
 
     def __repr__(self) -> str:
         return f"Tokenizer({self._spec['model']['type']}, size={self.size:,})"

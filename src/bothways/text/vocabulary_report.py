@@ -10,6 +10,7 @@ characters per token do.
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,13 +22,15 @@ from tokenizers import normalizers, pre_tokenizers
 
 from bothways.core.errors import DataError
 from bothways.text.tokenizer import Tokenizer, bytes_in
-from bothways.text.word_cache import bert_words
 
 _BLOCK = 256
 _CLEAN = normalizers.BertNormalizer(
     clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
 )
 _CUT = pre_tokenizers.BertPreTokenizer()
+_SEPARATORS = r"!-/:-@\[-`{-~\u3400-\u4DBF\u4E00-\u9FFF\uF900-\uFAFF\U00020000-\U0002A6DF"
+_PIECE = re.compile(rf"[^{_SEPARATORS} \n\t]+|[{_SEPARATORS}]")
+"""What `_CUT` never joins: ASCII punctuation marks, ideographs, and runs of other characters."""
 _SPACES = ("▁", "Ġ")
 """How vocabularies write a space: SentencePiece's and those over bytes."""
 
@@ -84,13 +87,13 @@ def vocabulary_report(
         DataError: the texts hold no word.
     """
     characters, use, pieces = 0, np.zeros(tokenizer.size, dtype=np.int64), Counter[str]()
-    find, stream = bert_words([], spaces_ideographs=True).findall, iter(texts)
+    stream = iter(texts)
     while block := list(itertools.islice(stream, _BLOCK)):
         block_ids, _ = tokenizer.encode_flat(block)
         use += np.bincount(block_ids, minlength=tokenizer.size)
         for text in block:
             characters += len(text)
-            pieces.update(find(text))
+            pieces.update(_PIECE.findall(text))
     words = Counter[str]()
     # Each distinct piece is normalised once, however often it occurs, and then dropped.
     while pieces:
