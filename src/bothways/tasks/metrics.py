@@ -253,11 +253,11 @@ def _tied(scores: Numbers, labels: Numbers) -> Iterator[tuple[int, Numbers]]:
     yield from zip(starts, np.split(labels[order], changes), strict=True)
 
 
-def ndcg(scores: Numbers, labels: Numbers, cutoff: int = PLACES) -> float:
+def ndcg(scores: Numbers, labels: Numbers) -> float:
     """Return the normalised discounted cumulative gain of the first places."""
     # The place r has 1 / log2(r + 1): 1, 0.63, 0.5 …
-    discounts = np.zeros(max(cutoff, len(labels)))
-    discounts[:cutoff] = 1 / np.log2(np.arange(cutoff) + 2)
+    discounts = np.zeros(max(PLACES, len(labels)))
+    discounts[:PLACES] = 1 / np.log2(np.arange(PLACES) + 2)
     ideal = float(-np.sort(-labels) @ discounts[: len(labels)])
     if ideal == 0:
         return 0.0
@@ -268,7 +268,7 @@ def ndcg(scores: Numbers, labels: Numbers, cutoff: int = PLACES) -> float:
     return gain / ideal
 
 
-def reciprocal_rank(scores: Numbers, labels: Numbers, cutoff: int = PLACES) -> float:
+def reciprocal_rank(scores: Numbers, labels: Numbers) -> float:
     """Return 1 / the place of the first relevant document; 0 beyond the first places."""
     for start, tied in _tied(scores, labels):
         count, relevant = len(tied), int((tied > 0).sum())
@@ -276,7 +276,7 @@ def reciprocal_rank(scores: Numbers, labels: Numbers, cutoff: int = PLACES) -> f
             continue
         # Σ over n of P(none of the first n in the tie is relevant) · P(the next one is) / its place
         mean, none_yet = 0.0, 1.0
-        for n in range(min(count - relevant + 1, cutoff - start)):
+        for n in range(min(count - relevant + 1, PLACES - start)):
             mean += none_yet * relevant / (count - n) / (start + n + 1)
             none_yet *= (count - n - relevant) / (count - n)
         return mean
@@ -292,11 +292,8 @@ def average_precision(scores: Numbers, labels: Numbers) -> float:
             # The relevant ones, on average, before a relevant document at place n of the tie
             n = np.arange(count)
             remaining = n * (relevant - 1) / max(1, count - 1)
-            total += (
-                relevant
-                / count
-                * float(((relevant_before + 1 + remaining) / (start + n + 1)).sum())
-            )
+            precisions = (relevant_before + 1 + remaining) / (start + n + 1)
+            total += relevant / count * float(precisions.sum())
         relevant_before += relevant
     return total / relevant_before if relevant_before else 0.0
 
