@@ -31,7 +31,8 @@ CONFUSIONS = 15
 """Number of confusions in the table of the most frequent ones."""
 
 BINS = 15
-"""Number of bins of equal width, as in Guo et al. 2017."""
+"""Number of bins of equal width in [0, 1], as in Guo et al. 2017."""
+_EDGES = np.linspace(0.0, 1.0, BINS + 1)[1:-1]
 GROUPS = 10
 """Number of groups of equally many predictions."""
 _FINE = 1 / (1 + np.exp(-np.linspace(-12, 12, 2400)))
@@ -57,20 +58,16 @@ class Calibration:
     """Counts of predictions by confidence, for accuracy and expected calibration error.
 
     Source: Naeini et al. 2015; Guo et al. 2017, section 2. Only counts are kept, so memory does not
-    grow with the examples.
-
-    Args:
-        bins: number of bins of equal width in [0, 1]; a bin includes its upper edge only.
+    grow with the examples. A bin includes its upper edge only.
     """
 
-    def __init__(self, bins: int = BINS) -> None:
-        self._edges = np.linspace(0.0, 1.0, bins + 1)[1:-1]
+    def __init__(self) -> None:
         # By bin: the number of predictions, and the sums of their confidence and accuracy.
-        self._even, self._fine = np.zeros((3, bins)), np.zeros((3, len(_FINE) + 1))
+        self._even, self._fine = np.zeros((3, BINS)), np.zeros((3, len(_FINE) + 1))
 
     def add(self, confidence: float | NDArray[Any], correct: bool | NDArray[np.bool_]) -> None:
         """Count a prediction with this probability, or an array of them."""
-        for edges, sums in ((self._edges, self._even), (_FINE, self._fine)):
+        for edges, sums in ((_EDGES, self._even), (_FINE, self._fine)):
             index = np.searchsorted(edges, confidence)
             for row, values in zip(sums, (1, confidence, correct), strict=True):
                 np.add.at(row, index, values)
