@@ -345,6 +345,9 @@ class TextTask(TableTask[Any, P]):
     def texts(self, example: Any) -> tuple[str, ...]:
         return (example.text,) if example.text_b is None else (example.text, example.text_b)
 
+    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
+        return (LabelHead(max(1, len(labels)), dropout),)
+
 
 @dataclass(frozen=True)
 class LongTextTask(TextTask[P]):
@@ -382,9 +385,6 @@ class LongTextTask(TextTask[P]):
             fix = "Give several texts as a list, and the two texts of one example as a tuple."
             raise DataError(message, where=where, fix=fix)
         return super().from_texts(texts, where=where)
-
-    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        return (LabelHead(max(1, len(labels)), dropout),)
 
     def target(self, example: Any, index: Mapping[str, int]) -> Targets:
         """Return the answer of an example for the loss, by the index of each label."""

@@ -16,7 +16,6 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from bothways.core.errors import ConfigError, argument
-from bothways.model.heads import Head, LabelHead
 from bothways.model.model import Model
 from bothways.tasks import base
 from bothways.tasks.classification.task import ClassScores
@@ -39,12 +38,7 @@ class EntailmentClassifier(LabelModel[TextExample, ClassPrediction]):
     task: ZeroShotTask
 
     def __init__(
-        self,
-        task: ZeroShotTask,
-        model: Model,
-        tokenizer: Tokenizer,
-        labels: Many[str],
-        length: int,
+        self, task: ZeroShotTask, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> None:
         super().__init__(task, model, tokenizer, labels, length)
         if not task.candidates:
@@ -123,9 +117,6 @@ class ZeroShotTask(ClassScores, TextTask[ClassPrediction]):
     def texts(self, example: TextExample) -> tuple[str, ...]:
         """Return the text and the sentences that are compared with it."""
         return (example.text, *self.hypotheses)
-
-    def heads(self, labels: Many[str], dropout: float | None) -> tuple[Head, ...]:
-        return (LabelHead(max(1, len(labels)), dropout),)
 
     def encode(
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
