@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from jaxtyping import Float64
 from torch import Tensor
 
 from bothways.core.batch import IGNORED, Batch, LabelTargets
@@ -48,56 +49,33 @@ _FRACTION = re.compile(r"-?\d+\.\d+")
 
 
 class TextClassifier(LabelModel[TextExample, ClassPrediction]):
-    """A classification task with a model that has the head "labels"; see `TaskModel`.
-
-    Raises:
-        ConfigError: the number of weights is not the labels', or balanced weights were not
-            counted.
-    """
+    """A classification task with a model that has the head "labels"; see `TaskModel`."""
 
     task: ClassificationTask
     scale = "classes"
 
-    def __init__(
-        self,
-        task: ClassificationTask,
-        model: Model,
-        tokenizer: Tokenizer,
-        labels: Many[str],
-        length: int,
-    ) -> None:
-        super().__init__(task, model, tokenizer, labels, length)
-        self._smoothing, self._equal = task.smoothing, task.weighting == "equal"
-        self._windows = task.long_texts == "windows"
-        weighting = (1.0,) * len(self.labels) if self._equal else task.weighting
-        if weighting == "balanced":
-            message = "balanced weights are counted in training data, and none was read"
-            fix = "Count them: task.adapted(examples); or give a number for each label."
-            raise ConfigError(message, where="task.weighting", fix=fix)
-        if len(weighting) != len(self.labels):
-            message = f"there are {len(weighting)} for {len(self.labels)} labels "
-            message += f"({', '.join(self.labels)})"
-            fix = "Give one for each label, in this order."
-            raise ConfigError(message, where="task.weighting", fix=fix)
-        self._classes = torch.tensor(weighting, dtype=torch.float64)
+    @property
+    def class_weights(self) -> Float64[Tensor, " labels"]:
+        """The weight of each class in the loss."""
+        weighting = self.task.weighting
+        numbers = weighting if isinstance(weighting, tuple) else (1.0,) * len(self.labels)
+        return torch.tensor(numbers, dtype=torch.float64)
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the summed weights of the labels: of their class, and of their window."""
         labels = targets_of(batch)
         labelled = labels != IGNORED
-        return {
-            "label": float((self._classes[labels[labelled]] * window_weight(batch)[labelled]).sum())
-        }
+        weights = self.class_weights[labels[labelled]] * window_weight(batch)[labelled]
+        return {"label": float(weights.sum())}
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the cross-entropy of the labels. Weighted labels have no count of hits."""
-        labels = targets_of(batch)
-        if self._equal and self._smoothing == 0 and not self._windows:
+        labels, smoothing = targets_of(batch), self.task.smoothing
+        weighted = self.task.long_texts == "windows" or self.task.weighting != "equal"
+        if not weighted and smoothing == 0:
             return {"label": cross_entropy(scores, labels)}
-        classes = self._classes.to(scores.device)
-        weight = window_weight(batch)
-        loss = weighted_cross_entropy(scores, labels, classes, self._smoothing, weight)
-        weighted = self._windows or not self._equal
+        classes, weight = self.class_weights.to(scores.device), window_weight(batch)
+        loss = weighted_cross_entropy(scores, labels, classes, smoothing, weight)
         return {"label": dataclasses.replace(loss, hits=None) if weighted else loss}
 
     def decode(
@@ -207,6 +185,20 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
         if self.weighting != "balanced":
             return self
         return dataclasses.replace(self, weighting=balanced(train))
+
+    def bind(
+        self, model: Model, tokenizer: Tokenizer, labels: Many[str], length: int
+    ) -> TextClassifier:
+        """Bind the task to a model; ConfigError for weights that are not one for each label."""
+        if self.weighting == "balanced":
+            message = "balanced weights are counted in training data, and none was read"
+            fix = "Count them: task.adapted(examples); or give a number for each label."
+            raise ConfigError(message, where="task.weighting", fix=fix)
+        if self.weighting != "equal" and len(self.weighting) != len(labels):
+            message = f"there are {len(self.weighting)} for {len(labels)} labels "
+            fix = "Give one for each label, in this order."
+            raise ConfigError(f"{message}({', '.join(labels)})", where="task.weighting", fix=fix)
+        return TextClassifier(self, model, tokenizer, labels, length)
 
     def labels(self, examples: Iterable[TextExample]) -> tuple[str, ...]:
         return label_names(examples)
