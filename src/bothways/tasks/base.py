@@ -491,16 +491,11 @@ def unknown_label(message: str, label: str, labels: Many[str], where: str) -> Da
     return DataError(message + did_you_mean(label, labels), where=where, fix=fix)
 
 
-def unlabelled(where: str, message: str = "label") -> DataError:
-    """Return the error for an example that cannot be scored."""
-    fix = "Add it, or use predict."
-    return DataError(f"has no {message}, so it cannot be scored", where=where, fix=fix)
-
-
 def required(answer: A | None, where: str, noun: str = "label") -> A:
-    """Return the answer of an example; the error `unlabelled` if it has none."""
+    """Return the answer of an example; a DataError if it has none and cannot be scored."""
     if answer is None:
-        raise unlabelled(where, noun)
+        message, fix = f"has no {noun}, so it cannot be scored", "Add it, or use predict."
+        raise DataError(message, where=where, fix=fix)
     return answer
 
 

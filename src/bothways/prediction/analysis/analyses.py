@@ -25,7 +25,7 @@ from bothways.prediction.analysis.base import (
     clip,
 )
 from bothways.tasks import metrics, predictions as p
-from bothways.tasks.base import E, Metrics, P
+from bothways.tasks.base import E, Metrics, P, required
 from bothways.tasks.choice.task import ChoiceExample
 from bothways.tasks.metrics import TINY, Confusion, Rankings, ndcg, sigmoid
 from bothways.tasks.multilabel.task import LEAST, MultilabelExample, constant_labels
@@ -49,11 +49,6 @@ def _shown(
 ) -> s.ReportExample:
     texts = [example.text] if example.text_b is None else [example.text, " ‖ ", example.text_b]
     return s.ReportExample([*map(base.clip, texts)], truth, answers, example.where)
-
-
-def _label(example: TextExample) -> str:
-    assert example.label is not None
-    return example.label
 
 
 class Decisions(NamedTuple):
@@ -119,7 +114,8 @@ class ClassAnalysis(DecisionAnalysis[TextExample, p.ClassPrediction]):
     def decide(self, example: TextExample, prediction: p.ClassPrediction) -> Decisions:
         """Return the class of a text."""
         chances = [prediction.probabilities[label] for label in self.labels]
-        return Decisions([self._index[_label(example)]], [prediction.index], [chances])
+        label = required(example.label, example.where)
+        return Decisions([self._index[label]], [prediction.index], [chances])
 
     def show(self, example: TextExample, prediction: p.ClassPrediction) -> s.ReportExample:
         """Show the texts with the most probable classes."""
@@ -139,17 +135,16 @@ class ChoiceAnalysis(DecisionAnalysis[ChoiceExample, p.ChoicePrediction]):
 
     def decide(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> Decisions:
         """Return the position of an ending; those up to the last that is right or given count."""
-        assert example.label is not None
-        count = max(self.confusion.labels, example.label + 1, prediction.index + 1)
+        label = required(example.label, example.where)
+        count = max(self.confusion.labels, label + 1, prediction.index + 1)
         self.confusion.labels = count
         self.labels = tuple(f"ending {number}" for number in range(1, count + 1))
-        return Decisions([example.label], [prediction.index], [prediction.probabilities])
+        return Decisions([label], [prediction.index], [prediction.probabilities])
 
     def show(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> s.ReportExample:
         """Show the context with the most probable endings."""
-        assert example.label is not None
         endings = [f"{n}. {clip(text)}" for n, text in enumerate(example.endings, 1)]
-        truth = endings[example.label]
+        truth = endings[required(example.label, example.where)]
         best = base.guesses(dict(zip(endings, prediction.probabilities, strict=True)), truth)
         return s.ReportExample([clip(example.context)], truth, best, example.where)
 
@@ -227,13 +222,13 @@ class ScoreAnalysis(TaskAnalysis[TextExample, p.ScorePrediction]):
 
     def add(self, example: TextExample, prediction: p.ScorePrediction) -> Judgement:
         """Keep both numbers; the cost is the squared error."""
-        self._truth.append(float(_label(example)))
+        self._truth.append(float(required(example.label, example.where)))
         self._predicted.append(prediction.score)
         return Judgement((self._truth[-1] - prediction.score) ** 2)
 
     def show(self, example: TextExample, prediction: p.ScorePrediction) -> s.ReportExample:
         """Show the texts with the true and the predicted number."""
-        scores = float(_label(example)), prediction.score
+        scores = float(required(example.label, example.where)), prediction.score
         true, predicted = map(s.number_format(scores), scores)
         return _shown(example, f"{true}, predicted {predicted}", [])
 
@@ -323,7 +318,7 @@ class TagAnalysis(DecisionAnalysis[TagExample, TagPrediction]):
 
     def decide(self, example: TagExample, prediction: TagPrediction) -> Decisions:
         """Return the tags of the words, and count the outcomes of entities."""
-        gold, tags = self._gold(example), prediction.tags
+        gold, tags = self._task.gold_tags(example, self.labels), prediction.tags
         if self._entities:
             pairs = outcomes(chunks(gold), chunks(tags))
             self.outcomes.update((chunk.type, outcome) for chunk, outcome in pairs)
@@ -332,7 +327,8 @@ class TagAnalysis(DecisionAnalysis[TagExample, TagPrediction]):
 
     def show(self, example: TagExample, prediction: TagPrediction) -> s.ReportExample:
         """Show the sentence with its wrongly tagged words marked, and the tags of the worst."""
-        gold, tags, words = self._gold(example), prediction.tags, example.words
+        gold, tags = self._task.gold_tags(example, self.labels), prediction.tags
+        words = example.words
         top = prediction.probabilities.max(1) if len(words) else np.zeros(0)
         errors = [index for index, (a, b) in enumerate(zip(gold, tags, strict=True)) if a != b]
         worst = sorted(errors, key=lambda index: -top[index])[:GUESSES]
@@ -360,11 +356,6 @@ class TagAnalysis(DecisionAnalysis[TagExample, TagPrediction]):
         columns, rows = ["type", *OUTCOMES], [*rows, ["all", *total]]
         table = s.TableSection("Outcomes of entities", columns, rows, total=True, note=note)
         return [table, *super().sections()]
-
-    def _gold(self, example: TagExample) -> tuple[str, ...]:
-        gold = self._task.gold_tags(example, self.labels)
-        assert gold is not None
-        return gold
 
 
 KINDS = {
@@ -473,7 +464,8 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
 
         The cost is 0 without a relevant document, since every order is as good.
         """
-        labels, logits = _labels(example), np.array(prediction.logits)
+        labels = np.array(required(example.labels, example.where))
+        logits = np.array(prediction.logits)
         relevant, chances = labels > 0, sigmoid(logits)
         self.calibration.add(chances, relevant)
         for logit, label in zip(prediction.logits, labels.tolist(), strict=True):
@@ -484,7 +476,8 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
 
     def show(self, example: RankExample, prediction: RankPrediction) -> s.ReportExample:
         """Show the query with the first documents and the first relevant one."""
-        labels, chances = _labels(example), sigmoid(np.array(prediction.logits))
+        labels = required(example.labels, example.where)
+        chances = sigmoid(np.array(prediction.logits))
         ranking = [ranked.index for ranked in prediction.ranking]
         best = next(((n, index) for n, index in enumerate(ranking, 1) if labels[index] > 0), None)
         indices, truth = ranking[:GUESSES], "no relevant document"
@@ -551,8 +544,3 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
         title = "What the first places hold"
         curves = s.Curves(title, "down to this place", "share", lines, percent=True, note=note)
         return [curves, table, *self.reliability()]
-
-
-def _labels(example: RankExample) -> NDArray[np.float64]:
-    assert example.labels is not None
-    return np.array(example.labels)

@@ -26,7 +26,7 @@ from bothways.prediction.analysis.base import Calibration
 from bothways.prediction.analysis.evaluation import EvaluationData
 from bothways.prediction.predictor import Predictor, open_task_model
 from bothways.tasks import calibration as formulas
-from bothways.tasks.base import Metrics, TaskModel, examples_fingerprint, softmax, unlabelled
+from bothways.tasks.base import Metrics, TaskModel, examples_fingerprint, required, softmax
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.metrics import TINY, sigmoid
 from bothways.tasks.multilabel.task import LEAST, MultilabelTask
@@ -161,8 +161,7 @@ def _arrays(
     chances = np.array([[*prediction.probabilities.values()] for _, prediction in pairs])
     several = isinstance(task_model.task, MultilabelTask)
     for example, _ in pairs:
-        if (example.labels if several else example.label) is None:
-            raise unlabelled(example.where)
+        required(example.labels if several else example.label, example.where)
     where = getattr(pairs[0][0], "where", None)
     if several:
         truth = np.array([[name in example.labels for name in index] for example, _ in pairs])

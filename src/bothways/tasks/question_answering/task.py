@@ -334,8 +334,7 @@ class QuestionAnsweringTask(TableTask[Question, AnswerPrediction]):
 def _scored(results: base.Results[Question, AnswerPrediction]) -> AnswerScores:
     scores = AnswerScores()
     for example, prediction in results:
-        if not example.annotated:
-            raise base.unlabelled(example.where, "known answer")
+        base.required(example.annotated or None, example.where, "known answer")
         scores.add(example, prediction.text, prediction.best, prediction.null_difference)
     if not len(scores.columns.f1):
         raise base.nothing_to_score("question")

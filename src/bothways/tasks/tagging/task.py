@@ -219,16 +219,15 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     def check(self, train: Many[TagExample], dev: Many[TagExample]) -> list[Finding]:
         return check_tagged(train, dev, self.scheme)
 
-    def gold_tags(self, example: TagExample, labels: Many[str]) -> tuple[str, ...] | None:
-        """Return the tags of an example in the scheme of the model's labels; None if it has none.
+    def gold_tags(self, example: TagExample, labels: Many[str]) -> tuple[str, ...]:
+        """Return the tags of an example in the scheme of the model's labels.
 
         Raises:
-            DataError: a tag that is not among `labels`.
+            DataError: it has no tags, or one that is not among `labels`.
         """
-        if example.tags is None:
-            return None
-        tags = as_labels(example.tags, labels) if self.spells(labels) else example.tags
-        for number, (original, tag) in enumerate(zip(example.tags, tags, strict=True), 1):
+        originals = base.required(example.tags, example.where, "tags")
+        tags = as_labels(originals, labels) if self.spells(labels) else originals
+        for number, (original, tag) in enumerate(zip(originals, tags, strict=True), 1):
             if tag not in labels:
                 spelled = "" if original == tag else f" (in the model's scheme {tag!r})"
                 message = f"tag {original!r} of word {number}{spelled}"
@@ -258,10 +257,9 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         rows = {words: _Row.of([pieces[word] for word in words]) for words in sentences}
         room, results = length - tokenizer.template.single, []
         for example in examples:
-            tags = self.gold_tags(example, labels) or (None,) * len(example.words)
-            targets = np.array(
-                [IGNORED if tag is None else index[tag] for tag in tags], dtype=np.int64
-            )
+            targets = np.full(len(example.words), IGNORED, dtype=np.int64)
+            if example.tags is not None:
+                targets[:] = [index[tag] for tag in self.gold_tags(example, labels)]
             row = rows[example.words]
             preceding, following = (
                 [rows[words].ids for words in some] for some in (example.before, example.after)
@@ -298,11 +296,9 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         counts = TagCounts(labels, self.spells(labels))
         index = {label: position for position, label in enumerate(labels)}
         for example, prediction in results:
-            tags = base.required(self.gold_tags(example, labels), example.where, "tags")
-            selected = np.ones(1)
-            if tags:
-                columns = [index[tag] for tag in tags]
-                selected = prediction.probabilities[np.arange(len(tags)), columns]
+            tags = self.gold_tags(example, labels)
+            columns = np.array([index[tag] for tag in tags], dtype=np.int64)
+            selected = prediction.probabilities[np.arange(len(tags)), columns]
             counts.add(tags, prediction.tags, -float(np.log(np.maximum(selected, TINY)).sum()))
         if not counts.words:
             raise base.nothing_to_score("word")
@@ -310,7 +306,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
 
     def grade(self, example: TagExample, prediction: TagPrediction, labels: Many[str]) -> float:
         """Return the F1 of the sentence's entities, 1 without any; the accuracy of plain tags."""
-        tags = base.required(self.gold_tags(example, labels), example.where, "tags")
+        tags = self.gold_tags(example, labels)
         if not self.spells(labels):
             correct = [a == b for a, b in zip(tags, prediction.tags, strict=True)]
             return float(np.mean(correct)) if tags else 1.0
@@ -321,7 +317,7 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
     def baseline(self, examples: Many[TagExample]) -> base.Metrics:
         """Return the metrics of the most frequent tag; the loss is the tag frequencies'."""
         labels = self.labels(examples)
-        sentences = [self.gold_tags(example, labels) or () for example in examples]
+        sentences = [self.gold_tags(e, labels) for e in examples if e.tags is not None]
         frequent = Counter(itertools.chain.from_iterable(sentences))
         counts, top = TagCounts(labels, self.spells(labels)), frequent.most_common(1)[0][0]
         for tags in sentences:
