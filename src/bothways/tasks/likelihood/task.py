@@ -32,7 +32,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, TokenTargets, next_tokens
 from bothways.core.errors import ConfigError, DataError, argument
@@ -161,34 +160,23 @@ class LikelihoodTask(MaskedTask[LikelihoodPrediction]):
     def _sequences(
         self, ids: Ids, words: NDArray[np.int32], tokenizer: Tokenizer, since: int = 0
     ) -> Iterator[Sequence]:
-        """Yield the sequences in which the tokens from `since` on are predicted."""
-        bare, first = assemble(ids, None, tokenizer.template), len(tokenizer.template.before)
-        ways = [(index, False) for index in self._masked(words, first)[since:]]
-        if self.variant in ("causal", "both"):
-            ways = ways if self.variant == "both" else []
-            ways.append((np.arange(first + since, first + len(ids)), True))
-        for index, causal in ways:
-            targets = {"masked": TokenTargets(index, bare.ids[index].astype(np.int64))}
-            yield Sequence(bare.ids, bare.segments, targets, causal=causal)
-
-    def _masked(self, words: NDArray[np.int32], first: int) -> list[NDArray[np.int64]]:
-        """Return the positions to mask for each predicted token, itself first.
+        """Yield the sequences in which the tokens from `since` on are predicted.
 
         Args:
             words: the word of each token, ascending `(tokens)`.
-            first: the position of the first token.
         """
-        starts = np.arange(first, len(words) + first)
-        match self.variant:
-            case "original" | "causal" | "both":
-                stops = starts + 1
-            case "word_l2r":
-                # In "un ##happi ##ness", "##happi" is predicted with "##ness" masked, too
-                stops = np.searchsorted(words, words, side="right") + first
-            case _:
-                assert_never(self.variant)
-        pairs = zip(starts, stops, strict=True)
-        return [np.arange(start, stop, dtype=np.int64) for start, stop in pairs]
+        bare, first = assemble(ids, None, tokenizer.template), len(tokenizer.template.before)
+        starts = stops = np.arange(first, first + len(ids))
+        if self.variant == "word_l2r":
+            # In "un ##happi ##ness", "##happi" is predicted with "##ness" masked, too
+            stops = np.searchsorted(words, words, side="right") + first - 1
+        ways = [(np.arange(*ends), False) for ends in zip(starts, stops + 1, strict=True)][since:]
+        if self.variant in ("causal", "both"):
+            ways = ways if self.variant == "both" else []
+            ways.append((starts[since:], True))
+        for index, causal in ways:
+            targets = {"masked": TokenTargets(index, bare.ids[index].astype(np.int64))}
+            yield Sequence(bare.ids, bare.segments, targets, causal=causal)
 
     def score(
         self, results: base.Results[TextExample, LikelihoodPrediction], labels: Many[str]
