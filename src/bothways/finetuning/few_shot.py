@@ -34,7 +34,8 @@ from bothways.model.model import Model
 from bothways.tasks.base import TaskModel
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.sentence_embedding import losses
-from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask, together
+from bothways.tasks.sentence_embedding.task import Embedder, SentenceEmbeddingTask
+from bothways.tasks.text_task import together
 
 MOST_PAIRS = 50_000
 """The most pairs of a run: an enormous file has more texts, and labels that are not few."""

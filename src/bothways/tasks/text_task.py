@@ -13,6 +13,7 @@ in the window in which it has the most context on its poorer side ("max context"
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -261,6 +262,23 @@ def encode_texts(
         )
         results.append(EncodedExample(sequences, tokens, cut))
     return results
+
+
+def together(texts: Many[Sequence]) -> Sequence:
+    """Return one sequence of texts that do not attend to each other, with their targets."""
+    starts = [0, *itertools.accumulate(len(text) for text in texts)][:-1]
+    masks = [mask for text in texts if (mask := text.global_attention_mask) is not None]
+    targets = dict[str, Targets]()
+    for name, target in texts[0].targets.items():
+        packed = type(target).pack([text.targets[name] for text in texts], starts)
+        targets[name] = packed.apply(lambda tensor: tensor.numpy())  # type: ignore[arg-type, return-value]
+    return Sequence(
+        np.concatenate([text.ids for text in texts]),
+        np.concatenate([text.segments for text in texts]),
+        targets,
+        tuple(len(text) for text in texts),
+        np.concatenate(masks) if masks else None,
+    )
 
 
 def window_weight(batch: Batch) -> Float[Tensor, " sequences"]:

@@ -12,6 +12,7 @@ may differ between questions.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence as Many
@@ -27,13 +28,14 @@ from bothways.core.batch import IGNORED, Batch, ChoiceTargets
 from bothways.core.config.values import is_integer
 from bothways.core.errors import DataError, Finding
 from bothways.core.loss import Loss
-from bothways.core.sequence import Ids, Sequence
+from bothways.core.sequence import Sequence
 from bothways.model.heads import ChoiceHead, Head
 from bothways.objectives.losses import choice_cross_entropy
 from bothways.tasks import base, text_checks
 from bothways.tasks.columns import Column, Columns, TableTask, cell_of, label_of, text_of
 from bothways.tasks.metrics import negative_log
 from bothways.tasks.predictions import ChoicePrediction
+from bothways.tasks.text_task import together
 from bothways.text.template import assemble, truncated
 from bothways.text.tokenizer import Tokenizer
 
@@ -204,13 +206,26 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
         A label out of range becomes an absent one: `check` and `score` refuse it.
         """
         contexts = tokenizer.encode([example.context for example in examples])
-        endings = iter(
-            tokenizer.encode([ending for example in examples for ending in example.endings])
-        )
-        return [
-            _encode(example, context, [next(endings) for _ in example.endings], tokenizer, length)
-            for example, context in zip(examples, contexts, strict=True)
-        ]
+        endings = iter(tokenizer.encode([text for example in examples for text in example.endings]))
+        template, results = tokenizer.template, list[base.EncodedExample]()
+        for example, context in zip(examples, contexts, strict=True):
+            if not example.endings:
+                fix = "Complete the row or remove it."
+                raise DataError("has no ending to choose from", where=example.where, fix=fix)
+            pairs, tokens, cut = list[Sequence](), 0, 0
+            for ending in itertools.islice(endings, len(example.endings)):
+                first, second = truncated(len(context), len(ending), length - template.pair)
+                pair = assemble(context[:first], ending[:second], template)
+                # The tokens from the ending on are global in Longformer.
+                begin = len(template.first) + first + len(template.between)
+                pairs.append(replace(pair, global_attention_mask=np.arange(len(pair)) >= begin))
+                tokens += len(context) + len(ending)
+                cut += len(context) - first + len(ending) - second
+            label = example.label if example.label in range(len(pairs)) else IGNORED
+            count, target = (np.array([number], dtype=np.int64) for number in (len(pairs), label))
+            sequence = replace(together(pairs), targets={"label": ChoiceTargets(count, target)})
+            results.append(base.EncodedExample((sequence,), tokens, cut))
+        return results
 
     def score(
         self, results: base.Results[ChoiceExample, ChoicePrediction], labels: Many[str]
@@ -238,35 +253,6 @@ class ChoiceTask(TableTask[ChoiceExample, ChoicePrediction]):
         (_, correct), *_ = Counter(example.label for example in examples).most_common(1)
         loss = float(np.mean([np.log(len(example.endings)) for example in examples]))
         return {"accuracy": correct / len(examples), "loss": loss}
-
-
-def _encode(
-    example: ChoiceExample, context: Ids, endings: Many[Ids], tokenizer: Tokenizer, length: int
-) -> base.EncodedExample:
-    if not endings:
-        fix = "Complete the row or remove it."
-        raise DataError("has no ending to choose from", where=example.where, fix=fix)
-    template, pairs, ending_masks, kept_tokens = tokenizer.template, [], [], 0
-    for ending in endings:
-        context_size, second = truncated(len(context), len(ending), length - template.pair)
-        pairs.append(assemble(context[:context_size], ending[:second], template))
-        # The tokens from the ending on are global in Longformer.
-        begin = len(template.first) + context_size + len(template.between)
-        ending_masks.append(np.arange(len(pairs[-1])) >= begin)
-        kept_tokens += context_size + second
-    target = example.label if example.label in range(len(endings)) else IGNORED
-    targets = ChoiceTargets(
-        np.array([len(endings)], dtype=np.int64), np.array([target], dtype=np.int64)
-    )
-    sequence = Sequence(
-        np.concatenate([pair.ids for pair in pairs]),
-        np.concatenate([pair.segments for pair in pairs]),
-        {"label": targets},
-        parts=tuple(map(len, pairs)),
-        global_attention_mask=np.concatenate(ending_masks),
-    )
-    tokens = len(context) * len(endings) + sum(map(len, endings))
-    return base.EncodedExample((sequence,), tokens, tokens - kept_tokens)
 
 
 def _targets(batch: Batch) -> tuple[Tensor, Tensor]:

@@ -61,6 +61,7 @@ from bothways.tasks.text_task import (
     PromptedTask,
     TextColumns,
     TextExample,
+    together,
 )
 from bothways.text.tokenizer import Tokenizer
 
@@ -444,23 +445,6 @@ def vector_examples(examples: Many[TextExample]) -> list[VectorExample]:
         e if isinstance(e, VectorExample) else VectorExample(e.text, e.text_b, e.label, e.where)
         for e in examples
     ]
-
-
-def together(texts: Many[Sequence]) -> Sequence:
-    """Return one sequence of texts that do not attend to each other, with their targets."""
-    starts = [0, *itertools.accumulate(len(text) for text in texts)][:-1]
-    masks = [mask for text in texts if (mask := text.global_attention_mask) is not None]
-    targets = dict[str, Targets]()
-    for name, target in texts[0].targets.items():
-        packed = type(target).pack([text.targets[name] for text in texts], starts)
-        targets[name] = packed.apply(lambda tensor: tensor.numpy())  # type: ignore[arg-type, return-value]
-    return Sequence(
-        np.concatenate([text.ids for text in texts]),
-        np.concatenate([text.segments for text in texts]),
-        targets,
-        tuple(len(text) for text in texts),
-        np.concatenate(masks) if masks else None,
-    )
 
 
 def skipped(batch: Batch) -> Int[Tensor, " sequences"] | None:
