@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Many
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -139,9 +139,30 @@ class RerankingTask(text_task.PromptedTask[RankPrediction]):
         self, source: str, columns: Any = None, *, labelled: bool = True
     ) -> base.Reading[RankExample]:
         table, selected = self.open(source, columns, labelled)
-        examples = joined_rows(table.rows, self.parse, selected)
         unused = unused_columns(table.names, asked_columns(selected))
+        examples = self._joined_rows(table.rows, selected)
         return base.Reading(self.with_columns(selected), examples, table.share, unused=unused)
+
+    def _joined_rows(self, rows: Iterable[TableRow], columns: RankColumns) -> Iterator[RankExample]:
+        """Yield the examples of a table; neighbouring rows with one document each of a query are
+        one. Rows with lists are examples by themselves.
+        """
+
+        def keyed() -> Iterator[tuple[Hashable, RankExample]]:
+            """Yield each row's example with the key of its group."""
+            for number, row in enumerate(rows):
+                example = self.parse(row.values, columns, row.where)
+                documents = row.values[columns.text_b or ""]
+                single = columns.negatives is None and isinstance(documents, str)
+                # Rows with and without a label are never one example.
+                yield (example.query, example.labels is None) if single else number, example
+
+        for _, pairs in itertools.groupby(keyed(), key=lambda pair: pair[0]):
+            group = [example for _, example in pairs]
+            documents = tuple(text for example in group for text in example.documents)
+            labels = tuple(label for example in group for label in example.labels or ())
+            known = group[0].labels is not None
+            yield replace(group[0], documents=documents, labels=labels if known else None)
 
     def parse(self, row: base.Row, columns: text_task.TextColumns, where: str) -> RankExample:
         """Return the example in a row.
@@ -307,33 +328,6 @@ def _labels(row: base.Row, column: str, documents: int, location: str) -> tuple[
             raise DataError(message, where=location, fix=fix)
         numbers.append(number)
     return tuple(numbers)
-
-
-def joined_rows(
-    rows: Iterable[TableRow],
-    parse: Callable[[base.Row, RankColumns, str], RankExample],
-    columns: RankColumns,
-) -> Iterator[RankExample]:
-    """Yield the examples of a table; neighbouring rows with one document each of a query are one.
-
-    Rows with lists are examples by themselves.
-    """
-
-    def keyed() -> Iterator[tuple[Hashable, RankExample]]:
-        """Yield each row's example with the key of its group."""
-        for number, row in enumerate(rows):
-            example = parse(row.values, columns, row.where)
-            assert columns.text_b is not None
-            single = columns.negatives is None and isinstance(row.values[columns.text_b], str)
-            # Rows with and without a label are never one example.
-            yield (example.query, example.labels is None) if single else number, example
-
-    for _, pairs in itertools.groupby(keyed(), key=lambda pair: pair[0]):
-        group = [example for _, example in pairs]
-        documents = tuple(text for example in group for text in example.documents)
-        labels = tuple(label for example in group for label in example.labels or ())
-        first = group[0]
-        yield replace(first, documents=documents, labels=None if first.labels is None else labels)
 
 
 def _check_queries(examples: Many[RankExample]) -> list[Finding]:
