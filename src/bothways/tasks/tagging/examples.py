@@ -23,7 +23,7 @@ from bothways.data.tables import HUB, TableRow, open_lines, open_table
 from bothways.tasks.base import Reading, Row
 from bothways.tasks.columns import asked_columns, cell_of, unused_columns
 from bothways.tasks.tagging import conll, table_rows
-from bothways.tasks.tagging.spans import read_spans, tags_from_spans
+from bothways.tasks.tagging.spans import FORM, read_spans, tags_from_spans
 from bothways.tasks.tagging.word_splitter import Splitter, split_words
 
 TABLES = (".jsonl", ".json", ".parquet", ".csv")
@@ -251,11 +251,25 @@ def tag_example(
             tags = tags_from_spans(words, spans, entities, where, splitter)
         return TagExample(slices, tags, where, words, starts)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise table_rows.not_words(columns.text, words, where, labelled=label is not None)
+        message = f"column {columns.text!r} holds {_kind(words)}, not a list of words"
+        fix = 'Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
+        if label is not None and isinstance(words, str):
+            fix += (
+                f" {FORM} For a word in each row name the sentences: task.columns.sentence=NAME. "
+                f"For labels of texts: {argument(task='classify')}."
+            )
+        raise DataError(message, where=where, fix=fix)
     if label is not None:
         values = cell_of(row, label, where)
         if not isinstance(values, list) or not all(isinstance(tag, str | int) for tag in values):
-            message = f"column {label!r} holds {table_rows.kind_of(values)}, not a list of tags"
+            message = f"column {label!r} holds {_kind(values)}, not a list of tags"
             raise DataError(message, where=where, fix="Give each word a tag, such as O.")
         tags = tuple(str(tag).strip() for tag in values)
     return TagExample(tuple(words), tags, where)
+
+
+def _kind(value: Any) -> str:
+    """Return the kind of a value, for messages."""
+    if isinstance(value, list):
+        return f"a list with {' and '.join(sorted({type(item).__name__ for item in value}))}"
+    return "a text" if isinstance(value, str) else type(value).__name__

@@ -18,9 +18,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from bothways.core.errors import DataError, argument
+from bothways.core.errors import DataError
 from bothways.core.terminal import quantity
 from bothways.data.tables import RowError, TableRow
 from bothways.tasks.base import Row
@@ -35,7 +35,6 @@ from bothways.tasks.columns import (
     require_columns,
     usual_columns,
 )
-from bothways.tasks.tagging.spans import FORM
 
 WORDS = ("words", "tokens")
 TAGS = ("tags", "ner_tags", "labels", "ner")
@@ -107,11 +106,9 @@ def choose_tag_columns(
         label = next((name for name in (requested.label, defaults.label) if name in names), None)
         label = label or guess_column(_LABEL, tag_names or TAGS, names, where)
     document, sentence = (
-        primary or (other if other in names else None)
-        for primary, other in (
-            (requested.document, defaults.document), (requested.sentence, defaults.sentence),
-        )
-    )  # fmt: skip
+        getattr(requested, role) or (usual if (usual := getattr(defaults, role)) in names else None)
+        for role in ("document", "sentence")
+    )
     return TagColumns(text, label, document, sentence)
 
 
@@ -273,22 +270,3 @@ def _joined(group: list[TableRow], columns: TagColumns) -> TableRow:
             for row in group
         ]
     return TableRow({**group[0].values, **lists}, group[0].where)
-
-
-def kind_of(value: Any) -> str:
-    """Return the kind of a value, for messages."""
-    if isinstance(value, list):
-        return f"a list with {' and '.join(sorted({type(item).__name__ for item in value}))}"
-    return "a text" if isinstance(value, str) else type(value).__name__
-
-
-def not_words(column: str, value: Any, location: str, *, labelled: bool) -> DataError:
-    """Return the error for a value that is neither a list of words nor a text."""
-    message = f"column {column!r} holds {kind_of(value)}, not a list of words"
-    fix = 'Each row is like {"words": ["In", "Oslo"], "tags": ["O", "B-LOC"]}.'
-    if labelled and isinstance(value, str):
-        fix += (
-            f" {FORM} For a word in each row name the sentences: task.columns.sentence=NAME. For "
-            f"labels of texts: {argument(task='classify')}."
-        )
-    return DataError(message, where=location, fix=fix)
