@@ -125,11 +125,8 @@ class AnswerScores:
         best_grade, none = grade_answer(best, question), grade_answer("", question)
         exact, f1 = (best_grade.exact, best_grade.f1) if text else (none.exact, none.f1)
         impossible = float(question.impossible is True)
-        self._numbers.extend(
-            ScoredAnswers(
-                exact, f1, best_grade.exact, best_grade.f1, none.f1, difference, impossible
-            )
-        )
+        of_best = best_grade.exact, best_grade.f1
+        self._numbers.extend(ScoredAnswers(exact, f1, *of_best, none.f1, difference, impossible))
 
     @property
     def columns(self) -> ScoredAnswers:

@@ -140,8 +140,7 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
         if self.task.threshold is not None:
             considered.append(null)
         # A softmax over the best spans, and over no answer where a threshold permits it
-        shares = np.exp(np.array(considered) - max(considered, default=0.0))
-        probabilities = (shares / shares.sum()).tolist() if considered else [1.0]
+        probabilities = base.softmax(np.array(considered)).tolist() if considered else [1.0]
         answers = tuple(
             AnswerSpan(example.context[start:end], start, end, score, probability)
             for (start, end, score), probability in zip(spans, probabilities, strict=False)
