@@ -264,11 +264,6 @@ class SuiteScores:
         default_factory=lambda: {name: {} for name in GROUPS}
     )
 
-    def add(self, groups: dict[str, str], correct: bool) -> None:
-        """Count a pair in its groups."""
-        for name, value in groups.items():
-            self.groups[name].setdefault(value, []).append(correct)
-
     @property
     def pairs(self) -> int:
         """The number of all pairs."""
@@ -328,7 +323,9 @@ def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILE
     for_groups, for_examples = itertools.tee(read_suite(folder, progress))
     predicted = predictor.predict_examples(example for _, example in for_examples)
     for (groups, _), pair in zip(for_groups, predicted, strict=True):
-        scores.add(groups, bool(predictor.task_model.grade(*pair)))
+        correct = bool(predictor.task_model.grade(*pair))
+        for name, value in groups.items():
+            scores.groups[name].setdefault(value, []).append(correct)
     return scores
 
 
