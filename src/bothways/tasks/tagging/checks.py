@@ -30,13 +30,10 @@ _SINGULAR = ("id", "idx", "index", "word", "token", "form", "tag", "pos", "upos"
 _HEADER = {name.lower() for name in itertools.chain(TEXTS, LABELS, WORDS, TAGS, *PAIRS, _SINGULAR)}
 """Common aliases of columns in headers."""
 _OUTSIDE_MARKS = {"0", "o", "_", "-", "OUT", "OUTSIDE", "NONE", "None"}
-_SPELLINGS = [
-    re.compile(pattern)
-    for pattern in (
-        r"(?P<prefix>[BIESLUMbieslum])[-_:.+/](?P<type>.+)",
-        r"(?P<type>.+)[-_:.+/](?P<prefix>[BIESLUM])",
-    )
-]
+_SPELLINGS = (
+    re.compile(r"(?P<prefix>[BIESLUMbieslum])[-_:.+/](?P<type>.+)"),
+    re.compile(r"(?P<type>.+)[-_:.+/](?P<prefix>[BIESLUM])"),
+)
 _POSITION = re.compile(r"[\u3400-\u9fff\uff00-\uffef\u3000-\u30ff]\d|[!-~]\d")
 _BRACKETS = re.compile(r"\([^()]+\*|\*\)")
 _INLINE = re.compile(r"\S+[/|_](O|[BIES]-\S+)|\[[^\]]+\]\(\w+\)")

@@ -248,12 +248,8 @@ class TaggingTask(base.Task[TagExample, TagPrediction]):
         unknown = np.array([tokenizer.specials.unknown], dtype=np.int32)
         # After a blank, as inside a text: tokenizers that mark blanks write a first word
         # differently. Every word has at least one token.
-        pieces = {
-            word: ids if len(ids) else unknown
-            for word, ids in zip(
-                distinct, tokenizer.encode([f" {word}" for word in distinct]), strict=True
-            )
-        }
+        pairs = zip(distinct, tokenizer.encode([f" {word}" for word in distinct]), strict=True)
+        pieces = {word: ids if len(ids) else unknown for word, ids in pairs}
         rows = {words: _Row.of([pieces[word] for word in words]) for words in sentences}
         room, results = length - tokenizer.template.single, []
         for example in examples:
