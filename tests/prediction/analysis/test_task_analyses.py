@@ -3,12 +3,10 @@
 import html
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings, strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import f1_score, precision_recall_fscore_support
@@ -16,10 +14,6 @@ from sklearn.metrics import f1_score, precision_recall_fscore_support
 from bothways.core.errors import ConfigError
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
-from bothways.model.config import EncoderConfig
-from bothways.model.heads import PoolerHead
-from bothways.model.model import Model
-from bothways.model.positions import Learned
 from bothways.prediction.analysis import analyses
 from bothways.prediction.analysis.analyses import (
     NONE,
@@ -33,20 +27,18 @@ from bothways.prediction.analysis.analyses import (
 from bothways.prediction.analysis.base import TaskAnalysis, clip, guesses
 from bothways.prediction.analysis.report import analyse, analysis_of, analysis_report, is_analysed
 from bothways.tasks import predictions
-from bothways.tasks.base import Task, TaskModel
 from bothways.tasks.catalogue import TASKS
-from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
-from bothways.tasks.multilabel.task import MultilabelExample, MultilabelTask
+from bothways.tasks.choice.task import ChoiceExample
+from bothways.tasks.multilabel.task import MultilabelExample
 from bothways.tasks.question_answering.examples import Question
-from bothways.tasks.question_answering.task import QuestionAnsweringTask
-from bothways.tasks.regression.task import RegressionTask
 from bothways.tasks.reranking.task import RankExample, RerankingTask
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.schemes import Chunk, EntityCounts, chunks
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.tasks.text_task import TextExample
-from toy_folder import VOCABULARY, make_examples, make_tokenizer
+from toy_task import bind_small, make_tokenizer
+from toy_tasks import TAGS, TOY_TASKS, make_sentences
 
 
 def test_what_is_said_of_calibration_is_of_predictions_and_not_of_bins():
@@ -58,10 +50,8 @@ def test_what_is_said_of_calibration_is_of_predictions_and_not_of_bins():
     assert curve.lines[0].x == pytest.approx([0.5, 0.9])
     assert curve.lines[0].y == [0.0, 1.0]
     assert curve.lines[1] == s.Line("perfectly calibrated", [0.0, 1.0], [0.0, 1.0])
-    assert (
-        "equal width): 14.4 %. On average the model is 3.3 % less confident than right."
-        in curve.note
-    )
+    note = "equal width): 14.4 %. On average the model is 3.3 % less confident than right."
+    assert note in curve.note
     (table,) = details.sections
     assert table.rows == [[1, "50.0 %", "0.0 %"], [8, "90.0 %", "100.0 %"]]
     analysis.calibration.add(1.0, False)
@@ -69,11 +59,14 @@ def test_what_is_said_of_calibration_is_of_predictions_and_not_of_bins():
     assert "the model is 7.0 % more confident than right." in curve.note
 
 
+def answers_of(shown: Sequence[s.ReportGuess]) -> list[tuple[str, bool]]:
+    return [(guess.answer, guess.right) for guess in shown]
+
+
 def test_the_right_answer_is_shown_though_it_is_improbable():
     chances = {"a": 0.1, "b": 0.4, "c": 0.05, "d": 0.25, "e": 0.2}
-    assert [(guess.answer, guess.right) for guess in guesses(chances, "c")] == [
-        ("b", False), ("d", False), ("e", False), ("c", True),
-    ]  # fmt: skip
+    expected = [("b", False), ("d", False), ("e", False), ("c", True)]
+    assert answers_of(guesses(chances, "c")) == expected
     assert [guess.answer for guess in guesses(chances, None)] == ["b", "d", "e"]
 
 
@@ -89,20 +82,14 @@ def test_the_right_answer_is_shown_though_it_is_improbable():
         ([("PER", 0, 2)], [("PER", 2, 4)], ["missed", "spurious"]),
         ([("PER", 0, 4)], [("PER", 0, 1), ("PER", 2, 4)], ["other boundary", "spurious"]),
         ([("PER", 0, 2), ("LOC", 2, 3)], [("PER", 0, 3)], ["other boundary", "missed"]),
-        (
-            [("PER", 0, 2), ("LOC", 2, 3)],
-            [("LOC", 0, 3), ("LOC", 2, 3)],
-            ["right", "other type and boundary"],
-        ),
+        ([("PER", 0, 2), ("LOC", 2, 3)], [("LOC", 0, 3), ("LOC", 2, 3)], ["right", "other type and boundary"]),
     ],
-)
+)  # fmt: skip
 def test_what_becomes_of_entities(truth, predicted, kinds):
-    assert [
-        kind for _, kind in outcomes([Chunk(*c) for c in truth], [Chunk(*c) for c in predicted])
-    ] == kinds
+    true, other = ([Chunk(*chunk) for chunk in row] for row in (truth, predicted))
+    assert [kind for _, kind in outcomes(true, other)] == kinds
 
 
-TAGS = ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
 SENTENCES = st.lists(
     st.tuples(st.sampled_from(TAGS), st.sampled_from(TAGS)), min_size=1, max_size=12
 )
@@ -132,11 +119,9 @@ def test_tags_are_counted_and_shown():
     for prediction in (right, wrong):
         tags.add(example, prediction)
     kinds, confusions, by_tag, curve, _ = tags.sections()
-    assert kinds.rows == [
-        ["LOC", 1, 0, 0, 0, 1, 0],
-        ["PER", 1, 1, 0, 0, 0, 0],
-        ["all", 2, 1, 0, 0, 1, 0],
-    ]
+    *_, total = kinds.rows
+    assert kinds.rows[:2] == [["LOC", 1, 0, 0, 0, 1, 0], ["PER", 1, 1, 0, 0, 0, 0]]
+    assert total == ["all", 2, 1, 0, 0, 1, 0]
     assert list(kinds.columns) == ["type", *OUTCOMES]
     assert confusions.counts[1] == [1, 1, 0, 0, 0]
     assert isinstance(by_tag, s.TableSection)
@@ -159,11 +144,8 @@ def test_of_wrong_tags_the_surest_are_shown_first():
         TagExample(words, ("B-LOC", "B-LOC", "O", "B-LOC", "B-LOC"), "made:2"),
         predictions.TagPrediction(words, ("O",) * 5, rows),
     )
-    assert [(guess.answer, guess.probability) for guess in shown.guesses] == [
-        ("b: O", 0.9),
-        ("d: O", 0.7),
-        ("e: O", 0.6),
-    ]
+    surest = [(guess.answer, guess.probability) for guess in shown.guesses]
+    assert surest == [("b: O", 0.9), ("d: O", 0.7), ("e: O", 0.6)]
     assert shown.truth == "b: B-LOC, d: B-LOC, e: B-LOC"
     assert [part.text for part in shown.parts if isinstance(part, s.Marked)] == ["a", "b", "d", "e"]
 
@@ -171,12 +153,8 @@ def test_of_wrong_tags_the_surest_are_shown_first():
 def test_plain_tags_have_no_kinds_of_errors():
     tags = TagAnalysis(TaggingTask(scheme="plain"), TAGS)
     tags.add(TagExample(("Ada",), ("O",)), tagged(["O"]))
-    assert [type(part).__name__ for part in tags.sections()] == [
-        "ConfusionMatrix",
-        "TableSection",
-        "Curves",
-        "Details",
-    ]
+    kinds = [s.ConfusionMatrix, s.TableSection, s.Curves, s.Details]
+    assert [type(part) for part in tags.sections()] == kinds
 
 
 CONTEXT = "The big cat sat on a mat in Oslo."
@@ -230,25 +208,13 @@ def test_answers_are_counted_and_shown():
     assert "".join(part if isinstance(part, str) else f"[{part.text}]" for part in shown.parts) == (
         "Who sat? ‖ The big cat sat on a mat in [Oslo]."
     )
-    assert [(g.answer, g.right) for g in shown.guesses] == [
-        ("Oslo", False),
-        ("cat", True),
-        ("mat", False),
-    ]
+    assert answers_of(shown.guesses) == [("Oslo", False), ("cat", True), ("mat", False)]
     assert shown.truth == "big cat / cat"
     named = Question("q", "who", "the Broncos won", (("the Broncos", 0),), False)
-    guesses = answers.show(
-        named, predictions.AnswerPrediction("q", "Broncos", 4, 11, 0.9, 0.0, ())
-    ).guesses
-    assert guesses == [s.ReportGuess("Broncos", 0.9, True)]  # an article does not count
-    best = answers.show(
-        KNOWN, answered("cat")
-    )  # the given answer is the first of the spans, and is shown once
-    assert [(g.answer, g.right) for g in best.guesses] == [
-        ("cat", True),
-        ("mat", False),
-        ("Oslo", False),
-    ]
+    broncos = predictions.AnswerPrediction("q", "Broncos", 4, 11, 0.9, 0.0, ())
+    assert answers_of(answers.show(named, broncos).guesses) == [("Broncos", True)]  # no article
+    best = answers.show(KNOWN, answered("cat"))  # the first of the spans, which is shown once
+    assert answers_of(best.guesses) == [("cat", True), ("mat", False), ("Oslo", False)]
     nothing = answers.show(UNKNOWN, answered(""))
     assert (nothing.truth, nothing.guesses[0]) == (NONE, s.ReportGuess(NONE, 0.9, True))
 
@@ -256,22 +222,18 @@ def test_answers_are_counted_and_shown():
 def test_of_a_long_context_what_is_near_the_answer_is_shown():
     context = "x" * 300 + "cat" + "y" * 300
     question = Question("q", "Who?", context, (("cat", 300),), False)
-    shown = AnswerAnalysis().show(
-        question, predictions.AnswerPrediction("q", "cat", 300, 303, 0.9, 0.0, ())
+    cat, none = (
+        predictions.AnswerPrediction("q", *answer, 0.9, 0.0, ())
+        for answer in (("cat", 300, 303), ("", None, None))
     )
-    assert shown.parts[1:] == ["… " + "x" * 200, s.Marked("cat"), "y" * 200 + " …"]
-    nowhere = AnswerAnalysis().show(
-        question, predictions.AnswerPrediction("q", "", None, None, 0.9, 0.0, ())
-    )
-    assert nowhere.parts[1:] == [clip(context)]
+    surroundings = ["… " + "x" * 200, s.Marked("cat"), "y" * 200 + " …"]
+    assert AnswerAnalysis().show(question, cat).parts[1:] == surroundings
+    assert AnswerAnalysis().show(question, none).parts[1:] == [clip(context)]
 
 
 def test_residuals_are_numpys():
     rng = np.random.default_rng()
-    truth, predicted = (
-        rng.normal(size=analyses.POINTS + 500),
-        rng.normal(size=analyses.POINTS + 500),
-    )
+    truth, predicted = rng.normal(size=(2, analyses.POINTS + 500))
     scores = analyses.ScoreAnalysis()
     for a, b in zip(truth.tolist(), predicted.tolist(), strict=True):
         scores.add(TextExample("x", label=repr(a)), predictions.ScorePrediction(b))
@@ -283,19 +245,14 @@ def test_residuals_are_numpys():
     assert cloud.line == ((low, low), (high, high))
     assert rest.line == ((truth.min(), 0.0), (truth.max(), 0.0))
     left = predicted - truth
-    expected = [
-        left.mean(),
-        abs(left).mean(),
-        (left**2).mean() ** 0.5,
-        *np.quantile(left, [0.05, 0.5, 0.95]),
-        abs(left).max(),
-    ]
-    assert [row[1] for row in table.rows] == pytest.approx(expected)
-    assert scores.add(TextExample("x", label="2.5"), predictions.ScorePrediction(1.0)).cost == 2.25
-    assert (
-        "2.500, predicted 1.000"
-        in scores.show(TextExample("x", "y", "2.5"), predictions.ScorePrediction(1.0)).truth
+    means, quantiles = (
+        [left.mean(), abs(left).mean(), (left**2).mean() ** 0.5],
+        np.quantile(left, [0.05, 0.5, 0.95]),
     )
+    assert [row[1] for row in table.rows] == pytest.approx([*means, *quantiles, abs(left).max()])
+    pair, one = TextExample("x", "y", "2.5"), predictions.ScorePrediction(1.0)
+    assert scores.add(pair, one).cost == 2.25
+    assert "2.500, predicted 1.000" in scores.show(pair, one).truth
 
 
 def test_each_label_is_scikit_learns():
@@ -303,15 +260,11 @@ def test_each_label_is_scikit_learns():
     names = ("a", "b", "c")
     truth, chances = rng.random((80, 3)) < 0.4, rng.random((80, 3))
     labels = analyses.LabelSetAnalysis(names)
-    for held, row in zip(truth, chances, strict=True):
-        example = MultilabelExample(
-            "x", None, tuple(n for n, h in zip(names, held, strict=True) if h)
-        )
-        given = tuple(n for n, c in zip(names, row, strict=True) if c >= 0.5)
-        labels.add(
-            example,
-            predictions.MultilabelPrediction(given, dict(zip(names, row.tolist(), strict=True))),
-        )
+    for row, probabilities in zip(truth, chances, strict=True):
+        held, given = (tuple(itertools.compress(names, x)) for x in (row, probabilities >= 0.5))
+        by_name = dict(zip(names, probabilities.tolist(), strict=True))
+        prediction = predictions.MultilabelPrediction(given, by_name)
+        labels.add(MultilabelExample("x", None, held), prediction)
     table, curve, _ = labels.sections()
     held, mean = calibration_curve(truth.ravel(), chances.ravel(), n_bins=15)
     assert [part.confidence for part in labels.calibration.bins] == pytest.approx(mean)
@@ -332,30 +285,22 @@ def test_each_label_is_scikit_learns():
 
 def test_a_label_set_is_shown_by_what_is_furthest_from_the_truth():
     labels = analyses.LabelSetAnalysis(("a", "b"))
-    example, prediction = (
-        MultilabelExample("x", "y", ("b",)),
-        predictions.MultilabelPrediction(("a", "b"), {"a": 0.9, "b": 0.7}),
-    )
+    example = MultilabelExample("x", "y", ("b",))
+    prediction = predictions.MultilabelPrediction(("a", "b"), {"a": 0.9, "b": 0.7})
     assert labels.add(example, prediction).cost == pytest.approx(-(np.log(0.1) + np.log(0.7)) / 2)
     assert labels.add(example, prediction).doubt == pytest.approx(0.9)
-    assert (
-        labels.add(example, predictions.MultilabelPrediction(("b",), {"a": 0.3, "b": 0.7})).doubt
-        is None
-    )
-    assert labels.show(example, prediction).guesses == [
-        s.ReportGuess("a", 0.9, False),
-        s.ReportGuess("b", 0.7, True),
-    ]
+    unsure = predictions.MultilabelPrediction(("b",), {"a": 0.3, "b": 0.7})
+    assert labels.add(example, unsure).doubt is None
+    shown = [s.ReportGuess("a", 0.9, False), s.ReportGuess("b", 0.7, True)]
+    assert labels.show(example, prediction).guesses == shown
     assert labels.show(MultilabelExample("x", None, ()), prediction).truth == "no label"
 
 
 def test_choices_are_counted_and_shown():
     choices = analyses.ChoiceAnalysis()
     example = ChoiceExample("It", ("rains", "snows", "ends"), 1)
-    wrong, right = (
-        predictions.ChoicePrediction(0, "rains", (0.85, 0.1, 0.05)),
-        predictions.ChoicePrediction(1, "snows", (0.1, 0.8, 0.1)),
-    )
+    wrong = predictions.ChoicePrediction(0, "rains", (0.85, 0.1, 0.05))
+    right = predictions.ChoicePrediction(1, "snows", (0.1, 0.8, 0.1))
     for prediction in (wrong, right, right):
         choices.add(example, prediction)
     confusions, _, curve, _ = choices.sections()
@@ -394,12 +339,8 @@ def test_rankings_are_counted_and_shown():
     for pair in (first, split, rest, tied, none):
         rankings.add(*pair)
     curves, table, _, details = rankings.sections()
-    assert table.rows == [
-        ["1", 1, "25.0 %"],
-        ["2", 1, "25.0 %"],
-        ["3", 1, "25.0 %"],
-        ["no relevant document", 1, "25.0 %"],
-    ]
+    places = ["1", "2", "3", "no relevant document"]
+    assert table.rows == [[place, 1, "25.0 %"] for place in places]
     hits, recall, chance = (line.y for line in curves.lines)
     assert hits == pytest.approx([1 / 3, 2 / 3, 1])
     assert recall == pytest.approx([0.5 / 3, 2 / 3, 1])
@@ -419,9 +360,8 @@ def test_rankings_are_counted_and_shown():
     assert rankings.add(*ranked("f", [0, 1], [1.0, 0.0])).doubt is None  # not sure
     shown = rankings.show(*late)
     assert shown.truth == "d3 (place 4 of 4)"
-    assert [(guess.answer, guess.right) for guess in shown.guesses] == [
-        ("d0", False), ("d1", False), ("d2", False), ("d3", True),
-    ]  # fmt: skip
+    firsts = [(f"d{place}", False) for place in range(3)]
+    assert answers_of(shown.guesses) == [*firsts, ("d3", True)]
     assert rankings.show(*none).truth == "no relevant document"
 
 
@@ -432,85 +372,41 @@ def test_without_a_relevant_document_there_are_no_curves():
     assert table.rows == [["no relevant document", 1, "100.0 %"]]
 
 
-def toy_task(
-    folder: Path, definition: Task[Any, Any], labels: tuple[str, ...]
-) -> TaskModel[Any, Any]:
-    torch.manual_seed(0)
-    config = EncoderConfig(len(VOCABULARY), 16, 2, 2, 32, position=Learned(64), initial_range=0.3)
-    heads = {head.kind: head for head in (PoolerHead(), *definition.heads(labels, None))}
-    return definition.bind(Model(config, heads.values()), make_tokenizer(folder), labels, 24).eval()
+PAGES = {
+    "tag": "Outcomes of entities",
+    "regress": "Residuals",
+    "multilabel": "Each label",
+    "choice": "ending 2",
+    "answer": "another place",
+    "rerank": "The first relevant document",
+}
+"""What the page of a task has, and no other."""
 
 
-TEXTS = make_examples(30, 3)
-WORDS = [
-    TagExample(
-        tuple(e.text.split()),
-        tuple(("O", "B-X")[w in {"good", "bad"}] for w in e.text.split()),
-        e.where,
-    )
-    for e in TEXTS
-]
-CASES: list[tuple[Task[Any, Any], tuple[str, ...], list[Any], str]] = [
-    (TaggingTask(), ("O", "B-X", "I-X"), WORDS, "Outcomes of entities"),
-    (
-        RegressionTask(),
-        ("score",),
-        [TextExample(e.text, None, str(at % 5), e.where) for at, e in enumerate(TEXTS)],
-        "Residuals",
-    ),
-    (
-        MultilabelTask(),
-        ("neg", "pos"),
-        [MultilabelExample(e.text, None, (str(e.label),), e.where) for e in TEXTS],
-        "Each label",
-    ),
-    (
-        ChoiceTask(),
-        (),
-        [ChoiceExample(e.text, ("the rain", "a play"), 1, where=e.where) for e in TEXTS],
-        "ending 2",
-    ),
-    (
-        QuestionAnsweringTask(),
-        (),
-        [Question(e.where, "the film", e.text, ((e.text.split()[0], 0),), False) for e in TEXTS],
-        "another place",
-    ),
-    (
-        RerankingTask(),
-        ("relevance",),
-        [RankExample("the film", (e.text, "the rain"), (1.0, 0.0), e.where) for e in TEXTS],
-        "The first relevant document",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("definition", "labels", "examples", "said"), CASES, ids=[case[0].name for case in CASES]
-)
-def test_every_trainable_task_has_a_page(tmp_path, definition, labels, examples, said):
-    task = toy_task(tmp_path, definition, labels)
-    analysis = analyse(task, examples)
-    assert analysis.examples == 30
+@pytest.mark.parametrize("name", PAGES)
+def test_every_trainable_task_has_a_page(tmp_path, name):
+    task = TOY_TASKS[name].bind(make_tokenizer(tmp_path))
+    analysis = analyse(task, TOY_TASKS[name].make(15, 3))
+    assert analysis.examples == 15
     write_html(analysis_report(task, analysis, "toy", "made"), tmp_path / "report.html")
     page = html.unescape((tmp_path / "report.html").read_text(encoding="utf8"))
     shown = page[page.index('class="figures"') : page.index("</dl>")]
     assert all((name.replace("_", " ") in shown) == ("/" not in name) for name in analysis.metrics)
     assert all(name in page for name in analysis.metrics)
     for part in (
-        said,
+        PAGES[name],
         "toy on made",
         "Parts of the data",
         "The hardest examples",
-        f"task {definition.name}",
+        f"task {name}",
     ):
         assert part in page
 
 
 def test_a_sentence_without_words_has_no_decisions(tmp_path):
-    task = toy_task(tmp_path, TaggingTask(), ("O", "B-X", "I-X"))
-    alone = analyse(task, WORDS[:1])
-    both = analyse(task, [*WORDS[:1], TagExample((), (), "made:2")])
+    task, (sentence,) = TOY_TASKS["tag"].bind(make_tokenizer(tmp_path)), make_sentences(1)
+    alone = analyse(task, [sentence])
+    both = analyse(task, [sentence, TagExample((), (), "made:2")])
     assert both.examples == 2
     assert both.metrics == alone.metrics
 
@@ -518,10 +414,10 @@ def test_a_sentence_without_words_has_no_decisions(tmp_path):
 def test_no_trainable_task_is_left_out():
     """A fine-tuning run writes a page at its end; that of classify is tested in test_report.py."""
     analysed = {name for name, task in TASKS.items() if is_analysed(task())}
-    assert {definition.name for definition, *_ in CASES} | {"classify"} == analysed
+    assert {*PAGES, "classify"} == analysed
     assert TASKS.keys() - analysed == {"embed"}
 
 
 def test_a_task_without_right_and_wrong_has_no_report(tmp_path):
     with pytest.raises(ConfigError, match="there is no report on the task embed"):
-        analysis_of(toy_task(tmp_path, SentenceEmbeddingTask(), ()))
+        analysis_of(bind_small(SentenceEmbeddingTask(), make_tokenizer(tmp_path)))
