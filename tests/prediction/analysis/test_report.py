@@ -1,6 +1,7 @@
 """The analysis of an evaluation: the same metrics, exact slices, the right examples, a page with all of it."""
 
 import html
+import itertools
 import json
 import math
 import re
@@ -28,7 +29,7 @@ from bothways.prediction.analysis.base import (
     Traits,
     confusion_sections,
 )
-from bothways.prediction.analysis.report import SHOWN, analyse, analysis_report
+from bothways.prediction.analysis.report import SHOWN, AnalysisResult, analyse, analysis_report
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.tasks.base import EncodedExample
@@ -66,10 +67,19 @@ EXAMPLES = [
 ]
 
 
-def find(analysis_sections: tuple[s.Section, ...], kind: type, title: str) -> s.Section:
-    (found,) = [
-        part for part in analysis_sections if isinstance(part, kind) and part.title == title
-    ]
+@pytest.fixture(scope="module")
+def analysed(opened) -> AnalysisResult:
+    return analyse(opened.task_model, EXAMPLES)
+
+
+@pytest.fixture(scope="module")
+def pairs(opened) -> list[tuple[TextExample, ClassPrediction]]:
+    """The examples with their predictions."""
+    return list(predict(opened.task_model, EXAMPLES))
+
+
+def find(sections: tuple[s.Section, ...], kind: type, title: str) -> s.Section:
+    (found,) = [part for part in sections if isinstance(part, kind) and part.title == title]
     return found
 
 
@@ -84,40 +94,32 @@ def test_metrics_and_the_count_of_what_was_cut_are_those_of_an_evaluation(opened
     assert tallies[0].cut > 0
 
 
-def test_confusions_and_classes_are_scikit_learns(opened):
-    found = analyse(opened.task_model, EXAMPLES).sections
+def test_confusions_and_classes_are_scikit_learns(analysed, pairs):
     truth = [example.label for example in EXAMPLES]
-    predicted = [prediction.label for _, prediction in predict(opened.task_model, EXAMPLES)]
-    assert (
-        find(found, s.ConfusionMatrix, "Confusion matrix").counts
-        == confusion_matrix(truth, predicted).tolist()
-    )
+    predicted = [prediction.label for _, prediction in pairs]
+    counts = find(analysed.sections, s.ConfusionMatrix, "Confusion matrix").counts
+    assert counts == confusion_matrix(truth, predicted).tolist()
     scores = np.array(precision_recall_fscore_support(truth, predicted, zero_division=0.0)[:3])
-    table = find(found, s.TableSection, "Each class")
+    table = find(analysed.sections, s.TableSection, "Each class")
     for row, expected in zip(table.rows, scores.T, strict=True):
         assert row[1:3] == [truth.count(row[0]), predicted.count(row[0])] != [0, 0]
         assert row[3:] == [s.percentage(value) for value in expected]
 
 
-def test_the_reliability_curve_is_of_equally_many_predictions(opened):
-    pairs = list(predict(opened.task_model, EXAMPLES))
+def test_the_reliability_curve_is_of_equally_many_predictions(analysed, pairs):
     calibration = Calibration()
     for example, prediction in pairs:
         chance = max(prediction.probabilities.values())
         calibration.add(chance, prediction.label == example.label)
-    curves = find(
-        analyse(opened.task_model, EXAMPLES).sections, s.Curves, "Confidence against accuracy"
-    )
-    line = curves.lines[0]
+    line = find(analysed.sections, s.Curves, "Confidence against accuracy").lines[0]
     assert line.x == [part.confidence for part in calibration.groups]
     assert line.y == [part.accuracy for part in calibration.groups]
     assert len(line.x) > 1
 
 
-def test_slices_hold_what_they_say(opened):
-    table = find(analyse(opened.task_model, EXAMPLES).sections, s.TableSection, "Parts of the data")
+def test_slices_hold_what_they_say(opened, analysed, pairs):
+    table = find(analysed.sections, s.TableSection, "Parts of the data")
     inputs = opened.task_model.encode(EXAMPLES)
-    pairs = list(predict(opened.task_model, EXAMPLES))
     right = np.array([prediction.label == example.label for example, prediction in pairs])
     losses = -np.log([prediction.probabilities[example.label] for example, prediction in pairs])
     rows = {(row[0], row[1]): row for row in table.rows}
@@ -127,44 +129,34 @@ def test_slices_hold_what_they_say(opened):
         assert row[2] == chosen.sum()
         assert row[3] == s.percentage(right[chosen].mean())
         assert row[5] == pytest.approx(losses[chosen].mean(), rel=1e-5)
-        assert row[6] == pytest.approx(
-            1.96 * losses[chosen].std(ddof=1) / math.sqrt(chosen.sum()), rel=1e-4
-        )
+        error = losses[chosen].std(ddof=1) / math.sqrt(chosen.sum())
+        assert row[6] == pytest.approx(1.96 * error, rel=1e-4)
     for by in {row[0] for row in table.rows} - {"words that a pair shares"}:
         assert sum(row[2] for row in table.rows if row[0] == by) == 100
     assert sum(row[2] for row in table.rows if row[0] == "words that a pair shares") == 40
-    assert sum(row[2] for row in table.rows if row[1] == "none") == sum(
-        not (item.sequences[0].ids == opened.task_model.tokenizer.specials.unknown).any()
-        for item in inputs
-    )
+    unknown = opened.task_model.tokenizer.specials.unknown
+    known = sum(unknown not in item.sequences[0].ids for item in inputs)
+    assert sum(row[2] for row in table.rows if row[1] == "none") == known
 
 
-def test_the_hardest_are_those_with_the_greatest_loss(opened):
-    found = analyse(opened.task_model, EXAMPLES).sections
-    pairs = list(predict(opened.task_model, EXAMPLES))
+def test_the_hardest_are_those_with_the_greatest_loss(analysed, pairs):
     ordered = sorted(pairs, key=lambda pair: pair[1].probabilities[pair[0].label])[:SHOWN]
-    shown = find(found, s.ExampleSection, "The hardest examples").examples
+    shown = find(analysed.sections, s.ExampleSection, "The hardest examples").examples
     assert [example.where for example in shown] == [example.where for example, _ in ordered]
     assert shown[0].parts[0] == ordered[0][0].text
     assert {guess.answer for guess in shown[0].guesses} == {"neg", "pos"}
 
 
-def test_labels_are_doubted_by_how_far_the_model_is_from_them(opened):
-    pairs = list(predict(opened.task_model, EXAMPLES))
+def test_labels_are_doubted_by_how_far_the_model_is_from_them(analysed, pairs):
     doubts = []
     for example, prediction in pairs:
         top = max(prediction.probabilities.values())
         if prediction.label != example.label and top >= SURE:
             doubts.append((prediction.probabilities[example.label] - top, example.where))
     assert len({doubt for doubt, _ in doubts}) > 1
-    shown = find(
-        analyse(opened.task_model, EXAMPLES).sections,
-        s.ExampleSection,
-        "Examples that may be mislabelled",
-    ).examples
-    assert [example.where for example in shown] == [
-        where for _, where in sorted(doubts, key=lambda pair: pair[0])[:SHOWN]
-    ]
+    shown = find(analysed.sections, s.ExampleSection, "Examples that may be mislabelled").examples
+    surest = sorted(doubts, key=lambda pair: pair[0])[:SHOWN]
+    assert [example.where for example in shown] == [where for _, where in surest]
 
 
 def test_of_equally_hard_examples_the_first_are_shown(opened, monkeypatch):
@@ -191,12 +183,11 @@ def prediction(label: str, **probabilities: float) -> ClassPrediction:
 
 def test_only_a_sure_and_wrong_prediction_casts_doubt_on_a_label():
     classes = ClassAnalysis(("a", "b"))
-    assert classes.add(
-        TextExample("x", label="b"), prediction("a", a=0.9, b=0.1)
-    ).doubt == pytest.approx(0.8)
-    assert classes.add(TextExample("x", label="b"), prediction("a", a=0.7, b=0.3)).doubt is None
-    assert classes.add(TextExample("x", label="a"), prediction("a", a=0.9, b=0.1)).doubt is None
-    assert classes.add(TextExample("x", label="b"), prediction("a", a=1.0, b=0.0)).cost > 700
+    a, b = (TextExample("x", label=label) for label in "ab")
+    assert classes.add(b, prediction("a", a=0.9, b=0.1)).doubt == pytest.approx(0.8)
+    assert classes.add(b, prediction("a", a=0.7, b=0.3)).doubt is None
+    assert classes.add(a, prediction("a", a=0.9, b=0.1)).doubt is None
+    assert classes.add(b, prediction("a", a=1.0, b=0.0)).cost > 700
 
 
 def test_of_many_classes_the_worst_are_shown():
@@ -222,59 +213,62 @@ def test_of_many_classes_the_worst_are_shown():
     assert small.rows[0][3:] == ["0.0 %", None, "0.0 %"]
 
 
-def test_headline_has_the_majority_baseline(opened):
-    analysis = analyse(opened.task_model, EXAMPLES)
+def test_headline_has_the_majority_baseline(opened, analysed):
     labels = [example.label for example in EXAMPLES]
     share = max(labels.count("neg"), labels.count("pos")) / len(labels)
-    assert analysis.baseline["accuracy"] == pytest.approx(share)
-    report = analysis_report(opened.task_model, analysis, "m", "d")
+    assert analysed.baseline["accuracy"] == pytest.approx(share)
+    report = analysis_report(opened.task_model, analysed, "m", "d")
     constant = f"majority baseline: {s.readable_number(share)}"
     assert f"({constant})" in report.headline
     figures = report.sections[0]
     assert {figure.label: figure.note for figure in figures.figures}["accuracy"] == constant
 
 
+def add_traits(
+    traits: Traits,
+    length: int = 4,
+    cut: int = 0,
+    *,
+    unknown: int = 0,
+    texts: tuple[str, ...] = ("x",),
+) -> None:
+    """Add an example of so many tokens, of which the first are unknown."""
+    ids = np.zeros(length, dtype=np.int32)
+    ids[:unknown] = 7
+    encoded = EncodedExample((Sequence(ids, ids.astype(np.int8)),), length + cut, cut)
+    traits.add(encoded, texts, 7, 0.5, 1.0)
+
+
+def slices_by(traits: Traits, name: str) -> dict[str, list[int]]:
+    return {x.name: x.members.nonzero()[0].tolist() for x in traits.slices() if x.by == name}
+
+
 def test_unknown_tokens_are_counted_by_their_share():
     """On the edge of 5 % an example belongs to the lower part."""
     traits = Traits()
     for unknown in (0, 1, 5, 6, 100, 0):
-        ids = np.zeros(100, dtype=np.int32)
-        ids[:unknown] = 7
-        traits.add(
-            EncodedExample((Sequence(ids, ids.astype(np.int8)),), 100, 0), ("x",), 7, 0.5, 1.0
-        )
-    parts = {
-        part.name: part.members.nonzero()[0].tolist()
-        for part in traits.slices()
-        if part.by == "unknown tokens"
-    }
-    assert parts == {"none": [0, 5], "up to 5 %": [1, 2], "more than 5 %": [3, 4]}
+        add_traits(traits, 100, unknown=unknown)
+    expected = {"none": [0, 5], "up to 5 %": [1, 2], "more than 5 %": [3, 4]}
+    assert slices_by(traits, "unknown tokens") == expected
 
 
-@pytest.mark.parametrize("lengths", [[7, 7, 7], [1, 2, 2, 2, 2, 90], list(range(40))])
+@pytest.mark.parametrize("lengths", [[7, 7, 7], [1, 2, 2, 2, 2, 90], list(range(1, 41))])
 def test_quartiles_hold_each_example_once(lengths):
     traits = Traits()
     for length in lengths:
-        ids = np.zeros(length + 2, dtype=np.int32)
-        traits.add(
-            EncodedExample((Sequence(ids, ids.astype(np.int8)),), length, 0), ("x",), 1, 0.5, 1.0
-        )
-    parts = [part for part in traits.slices() if part.by.startswith("length")]
-    if len(set(lengths)) == 1:
-        assert parts == []
-    else:
-        assert (sum(part.members.astype(int) for part in parts) == 1).all()
+        add_traits(traits, length)
+    parts = slices_by(traits, "length (quartiles)")
+    members = sorted(itertools.chain.from_iterable(parts.values()))
+    assert members == ([] if len({*lengths}) == 1 else [*range(len(lengths))])
     if len(lengths) == 40:
-        assert [part.members.sum() for part in parts] == [10, 10, 10, 10]
-        assert parts[1].name == "10 to 19 tokens"
+        assert [len(part) for part in parts.values()] == [10, 10, 10, 10]
+        assert [*parts][1] == "11 to 20 tokens"
 
 
 def test_of_a_single_example_no_interval_is_known():
-    traits, ids = Traits(), np.zeros(4, dtype=np.int32)
+    traits = Traits()
     for cut in (0, 0, 1):
-        traits.add(
-            EncodedExample((Sequence(ids, ids.astype(np.int8)),), 4 + cut, cut), ("x",), 7, 0.5, 1.0
-        )
+        add_traits(traits, cut=cut)
     rows = {row[1]: row[2:] for row in traits.table(None, "loss").rows}
     assert rows["truncated"] == [1, 0.5, math.inf]
     assert rows["whole"] == [2, 0.5, 0.0]
@@ -282,13 +276,13 @@ def test_of_a_single_example_no_interval_is_known():
 
 def test_pairs_are_parted_by_the_words_that_they_share():
     """A quarter of the words is of the second part, all of them of the last; a single text is of none."""
-    traits, ids = Traits(), np.zeros(4, dtype=np.int32)
+    traits = Traits()
     for texts in (("a", "b"), ("a b c", "c d"), ("a b", "b a"), ("a",), ("a b c", "b c")):
-        traits.add(EncodedExample((Sequence(ids, ids.astype(np.int8)),), 4, 0), texts, 7, 0.5, 1.0)
-    parts = [part for part in traits.slices() if part.by == "words that a pair shares"]
-    assert [(part.name, part.members.nonzero()[0].tolist()) for part in parts] == [
-        ("0% to 25% (exclusive)", [0]), ("25% to 50% (exclusive)", [1]), ("50% to 75% (exclusive)", [4]), ("75% to 100%", [2]),
-    ]  # fmt: skip
+        add_traits(traits, texts=texts)
+    assert slices_by(traits, "words that a pair shares") == {
+        "0% to 25% (exclusive)": [0], "25% to 50% (exclusive)": [1], "50% to 75% (exclusive)": [4],
+        "75% to 100%": [2],
+    }  # fmt: skip
 
 
 def test_an_example_without_a_label_is_an_error(opened):
@@ -331,19 +325,13 @@ def test_the_command_writes_it(source, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("given", ["bf16", "int8", "auto"])
-def test_the_page_says_what_it_is_computed_in(opened, monkeypatch, given):
+def test_the_page_says_what_it_is_computed_in(opened, analysed, monkeypatch, given):
     monkeypatch.setattr(survey, "has_bf16", lambda device: True)
-    report = analysis_report(
-        opened.task_model, analyse(opened.task_model, EXAMPLES[:9]), "m", "d", precision=given
-    )
+    report = analysis_report(opened.task_model, analysed, "m", "d", precision=given)
     said = "bf16" if given == "auto" else given
     assert report.lead.endswith(f"example by example, computed in {said}.")
-    settings = find(
-        find(report.sections, s.Details, "All metrics and settings").sections,
-        s.TableSection,
-        "Settings",
-    )
-    assert ["precision", said] in settings.rows
+    details = find(report.sections, s.Details, "All metrics and settings").sections
+    assert ["precision", said] in find(details, s.TableSection, "Settings").rows
 
 
 def test_a_report_without_a_place_and_a_limit_without_int8_are_refused_at_once(
@@ -362,16 +350,10 @@ def test_a_report_without_a_place_and_a_limit_without_int8_are_refused_at_once(
 def test_what_stands_in_brackets_is_shown_as_it_is(source, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "[" / "INST]").mkdir(parents=True)
-    save_model(
-        tmp_path / "[" / "INST]" / "m",
-        load_model(source).model,
-        load_model(source).tokenizer(),
-        labels=("[/INST]", "pos"),
-    )
-    examples = [
-        TextExample(e.text, None, {"neg": "[/INST]"}.get(str(e.label), e.label))
-        for e in EXAMPLES[:20]
-    ]
+    loaded, place = load_model(source), tmp_path / "[" / "INST]" / "m"
+    save_model(place, loaded.model, loaded.tokenizer(), labels=("[/INST]", "pos"))
+    labels = {"neg": "[/INST]", "pos": "pos"}
+    examples = [TextExample(e.text, None, labels[str(e.label)]) for e in EXAMPLES[:20]]
     write_tsv(tmp_path / "dev.tsv", examples)
     run_line("evaluate", "[/INST]/m", "dev.tsv", "--device", "cpu", "--length", "12")
     assert "[/INST]/m on dev.tsv" in capsys.readouterr().out
