@@ -24,6 +24,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -74,6 +75,19 @@ class TableRow:
 
     values: Mapping[str, Any]
     where: str
+
+
+class WatchedRow(UserDict[str, Any]):
+    """The values of a row by column, which records which of them have been read, in order."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read = dict[str, None]()
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        self.read[name] = None
+        return value
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections import UserDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from bothways.core.terminal import listed
 from bothways.data import tables as memory
 from bothways.data.list_source import ListPlan, ListSource
 from bothways.data.loader import ExampleBudget, Loader, Share, unchanged
-from bothways.data.tables import TableRow
+from bothways.data.tables import TableRow, WatchedRow
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.metrics import scored
 from bothways.finetuning.splits import Split, SplitResult, split_examples
@@ -361,14 +360,14 @@ class _Parser:
 
     def __init__(self, parse: Callable[[TableRow], Any], group: str | None) -> None:
         self.parse, self.groups = parse, list[Hashable]()
-        self._group, self._first = group, _WatchedRow({})
+        self._group, self._first = group, WatchedRow({})
 
     def __call__(self, row: TableRow) -> Any:
         """Return the example in a row."""
         if self._group is not None:
             self.groups.append(_group(row.values, self._group, row.where))
         if not self._first and isinstance(row.values, Mapping):
-            self._first = _WatchedRow(row.values)
+            self._first = WatchedRow(row.values)
             row = dataclasses.replace(row, values=self._first)
         return self.parse(row)
 
@@ -377,18 +376,6 @@ class _Parser:
         """The named columns that have not been read."""
         used = {*self._first.read, self._group}
         return [name for name in self._first if name and name not in used]
-
-
-class _WatchedRow(UserDict[str, Any]):
-    """A row that records which of its values have been read."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self.read = set[str]()
-
-    def __getitem__(self, name: str) -> Any:
-        self.read.add(name)
-        return super().__getitem__(name)
 
 
 def _numbered(rows: memory.Given, task: Trainable, name: str) -> Iterator[TableRow]:

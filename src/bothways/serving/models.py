@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bothways.core.errors import BothwaysError
+from bothways.data.tables import WatchedRow
 from bothways.prediction.predictor import Predictor, read_input
 from bothways.serving.errors import DEFAULT_LIMITS, Limits, RequestError, nothing_given
 from bothways.tasks.base import EncodedExample, Task, TaskModel, did_you_mean
@@ -112,14 +113,14 @@ class ServedModel:
         Raises:
             RequestError: the task cannot read it, or an object has a field that the task ignores.
         """
-        row = _RequestRow(value) if isinstance(value, dict) else value
+        row = WatchedRow(value) if isinstance(value, dict) else value
         with request_errors():
             example = read_input(self.task_model, row, number, labelled=None)
-        unused = [name for name in row if name not in row.used] if row is not value else ()
+        unused = [name for name in row if name not in row.read] if row is not value else ()
         if unused:
             path = f"inputs.{unused[0][:100]}"
-            near = did_you_mean(unused[0], row.used)
-            message = f"{path} is unknown{near}; the task {self.kind} reads {', '.join(row.used)}"
+            near = did_you_mean(unused[0], row.read)
+            message = f"{path} is unknown{near}; the task {self.kind} reads {', '.join(row.read)}"
             raise RequestError("invalid", message, param=path)
         return example
 
@@ -131,34 +132,6 @@ class ServedModel:
         """
         with request_errors():
             return self.task_model.encode(examples)
-
-
-class _RequestRow(Mapping[str, Any]):
-    """An object with columns that records which of its fields the task reads.
-
-    Args:
-        fields: the object.
-
-    Attributes:
-        used: names of the fields that were read, in order.
-    """
-
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        self._fields, self.used = fields, dict[str, None]()
-
-    def __getitem__(self, name: str) -> Any:
-        value = self._fields[name]
-        self.used[name] = None
-        return value
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._fields
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
-
-    def __len__(self) -> int:
-        return len(self._fields)
 
 
 def example_ranges(model: ServedModel, examples: Many[Any]) -> Iterator[tuple[int, int]]:
