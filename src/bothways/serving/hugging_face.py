@@ -245,8 +245,7 @@ def _text_classification(
 
     def write(answer: shapes.Answer) -> list[list[shapes.LabelScore]]:
         # A list of lists for a single text too: the clients take its first element.
-        labels = answer.model.task_model.labels
-        return [shapes.class_scores(prediction, labels)[:top] for prediction in answer.predictions]
+        return [scores[:top] for scores in shapes.label_scores(answer)]
 
     return shapes.Query(model, value if isinstance(value, list) else [value], write, truncate)
 
@@ -270,12 +269,8 @@ def _zero_shot(models: Models, request: ZeroShotRequest) -> shapes.Query:
         raise RequestError(
             "invalid", error.message("json"), param="parameters.candidate_labels"
         ) from error
-
-    def write(answer: shapes.Answer) -> list[list[shapes.LabelScore]]:
-        return [shapes.class_scores(prediction, ()) for prediction in answer.predictions]
-
     truncate = bool(request.truncate and parameters.truncate)
-    return shapes.query_each(changed, request.inputs, write, truncate)
+    return shapes.query_each(changed, request.inputs, shapes.label_scores, truncate)
 
 
 def _token_classification(
@@ -399,7 +394,7 @@ class Pipeline(NamedTuple):
 
 PIPELINES: Mapping[str, Pipeline] = {
     **dict.fromkeys(
-        tei.CLASSIFIERS,
+        shapes.CLASSIFIERS,
         Pipeline(ClassificationRequest, list[list[shapes.LabelScore]], _text_classification),
     ),
     "tag": Pipeline(

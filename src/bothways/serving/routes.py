@@ -17,7 +17,7 @@ from bothways.serving.errors import STATUS, TRY_AGAIN, Limits
 from bothways.serving.models import Models, ServedModel
 from bothways.serving.requests import TEXT, RequestBody, Schema, build_schema
 from bothways.serving.search import SEARCH
-from bothways.serving.shapes import LabelScore, Route, own
+from bothways.serving.shapes import CLASSIFIERS, LabelScore, Route, own
 from bothways.tasks.catalogue import ALL_TASKS
 
 TEXTS = ["a dog barks", "it rains"]
@@ -52,7 +52,7 @@ ROUTES: dict[str, Route] = {
         tei.predict,
         list[LabelScore] | list[list[LabelScore]],
         "TEI: labels with scores; a list of two texts is a pair",
-        tei.CLASSIFIERS,
+        CLASSIFIERS,
         {"inputs": "what a lovely film"},
     ),
     "/similarity": Route(
@@ -107,6 +107,7 @@ HEADERS = {
 }
 """The headers of a computed answer."""
 PROBES = ("/live", "/ready", "/health", "/ping")
+"""Routes without a key."""
 
 
 _ERROR_FIELDS = {

@@ -264,8 +264,15 @@ def own(kind: str) -> Route:
     return Route(OwnRequest, read, Annotated[Any, WithJsonSchema(answers)], summary, (kind,))
 
 
-SCORED_LABELS = (ClassPrediction, MultilabelPrediction, ScorePrediction, RankPrediction)
-"""The predictions that `class_scores` writes."""
+CLASSIFIERS = tuple(
+    kind
+    for kind, task in ALL_TASKS.items()
+    if issubclass(
+        prediction_type(task),
+        ClassPrediction | MultilabelPrediction | ScorePrediction | RankPrediction,
+    )
+)
+"""The tasks whose predictions `label_scores` writes."""
 
 
 class LabelScore(TypedDict):
@@ -275,15 +282,18 @@ class LabelScore(TypedDict):
     score: float
 
 
-def class_scores(prediction: Any, labels: Many[str], *, raw: bool = False) -> list[LabelScore]:
+def label_scores(answer: Answer, *, raw: bool = False) -> list[list[LabelScore]]:
     """Return labels with scores, the highest first; a score by itself has its one label."""
-    if isinstance(prediction, RankPrediction):
-        (logit,) = prediction.logits
-        return [
-            {"label": labels[0], "score": logit if raw else float(sigmoid(np.array([logit]))[0])}
-        ]
-    probabilities = getattr(prediction, "probabilities", None)
-    if probabilities is None:
-        return [{"label": labels[0] if labels else "score", "score": prediction.score}]
-    ranked = sorted(probabilities.items(), key=lambda item: -item[1])
-    return [{"label": label, "score": score} for label, score in ranked]
+    (name, *_) = answer.model.task_model.labels or ("score",)
+    results = list[list[LabelScore]]()
+    for prediction in answer.predictions:
+        match prediction:
+            case RankPrediction(logits=(logit,)):
+                scores = {name: logit if raw else float(sigmoid(np.array([logit]))[0])}
+            case ScorePrediction(score=score):
+                scores = {name: score}
+            case _:
+                scores = prediction.probabilities
+        ranked = sorted(scores.items(), key=lambda item: -item[1])
+        results.append([{"label": label, "score": score} for label, score in ranked])
+    return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,16 +19,7 @@ from bothways import __version__
 from bothways.serving import requests, shapes
 from bothways.serving.errors import Limits, RequestError, nothing_given
 from bothways.serving.models import Models
-from bothways.tasks.catalogue import ALL_TASKS
-from bothways.tasks.schemas import prediction_type
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
-
-CLASSIFIERS = tuple(
-    kind
-    for kind, task in ALL_TASKS.items()
-    if issubclass(prediction_type(task), shapes.SCORED_LABELS)
-)
-"""The tasks whose predictions `class_scores` writes as labels with scores."""
 
 
 class PromptParameters(requests.Truncation):
@@ -120,16 +112,12 @@ def predict(models: Models, request: PredictRequest) -> shapes.Query:
 
     A list of two texts is a pair; a batch is a list of lists of one text or two.
     """
-    model, value = models.choose(request.model, CLASSIFIERS), request.inputs
+    model, value = models.choose(request.model, shapes.CLASSIFIERS), request.inputs
     raw = request.raw_scores
     if raw and model.kind not in ("rerank", "regress"):
         message = f"raw_scores must be false: the scores for {model.kind} are probabilities"
         raise RequestError("invalid", message, param="raw_scores")
-
-    def write(answer: shapes.Answer) -> list[list[shapes.LabelScore]]:
-        labels = answer.model.task_model.labels
-        return [shapes.class_scores(p, labels, raw=raw) for p in answer.predictions]
-
+    write = functools.partial(shapes.label_scores, raw=raw)
     return shapes.query_each(model, value, write, request.truncate)
 
 
