@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from bothways.cli.main import app as cli
-from bothways.serving.app import OPEN
 from bothways.serving.errors import DEFAULT_LIMITS, STATUS, RequestError
 from bothways.serving.metrics import Metrics
-from bothways.serving.routes import ROUTES
+from bothways.serving.routes import PROBES, ROUTES
 from bothways.serving.run import KEEP_ALIVE_SECONDS
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML")
@@ -83,7 +82,7 @@ def test_requests_that_are_counted_leave_out_probes_and_nothing_else():
         left_out = set(re.findall(r'route!~"([^"]*)"', source))
         assert len(left_out) == 1, file
         (pattern,) = left_out
-        for path in (*OPEN, "/metrics"):
+        for path in (*PROBES, "/metrics"):
             assert re.fullmatch(pattern, path), path
         for path in (*ROUTES, "unknown"):
             assert not re.fullmatch(pattern, path), path
@@ -183,7 +182,7 @@ def test_the_commands_of_containers_are_those_of_the_server():
         for kind in ("startup", "readiness", "liveness")
     ]
     assert probes == ["/ready", "/ready", "/live"]
-    assert set(probes) <= set(OPEN)
+    assert set(probes) <= set(PROBES)
     assert "127.0.0.1:8080/ready" in image
 
 

@@ -28,7 +28,7 @@ from bothways.serving.batcher import SMOOTHING, Batcher, Ticket, internal, late,
 from bothways.serving.errors import DEFAULT_LIMITS, FAILURES, Limits, RequestError, retry_after
 from bothways.serving.metrics import Metrics
 from bothways.serving.models import Models, ServedModel, example_ranges
-from bothways.serving.routes import EXPLAIN, ROUTES, TOKENIZE, document
+from bothways.serving.routes import EXPLAIN, PROBES, ROUTES, TOKENIZE, document
 from bothways.serving.search import SEARCH, ServedIndex, open_indexes
 from bothways.serving.shapes import Answer, Query
 
@@ -57,8 +57,6 @@ Work = Callable[..., Awaitable[Any]]
 """Calls a function with arguments, by the deadline of a request; see `App._work`."""
 STUCK_SECONDS = 120.0
 """A batch that takes longer means that the process should be restarted."""
-OPEN = ("/live", "/ready", "/health", "/ping")
-"""Routes without a key: probes."""
 requests_log = logging.getLogger("bothways.serving.requests")
 
 
@@ -253,7 +251,7 @@ class App:
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:
             raise RequestError("bad_request", "there are several headers host")
         self._check_host(headers)
-        if path not in OPEN and path not in self._files:
+        if path not in PROBES and path not in self._files:
             self._check_key(headers)
         if path == "/play" and path in self._files and scope["path"].endswith("/"):
             return play.MOVED
@@ -302,7 +300,8 @@ class App:
             self._searches -= 1
         ended = time.perf_counter()
         self._search_seconds += SMOOTHING * (ended - began - self._search_seconds)
-        exchange.phases += [("queue", queued, began), ("search", began, ended)]
+        exchange.seconds["queue"] += began - queued
+        exchange.seconds["search"] += ended - began
         return result
 
     @staticmethod
@@ -467,7 +466,7 @@ class App:
         units: Any = encoded
         if query.jobs is not None:  # it may have to read weights
             units = await loop.run_in_executor(self._tokenizers, query.jobs, examples, encoded)
-        exchange.phases.append(("tokenize", began, time.perf_counter()))
+        exchange.seconds["tokenize"] += time.perf_counter() - began
         source = exchange.route, stated_size(headers)
         answered = loop.create_future()
         ticket = Ticket(model, examples, units, deadline, answered, *source, exchange.id)
@@ -477,9 +476,9 @@ class App:
         exchange.texts += len(examples)
         exchange.tokens += answer.tokens
         exchange.cut += answer.cut
-        exchange.phases.append(("queue", ticket.queued, ticket.started))
-        exchange.phases.append(("compute", ticket.started, ticket.computed))
         waited = ticket.started - ticket.queued
+        exchange.seconds["queue"] += waited
+        exchange.seconds["compute"] += ticket.computed - ticket.started
         self.metrics.answered(model.name, len(examples), answer.tokens, answer.cut, waited)
         return answer
 
@@ -518,11 +517,10 @@ def _describe(exchange: Exchange) -> None:
     exchange.headers["x-compute-tokens"] = str(exchange.tokens)
     exchange.headers["x-truncated"] = str(exchange.cut)
     names = {"tok": "tokenize", "queue": "queue", "model": "compute", "search": "search"}
-    searched = any(phase == "search" for phase, *_ in exchange.phases)
     exchange.headers["server-timing"] = ", ".join(
-        f"{name};dur={exchange.milliseconds(phase):.2f}"
+        f"{name};dur={1000 * exchange.seconds[phase]:.2f}"
         for name, phase in names.items()
-        if name != "search" or searched
+        if name != "search" or "search" in exchange.seconds
     )
 
 
