@@ -59,7 +59,7 @@ def test_requests_drawn_from_the_document(tmp_path):
         "negative_data_rejection",
     )
     checks = schemathesis.checks.CHECKS.get_by_names(names)
-    whole = document(application.models, application.limits, guarded=False, playground=True)
+    whole = document(application.models, guarded=False, playground=True)
     schema = schemathesis.openapi.from_dict(answers_are_strict(whole))
     answered: set[str] = set()
     drawn = settings(

@@ -305,13 +305,16 @@ VALUES = some.recursive(
 )
 
 
-@given(some.sampled_from(sorted(ROUTES)), some.dictionaries(FIELDS, VALUES, max_size=6))
+@given(
+    some.sampled_from(sorted(ROUTES.keys() - {"/tokenize"})),
+    some.dictionaries(FIELDS, VALUES, max_size=6),
+)
 def test_no_object_is_an_internal_error(application, path, body):
     """Requests are read to the point where they would be queued: no model is needed."""
 
     def read() -> None:
         copy = json.loads(json.dumps(body))
-        query = ROUTES[path].query(application.models, copy, application.limits)
+        query = ROUTES[path].query(application.models, copy)
         query.model.encode(query.model.examples(query.inputs, application.limits))
 
     assert status_of(read) < 500

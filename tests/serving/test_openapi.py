@@ -20,20 +20,20 @@ def application(folder) -> App:
 
 def test_every_route_is_in_the_document(application, url):
     assert {f"/{kind}" for kind in PREDICTIONS} <= ROUTES.keys(), "add new tasks to PREDICTIONS"
-    routes = ROUTES.keys() | {"/tokenize", "/explain"}
+    routes = ROUTES.keys() | {"/explain"}
     shown = httpx.get(f"{url}/openapi.json").json()["paths"]
     gets = {path for path, entry in shown.items() if "get" in entry and "{" not in path}
     assert gets == {p for p in application._gets(None) if not p.startswith("/play")}
     named = {path for path in shown if "{" in path}
     assert named == {"/v1/models/{model}"}
     posts = {path for path, entry in shown.items() if "post" in entry and "{" not in path}
-    wanted = routes - {"/prefer"}  # no model here prefers
+    wanted = routes - {"/prefer", "/search"}  # no model here prefers, and there is no index
     assert posts == wanted, f"add a new task to TASKS of toy_predictors.py: {wanted - posts}"
 
 
 def test_routes_without_a_model_are_left_out(application):
     alone = app(application.models.named("embed").predictor, keys=("a",))
-    shown = document(alone.models, alone.limits, guarded=True)
+    shown = document(alone.models, guarded=True)
     assert "/v1/embeddings" in shown["paths"]
     assert "/classify" not in shown["paths"]
     assert "/explain" not in shown["paths"]  # it comes with the playground

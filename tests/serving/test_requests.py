@@ -212,7 +212,13 @@ def test_raw_scores_are_logits(client: httpx.Client) -> None:
     (usual,) = answer(client, "/predict", body)
     (raw,) = answer(client, "/predict", {**body, "raw_scores": True})
     assert usual["score"] != raw["score"]
-    for name, function in (("classify", "softmax"), ("label", "sigmoid"), ("regress", "none")):
+    functions = {
+        "classify": "softmax",
+        "zero-shot": "softmax",
+        "label": "sigmoid",
+        "regress": "none",
+    }
+    for name, function in functions.items():
         both = {"inputs": TEXTS[0], "parameters": {"function_to_apply": function}}
         assert answer(client, f"/models/{name}", both) == answer(
             client, f"/models/{name}", {"inputs": TEXTS[0]}

@@ -133,7 +133,7 @@ def test_refusals(client: httpx.Client, body: Any, refused: Any) -> None:
 
 def test_a_server_without_an_index(model: str, application: App) -> None:
     alone = app(application.models.named("vectors").predictor)
-    assert "/search" not in document(alone.models, alone.limits, guarded=False)["paths"]
+    assert "/search" not in document(alone.models, guarded=False)["paths"]
     with running(alone) as url:
         response = httpx.post(f"{url}/search", json={"query": "a"})
         assert (response.status_code, response.json()["error"]["code"]) == (422, "wrong_task")

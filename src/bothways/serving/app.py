@@ -26,10 +26,11 @@ from bothways.prediction.predictor import Predictor
 from bothways.serving import openai, play, tei
 from bothways.serving.batcher import SMOOTHING, Batcher, Ticket, internal, late, settle
 from bothways.serving.errors import DEFAULT_LIMITS, FAILURES, Limits, RequestError, retry_after
+from bothways.serving.explain import EXPLAIN
 from bothways.serving.metrics import Metrics
 from bothways.serving.models import Models, ServedModel, example_ranges
-from bothways.serving.routes import EXPLAIN, PROBES, ROUTES, TOKENIZE, document
-from bothways.serving.search import SEARCH, ServedIndex, open_indexes
+from bothways.serving.routes import PROBES, ROUTES, document
+from bothways.serving.search import ServedIndex, open_indexes
 from bothways.serving.shapes import Answer, Query
 
 with optional("serve", "serving"):
@@ -83,8 +84,7 @@ class App:
             raise ConfigError("there is no model to serve", where="predictors")
         self.limits, self.hosts = limits, hosts
         self._files = play.pages() if playground else {}
-        explaining = {"/explain": EXPLAIN} if playground else {}
-        self._posts = {**ROUTES, "/tokenize": TOKENIZE, "/search": SEARCH, **explaining}
+        self._posts = {**ROUTES, **({"/explain": EXPLAIN} if playground else {})}
         self.models = Models(models, indexes, limits)
         self.draining, self._warm = False, False
         # Clients send keys beyond ASCII in two encodings.
@@ -334,7 +334,7 @@ class App:
         """Return the query in a body with its examples, or an answer that needs no model."""
         body = json_object(data, url)
         body = body if name is None else {**body, "model": name}
-        query = self._posts[path].query(self.models, body, self.limits)
+        query = self._posts[path].query(self.models, body)
         if not isinstance(query, Query):
             return query
         # A search by words alone needs no model.
@@ -369,13 +369,10 @@ class App:
             "/ready": self._ready,
             "/health": self._ready,
             "/ping": self._ready,
-            "/info": lambda: tei.info(self.models, self.limits),
+            "/info": lambda: tei.info(self.models),
             "/metrics": lambda: self.metrics.text().decode("utf8"),
             "/openapi.json": lambda: document(
-                self.models,
-                self.limits,
-                guarded=bool(self._keys),
-                playground=bool(self._files),
+                self.models, guarded=bool(self._keys), playground=bool(self._files)
             ),
             **{path: partial(self._files.__getitem__, path) for path in self._files},
             "/v1/models": lambda: {

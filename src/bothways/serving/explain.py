@@ -41,7 +41,7 @@ from bothways.serving.batcher import ModelJob
 from bothways.serving.errors import RequestError, check_limit
 from bothways.serving.models import Models, ServedModel, request_errors
 from bothways.serving.requests import Count, Input, RequestBody, Text, Whole
-from bothways.serving.shapes import Answer, Query
+from bothways.serving.shapes import Answer, Query, Route
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.catalogue import ALL_TASKS
 from bothways.tasks.predictions import brief
@@ -259,3 +259,14 @@ def _attention(model: ServedModel, item: Any, layer: int) -> Query:
         }
 
     return Query(model, [item], write, jobs=jobs)
+
+
+EXPLAIN = Route(
+    ExplainRequest,
+    explain,
+    WordEffects | Attentions | TrainedInput,
+    "Why the model answers so: words left out, attention; the input as in training",
+    KINDS,
+    {"method": "attention", "inputs": None},
+)
+"""The route `/explain` of the playground."""

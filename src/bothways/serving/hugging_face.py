@@ -5,9 +5,10 @@ The model decides the task. A text gives one answer and a list of texts a list o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence as Many
 from dataclasses import replace
-from typing import Annotated, Any, Literal, NamedTuple
+from functools import partial
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
@@ -15,7 +16,7 @@ from typing_extensions import NotRequired, TypedDict
 from bothways.core.errors import ConfigError
 from bothways.serving import openai, requests, shapes, tei
 from bothways.serving.errors import RequestError
-from bothways.serving.models import Models, ServedModel
+from bothways.serving.models import Models
 from bothways.tasks.entailment.task import ZeroShotTask
 from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.predictions import AnswerPrediction
@@ -82,11 +83,7 @@ class FillParameters(requests.Truncation):
     top_k: requests.Count | None = None
 
 
-class _PipelineRequest(requests.TruncatedRequest):
-    options: requests.Options = requests.Options()
-
-
-class ClassificationRequest(_PipelineRequest):
+class ClassificationRequest(requests.HostedRequest):
     """Texts and pairs to classify."""
 
     inputs: Annotated[
@@ -97,14 +94,14 @@ class ClassificationRequest(_PipelineRequest):
     parameters: ClassificationParameters = ClassificationParameters()
 
 
-class TaggingRequest(_PipelineRequest):
+class TaggingRequest(requests.HostedRequest):
     """Texts to tag."""
 
     inputs: requests.Texts
     parameters: TaggingParameters = TaggingParameters()
 
 
-class AnswerRequest(_PipelineRequest):
+class AnswerRequest(requests.HostedRequest):
     """Questions with the texts that may answer them."""
 
     inputs: Annotated[
@@ -115,7 +112,7 @@ class AnswerRequest(_PipelineRequest):
     parameters: AnswerParameters = AnswerParameters()
 
 
-class FillRequest(_PipelineRequest):
+class FillRequest(requests.HostedRequest):
     """Texts with masks."""
 
     inputs: requests.Texts
@@ -148,51 +145,11 @@ class ZeroShotParameters(requests.Truncation):
     multi_label: requests.Flag = False
 
 
-class ZeroShotRequest(_PipelineRequest):
+class ZeroShotRequest(requests.HostedRequest):
     """Texts to classify by labels that a model of natural language inference does not know."""
 
     inputs: requests.Texts
     parameters: ZeroShotParameters
-
-
-_OF_LABELS = ("classify", "zero-shot")
-"""Tasks whose models may be those of natural language inference."""
-
-
-def request_of(models: Models, body: Mapping[str, Any]) -> type[requests.RequestBody]:
-    """Return the fields of a request, which depend on the task of the model."""
-    kind, parameters = models.choose(body.get("model")).kind, body.get("parameters")
-    if kind in _OF_LABELS and isinstance(parameters, dict) and "candidate_labels" in parameters:
-        return ZeroShotRequest
-    if kind == "rerank" and "query" in body:
-        return openai.RerankRequest
-    if kind == "embed":
-        compares = isinstance(body.get("inputs"), dict)
-        return tei.SimilarityRequest if compares else tei.EmbedRequest
-    return PIPELINES[kind].request if kind in PIPELINES else TaskRequest
-
-
-def pipeline(models: Models, request: Any) -> shapes.Query:
-    """Read a request for a model's own task.
-
-    Raises:
-        RequestError: a parameter that the model does not have.
-    """
-    match request:
-        case openai.RerankRequest():
-            return openai.reranking(models, request)
-        case tei.SimilarityRequest():
-            return tei.similarity(models, request)
-        case tei.EmbedRequest():
-            return tei.tei_embed(models, request, normalise=False)
-        case ZeroShotRequest():
-            return _zero_shot(models, request)
-    model = models.choose(request.model)
-    if model.kind not in PIPELINES:
-        query: shapes.Query = shapes.own(model.kind).read(models, request)
-        return query
-    truncate = bool(request.truncate and request.parameters.truncate)
-    return PIPELINES[model.kind].read(model, request, truncate)
 
 
 class EntityGroup(TypedDict):
@@ -227,6 +184,7 @@ class Filling(TypedDict):
 
 _FUNCTIONS = {
     "classify": "softmax",
+    "zero-shot": "softmax",
     "multilabel": "sigmoid",
     "rerank": "sigmoid",
     "regress": "none",
@@ -234,10 +192,8 @@ _FUNCTIONS = {
 """The functions that make the scores of each task."""
 
 
-def _text_classification(
-    model: ServedModel, request: ClassificationRequest, truncate: bool
-) -> shapes.Query:
-    parameters, value = request.parameters, request.inputs
+def _text_classification(models: Models, request: ClassificationRequest) -> shapes.Query:
+    model, parameters = models.choose(request.model), request.parameters
     function, top = parameters.function_to_apply, parameters.top_k
     if function not in (None, _FUNCTIONS[model.kind]):
         message = f"function_to_apply must be {_FUNCTIONS[model.kind]}, that of the model's task"
@@ -247,7 +203,8 @@ def _text_classification(
         # A list of lists for a single text too: the clients take its first element.
         return [scores[:top] for scores in shapes.label_scores(answer)]
 
-    return shapes.Query(model, value if isinstance(value, list) else [value], write, truncate)
+    inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
+    return shapes.Query(model, inputs, write, request.cuts)
 
 
 def _zero_shot(models: Models, request: ZeroShotRequest) -> shapes.Query:
@@ -256,7 +213,7 @@ def _zero_shot(models: Models, request: ZeroShotRequest) -> shapes.Query:
     Raises:
         RequestError: the model has no output for entailment, or the labels cannot be compared.
     """
-    model, parameters = models.choose(request.model, _OF_LABELS), request.parameters
+    model, parameters = models.choose(request.model), request.parameters
     try:
         changed = model.with_task(
             ZeroShotTask(
@@ -269,14 +226,11 @@ def _zero_shot(models: Models, request: ZeroShotRequest) -> shapes.Query:
         raise RequestError(
             "invalid", error.message("json"), param="parameters.candidate_labels"
         ) from error
-    truncate = bool(request.truncate and parameters.truncate)
-    return shapes.query_each(changed, request.inputs, shapes.label_scores, truncate)
+    return shapes.query_each(changed, request.inputs, shapes.label_scores, request.cuts)
 
 
-def _token_classification(
-    model: ServedModel, request: TaggingRequest, truncate: bool
-) -> shapes.Query:
-    parameters = request.parameters
+def _token_classification(models: Models, request: TaggingRequest) -> shapes.Query:
+    model, parameters = models.choose(request.model), request.parameters
     ignored, by_word = parameters.ignore_labels, parameters.aggregation_strategy == "none"
 
     def write(answer: shapes.Answer) -> list[list[EntityGroup]]:
@@ -306,10 +260,11 @@ def _token_classification(
             answers.append(groups)
         return answers
 
-    return shapes.query_each(model, request.inputs, write, truncate)
+    return shapes.query_each(model, request.inputs, write, request.cuts)
 
 
-def _question_answering(model: ServedModel, request: AnswerRequest, truncate: bool) -> shapes.Query:
+def _question_answering(models: Models, request: AnswerRequest) -> shapes.Query:
+    model = models.choose(request.model)
     parameters, top = request.parameters, request.parameters.top_k
     task = model.task_model.task
     assert isinstance(task, QuestionAnsweringTask)
@@ -344,10 +299,11 @@ def _question_answering(model: ServedModel, request: AnswerRequest, truncate: bo
             return [best(prediction) for prediction in answer.predictions]
         return [several(prediction)[:top] for prediction in answer.predictions]
 
-    return shapes.query_each(changed, request.inputs, write, truncate)
+    return shapes.query_each(changed, request.inputs, write, request.cuts)
 
 
-def _fill_mask(model: ServedModel, request: FillRequest, truncate: bool) -> shapes.Query:
+def _fill_mask(models: Models, request: FillRequest) -> shapes.Query:
+    model = models.choose(request.model)
     task, top = model.task_model.task, request.parameters.top_k
     assert isinstance(task, MaskFillingTask)
     if top is not None and top > task.top:
@@ -381,32 +337,50 @@ def _fill_mask(model: ServedModel, request: FillRequest, truncate: bool) -> shap
         pairs = zip(answer.examples, answer.predictions, strict=True)
         return [fill(example.text, prediction) for example, prediction in pairs]
 
-    return shapes.query_each(model, request.inputs, write, truncate)
+    return shapes.query_each(model, request.inputs, write, request.cuts)
 
 
-class Pipeline(NamedTuple):
-    """A task of the hosted API: its request, its answer, and what reads the request."""
-
-    request: type[requests.RequestBody]
-    answer: Any
-    read: Callable[[ServedModel, Any, bool], shapes.Query]
-
-
-PIPELINES: Mapping[str, Pipeline] = {
-    **dict.fromkeys(
-        shapes.CLASSIFIERS,
-        Pipeline(ClassificationRequest, list[list[shapes.LabelScore]], _text_classification),
+_CLASSIFICATION = shapes.Route(
+    ClassificationRequest, _text_classification, list[list[shapes.LabelScore]]
+)
+_ZERO_SHOT = shapes.Route(ZeroShotRequest, _zero_shot, list[shapes.LabelScore])
+ALTERNATIVES: Mapping[str, Many[shapes.Route]] = {
+    **{kind: (replace(shapes.own(kind), request=TaskRequest),) for kind in shapes.PREDICTIONS},
+    **dict.fromkeys(shapes.CLASSIFIERS, (_CLASSIFICATION,)),
+    **dict.fromkeys(("classify", "zero-shot"), (_CLASSIFICATION, _ZERO_SHOT)),
+    "rerank": (_CLASSIFICATION, openai.RERANK),
+    "embed": (replace(tei.EMBED, read=partial(tei.embed, normalise=False)), tei.SIMILARITY),
+    "tag": (
+        shapes.Route(
+            TaggingRequest, _token_classification, list[EntityGroup] | list[list[EntityGroup]]
+        ),
     ),
-    "tag": Pipeline(
-        TaggingRequest, list[EntityGroup] | list[list[EntityGroup]], _token_classification
+    "answer": (
+        shapes.Route(
+            AnswerRequest,
+            _question_answering,
+            FoundAnswer | list[FoundAnswer] | list[list[FoundAnswer]],
+        ),
     ),
-    "answer": Pipeline(
-        AnswerRequest,
-        FoundAnswer | list[FoundAnswer] | list[list[FoundAnswer]],
-        _question_answering,
-    ),
-    "fill": Pipeline(
-        FillRequest, list[Filling] | list[list[Filling]] | list[list[list[Filling]]], _fill_mask
+    "fill": (
+        shapes.Route(
+            FillRequest, _fill_mask, list[Filling] | list[list[Filling]] | list[list[list[Filling]]]
+        ),
     ),
 }
-"""The tasks of the hosted API; other tasks answer as `own`, and vectors as TEI."""
+"""The requests for each task, and how they are read: the usual one, and another for some tasks."""
+
+
+def choose_route(models: Models, body: Mapping[str, Any]) -> shapes.Route:
+    """Return the route for a request, which depends on the task of the model."""
+    kind, parameters = models.choose(body.get("model")).kind, body.get("parameters")
+    match kind:
+        case "embed":
+            other = isinstance(body.get("inputs"), dict)
+        case "rerank":
+            other = "query" in body
+        case "classify" | "zero-shot":
+            other = isinstance(parameters, dict) and "candidate_labels" in parameters
+        case _:
+            other = False
+    return ALTERNATIVES[kind][other]

@@ -17,7 +17,7 @@ from typing_extensions import NotRequired, TypedDict
 from bothways.serving import requests, shapes
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.shapes import Answer, Query, check_components, cut_components, prompted
+from bothways.serving.shapes import Answer, Query, Route, check_components, cut_components, prompted
 from bothways.tasks.metrics import sigmoid
 
 IDS = requests.list_of({"type": "integer", "minimum": 0}, minItems=1)
@@ -116,6 +116,16 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> Query:
         }
 
     return Query(model, inputs, write, request.truncate)
+
+
+EMBEDDINGS = Route(
+    EmbeddingsRequest,
+    embeddings,
+    Embeddings,
+    "OpenAI's embeddings: vectors of length 1",
+    ("embed",),
+    {"input": ["a dog barks", "it rains"]},
+)
 
 
 def text_of_ids(ids: list[int], model: ServedModel) -> str:
@@ -276,3 +286,13 @@ def reranking(models: Models, request: RerankRequest) -> Query:
         }
 
     return Query(model, [(query, text) for text in documents], write, request.truncate)
+
+
+RERANK = Route(
+    RerankRequest,
+    reranking,
+    Ranking | list[TextScore],
+    "Documents ranked for a query: Cohere and Jina (documents), TEI (texts)",
+    ("rerank",),
+    {"query": "who sleeps?", "documents": ["the cat sleeps", "it rains"]},
+)

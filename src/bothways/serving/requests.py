@@ -174,6 +174,18 @@ class Options(Fields):
     use_gpu: Meaningless = None
 
 
+class HostedRequest(TruncatedRequest):
+    """A request of Hugging Face's clients, which send `truncate` at the root or below."""
+
+    parameters: Truncation = Truncation()
+    options: Options = Options()
+
+    @property
+    def cuts(self) -> bool:
+        """True if texts that are too long are cut."""
+        return self.truncate and self.parameters.truncate
+
+
 def parse(request: type[R], body: Mapping[str, Any], limits: Limits) -> R:
     """Return the fields of a body.
 

@@ -6,89 +6,31 @@ Each route also exists as `/models/NAME/…` for one model.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any, Literal, Union
 
 from typing_extensions import TypedDict
 
 from bothways import __version__
-from bothways.serving import explain, hugging_face, openai, tei
-from bothways.serving.errors import STATUS, TRY_AGAIN, Limits
+from bothways.serving import hugging_face, openai, tei
+from bothways.serving.errors import STATUS, TRY_AGAIN
+from bothways.serving.explain import EXPLAIN
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.requests import TEXT, RequestBody, Schema, build_schema
+from bothways.serving.requests import TEXT, Schema, build_schema
 from bothways.serving.search import SEARCH
-from bothways.serving.shapes import CLASSIFIERS, LabelScore, Route, own
-from bothways.tasks.catalogue import ALL_TASKS
+from bothways.serving.shapes import PREDICTIONS, Route, own
 
-TEXTS = ["a dog barks", "it rains"]
-RERANK = Route(
-    openai.RerankRequest,
-    openai.reranking,
-    openai.Ranking | list[openai.TextScore],
-    "Documents ranked for a query: Cohere and Jina (documents), TEI (texts)",
-    ("rerank",),
-    {"query": "who sleeps?", "documents": ["the cat sleeps", "it rains"]},
-)
-EMBEDDINGS = Route(
-    openai.EmbeddingsRequest,
-    openai.embeddings,
-    openai.Embeddings,
-    "OpenAI's embeddings: vectors of length 1",
-    ("embed",),
-    {"input": TEXTS},
-)
 ROUTES: dict[str, Route] = {
-    **{f"/{kind}": own(kind) for kind in ALL_TASKS if kind not in ("embed", "rerank")},
-    "/embed": Route(
-        tei.EmbedRequest,
-        tei.tei_embed,
-        list[list[float]] | list[list[int]],
-        "TEI: a vector for each text",
-        ("embed",),
-        {"inputs": TEXTS},
-    ),
-    "/predict": Route(
-        tei.PredictRequest,
-        tei.predict,
-        list[LabelScore] | list[list[LabelScore]],
-        "TEI: labels with scores; a list of two texts is a pair",
-        CLASSIFIERS,
-        {"inputs": "what a lovely film"},
-    ),
-    "/similarity": Route(
-        tei.SimilarityRequest,
-        tei.similarity,
-        list[float],
-        "TEI: cosines of a sentence with others",
-        ("embed",),
-        {"inputs": {"source_sentence": "a dog barks", "sentences": ["a hound howls"]}},
-    ),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), RERANK),
-    **dict.fromkeys(("/v1/embeddings", "/embeddings"), EMBEDDINGS),
-    "/": Route(
-        hugging_face.request_of, hugging_face.pipeline, Any, "Hugging Face: the task of the model"
-    ),
+    **{f"/{kind}": own(kind) for kind in PREDICTIONS},
+    "/embed": tei.EMBED,
+    "/predict": tei.PREDICT,
+    "/similarity": tei.SIMILARITY,
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), openai.RERANK),
+    **dict.fromkeys(("/v1/embeddings", "/embeddings"), openai.EMBEDDINGS),
+    "/": Route(None, hugging_face.choose_route, Any, "Hugging Face: the task of the model"),
+    "/tokenize": tei.TOKENIZE,
+    "/search": SEARCH,
 }
-"""The routes that compute."""
-TOKENIZE = Route(
-    tei.TokenizeRequest,
-    tei.tokenize,
-    list[list[tei.TextToken]],
-    "TEI: the tokens of texts",
-    (),
-    {"inputs": "a dog barks"},
-)
-"""The route `/tokenize`, which needs no queue."""
-EXPLAIN = Route(
-    explain.ExplainRequest,
-    explain.explain,
-    explain.WordEffects | explain.Attentions | explain.TrainedInput,
-    "Why the model answers so: words left out, attention; the input as in training",
-    explain.KINDS,
-    {"method": "attention", "inputs": None},
-)
-"""The route `/explain` of the playground."""
-
+"""The POST routes of every server."""
 
 JSON = "application/json"
 EXAMPLES: dict[str, Any] = {
@@ -159,14 +101,11 @@ GETS: dict[str, Any] = {
 """The answers of the routes that compute nothing; None for plain text."""
 
 
-def document(
-    models: Models, limits: Limits, *, guarded: bool, playground: bool = False
-) -> dict[str, Any]:
+def document(models: Models, *, guarded: bool, playground: bool = False) -> dict[str, Any]:
     """Build the document.
 
     Args:
         models: models of the server; routes without a model are excluded.
-        limits: of the server.
         guarded: whether clients need a key.
         playground: whether there is the route `/explain`.
     """
@@ -187,18 +126,13 @@ def document(
         if path in PROBES:
             entry["security"] = []
         paths[path] = {"get": entry}
-    routes = {**ROUTES, "/tokenize": TOKENIZE, **({"/explain": EXPLAIN} if playground else {})}
-    if models.indexes:
-        example = {**SEARCH.example, "index": next(iter(models.indexes))}
-        routes["/search"] = replace(SEARCH, example=example)
+    routes = {**ROUTES, **({"/explain": EXPLAIN} if playground else {})}
     for path, route in routes.items():
         fitting = [model for model in models if not route.kinds or model.kind in route.kinds]
         if path == "/search":  # where the name of an index is enough
-            fitting = [next(iter(models.indexes.values())).model]
+            fitting = [served.model for served in models.indexes.values()][:1]
         if fitting:
-            paths.setdefault(path, {})["post"] = _post(
-                path, route, fitting, limits, schemas, several=len(models.by_name) > 1
-            )
+            paths.setdefault(path, {})["post"] = _post(path, route, fitting, models, schemas)
     components: dict[str, Any] = {"schemas": schemas, "responses": RESPONSES}
     info = {
         "title": "bothways",
@@ -221,41 +155,28 @@ def _errors(statuses: Iterable[int]) -> dict[str, Any]:
 def _post(
     path: str,
     route: Route,
-    models: list[ServedModel],
-    limits: Limits,
+    fitting: list[ServedModel],
+    models: Models,
     schemas: dict[str, Schema],
-    *,
-    several: bool,
 ) -> dict[str, Any]:
-    example, names = dict(route.example), [model.name for model in models]
+    example, names = dict(route.example), [model.name for model in fitting]
     if example.get("inputs", "") is None:
-        example["inputs"] = example_input(models[0])
-    if isinstance(route.request, type):
-        requests, answer = [route.request], route.answer
-    else:  # Hugging Face's, for the tasks of the models
-        requests, answers = list[type[RequestBody]](), list[Any]()
-        for kind in dict.fromkeys(model.kind for model in models):
-            if kind == "embed":
-                requests += [tei.EmbedRequest, tei.SimilarityRequest]
-                answers.append(list[list[float]] | list[float])
-                continue
-            if kind == "rerank":
-                requests.append(openai.RerankRequest)
-                answers.append(RERANK.answer)
-            if kind in ("classify", "zero-shot"):
-                requests.append(hugging_face.ZeroShotRequest)
-                answers.append(list[LabelScore])
-            shape = hugging_face.PIPELINES.get(kind)
-            requests.append(shape.request if shape else hugging_face.TaskRequest)
-            answers.append(shape.answer if shape else ROUTES[f"/{kind}"].answer)
-        requests, answer = list(dict.fromkeys(requests)), Union[tuple(answers)]  # noqa: UP007
+        example["inputs"] = example_input(fitting[0])
+    if path == "/search":
+        example["index"] = next(iter(models.indexes))
+    routes = [route]
+    if route.request is None:  # Hugging Face's, for the tasks of the models
+        kinds = dict.fromkeys(model.kind for model in fitting)
+        routes = [other for kind in kinds for other in hugging_face.ALTERNATIVES[kind]]
+    requests = dict.fromkeys(other.request for other in routes)
+    answer: Any = Union[tuple(other.answer for other in routes)]  # noqa: UP007
     bodies = [build_schema(request, schemas) for request in requests]
     for body in bodies:
         if len(names) > 1:
             body["properties"]["model"] = {"enum": names}
             body["required"] = [*body.get("required", ()), "model"]
             example["model"] = names[0]
-        elif several:
+        elif len(models.by_name) > 1:
             body["properties"]["model"] = {"enum": [*names, None]}
     body = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
     headers = {
@@ -263,11 +184,11 @@ def _post(
         for name, text in HEADERS.items()
         if path != "/tokenize"
     }
-    content = {JSON: {"schema": build_schema(answer, schemas)}}
+    content, limits = {JSON: {"schema": build_schema(answer, schemas)}}, models.limits
+    bounds = f"At most {limits.texts:,} inputs of {limits.text_characters:,} characters each."
     return {
         "summary": route.summary,
-        "description": f"At most {limits.texts:,} inputs of {limits.text_characters:,} characters "
-        "each.",
+        "description": bounds,
         "requestBody": {
             "required": True,
             "content": {JSON: {"schema": body, "examples": {"one": {"value": example}}}},

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 from bothways.core.errors import ConfigError
 from bothways.serving import requests
 from bothways.serving.batcher import ModelJob
-from bothways.serving.errors import Limits, RequestError
+from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
 from bothways.tasks.base import EncodedExample
 from bothways.tasks.catalogue import ALL_TASKS
@@ -110,7 +110,8 @@ class Route:
     """A POST route: its request, its answer, and what the OpenAPI document says of them.
 
     Attributes:
-        request: fields of a request, or a function that chooses them by the models and the body.
+        request: fields of a request; None if another route reads it, which `read` returns for the
+            models and the body.
         read: builds the query, or an answer that needs no model; raises a RequestError for what the
             fields alone do not exclude.
         answer: type of an answer.
@@ -119,22 +120,18 @@ class Route:
         example: a request; None as `inputs` is an input of the task.
     """
 
-    request: (
-        type[requests.RequestBody]
-        | Callable[[Models, Mapping[str, Any]], type[requests.RequestBody]]
-    )
+    request: type[requests.RequestBody] | None
     read: Callable[[Models, Any], Any]
     answer: Any
-    summary: str
+    summary: str = ""
     kinds: tuple[str, ...] = ()
     example: Mapping[str, Any] = field(default_factory=lambda: {"inputs": None})
 
-    def query(self, models: Models, body: Mapping[str, Any], limits: Limits) -> Any:
+    def query(self, models: Models, body: Mapping[str, Any]) -> Any:
         """Read the body of a request; errors as `requests.parse` and `read`."""
-        request = self.request
-        if not isinstance(request, type):
-            request = request(models, body)
-        return self.read(models, requests.parse(request, body, limits))
+        if self.request is None:
+            return self.read(models, body).query(models, body)
+        return self.read(models, requests.parse(self.request, body, models.limits))
 
 
 def as_list(value: str | list[str]) -> list[str]:

@@ -34,7 +34,7 @@ class EmbedParameters(PromptParameters):
     normalize: requests.Flag | None = None
 
 
-class EmbedRequest(requests.TruncatedRequest):
+class EmbedRequest(requests.HostedRequest):
     """Texts to embed; Hugging Face's clients send fields at the root or among the parameters."""
 
     inputs: requests.Texts
@@ -44,10 +44,9 @@ class EmbedRequest(requests.TruncatedRequest):
     ranges: shapes.Ranges | None = None
     prompt_name: requests.Prompt | None = None
     parameters: EmbedParameters = EmbedParameters()
-    options: requests.Options = requests.Options()
 
 
-def tei_embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> shapes.Query:
+def embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> shapes.Query:
     """Read a request of `/embed`; `normalise` is the default of `normalize`."""
     model, parameters = models.choose(request.model, ("embed",)), request.parameters
     shapes.check_components(request.dimensions, model)
@@ -61,7 +60,17 @@ def tei_embed(models: Models, request: EmbedRequest, *, normalise: bool = True) 
 
     prompt = request.prompt_name or parameters.prompt_name
     texts = shapes.prompted(model, shapes.as_list(request.inputs), prompt)
-    return shapes.Query(model, texts, write, request.truncate and parameters.truncate)
+    return shapes.Query(model, texts, write, request.cuts)
+
+
+EMBED = shapes.Route(
+    EmbedRequest,
+    embed,
+    list[list[float]] | list[list[int]],
+    "TEI: a vector for each text",
+    ("embed",),
+    {"inputs": ["a dog barks", "it rains"]},
+)
 
 
 def _read_pair(value: Any) -> str | tuple[str, str]:
@@ -121,6 +130,16 @@ def predict(models: Models, request: PredictRequest) -> shapes.Query:
     return shapes.query_each(model, value, write, request.truncate)
 
 
+PREDICT = shapes.Route(
+    PredictRequest,
+    predict,
+    list[shapes.LabelScore] | list[list[shapes.LabelScore]],
+    "TEI: labels with scores; a list of two texts is a pair",
+    shapes.CLASSIFIERS,
+    {"inputs": "what a lovely film"},
+)
+
+
 class SimilarityInputs(requests.Fields):
     """A sentence, and others to compare with it."""
 
@@ -132,17 +151,16 @@ class SimilarityInputs(requests.Fields):
     ]
 
 
-class SimilarityRequest(requests.TruncatedRequest):
+class SimilarityRequest(requests.HostedRequest):
     """Sentences to compare."""
 
     inputs: SimilarityInputs
     parameters: PromptParameters = PromptParameters()
-    options: requests.Options = requests.Options()
 
 
 def similarity(models: Models, request: SimilarityRequest) -> shapes.Query:
     """Read `{"inputs": {"source_sentence": …, "sentences": […]}}`; the answer is the cosines."""
-    model, parameters = models.choose(request.model, ("embed",)), request.parameters
+    model = models.choose(request.model, ("embed",))
     if not request.inputs.sentences:
         raise RequestError("empty", "sentences is an empty list", param="sentences")
 
@@ -150,8 +168,18 @@ def similarity(models: Models, request: SimilarityRequest) -> shapes.Query:
         return shapes.cosines(answer.vectors[0], answer.vectors[1:])
 
     texts = [request.inputs.source_sentence, *request.inputs.sentences]
-    inputs = shapes.prompted(model, texts, parameters.prompt_name)
-    return shapes.Query(model, inputs, write, request.truncate and parameters.truncate)
+    inputs = shapes.prompted(model, texts, request.parameters.prompt_name)
+    return shapes.Query(model, inputs, write, request.cuts)
+
+
+SIMILARITY = shapes.Route(
+    SimilarityRequest,
+    similarity,
+    list[float],
+    "TEI: cosines of a sentence with others",
+    ("embed",),
+    {"inputs": {"source_sentence": "a dog barks", "sentences": ["a hound howls"]}},
+)
 
 
 class TokenizeRequest(requests.RequestBody):
@@ -209,6 +237,16 @@ def tokenize(models: Models, request: TokenizeRequest) -> list[list[TextToken]]:
     return answer
 
 
+TOKENIZE = shapes.Route(
+    TokenizeRequest,
+    tokenize,
+    list[list[TextToken]],
+    "TEI: the tokens of texts",
+    example={"inputs": "a dog barks"},
+)
+"""The route `/tokenize`, which needs no queue."""
+
+
 class ModelInfo(TypedDict):
     """A model of the server."""
 
@@ -261,9 +299,9 @@ _WINDOWS = ("tag", "answer", "likelihood", "prefer")
 """Tasks that read long texts in windows, of those without the setting `long_texts`."""
 
 
-def info(models: Models, limits: Limits) -> ServerInfo:
+def info(models: Models) -> ServerInfo:
     """Describe the server: TEI's names for the first model, then all models and limits."""
-    described = list[ModelInfo]()
+    described, limits = list[ModelInfo](), models.limits
     for model in models:
         task, tokenizer = model.task_model.task, model.task_model.tokenizer
         long_texts = "windows" if model.kind in _WINDOWS else "truncate"
