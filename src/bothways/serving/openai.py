@@ -17,7 +17,7 @@ from typing_extensions import NotRequired, TypedDict
 from bothways.serving import requests, shapes
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.shapes import Answer, Query, Route, check_components, cut_components, prompted
+from bothways.serving.shapes import Answer, Query, Route, prompted
 from bothways.tasks.metrics import sigmoid
 
 IDS = requests.list_of({"type": "integer", "minimum": 0}, minItems=1)
@@ -38,7 +38,7 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-class EmbeddingsRequest(requests.TruncatedRequest):
+class EmbeddingsRequest(shapes.VectorRequest):
     """Texts to embed, as OpenAI's clients send them."""
 
     input: Annotated[
@@ -52,11 +52,7 @@ class EmbeddingsRequest(requests.TruncatedRequest):
             )
         ),
     ]
-    dimensions: requests.Count | None = None
     encoding_format: Literal["float", "base64"] = "float"
-    output_dtype: shapes.Dtype = "float"
-    ranges: shapes.Ranges | None = None
-    prompt_name: requests.Prompt | None = None
     user: requests.Meaningless = None
 
 
@@ -91,20 +87,16 @@ def embeddings(models: Models, request: EmbeddingsRequest) -> Query:
     model's default one, or that of `prompt_name`, which OpenAI does not have.
     """
     model = models.choose(request.model, ("embed",))
-    count, encoding = request.dimensions, request.encoding_format
-    check_components(count, model)
-    shapes.check_quantized(request.output_dtype, request.ranges, count, model)
+    vectors = shapes.vector_writer(model, request, normalise=True)
     texts = [item if isinstance(item, str) else text_of_ids(item, model) for item in request.input]
     if not all(texts):
         raise RequestError("empty", "an input is an empty text", param="input")
     inputs = prompted(model, texts, request.prompt_name)
 
     def write(answer: Answer) -> Embeddings:
-        vectors = cut_components(answer, count, normalise=True)
-        data: list[Any] = [
-            base64.b64encode(vector.tobytes()).decode("ascii") if encoding == "base64" else vector
-            for vector in shapes.quantized(vectors, request.output_dtype, request.ranges)
-        ]
+        data: list[Any] = [*vectors(answer)]
+        if request.encoding_format == "base64":
+            data = [base64.b64encode(vector.tobytes()).decode("ascii") for vector in data]
         return {
             "object": "list",
             "data": [

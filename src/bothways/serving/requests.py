@@ -111,6 +111,10 @@ Texts = Annotated[
     AfterValidator(_texts),
     WithJsonSchema(either(TEXT, list_of(TEXT, minItems=1))),
 ]
+TextList = Annotated[
+    Texts, AfterValidator(lambda texts: texts if isinstance(texts, list) else [texts])
+]
+"""A text or a list of texts, read as a list."""
 Direction = Annotated[Any, AfterValidator(_direction), WithJsonSchema({"enum": ["right", "Right"]})]
 Prompt = Annotated[
     Text, Field(description="a prompt of the model, put before the text; absent: its default one")

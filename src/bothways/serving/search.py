@@ -24,7 +24,7 @@ from bothways.prediction.search.index import DEPTH, RECORD, Hit, Index, Mode, or
 from bothways.serving import requests
 from bothways.serving.errors import RequestError
 from bothways.serving.models import Models, ServedModel
-from bothways.serving.shapes import Answer, Query, Route, as_list, vector_width
+from bothways.serving.shapes import Answer, Query, Route, vector_width
 from bothways.tasks.sentence_embedding.task import PromptedText
 
 _log = logging.getLogger("bothways.serving")
@@ -121,7 +121,7 @@ def open_indexes(
 class SearchRequest(requests.TruncatedRequest):
     """Queries, as `bothways search` reads them."""
 
-    query: requests.Texts
+    query: requests.TextList
     index: Annotated[requests.Text, Field(description="with a single index it may be absent")] | (
         None
     ) = None
@@ -159,7 +159,7 @@ class SearchAnswer(TypedDict):
 
 def search(models: Models, request: SearchRequest) -> Query:
     """Read a request of `/search`; its answer has the lines of `bothways search`."""
-    served, queries, limits = _choose(models, request), as_list(request.query), models.limits
+    served, queries, limits = _choose(models, request), request.query, models.limits
     reranker = models.choose(request.rerank, ("rerank",)) if request.rerank is not None else None
     if request.mode != "vectors" and served.index.record.bm25 is None:
         message = f"mode must be vectors: the index {served.name!r} was built without BM25"

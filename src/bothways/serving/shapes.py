@@ -134,11 +134,6 @@ class Route:
         return self.read(models, requests.parse(self.request, body, models.limits))
 
 
-def as_list(value: str | list[str]) -> list[str]:
-    """Return the texts in a field that holds one or a list."""
-    return [value] if isinstance(value, str) else value
-
-
 def prompted(model: ServedModel, texts: Many[str], name: str | None) -> list[PromptedText]:
     """Return texts with the prompt of a name, else with the default one.
 
@@ -164,41 +159,42 @@ def vector_width(model: ServedModel) -> int:
     return task.width(model.task_model.model)
 
 
-def check_components(count: int | None, model: ServedModel) -> None:
-    """Refuse more components than a vector of the model has."""
-    if count is not None and count > (width := vector_width(model)):
+class VectorRequest(requests.TruncatedRequest):
+    """Fields of a request for vectors."""
+
+    dimensions: requests.Count | None = None
+    output_dtype: Annotated[
+        Literal["float", "int8", "uint8", "binary", "ubinary"],
+        Field(description="as `precision` of sentence-transformers"),
+    ] = "float"
+    ranges: (
+        Annotated[
+            list[list[float]],
+            Field(
+                description="for int8, uint8: the lowest and the highest value of each component"
+            ),
+        ]
+        | None
+    ) = None
+    prompt_name: requests.Prompt | None = None
+
+
+def vector_writer(
+    model: ServedModel, request: VectorRequest, *, normalise: bool
+) -> Callable[[Answer], Many[NDArray[np.generic]]]:
+    """Return a function that makes vectors as requested: cut, with length 1, in another type.
+
+    Raises:
+        RequestError: a vector of the model has fewer components, or the ranges do not fit: a
+            request has too few vectors to take them from.
+    """
+    task, dtype, ranges = model.task_model.task, request.output_dtype, request.ranges
+    assert isinstance(task, SentenceEmbeddingTask)
+    width = vector_width(model)
+    count = request.dimensions or width
+    if count > width:
         message = f"dimensions must be at most {width}, the width of {model.name!r}, not {count}"
         raise RequestError("invalid", message, param="dimensions")
-
-
-def cut_components(answer: Answer, count: int | None, *, normalise: bool) -> Vectors:
-    """Return vectors cut to `count` components; then, if asked for, of length 1."""
-    task, vectors = answer.model.task_model.task, answer.vectors
-    assert isinstance(task, SentenceEmbeddingTask)
-    whole_vectors = count is None or count == vectors.shape[1]
-    vectors = vectors[:, :count]
-    # Vectors that have length 1 already stay as they are, to the bit.
-    if not normalise or (task.normalised and task.components is None and whole_vectors):
-        return vectors
-    norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
-    result: Vectors = (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
-    return result
-
-
-Dtype = Annotated[
-    Literal["float", "int8", "uint8", "binary", "ubinary"],
-    Field(description="as `precision` of sentence-transformers"),
-]
-Ranges = Annotated[
-    list[list[float]],
-    Field(description="for int8, uint8: the lowest and the highest value of each component"),
-]
-
-
-def check_quantized(
-    dtype: str, ranges: list[list[float]] | None, count: int | None, model: ServedModel
-) -> None:
-    """Refuse codes of a byte without ranges: a request has too few vectors to take them from."""
     if (dtype in ("int8", "uint8")) != (ranges is not None):
         message = f"output_dtype {dtype} takes no ranges"
         if ranges is None:
@@ -207,18 +203,22 @@ def check_quantized(
                 "component among many vectors; binary and ubinary need none"
             )
         raise RequestError("invalid", message, param="ranges")
-    width = count or vector_width(model)
     if ranges is not None and (
-        [*map(len, ranges)] != [width, width] or any(map(operator.gt, *ranges))
+        [*map(len, ranges)] != [count, count] or any(map(operator.gt, *ranges))
     ):
-        message = f"ranges must be two lists of {width} numbers, the lowest values first"
+        message = f"ranges must be two lists of {count} numbers, the lowest values first"
         raise RequestError("invalid", message, param="ranges")
+    # Vectors that have length 1 already stay as they are, to the bit.
+    normalise = normalise and not (task.normalised and task.components is None and count == width)
 
+    def write(answer: Answer) -> Many[NDArray[np.generic]]:
+        vectors = answer.vectors[:, :count]
+        if normalise:
+            norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+            vectors = (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
+        return [*quantize(vectors, "float32" if dtype == "float" else dtype, ranges)]
 
-def quantized(vectors: Vectors, dtype: str, ranges: Any) -> NDArray[np.generic]:
-    """Return vectors in the type that a request asks for."""
-    kind: Any = "float32" if dtype == "float" else dtype
-    return quantize(vectors, kind, ranges)
+    return write
 
 
 def cosines(vector: Float32[np.ndarray, " width"], vectors: Vectors) -> list[float]:

@@ -5,19 +5,12 @@ from __future__ import annotations
 import functools
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
 from bothways import __version__
 from bothways.serving import requests, shapes
-from bothways.serving.errors import Limits, RequestError, nothing_given
+from bothways.serving.errors import RequestError, nothing_given
 from bothways.serving.models import Models
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 
@@ -34,32 +27,22 @@ class EmbedParameters(PromptParameters):
     normalize: requests.Flag | None = None
 
 
-class EmbedRequest(requests.HostedRequest):
+class EmbedRequest(requests.HostedRequest, shapes.VectorRequest):
     """Texts to embed; Hugging Face's clients send fields at the root or among the parameters."""
 
-    inputs: requests.Texts
+    inputs: requests.TextList
     normalize: requests.Flag | None = None
-    dimensions: requests.Count | None = None
-    output_dtype: shapes.Dtype = "float"
-    ranges: shapes.Ranges | None = None
-    prompt_name: requests.Prompt | None = None
     parameters: EmbedParameters = EmbedParameters()
 
 
 def embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> shapes.Query:
     """Read a request of `/embed`; `normalise` is the default of `normalize`."""
     model, parameters = models.choose(request.model, ("embed",)), request.parameters
-    shapes.check_components(request.dimensions, model)
-    shapes.check_quantized(request.output_dtype, request.ranges, request.dimensions, model)
     for choice in (parameters.normalize, request.normalize):
         normalise = normalise if choice is None else choice
-
-    def write(answer: shapes.Answer) -> Any:
-        vectors = shapes.cut_components(answer, request.dimensions, normalise=normalise)
-        return list(shapes.quantized(vectors, request.output_dtype, request.ranges))
-
+    write = shapes.vector_writer(model, request, normalise=normalise)
     prompt = request.prompt_name or parameters.prompt_name
-    texts = shapes.prompted(model, shapes.as_list(request.inputs), prompt)
+    texts = shapes.prompted(model, request.inputs, prompt)
     return shapes.Query(model, texts, write, request.cuts)
 
 
@@ -185,18 +168,9 @@ SIMILARITY = shapes.Route(
 class TokenizeRequest(requests.RequestBody):
     """Texts to tokenize."""
 
-    inputs: requests.Texts
+    inputs: requests.TextList
     add_special_tokens: requests.Flag = True
     prompt_name: requests.Prompt | None = None
-
-    @field_validator("inputs")
-    @classmethod
-    def _bound_characters(cls, inputs: Any, info: ValidationInfo) -> Any:
-        """Refuse more characters than the longest text may have."""
-        characters, limits = sum(map(len, shapes.as_list(inputs))), info.context
-        if isinstance(limits, Limits):
-            limits.check("text_characters", "characters", characters)
-        return inputs
 
 
 class TextToken(TypedDict):
@@ -211,12 +185,12 @@ class TextToken(TypedDict):
 
 def tokenize(models: Models, request: TokenizeRequest) -> list[list[TextToken]]:
     """Tokenize texts: each token with its id, its characters, and whether it is special."""
-    model, inputs = models.choose(request.model), shapes.as_list(request.inputs)
-    if not inputs:
+    model = models.choose(request.model)
+    if not request.inputs:
         raise nothing_given()
-    texts = [
-        item.prompt + item.text for item in shapes.prompted(model, inputs, request.prompt_name)
-    ]
+    models.limits.check("text_characters", "characters", sum(map(len, request.inputs)))
+    prompted = shapes.prompted(model, request.inputs, request.prompt_name)
+    texts = [item.prompt + item.text for item in prompted]
     tokenizer, answer = model.task_model.tokenizer, list[list[TextToken]]()
     for text in texts:
         (encoded,) = tokenizer.encode_with_offsets([text])
