@@ -47,11 +47,11 @@ with optional("serve", "serving"):
         log_line,
         read_body,
         respond,
-        stated_size,
     )
 
 INLINE_BYTES = 4000
 """Bytes of a body up to which it is read and tokenized in the event loop: some 0.2 ms."""
+METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
 NUMBERS = orjson.OPT_SERIALIZE_NUMPY
 T = TypeVar("T")
 Work = Callable[..., Awaitable[Any]]
@@ -91,7 +91,23 @@ class App:
         latin = [key.encode("latin-1") for key in keys if max(map(ord, key), default=0) < 256]
         self._keys = [*dict.fromkeys([*(key.encode() for key in keys), *latin])]
         self.metrics = Metrics(limits.queue_tokens, self.is_ready)
-        self._routes = self._get_routes()
+        self._routes: dict[str, Callable[[], Any]] = {
+            "/": self._ready,
+            "/live": self._live,
+            "/ready": self._ready,
+            "/health": self._ready,
+            "/ping": self._ready,
+            "/info": lambda: tei.info(self.models),
+            "/metrics": lambda: play.Page(self.metrics.text(), METRICS_KIND, headers={}),
+            "/openapi.json": lambda: document(
+                self.models, guarded=bool(keys), playground=playground
+            ),
+            **{path: partial(self._files.__getitem__, path) for path in self._files},
+            "/v1/models": lambda: {
+                "object": "list",
+                "data": [openai.described(model) for model in self.models],
+            },
+        }
         for model in self.models:
             self.metrics.loaded(model.name, model.created)
         self.batcher = Batcher(limits, self.metrics)
@@ -115,33 +131,26 @@ class App:
         await asyncio.shield(self._started)
 
     async def _start(self) -> None:
-        self.batcher.start(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self.batcher.start(loop)
         for model in self.models:
             try:
-                await self.warm_up(model)
+                # A long one, so that the first request finds memory and kernels ready.
+                examples = model.examples([model.long_input(self.limits)], self.limits)
+                answer = loop.create_future()
+                self.batcher.submit(
+                    Ticket(model, examples, model.encode(examples), math.inf, answer)
+                )
+                await answer
             except RequestError as error:
+                if error.code not in FAILURES:  # a limit, such as a likelihood that is too long
+                    continue
                 message = f"the model cannot compute a text: {error.message}"
                 fix = (
                     "Run bothways predict or bothways embed with its folder; try --precision fp32."
                 )
                 raise FolderError(message, where=model.name, fix=fix) from error
         self._warm = True
-
-    async def warm_up(self, model: ServedModel) -> None:
-        """Compute a long text, so that the first request finds memory and kernels ready.
-
-        Raises:
-            RequestError: the model fails, by an exception or by numbers that are not finite.
-        """
-        try:
-            examples = model.examples([model.long_input(self.limits)], self.limits)
-            encoded, answer = model.encode(examples), asyncio.get_running_loop().create_future()
-            self.batcher.submit(Ticket(model, examples, encoded, math.inf, answer))
-            await answer
-        except RequestError as error:
-            if error.code in FAILURES:
-                raise
-            # Else the text is beyond a limit, such as a likelihood that is too long.
 
     async def stop(self) -> None:
         """End the threads."""
@@ -183,36 +192,35 @@ class App:
         }
         exchange = Exchange.of(headers)
         status, body, kind = 200, b"", "application/json"
+        failure: RequestError | None = None
+        stopped: asyncio.CancelledError | None = None
         try:
             result = await self._result(scope, headers, receive, exchange)
             if isinstance(result, play.Page):
                 status, body, kind = result.status, result.body, result.kind
                 exchange.headers.update(result.headers)
-            elif isinstance(result, str):
-                body, kind = result.encode(), "text/plain; version=0.0.4; charset=utf-8"
             else:
                 body = result if isinstance(result, bytes) else orjson.dumps(result)
         except ClientLeft:
             status = 499
-        except asyncio.CancelledError:  # the server has waited for `drain_seconds`
-            gone = RequestError("draining", "the server has stopped")
-            exchange.headers.update(gone.headers)
-            body = orjson.dumps(gone.to_json())
-            await respond(send, gone.status, body, kind, exchange, scope["method"] == "HEAD")
-            raise
+        except asyncio.CancelledError as error:  # the server has waited for `drain_seconds`
+            stopped, failure = error, RequestError("draining", "the server has stopped")
         except RequestError as error:
-            status, body = error.status, orjson.dumps(error.to_json())
-            exchange.headers.update(error.headers)
-            if status in (408, 413):  # the rest of the body is not read
-                exchange.headers["connection"] = "close"
+            failure = error
         except (GeneratorExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # also panics of Rust and SystemExit
             failure = internal(error, exchange.id)
+        if failure is not None:
             status, body = failure.status, orjson.dumps(failure.to_json())
+            exchange.headers.update(failure.headers)
+            if status in (408, 413):  # the rest of the body is not read
+                exchange.headers["connection"] = "close"
         seconds = time.perf_counter() - exchange.start
         if status != 499:
             await respond(send, status, body, kind, exchange, scope["method"] == "HEAD")
+        if stopped is not None:
+            raise stopped
         self.record(exchange, status, len(body), seconds)
 
     def record(self, exchange: Exchange, status: int, size: int, seconds: float) -> None:
@@ -221,32 +229,31 @@ class App:
         if requests_log.isEnabledFor(logging.INFO):
             requests_log.info(log_line(exchange, status, size, seconds))
 
-    def refuse_unread(self, path: str, headers: Mapping[str, str]) -> RequestError | None:
+    def refuse_unread(self, exchange: Exchange, headers: Mapping[str, str]) -> RequestError | None:
         """Return the refusal of a request before its body is read.
 
         None if it is to be read: it may have room, or another error comes first.
         """
-        if path not in self._posts:
+        if exchange.route not in self._posts:
             return None
         try:
             self._check_host(headers)
             self._check_key(headers)
         except RequestError:
             return None
-        return self._no_room(path, headers)
+        return self._no_room(exchange)
 
-    def _no_room(self, path: str, headers: Mapping[str, str]) -> RequestError | None:
-        size = stated_size(headers)
-        return None if size is None else self.batcher.refusals.find(path, size)
+    def _no_room(self, exchange: Exchange) -> RequestError | None:
+        size = exchange.size
+        return None if size is None else self.batcher.refusals.find(exchange.route, size)
 
     # ---- routes ----
 
     async def _result(
         self, scope: Scope, headers: Mapping[str, str], receive: Receive, exchange: Exchange
     ) -> Any:
-        """Return a response: a page, plain text, or a value for JSON, maybe written already."""
-        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
-        path = path if path == "/" else path.rstrip("/")
+        """Return a response: a page, or a value for JSON, maybe written already."""
+        path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/") or "/"
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:
             raise RequestError("bad_request", "there are several headers host")
@@ -256,34 +263,32 @@ class App:
         if path == "/play" and path in self._files and scope["path"].endswith("/"):
             return play.MOVED
         name, path = self._split(path)
-        posts = path in self._posts
-        exists = posts or path in self._gets(name)
-        if not exists:
+        gets = self._gets(name)
+        allowed = [m for m, table in (("GET", gets), ("POST", self._posts)) if path in table]
+        if not allowed:
             raise RequestError("not_found", f"there is no {path[:200]!r}; GET /info lists models")
         exchange.route = "/ready" if (method, path) == ("GET", "/") else path  # POST / computes
-        allowed = [m for m, has in (("GET", path in self._gets(name)), ("POST", posts)) if has]
         if method not in allowed:
             message = f"{path} takes {' and '.join(allowed)}, not {method[:20]}"
             allow = {"allow": ", ".join(allowed)}
             raise RequestError("method_not_allowed", message, headers=allow)
         if method == "GET":
-            return self._gets(name)[path]()
-        if (full := self._no_room(path, headers)) is not None:
+            return gets[path]()
+        if (full := self._no_room(exchange)) is not None:
             raise full
-        data = await read_body(headers, receive, self.limits)
-        deadline = time.monotonic() + self._seconds(headers)
-        request = self._work(len(data) > INLINE_BYTES, deadline)
-        url = scope.get("query_string", b"")
-        reading = await request(self._query, path, data, url, name)
+        data = await read_body(headers, receive, self.limits, exchange.size or 0)
+        exchange.deadline = time.monotonic() + self._seconds(headers)
+        work = self._work(len(data) > INLINE_BYTES, exchange.deadline)
+        reading = await work(self._query, path, data, scope.get("query_string", b""), name)
         if not isinstance(reading, tuple):
             return reading
         query, examples = reading
-        return await self._answer(query, examples, request, deadline, headers, receive, exchange)
+        return await self._answer(query, examples, work, receive, exchange)
 
-    async def _search(self, search: Callable[[], Any], deadline: float, exchange: Exchange) -> Any:
+    async def _search(self, search: Callable[[], Any], exchange: Exchange) -> Any:
         """Search in the thread of indexes; refuse a search that would wait beyond its deadline."""
         wait = self._searches * self._search_seconds
-        if wait > deadline - time.monotonic():
+        if wait > exchange.deadline - time.monotonic():
             message = f"{self._searches:,} searches wait, for some {wait:.1f} s"
             raise RequestError("overloaded", message, headers=retry_after(wait))
         began = queued = time.perf_counter()
@@ -295,7 +300,7 @@ class App:
 
         self._searches += 1
         try:
-            result = await self._in_thread(self._searchers, deadline, timed)
+            result = await self._in_thread(self._searchers, exchange.deadline, timed)
         finally:
             self._searches -= 1
         ended = time.perf_counter()
@@ -356,30 +361,8 @@ class App:
         """Return the routes that compute nothing."""
         if name is not None:
             model = self.models.named(name)
-            return {
-                "/v1/models/{name}": lambda: openai.described(model),
-                "/ready": self._ready,
-            }
+            return {"/v1/models/{name}": lambda: openai.described(model), "/ready": self._ready}
         return self._routes
-
-    def _get_routes(self) -> dict[str, Callable[[], Any]]:
-        return {
-            "/": self._ready,
-            "/live": self._live,
-            "/ready": self._ready,
-            "/health": self._ready,
-            "/ping": self._ready,
-            "/info": lambda: tei.info(self.models),
-            "/metrics": lambda: self.metrics.text().decode("utf8"),
-            "/openapi.json": lambda: document(
-                self.models, guarded=bool(self._keys), playground=bool(self._files)
-            ),
-            **{path: partial(self._files.__getitem__, path) for path in self._files},
-            "/v1/models": lambda: {
-                "object": "list",
-                "data": [openai.described(model) for model in self.models],
-            },
-        }
 
     def _live(self) -> Any:
         if (fault := self.batcher.fault(STUCK_SECONDS)) is not None:
@@ -418,33 +401,27 @@ class App:
 
     # ---- computing ----
 
-    async def _answer(self, query: Query, examples: list[Any], work: Work, *request: Any) -> Any:
-        """Compute, and write the answer; `request` as for `_compute`."""
-        deadline, *_, exchange = request
+    async def _answer(
+        self, query: Query, examples: list[Any], work: Work, receive: Receive, exchange: Exchange
+    ) -> Any:
+        """Compute, and write the answer."""
         exchange.model, answer = query.model.name, Answer(query.model, (), (), ())
         if examples:
-            answer = await self._compute(query, examples, work, *request)
+            answer = await self._compute(query, examples, work, receive, exchange)
         _describe(exchange)
         if not query.searches:
             return await work(lambda: orjson.dumps(query.write(answer), option=NUMBERS))
-        result = await self._search(partial(query.write, answer), deadline, exchange)
+        result = await self._search(partial(query.write, answer), exchange)
         _describe(exchange)
         if not isinstance(result, Query):
             return orjson.dumps(result)
         # The documents that were found, for a cross-encoder.
-        work = self._work(True, deadline)
+        work = self._work(True, exchange.deadline)
         examples = await work(result.model.examples, result.inputs, self.limits)
-        return await self._answer(result, examples, work, *request)
+        return await self._answer(result, examples, work, receive, exchange)
 
     async def _compute(
-        self,
-        query: Query,
-        examples: list[Any],
-        work: Work,
-        deadline: float,
-        headers: Mapping[str, str],
-        receive: Receive,
-        exchange: Exchange,
+        self, query: Query, examples: list[Any], work: Work, receive: Receive, exchange: Exchange
     ) -> Answer:
         model, loop = query.model, asyncio.get_running_loop()
         began, encoded = time.perf_counter(), []
@@ -464,9 +441,8 @@ class App:
         if query.jobs is not None:  # it may have to read weights
             units = await loop.run_in_executor(self._tokenizers, query.jobs, examples, encoded)
         exchange.seconds["tokenize"] += time.perf_counter() - began
-        source = exchange.route, stated_size(headers)
-        answered = loop.create_future()
-        ticket = Ticket(model, examples, units, deadline, answered, *source, exchange.id)
+        source = exchange.route, exchange.size, exchange.id
+        ticket = Ticket(model, examples, units, exchange.deadline, loop.create_future(), *source)
         self.batcher.submit(ticket)
         predictions = await self._wait(ticket, receive)
         answer = Answer(model, examples, encoded, predictions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import re
 import time
 import uuid
@@ -34,15 +35,19 @@ class Exchange:
     Attributes:
         id: echoed in `x-request-id`.
         route: for metrics: a path of the table, never one that a client made up.
+        size: bytes of the body by its header; None if there is none.
         start: by `time.perf_counter`.
+        deadline: by `time.monotonic`, once the body has been read.
         model, texts, tokens, cut: of the answer, once known.
         seconds: duration of `tokenize`, `queue`, `compute` and `search`, where the request got to.
         headers: of the response.
     """
 
     id: str
+    size: int | None
     route: str = "unknown"
     start: float = field(default_factory=time.perf_counter)
+    deadline: float = math.inf
     model: str = ""
     texts: int = 0
     tokens: int = 0
@@ -53,22 +58,24 @@ class Exchange:
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Exchange:
         """Return the exchange that begins now, with the client's own id if it gives a fit one."""
-        request_id = headers.get("x-request-id", "")
-        return cls(request_id if _ID.fullmatch(request_id) else uuid.uuid4().hex)
+        request_id, length = headers.get("x-request-id", ""), headers.get("content-length", "")
+        return cls(
+            request_id if _ID.fullmatch(request_id) else uuid.uuid4().hex,
+            int(length) if length.isdecimal() else None,
+        )
 
 
 class ClientLeft(Exception):
     """The client has closed the connection."""
 
 
-def stated_size(headers: Mapping[str, str]) -> int | None:
-    """Return the bytes of a body by its header; None if there is none."""
-    length = headers.get("content-length", "")
-    return int(length) if length.isdecimal() else None
-
-
-async def read_body(headers: Mapping[str, str], receive: Receive, limits: Limits) -> bytes:
+async def read_body(
+    headers: Mapping[str, str], receive: Receive, limits: Limits, size: int = 0
+) -> bytes:
     """Return the body of a request, which says that it is plain JSON in UTF-8.
+
+    Args:
+        size: the bytes of the body by its header.
 
     Raises:
         RequestError: it says something else, is too large or comes too slowly.
@@ -89,7 +96,6 @@ async def read_body(headers: Mapping[str, str], receive: Receive, limits: Limits
     if charset is not None and charset[1] not in ("utf-8", "utf8", "us-ascii"):
         message = f"JSON is in UTF-8, not in charset={charset[1][:50]}"
         raise RequestError("unsupported_media_type", message)
-    size = stated_size(headers) or 0
     if size > limits.body_bytes and "expect" not in headers:  # else the client waits for a sign
         await _discard(receive)
     limits.check("body_bytes", "bytes", size)

@@ -170,7 +170,7 @@ with optional("serve", "serving"):
     import uvicorn
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    from bothways.serving.exchange import Exchange, stated_size
+    from bothways.serving.exchange import Exchange
 
 HEAD_BYTES = 64 << 10
 """The most bytes of a request before its body."""
@@ -325,15 +325,13 @@ class Connection(HttpToolsProtocol):
         if not is_first or self.expect_100_continue or not app.batcher.refusals:
             return None
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
-        size, path = stated_size(headers), self.url.partition(b"?")[0].decode("latin-1")
-        if self.parser.get_method() != b"POST" or size is None or size > SHORT_BODY:
-            return None
-        error = app.refuse_unread(path, headers)
-        if error is None:
-            return None
         exchange = Exchange.of(headers)
-        exchange.route = path
-        return exchange, error
+        exchange.route = self.url.partition(b"?")[0].decode("latin-1")
+        short = exchange.size is not None and exchange.size <= SHORT_BODY
+        if self.parser.get_method() != b"POST" or not short:
+            return None
+        error = app.refuse_unread(exchange, headers)
+        return None if error is None else (exchange, error)
 
     def pause_writing(self) -> None:
         """Abort the connection if the client does not read all for too long."""
