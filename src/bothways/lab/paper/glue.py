@@ -52,21 +52,19 @@ class GlueTask:
 
     Attributes:
         name: name of its folder.
-        hub: its configuration on the Hub.
         labels: labels in the files; empty for scores.
         metric: the metric of table 1, which chooses the best run.
         layout: layout of the files as distributed.
-        hub_layout: layout of every split on the Hub.
+        hub_layout: layout of every split on the Hub; None if it is that of the files.
         hub_labels: the Hub's names of `labels`; empty if they are equal.
         dev: labelled splits to score on; the first one chooses.
     """
 
     name: str
-    hub: str
     labels: tuple[str, ...]
     metric: str
     layout: GlueFileLayout
-    hub_layout: GlueFileLayout
+    hub_layout: GlueFileLayout | None = None
     hub_labels: tuple[str, ...] = ()
     dev: tuple[str, ...] = ("dev",)
 
@@ -75,12 +73,10 @@ _TWO = ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
 _SENTENCES = GlueFileLayout("sentence1", "sentence2", "label")
 _SENTENCE = GlueFileLayout("sentence", None, "label")
-_QUESTION = GlueFileLayout("question", "sentence", "label")
 
 TASKS_OF_GLUE = (
     GlueTask(
         "MNLI",
-        "mnli",
         ("contradiction", "entailment", "neutral"),
         "accuracy",
         layout=GlueFileLayout("sentence1", "sentence2", "gold_label"),
@@ -89,66 +85,33 @@ TASKS_OF_GLUE = (
     ),
     GlueTask(
         "QQP",
-        "qqp",
         _TWO,
         "f1",
         layout=GlueFileLayout("question1", "question2", "is_duplicate"),
         hub_layout=GlueFileLayout("question1", "question2", "label"),
         hub_labels=("not_duplicate", "duplicate"),
     ),
-    GlueTask(
-        "QNLI",
-        "qnli",
-        _ENTAILED,
-        "accuracy",
-        layout=_QUESTION,
-        hub_layout=_QUESTION,
-    ),
-    GlueTask(
-        "SST-2",
-        "sst2",
-        _TWO,
-        "accuracy",
-        layout=_SENTENCE,
-        hub_layout=_SENTENCE,
-        hub_labels=("negative", "positive"),
-    ),
+    GlueTask("QNLI", _ENTAILED, "accuracy", GlueFileLayout("question", "sentence", "label")),
+    GlueTask("SST-2", _TWO, "accuracy", _SENTENCE, hub_labels=("negative", "positive")),
     GlueTask(
         "CoLA",
-        "cola",
         _TWO,
         "mcc",
         layout=GlueFileLayout(3, None, 1, header=False),
         hub_layout=_SENTENCE,
         hub_labels=("unacceptable", "acceptable"),
     ),
-    GlueTask(
-        "STS-B",
-        "stsb",
-        (),
-        "spearman",
-        layout=GlueFileLayout(-3, -2, -1),
-        hub_layout=_SENTENCES,
-    ),
+    GlueTask("STS-B", (), "spearman", GlueFileLayout(-3, -2, -1), _SENTENCES),
     GlueTask(
         "MRPC",
-        "mrpc",
         _TWO,
         "f1",
         layout=GlueFileLayout("#1 String", "#2 String", "Quality"),
         hub_layout=_SENTENCES,
         hub_labels=("not_equivalent", "equivalent"),
     ),
-    GlueTask("RTE", "rte", _ENTAILED, "accuracy", _SENTENCES, _SENTENCES),
-    GlueTask(
-        "WNLI",
-        "wnli",
-        _TWO,
-        "accuracy",
-        layout=_SENTENCES,
-        hub_layout=_SENTENCES,
-        hub_labels=("not_entailment", "entailment"),
-    ),
+    GlueTask("RTE", _ENTAILED, "accuracy", _SENTENCES),
+    GlueTask("WNLI", _TWO, "accuracy", _SENTENCES, hub_labels=("not_entailment", "entailment")),
 )
 """The tasks in the order of table 1, then WNLI."""
 
@@ -222,7 +185,8 @@ def glue_plan(request: experiment.Request) -> experiment.BenchmarkPlan:
 def source_of(task: GlueTask, split: str, data: str) -> str | None:
     """Return the file or Hub name of a split, None if the file does not exist."""
     if data.startswith(HUB):
-        return f"{data}:{task.hub}:{split.replace('dev', 'validation')}"
+        configuration = task.name.lower().replace("-", "")
+        return f"{data}:{configuration}:{split.replace('dev', 'validation')}"
     return experiment.find_file(data, f"{task.name}/{split}.tsv")
 
 
@@ -288,7 +252,8 @@ def _file_rows(task: GlueTask, source: str) -> Rows:
 
 def _hub_rows(task: GlueTask, source: str) -> Rows:
     names = dict(zip(task.hub_labels, task.labels, strict=False))
+    columns = (task.hub_layout or task.layout).columns
     for row in open_table(source).rows:
-        cells = {role: row.values[str(column)] for role, column in task.hub_layout.columns.items()}
+        cells = {role: row.values[str(column)] for role, column in columns.items()}
         values = {role: None if cell is None else str(cell) for role, cell in cells.items()}
         yield row.where, {**values, "label": names.get(values["label"] or "", values["label"])}

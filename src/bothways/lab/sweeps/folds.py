@@ -183,7 +183,7 @@ def cross_validate(
             _write_lines(folder / PREDICTIONS, predictions)
             spread = {n: {"mean": means[n], "deviation": deviations[n]} for n in values}
             summary = {"folds": folds, "metrics": spread}
-            runs.write_sweep_report(folder / "folds.json", summary, series.runs)
+            runs.write_sweep_report(folder / "folds.json", summary, series)
     return CrossValidation(means, deviations, tuple(predictions), series, out)
 
 

@@ -98,11 +98,8 @@ def sweep_grid(base: FinetuneConfig, grid: Grid, folder: runs.SweepFolder) -> ru
 
     Raises the errors of `runs.run_all`.
     """
-
-    def summary(series: runs.Series) -> Mapping[str, str]:
-        """Name the best run, unless all diverged."""
-        best = series.best
-        return {"best": best.name, "metric": best.metric} if best else {}
-
-    cells = [runs.FinetuneRun(*cell) for cell in grid_cells(base, grid)]
-    return runs.run_best(cells, folder, "sweep.json", summary)
+    series = runs.run_all([runs.FinetuneRun(*cell) for cell in grid_cells(base, grid)], folder)
+    runs.keep_best(series, folder.out)
+    summary = {"best": series.best.name, "metric": series.best.metric} if series.best else {}
+    runs.write_sweep_report(folder.out / "sweep.json", summary, series)
+    return series

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence as Many
+from collections.abc import Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -323,14 +323,13 @@ def _check_digests(runs: Many[SweepOutcome], folder: SweepFolder) -> None:
                 raise ConfigError(problem, where=folder.out, fix=fix)
 
 
-def keep_best(series: Series, sweep_folder: SweepFolder) -> None:
+def keep_best(series: Series, out: Path) -> None:
     """Copy the best run's model to the folder `model`; of several runs, its card says so."""
     best = series.best
-    if best is None or not is_main(plan_here()):
+    if best is None or not series.finished or not is_main(plan_here()):
         return
-    with replace_folder(sweep_folder.out / "model") as hidden:
-        model = sweep_folder.out / best.name / "model"
-        shutil.copytree(model, hidden, dirs_exist_ok=True)
+    with replace_folder(out / "model") as hidden:
+        shutil.copytree(out / best.name / "model", hidden, dirs_exist_ok=True)
         if len(series.scored) > 1:
             card, values = hidden / "README.md", [run.metrics[best.metric] for run in series.scored]
             limit = (
@@ -341,26 +340,10 @@ def keep_best(series: Series, sweep_folder: SweepFolder) -> None:
             card.write_text(text, encoding="utf8")
 
 
-def run_best(
-    runs: Iterable[Run],
-    folder: SweepFolder,
-    report: str,
-    summarise: Callable[[Series], Mapping[str, Any]],
-) -> Series:
-    """Make all runs; then `model` is the best one's, and `report` lists all results.
-
-    Raises the errors of `run_all`.
-    """
-    series = run_all(runs, folder)
+def write_sweep_report(file: Path, summary: Mapping[str, Any], series: Series) -> None:
+    """Write a summary and the runs of a finished series as JSON."""
     if series.finished:
-        keep_best(series, folder)
-        write_sweep_report(folder.out / report, summarise(series), series.runs)
-    return series
-
-
-def write_sweep_report(file: Path, summary: Mapping[str, Any], runs: Many[SweepOutcome]) -> None:
-    """Write a summary and the runs as JSON."""
-    _write_json(file, {**summary, "runs": [dataclasses.asdict(run) for run in runs]})
+        _write_json(file, {**summary, "runs": [dataclasses.asdict(run) for run in series.runs]})
 
 
 def _write_json(file: Path, values: Mapping[str, Any]) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence as Many
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -77,13 +76,12 @@ def finetune_seeds(
     planned = [
         runs.FinetuneRun(f"seed-{seed}", dataclasses.replace(settings, seed=seed)) for seed in seeds
     ]
-
-    def summary(series: runs.Series) -> Mapping[str, Any]:
-        """Return the spread, unless all diverged."""
-        spread = seed_spread(series)
-        return {} if spread is None else dataclasses.asdict(spread)
-
-    return runs.run_best(planned, folder, "seeds.json", summary)
+    series = runs.run_all(planned, folder)
+    runs.keep_best(series, folder.out)
+    spread = seed_spread(series)
+    summary = {} if spread is None else dataclasses.asdict(spread)
+    runs.write_sweep_report(folder.out / "seeds.json", summary, series)
+    return series
 
 
 def seed_spread(series: runs.Series) -> SeedSpread | None:
