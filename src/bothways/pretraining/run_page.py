@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bothways.core.errors import CheckpointError
-from bothways.core.files import parse_object
+from bothways.core.files import parse_object, read_utf8
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
 from bothways.core.terminal import write_stderr
@@ -36,11 +36,8 @@ def read_records(file: Path) -> list[dict[str, Any]]:
     Raises:
         CheckpointError: a line is not a record, or the file is not UTF-8.
     """
-    try:
-        *lines, tail = file.read_text(encoding="utf8").split("\n")
-    except UnicodeDecodeError as error:
-        fix = "Correct or delete the last lines."
-        raise CheckpointError("is not UTF-8", where=file, fix=fix) from error
+    text = read_utf8(file, CheckpointError, "Correct or delete the last lines.")
+    *lines, tail = text.split("\n")
     records = [parse_object(line, file, CheckpointError) for line in lines]
     if tail:
         try:
