@@ -16,6 +16,7 @@ from typing import Any, get_args
 import torch
 
 from bothways.core.config.reader import replaced_members
+from bothways.core.config.values import require_choice
 from bothways.core.errors import ConfigError, argument
 from bothways.data.corpus import Corpus
 from bothways.data.loader import BatchSize, ExampleBudget, TokenBudget, TokenRamp
@@ -125,6 +126,20 @@ def _google_training(rate: float) -> Training:
     return Training(Steps(1_000_000), optimizer, GoogleLinear(0.01), **RARELY)
 
 
+def _adam_training(
+    updates: int,
+    warmup: int,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-6,
+    decay: float = 0.01,
+    clip_norm: float | None = 1.0,
+) -> Training:
+    """Return a training by Adam whose rate rises for some updates, then falls linearly."""
+    optimizer, schedule = AdamW(lr, betas, eps, decay), Linear(warmup / updates)
+    return Training(Steps(updates), optimizer, schedule, clip_norm=clip_norm, **RARELY)
+
+
 paper = Recipe(
     training=_google_training(1e-4),
     batch=ExampleBudget(256),
@@ -232,13 +247,7 @@ The heads are ELECTRA's, also with the shape of a BERT.
 """
 
 roberta = Recipe(
-    training=Training(
-        Steps(500_000),
-        AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-        Linear(0.048),  # 24,000 updates
-        clip_norm=None,
-        **RARELY,
-    ),
+    training=_adam_training(500_000, 24_000, lr=6e-4, betas=(0.9, 0.98), clip_norm=None),
     batch=ExampleBudget(8192),
     objective=MaskedLM(),
 )
@@ -271,12 +280,7 @@ the paper removes it only from its largest model (section 4.8).
 """
 
 spanbert = Recipe(
-    training=Training(
-        Steps(2_400_000),
-        AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1),
-        Linear(1 / 240),  # 10,000 updates
-        **RARELY,
-    ),
+    training=_adam_training(2_400_000, 10_000, lr=1e-4, eps=1e-8, decay=0.1),
     batch=TokenBudget(256 * 512),
     objective=MaskedLMSpanBoundary(segments=FullSentences(cross=False)),
 )
@@ -289,12 +293,7 @@ train the base size for 300,000 updates of eight times as many tokens at 5e-4.
 """
 
 deberta = Recipe(
-    training=Training(
-        Steps(1_000_000),
-        AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-        Linear(0.01),  # 10,000 updates
-        **RARELY,
-    ),
+    training=_adam_training(1_000_000, 10_000, lr=2e-4),
     batch=ExampleBudget(2048),
     objective=MaskedLM(masking=Masking(0.15, unit=NGrams(3), replacements=AnyToken())),
 )
@@ -308,12 +307,7 @@ hardly ever predicted; here all parts are predicted alike.
 """
 
 deberta_v3 = Recipe(
-    training=Training(
-        Steps(500_000),
-        AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-        Linear(0.02),  # 10,000 updates
-        **RARELY,
-    ),
+    training=_adam_training(500_000, 10_000, lr=6e-4, betas=(0.9, 0.98)),
     batch=ExampleBudget(8192),
     objective=ReplacedTokens(generator=Shallower(0.5), sharing="disentangled"),
     settings={"evaluation_masking": ReplacedTokens().masking},
@@ -435,12 +429,7 @@ def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
         offset = isinstance(source.position, Learned) and source.position.offset
         layer = 19 if offset else 21
     recipe = Recipe(
-        training=Training(
-            Steps(400_000),
-            AdamW(lr=6e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
-            Linear(0.01),  # 4,000 updates
-            **RARELY,
-        ),
+        training=_adam_training(400_000, 4_000, lr=6e-4),
         batch=ExampleBudget(256),
         objective=Distillation(teacher, (Relations(1.0, heads, layer),), masking=None),
     )
@@ -475,7 +464,6 @@ def distillation(
         message, fix = f"unknown recipe {recipe!r}", f"Choose one of {', '.join(DISTILLING)}."
         raise ConfigError(message, where="recipe", fix=fix)
     source = start_encoder(teacher)
-    max_length = source.max_positions
     if student is None:
         encoder: EncoderConfig = dataclasses.replace(source, depth=max(1, source.depth // 2))
     elif student in PRESETS:
@@ -489,7 +477,7 @@ def distillation(
     settings = DISTILLING[recipe](encoder, teacher)
     # No sequence is longer than what both read.
     phases = (
-        dataclasses.replace(phase, length=min(phase.length, max_length))
+        dataclasses.replace(phase, length=min(phase.length, source.max_positions))
         for phase in settings.phases
     )
     settings = dataclasses.replace(settings, phases=tuple(phases))
@@ -499,18 +487,6 @@ def distillation(
         return settings
     layers = spread_layers(encoder.depth, source.depth)
     return dataclasses.replace(settings, start=teacher, start_layers=layers)
-
-
-def recipe_named(name: str) -> Recipe:
-    """Return a recipe that needs no teacher.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    if name not in RECIPES:
-        message = f"unknown recipe {name!r}; there are: {', '.join(RECIPES)}"
-        raise ConfigError(message, where="recipe")
-    return RECIPES[name]
 
 
 def settings_of(
@@ -527,7 +503,8 @@ def settings_of(
     Raises:
         ConfigError: no such recipe, or its objective does not fit the encoder.
     """
-    make = recipe_named(recipe)
+    require_choice(PretrainRecipe, "recipe", recipe)
+    make = RECIPES[recipe]
     if gpu and recipe in ON_GPU:
         make = ON_GPU[recipe]
         # The rate of `short`, see NARROW.
