@@ -18,6 +18,14 @@ _BLOCK, _POSITION = "encoder.blocks.", "encoder.embedding.position.weight"
 _SEGMENT = "encoder.embedding.segment.weight"
 
 
+def _origin(name: str, layers: Sequence[int]) -> str:
+    """Return the name of a weight in another model, of which a model has these layers, from 1."""
+    if not name.startswith(_BLOCK):
+        return name
+    number, rest = name.removeprefix(_BLOCK).split(".", 1)
+    return f"{_BLOCK}{layers[int(number)] - 1}.{rest}"
+
+
 def spread_layers(count: int, depth: int) -> tuple[int, ...]:
     """Return `count` layers of 1 … `depth` from the first to the last, as even as they can be.
 
@@ -70,11 +78,7 @@ def grow(model: Model, encoder: EncoderConfig) -> Model:
             stacks[f"{prefix}.bias"] = 2  # of queries and values
     weights = dict[str, Tensor]()
     for name, tensor in larger.state_dict().items():
-        origin = name
-        if name.startswith(_BLOCK):
-            number, rest = name.removeprefix(_BLOCK).split(".", 1)
-            origin = f"{_BLOCK}{layers[int(number)] - 1}.{rest}"
-        source, count = state[origin], stacks.get(name, 1)
+        source, count = state[_origin(name, layers)], stacks.get(name, 1)
         in_heads, output = ".attention." in name, ".attention.out." in name
         rows = source.unflatten(0, (count, -1)) if source.ndim else source
         for axis, size in enumerate(tensor.shape):
@@ -132,19 +136,10 @@ def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> 
         message = f"the encoder differs from the model that it starts from in {', '.join(names)}"
         fix = "Only depth, segments, dropout and readout may differ; or leave start_layers out."
         raise ConfigError(message, where="encoder", fix=fix)
-    # The tensors of these layers under their new numbers, and all that are in none.
-    state = model.state_dict()
-    selected = {name: tensor for name, tensor in state.items() if not name.startswith(_BLOCK)}
-    for number, layer in enumerate(layers):
-        prefix = f"{_BLOCK}{layer - 1}."
-        selected |= {
-            f"{_BLOCK}{number}.{name.removeprefix(prefix)}": tensor
-            for name, tensor in state.items()
-            if name.startswith(prefix)
-        }
-    if not encoder.segments and _SEGMENT in selected:
-        selected[_POSITION] = selected[_POSITION] + selected.pop(_SEGMENT)[0]
-    student = Model(encoder, model.specification)
+    student, state = Model(encoder, model.specification), model.state_dict()
+    selected = {name: state[_origin(name, layers)] for name in student.state_dict()}
+    if not encoder.segments and _SEGMENT in state:
+        selected[_POSITION] = state[_POSITION] + state[_SEGMENT][0]
     student.load_state_dict(selected)
     student.kept = model.kept
     return student

@@ -240,12 +240,10 @@ def training_documents(
     settings: PretrainConfig, corpora: Corpora, held_out: bool = True
 ) -> dict[str, DocumentIds]:
     """Return the documents of each corpus to train on: all of them if none are held out."""
-    return {
-        name: corpus.split(settings.held_out, settings.seed)[0]
-        if held_out
-        else AllExcept(len(corpus))
-        for name, corpus in corpora.parts.items()
-    }
+    if not held_out:
+        return {name: AllExcept(len(corpus)) for name, corpus in corpora.parts.items()}
+    share, seed = settings.held_out, settings.seed
+    return {name: corpus.split(share, seed)[0] for name, corpus in corpora.parts.items()}
 
 
 def _split(
