@@ -269,7 +269,7 @@ def test_grid_matches_paper(place, tmp_path):
     single = Request("bert", str(place / "glue"), tmp_path, ("CoLA",), grid="none")
     (cola,) = glue.glue_plan(single).experiments
     assert [s.training.optimizer for s in cola.grid] == [BertAdam(lr=2e-5)], "Google's rate"
-    with pytest.raises(ConfigError, match="tasks: unknown task 'cola'; the benchmark has: MNLI"):
+    with pytest.raises(ConfigError, match="tasks: unknown name 'cola'; there are: MNLI"):
         glue.glue_plan(request_of(place, tmp_path, tasks=("cola",)))
     for name in ("seeds", "limit"):
         with pytest.raises(ConfigError, match=f"{name}: must be at least 1, not 0"):

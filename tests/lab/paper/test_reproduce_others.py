@@ -168,7 +168,7 @@ def test_missing_data_is_reported(benchmark, reasons, tmp_path):
     assert [entry.reason for entry in planned.experiments if isinstance(entry, NotRun)] == [
         r + str(tmp_path) for r in reasons
     ]
-    with pytest.raises(ConfigError, match=r"tasks: unknown task 'other'; the benchmark has: "):
+    with pytest.raises(ConfigError, match=r"tasks: unknown name 'other'; there are: "):
         PLANS[benchmark](Request("bert", str(tmp_path), tmp_path, ("other",)))
 
 

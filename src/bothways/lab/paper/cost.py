@@ -54,7 +54,7 @@ def estimate(entries: Many[Experiment], out: Path, *, device: str) -> TableSecti
         DataError: the data cannot be read.
         FolderError: the model cannot be opened.
     """
-    rows, notes, rate, total = list[list[Cell]](), list[str](), 0.0, 0.0
+    rows, note, rate, total = list[list[Cell]](), "", 0.0, 0.0
     loaded = load_model(resolve_run(entries[0].settings.model), ())
     tokenizer = loaded.tokenizer()
     for entry in entries:
@@ -79,12 +79,11 @@ def estimate(entries: Many[Experiment], out: Path, *, device: str) -> TableSecti
     counts = (sum(entry.cells for entry in entries), sum(int(str(row[2])) for row in rows))
     rows.append(["all", *counts, None, None, time_text(total)])
     if rate:
-        speed = f"At {rate:,.0f} training tokens per second, as measured"
-        notes.append(f"{speed}; evaluation is included.")
+        note = f"At {rate:,.0f} training tokens per second, as measured; evaluation is included. "
     if any(row[-1] == "–" for row in rows):
-        notes.append("Frozen features are not timed: a pass of the encoder per task, then BiLSTMs.")
+        note += "Frozen features are not timed: a pass of the encoder per task, then BiLSTMs."
     columns = ["task", "runs", "finished", "training examples", "tokens (≈)", "time left (≈)"]
-    return TableSection("Estimated cost", columns, rows, total=True, note=" ".join(notes))
+    return TableSection("Estimated cost", columns, rows, total=True, note=note.strip())
 
 
 def _data_size(
@@ -106,8 +105,9 @@ def _data_size(
 
 def _training_speed(settings: FinetuneConfig, sample: list[Sequence], device: str) -> float:
     """Return the tokens per second of a step."""
-    task: Task[Any, Any] = settings.task.read(settings.train).task
-    labels = task.labels(settings.task.read(settings.train).examples)
+    reading = settings.task.read(settings.train)
+    task: Task[Any, Any] = reading.task
+    labels = task.labels(reading.examples)
     loaded = load_for(settings, task.heads(labels, settings.dropout))
     length = settings.length or settings.task.length
     task_model = task.bind(loaded.model, loaded.tokenizer(), labels, length)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -67,10 +67,7 @@ class Request:
         Raises:
             ConfigError: a requested task is not among them.
         """
-        for name in self.tasks:
-            if name not in names:
-                message = f"unknown task {name!r}; the benchmark has: {', '.join(names)}"
-                raise ConfigError(message, where="tasks")
+        require_names("tasks", self.tasks, names)
         return tuple(name for name in names if not self.tasks or name in self.tasks)
 
     def departures(self, seeds: int | None) -> tuple[str, ...]:
@@ -87,6 +84,14 @@ class Request:
         if self.grid == "none":
             result.append("one setting instead of the grid")
         return tuple(result)
+
+
+def require_names(option: str, names: Iterable[str], choices: Collection[str]) -> None:
+    """Raise ConfigError if one of the names of an option is not among the choices."""
+    for name in names:
+        if name not in choices:
+            message = f"unknown name {name!r}; there are: {', '.join(choices)}"
+            raise ConfigError(message, where=option)
 
 
 def find_file(data: str, *names: str) -> str | None:

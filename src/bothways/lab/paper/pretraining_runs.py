@@ -10,14 +10,14 @@ import dataclasses
 import itertools
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence as Many
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from typing_extensions import assert_never
 
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import ConfigError, DataError
+from bothways.core.errors import DataError
 from bothways.core.progress import SILENT, Progress
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking
@@ -27,6 +27,7 @@ from bothways.lab.paper.experiment import (
     Experiment,
     NotRun,
     Request,
+    require_names,
     run as run_experiment,
 )
 from bothways.lab.paper.glue import glue_plan
@@ -90,9 +91,9 @@ class TableRequest:
         require_at_least(
             1, seeds=self.seeds, pretraining_seeds=self.pretraining_seeds, limit=self.limit
         )
-        _check_names("table", (self.table,), tuple(pretraining_tables.TABLES))
-        _check_names("tasks", self.tasks, tuple(pretraining_tables.COLUMNS))
-        _check_names("cells", self.cells, tuple(cell.name for cell in self.plan.cells))
+        require_names("table", (self.table,), pretraining_tables.TABLES)
+        require_names("tasks", self.tasks, pretraining_tables.COLUMNS)
+        require_names("cells", self.cells, [cell.name for cell in self.plan.cells])
 
     @property
     def plan(self) -> pretraining_tables.PretrainTable:
@@ -108,14 +109,6 @@ class TableRequest:
     def vocabulary(self) -> int:
         """Tokens of the vocabulary."""
         return {"small": 8000, "paper": 30_522}[self.scale]
-
-
-def _check_names(option: str, names: Many[str], choices: Many[str]) -> None:
-    for name in names:
-        if name not in choices:
-            raise ConfigError(
-                f"unknown name {name!r}; there are: {', '.join(choices)}", where=option
-            )
 
 
 @dataclass(frozen=True)
