@@ -27,6 +27,7 @@ from bothways.hub.resolve import resolve, resolve_run
 from bothways.lab.features.run import BiLSTMTagger, FeatureConfig
 from bothways.lab.paper import experiment, published
 from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, GridPoint, NotRun, Request
+from bothways.lab.sweeps.runs import write_rows
 from bothways.model.layer_mix import LayerChoice, chosen_layers
 from bothways.tasks.choice.task import ChoiceTask
 from bothways.tasks.question_answering.task import QuestionAnsweringTask
@@ -89,7 +90,7 @@ def squad_plan(request: Request) -> BenchmarkPlan:
                 for question in itertools.islice(task.read(train).examples, request.limit)
             )
             file = request.out / "data" / f"train-{version}-{request.limit}.jsonl"
-            train = str(experiment.write_rows(file, rows))
+            train = str(write_rows(file, rows))
         grid = experiment.grid_settings(request, task, [SQUAD[version]], train, dev)
         experiments.append(Experiment(version, grid, request.seeds or 1))
     return BenchmarkPlan(
@@ -123,8 +124,8 @@ def swag_plan(request: Request) -> BenchmarkPlan:
         if request.limit is not None:
             # Both are rewritten: the columns of dev are read like those of training.
             data, limit = request.out / "data", request.limit
-            train = str(experiment.write_rows(data / f"train-{limit}.jsonl", rows(train, limit)))
-            dev = str(experiment.write_rows(data / "val.jsonl", rows(dev)))
+            train = str(write_rows(data / f"train-{limit}.jsonl", rows(train, limit)))
+            dev = str(write_rows(data / "val.jsonl", rows(dev)))
         grid = experiment.grid_settings(request, task, [SWAG_POINT], train, dev)
         entry = Experiment(SWAG, grid, request.seeds or 1)
     return BenchmarkPlan(

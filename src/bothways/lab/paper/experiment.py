@@ -8,17 +8,16 @@ of one frozen encoder, which are computed once for all restarts.
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from bothways.core.config import reader as configs
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, ResourceError
-from bothways.core.files import local_path, make_folder, replace_text
+from bothways.core.files import local_path
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import quantity
 from bothways.data.loader import ExampleBudget
@@ -99,14 +98,6 @@ def find_file(data: str, *names: str) -> str | None:
     folder = local_path(data)
     files = (folder / f"{name}{suffix}" for name in names for suffix in ("", *COMPRESSED))
     return next((str(file) for file in files if file.is_file()), None)
-
-
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """Write rows as JSON lines; return the path."""
-    make_folder(path.parent)
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    replace_text(path, text)
-    return path
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from bothways.core.errors import DataError
 from bothways.data.tables import HUB, open_table
 from bothways.data.text_io import read_lines
 from bothways.lab.paper import experiment, published
+from bothways.lab.sweeps.runs import write_rows
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.text_task import TextColumns
 
@@ -204,7 +205,7 @@ def write_split(task: GlueTask, split: str, request: experiment.Request) -> tupl
     name = f"{split}-{limit}.jsonl" if limit else f"{split}.jsonl"
     skipped = list[str]()
     rows = itertools.islice(rows_of(task, source, skipped), limit)
-    return experiment.write_rows(request.out / "data" / task.name / name, rows), len(skipped)
+    return write_rows(request.out / "data" / task.name / name, rows), len(skipped)
 
 
 def rows_of(task: GlueTask, source: str, skipped: list[str]) -> Iterator[dict[str, str]]:

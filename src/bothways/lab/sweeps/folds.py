@@ -12,7 +12,7 @@ import dataclasses
 import json
 import statistics
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from bothways.core.errors import ConfigError
-from bothways.core.files import replace_text
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report.html import metrics_html
 from bothways.core.terminal import result_line
@@ -103,7 +102,7 @@ class FoldRun(runs.FinetuneRun):
                         "prediction": prediction.to_json(),
                     }
                 )
-            _write_lines(folder / PREDICTIONS, records)
+            runs.write_rows(folder / PREDICTIONS, records)
         return done.metrics
 
 
@@ -180,13 +179,8 @@ def cross_validate(
                     lines = file.read_text(encoding="utf8").split("\n")[:-1]
                     predictions += [{**json.loads(line), "fold": number} for line in lines]
             predictions.sort(key=lambda values: values["row"])
-            _write_lines(folder / PREDICTIONS, predictions)
+            runs.write_rows(folder / PREDICTIONS, predictions)
             spread = {n: {"mean": means[n], "deviation": deviations[n]} for n in values}
             summary = {"folds": folds, "metrics": spread}
             runs.write_sweep_report(folder / "folds.json", summary, series)
     return CrossValidation(means, deviations, tuple(predictions), series, out)
-
-
-def _write_lines(file: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    text = "".join(json.dumps(values, ensure_ascii=False) + "\n" for values in lines)
-    replace_text(file, text)

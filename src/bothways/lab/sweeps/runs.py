@@ -353,3 +353,11 @@ def _write_json(file: Path, values: Mapping[str, Any]) -> None:
         # A run may have diverged before it wrote anything.
         make_folder(file.parent)
         replace_text(file, text)
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write rows as JSON lines; return the path."""
+    make_folder(path.parent)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    replace_text(path, text)
+    return path
