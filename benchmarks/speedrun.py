@@ -31,7 +31,7 @@ from typing_extensions import assert_never
 
 import bothways
 from bothways.core.config import reader as configs
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_choice
 from bothways.core.errors import ConfigError, DataError, os_errors
 from bothways.core.files import replace_file, replace_text
 from bothways.core.progress import SILENT, Progress, terminal_progress
@@ -46,11 +46,12 @@ from bothways.model.kernels.library import describe_kernels
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMModule
 from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs, read_suite
 from bothways.prediction.predictor import Predictor
+from bothways.pretraining import PretrainRecipe
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.from_text import corpus_of_text
-from bothways.pretraining.recipes import recipe_named
+from bothways.pretraining.recipes import RECIPES
 from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import read_records
 from bothways.tasks.base import Metrics
@@ -224,7 +225,7 @@ class RecordRequest:
 
     def __post_init__(self) -> None:
         require_at_least(1, seeds=self.seeds)
-        recipe_named(self.recipe)
+        require_choice(PretrainRecipe, "recipe", self.recipe)
 
     def settings(self, corpus: Corpus) -> PretrainConfig:
         """Return the settings of a run: a recipe of the length of the track, changed by the user.
@@ -233,7 +234,7 @@ class RecordRequest:
             ConfigError: a wrong setting, or one that the rules of the track fix.
         """
         track = self.track
-        base = recipe_named(self.recipe)(fit_to_corpus(preset(self.model), corpus.tokenizer))
+        base = RECIPES[self.recipe](fit_to_corpus(preset(self.model), corpus.tokenizer))
         target = Target(METRIC, track.target) if isinstance(track, LossTrack) else None
         every = track.limit.part(1 / EVALUATIONS)
         training = dataclasses.replace(
