@@ -14,7 +14,7 @@ from bothways.core.report.html import write_html
 from bothways.core.report.sections import Curves
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences, NextSentence
-from bothways.lab.paper import cost, pretraining_runs as runs
+from bothways.lab.paper import cost, pretraining_runs as runs, scaling
 from bothways.lab.paper.cost import table_cost
 from bothways.lab.paper.pages import difference, table_report, write_table_results
 from bothways.lab.paper.pretraining_runs import (
@@ -243,10 +243,16 @@ def test_seeds_of_pretraining_are_the_unit_of_the_statistics(place, tmp_path, mo
     assert table.rows[-1][1] == 6 + 12
 
 
+@pytest.fixture
+def few_resamples(monkeypatch) -> None:
+    monkeypatch.setattr(scaling, "RESAMPLES", 50)
+
+
 def law(parameters: Any, tokens: Any) -> Any:
     return 2.0 + 40.0 * parameters**-0.34 + 70.0 * tokens**-0.28
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_exponents_of_a_law_are_found():
     parameters = np.array([1, 2, 2.5, 4, 7, 14, 1, 2.5, 4, 1, 2.5, 4]) * 1e5
     tokens = np.array([8e6] * 6 + [4e6] * 3 + [2e6] * 3)
@@ -268,6 +274,7 @@ def test_exponents_of_a_law_are_found():
     assert equal.irreducible.value == pytest.approx(2.0 + 70.0 * 8e6**-0.28, abs=1e-2)
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_points_that_determine_nothing_are_said_to():
     parameters, tokens = np.geomspace(1e5, 1e7, 8), np.geomspace(1e6, 1e7, 8)
     problems = {
@@ -284,6 +291,7 @@ def test_points_that_determine_nothing_are_said_to():
     assert "do not determine the exponent of parameters" in fit.problem
 
 
+@pytest.mark.usefixtures("few_resamples")
 def test_sizes_of_a_table_are_fitted(place, tmp_path):
     request = request_of(place, tmp_path / "out", "bert-6", overrides=TINY[:0], seeds=1)
     cells, losses = request.plan.cells, iter(np.linspace(6.0, 4.0, 12))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,7 @@ from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.result import FinetuneResult
 from bothways.hub.model_folder import load_model
 from bothways.lab.quickstart import gain
-from bothways.lab.quickstart.documents import (
-    gather_documents,
-    labelled_examples,
-)
+from bothways.lab.quickstart.documents import gather_documents, labelled_examples
 from bothways.lab.quickstart.gain import (
     QuickstartResult,
     Shape,
@@ -66,6 +64,13 @@ def write_text(folder: Path) -> str:
         documents.append("\n".join(lines))
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf8")
     return str(folder / "text.txt")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_measurements() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gain, "MEASURED_SECONDS", 0.05)
+        yield
 
 
 @pytest.fixture(scope="module")
