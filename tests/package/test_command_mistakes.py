@@ -89,14 +89,19 @@ def test_options_of_other_libraries_are_ours(line, renamed):
     assert rename_options(cli.app, shlex.split(line)) == shlex.split(renamed)
 
 
-def test_the_command_prints_the_message(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["bothways", "predict", "m", "--topp", "3"])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("predict m --topp 3", "error: --topp: unknown option; did you mean --top?\n"),
+        ("corpus inspect no-such-folder", "error: no-such-folder: "),
+    ],
+)
+def test_the_command_prints_the_message(line, message, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bothways", *line.split()])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith(
-        "error: --topp: unknown option; did you mean --top?\n"
-    )
+    assert capsys.readouterr().err.startswith(message)
 
 
 @pytest.fixture(scope="module")

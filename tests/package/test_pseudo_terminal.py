@@ -14,12 +14,12 @@ import pytest
 
 from bothways.cli import main as cli
 from bothways.cli.main import app
+from spread import in_turn
 from terminal import run_command
 from toy_bulk import make_classifier, make_rows, write_rows
 from toy_folder import make_examples, write_tsv
 
 ENVIRONMENTS = {
-    "terminal": {},
     "dumb": {"TERM": "dumb"},
     "colours": {"FORCE_COLOR": "1"},
     "narrow": {"COLUMNS": "40"},
@@ -128,20 +128,20 @@ def test_every_command_is_run_here():
     assert names == QUICK.keys() | SLOW.keys() | SERVERS.keys() | ELSEWHERE
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_a_terminal_changes_no_byte_of_the_output(name, place, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "kind"), in_turn([(name,) for name in QUICK], [*ENVIRONMENTS]))
+def test_a_terminal_changes_no_byte_of_the_output(name, kind, place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
-    line, plain = QUICK[name], (0, b"", b"")
-    for kind, environment in ENVIRONMENTS.items():
-        if kind != "dumb":  # which is as without a terminal
-            plain = run_line(
-                line, tmp_path, f"plain-{kind}", terminal=False, environment=environment
-            )
-        shown = run_line(line, tmp_path, kind, columns=200, environment=environment)
-        assert (plain[0], shown[0]) == (0, 0), shown[2]
-        assert shown[1] == plain[1]
-        assert b"\x1b" not in _COLOURS.sub(b"", shown[1])
-    assert shown[1] or "OUT" in line
+    plain = run_line(QUICK[name], tmp_path, "plain", terminal=False)
+    shown = run_line(QUICK[name], tmp_path, "shown", columns=200)
+    assert (plain[0], shown[0]) == (0, 0), shown[2]
+    assert shown[1] == plain[1]
+    assert shown[1] or "OUT" in QUICK[name]
+    environment = ENVIRONMENTS[kind]
+    if kind != "dumb":  # which is as without a terminal
+        plain = run_line(QUICK[name], tmp_path, "other", terminal=False, environment=environment)
+    shown = run_line(QUICK[name], tmp_path, kind, columns=200, environment=environment)
+    assert shown[:2] == plain[:2]
+    assert b"\x1b" not in _COLOURS.sub(b"", shown[1])
 
 
 @pytest.mark.parametrize("name", [name for name in QUICK if "OUT" not in QUICK[name]])
