@@ -143,7 +143,9 @@ def test_a_task_that_no_model_has_is_named_with_those_there_are(url):
     response = httpx.post(f"{url}/prefer", json={"inputs": ["a", "b"]})
     assert code(response) == (422, "wrong_task")
     message = response.json()["error"]["message"]
-    assert message.startswith("no model is for prefer: 'classify' is for classify, 'embed' is for")
+    assert message.startswith(
+        "this route is for prefer, and 'classify' is for classify, 'embed' is"
+    )
 
 
 def test_long_texts_are_cut_and_counted(url):

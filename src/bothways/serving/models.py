@@ -154,9 +154,6 @@ def request_errors() -> Iterator[None]:
         raise RequestError("invalid", error.message("json"), param="inputs") from error
 
 
-_HOW = "a server is started for a task by NAME=FOLDER:TASK"
-
-
 class Models:
     """The models of a server by name.
 
@@ -203,26 +200,18 @@ class Models:
         """
         if name is not None and not isinstance(name, str):
             raise RequestError("invalid", "model must be a text", param="model")
-        fitting = [m for m in self.by_name.values() if not kinds or m.kind in kinds]
         # A server of one model answers to any name: clients must send one.
-        if name is not None and len(self.by_name) > 1:
-            model = self.named(name)
-        elif len(fitting) == 1:
+        models = [self.named(name)] if name is not None and len(self.by_name) > 1 else [*self]
+        fitting = [model for model in models if not kinds or model.kind in kinds]
+        if len(fitting) == 1:
             return fitting[0]
-        elif len(self.by_name) == 1:
-            (model,) = self.by_name.values()
-        elif fitting:
-            names = ", ".join(m.name for m in fitting)
+        if fitting:
+            names = ", ".join(model.name for model in fitting)
             message = f"there are several models: set model to one of {names}"
             raise RequestError("invalid", message, param="model")
-        else:
-            served = ", ".join(f"{m.name!r} is for {m.kind}" for m in self.by_name.values())
-            message = f"no model is for {', '.join(kinds)}: {served}; {_HOW}"
-            raise RequestError("wrong_task", message, param="model")
-        if kinds and model.kind not in kinds:
-            message = (
-                f"the model {model.name!r} is for {model.kind}, and this route is for "
-                f"{', '.join(kinds)}; {_HOW}"
-            )
-            raise RequestError("wrong_task", message, param="model")
-        return model
+        served = ", ".join(f"{model.name!r} is for {model.kind}" for model in models)
+        message = (
+            f"this route is for {', '.join(kinds)}, and {served}; "
+            "a server is started for a task by NAME=FOLDER:TASK"
+        )
+        raise RequestError("wrong_task", message, param="model")

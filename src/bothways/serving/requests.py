@@ -13,7 +13,7 @@ good as absent.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -79,12 +79,6 @@ def check_input(value: Any) -> Any:
     raise ValueError("must be a text, a list of two texts, or an object with columns")
 
 
-def _direction(value: Any) -> Any:
-    if not isinstance(value, str) or value.lower() != "right":
-        raise ValueError("must be right: long texts lose their end; cut their beginning yourself")
-    return "right"
-
-
 def list_of(items: Schema, **constraints: Any) -> Schema:
     """Return the schema of a list."""
     return {"type": "array", "items": items, **constraints}
@@ -115,7 +109,6 @@ TextList = Annotated[
     Texts, AfterValidator(lambda texts: texts if isinstance(texts, list) else [texts])
 ]
 """A text or a list of texts, read as a list."""
-Direction = Annotated[Any, AfterValidator(_direction), WithJsonSchema({"enum": ["right", "Right"]})]
 Prompt = Annotated[
     Text, Field(description="a prompt of the model, put before the text; absent: its default one")
 ]
@@ -163,7 +156,9 @@ class Truncation(Fields):
     truncate: Annotated[Flag, Field(description="false: a text that is too long is an error")] = (
         True
     )
-    truncation_direction: Direction = "right"
+    truncation_direction: Annotated[
+        Literal["right", "Right"], Field(description="long texts lose their end")
+    ] = "right"
 
 
 class TruncatedRequest(RequestBody, Truncation):

@@ -56,11 +56,7 @@ class ServedIndex:
         """
         for last in (False, True):
             try:
-                try:
-                    status = (self.folder / RECORD).stat()
-                except OSError as error:
-                    message = f"cannot be read: {error.strerror}"
-                    raise FolderError(message, where=self.folder / RECORD) from error
+                status = (self.folder / RECORD).stat()
                 stamp = status.st_ino, status.st_mtime_ns, status.st_size
                 if stamp != self.stamp:
                     index = Index(self.folder)
@@ -70,7 +66,7 @@ class ServedIndex:
                         raise FolderError(message, where=self.folder, fix=fix)
                     self.index, self.stamp = index, stamp
                 return self.index.record.changes, self.index.ranked(*arguments, **options)
-            except BothwaysError as error:
+            except (BothwaysError, OSError) as error:
                 self.stamp = None  # files may be gone that a change has replaced meanwhile
                 if last:
                     _log.exception("the index %s cannot be searched", self.name)
