@@ -113,7 +113,9 @@ class HFConfig:
         """
         names = self.raw.get("id2label")
         if names is not None and (
-            not isinstance(names, dict) or set(names) != {str(at) for at in range(len(names))}
+            not isinstance(names, dict)
+            or set(names) != {str(at) for at in range(len(names))}
+            or not all(isinstance(name, str | int | float) for name in names.values())
         ):
             message = (
                 f"id2label must name the outputs 0, 1, 2 … and nothing else, not {names!r:.80}"
