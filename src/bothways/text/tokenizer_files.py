@@ -22,9 +22,9 @@ import json
 import operator
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tokenizers
 from tokenizers import models, processors
@@ -345,10 +345,6 @@ def _from_merges(
     return classes.Backend(model), pipeline
 
 
-def _unigram(pieces: list[tuple[str, float]], unknown: int) -> classes.Backend:
-    return classes.Backend(models.Unigram(pieces, unk_id=unknown))
-
-
 def _from_pieces(
     file: Path, config: Mapping[str, Any], tokenizer_class: classes.TokenizerClass | None
 ) -> Opened:
@@ -360,11 +356,10 @@ def _from_pieces(
     """
     content = read_regular(file, TokenizerError)
     try:
-        model = read_sentencepiece(content)
+        pieces, kind, charsmap = _read_sentencepiece(content)
     except ValueError as error:
         message = f"is not a SentencePiece model: {error}"
         raise TokenizerError(message, where=file, fix=_ELSEWHERE) from error
-    pieces = list(model.pieces)
     # The position of a piece in the file is its id
     ids = {piece: id for id, (piece, _) in enumerate(pieces)}
     name = ""
@@ -379,44 +374,45 @@ def _from_pieces(
     layouts = {tokenizer_class, by_content}
     shared_layouts = {classes.CLASSES["XLMRobertaTokenizer"], classes.CLASSES["CamembertTokenizer"]}
     if (
-        model.kind != "unigram"
+        kind != "unigram"
         or tokenizer_class is None
         or by_content is None
         or (len(layouts) == 2 and layouts != shared_layouts)
     ):
         message = (
-            f"its {model.kind} pieces are neither ALBERT's, BigBird's or DeBERTa's, which have "
+            f"its {kind} pieces are neither ALBERT's, BigBird's or DeBERTa's, which have "
             "[CLS], nor XLM-RoBERTa's or CamemBERT's sentencepiece.bpe.model"
         )
         if tokenizer_class is not None:
             message += f"; {tokenizer_class.name} is the class of the folder"
         raise TokenizerError(message, where=file, fix=_ELSEWHERE)
-    pipeline = tokenizer_class.pipeline(config, file, model.charsmap)
+    pipeline = tokenizer_class.pipeline(config, file, charsmap)
     names = {
         use: classes.name_in(config, classes.SETTINGS[use]) or classes.NAMES[use][1]
         for use in classes.NAMES
     }
+    unknown, unused, mask = 3, list[str](), (names["mask"], 0.0)
     match tokenizer_class.name:
         case "XLMRobertaTokenizer":
             special_pieces = [(names[use], 0.0) for use in ("cls", "pad", "sep", "unknown")]
-            return _unigram([*special_pieces, *pieces[3:], (names["mask"], 0.0)], 3), pipeline
+            pieces = [*special_pieces, *pieces[3:], mask]
         case "CamembertTokenizer":
-            special_pieces = [("<s>NOTUSED", 0.0), (names["pad"], 0.0), ("</s>NOTUSED", 0.0)]
-            special_pieces += [(names["unknown"], 0.0), ("<unk>NOTUSED", -100.0)]
-            backend = _unigram([*special_pieces, *pieces[1:], (names["mask"], 0.0)], 3)
-            unused = (piece for piece, _ in special_pieces if piece.endswith("NOTUSED"))
-            backend.add_special_tokens([_special(piece) for piece in unused])
-            return backend, pipeline
+            unused = ["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"]
+            special_pieces = [(unused[0], 0.0), (names["pad"], 0.0), (unused[1], 0.0)]
+            special_pieces += [(names["unknown"], 0.0), (unused[2], -100.0)]
+            pieces = [*special_pieces, *pieces[1:], mask]
         case "BigBirdTokenizer":
-            return _unigram(pieces, ids["<unk>"]), pipeline
+            unknown = ids["<unk>"]
         case "AlbertTokenizer":
-            comma = re.compile(r"\d,$")
-            scored = [(p, score - 100 if comma.search(p) else score) for p, score in pieces]
-            return _unigram(scored, ids["<unk>"]), pipeline
+            unknown, comma = ids["<unk>"], re.compile(r"\d,$")
+            pieces = [(p, score - 100 if comma.search(p) else score) for p, score in pieces]
         case _:
-            mask = classes.name_in(config, classes.SETTINGS["mask"]) or "[MASK]"
-            added = [] if mask in ids else [(mask, 0.0)]
-            return _unigram([*pieces, *added], ids["[UNK]"]), pipeline
+            unknown = ids["[UNK]"]
+            added = classes.name_in(config, classes.SETTINGS["mask"]) or "[MASK]"
+            pieces += [] if added in ids else [(added, 0.0)]
+    backend = classes.Backend(models.Unigram(pieces, unk_id=unknown))
+    backend.add_special_tokens([_special(piece) for piece in unused])
+    return backend, pipeline
 
 
 # Added tokens
@@ -502,54 +498,33 @@ def _token(entry: Any, **extra_flags: bool) -> tokenizers.AddedToken | None:
             return None
 
 
-Kind = Literal["unigram", "bpe", "word", "char"]
-
-_KINDS: dict[int, Kind] = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
-# Field numbers: of the model, of a piece, of the trainer's and of the normaliser's settings.
-_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_PIECE, _SCORE = 1, 2
-_MODEL_TYPE = 3
-_CHARSMAP = 2
+_KINDS = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 
 
-@dataclass(frozen=True)
-class SentencePieceModel:
-    """The content of the file.
-
-    Attributes:
-        pieces: (piece, score) by id.
-        kind: the model that the pieces were trained for.
-        charsmap: the compiled normalisation; None without one.
-    """
-
-    pieces: tuple[tuple[str, float], ...]
-    kind: Kind
-    charsmap: bytes | None
-
-
-def read_sentencepiece(content: bytes) -> SentencePieceModel:
-    """Read the content of a `.model` file.
+def _read_sentencepiece(content: bytes) -> tuple[list[tuple[str, float]], str, bytes | None]:
+    """Return the pieces with their scores, the kind of the model, and its compiled normalisation.
 
     Raises:
-        ValueError: the bytes are not such a message.
+        ValueError: the bytes are not the content of a `.model` file.
     """
-    pieces, kind, charsmap = list[tuple[str, float]](), 1, b""
+    pieces = list[tuple[str, float]]()
+    kind: Any = 1
+    charsmap: Any = None
     for number, value in fields(content):
-        message = value if isinstance(value, bytes) else b""
-        if number == _PIECES:
-            values = dict(fields(message))
-            text, score = values.get(_PIECE), values.get(_SCORE)
-            if not isinstance(text, bytes) or not (score is None or isinstance(score, Fixed)):
+        if number > 3:
+            continue
+        message = dict(fields(value)) if isinstance(value, bytes) else {}
+        if number == 1:
+            text, score = message.get(1), message.get(2)
+            if not isinstance(text, bytes) or not isinstance(score, Fixed | None):
                 raise ValueError("a piece has no text, or its score is not a number")
             pieces.append((text.decode("utf-8"), 0.0 if score is None else score.real))
-        elif number == _TRAINER:
-            types = (v for at, v in fields(message) if at == _MODEL_TYPE and isinstance(v, int))
-            kind = next(types, kind)
-        elif number == _NORMALIZER:
-            maps = (v for at, v in fields(message) if at == _CHARSMAP and isinstance(v, bytes))
-            charsmap = next(maps, b"")
+        elif number == 2:  # settings of the trainer
+            kind = message.get(3, kind)
+        elif number == 3:  # settings of the normaliser
+            charsmap = message.get(2)
     if not pieces:
         raise ValueError("it holds no pieces")
     if kind not in _KINDS:
         raise ValueError(f"its model is of the unknown kind {kind}")
-    return SentencePieceModel(tuple(pieces), _KINDS[kind], charsmap or None)
+    return pieces, _KINDS[kind], charsmap if isinstance(charsmap, bytes) and charsmap else None
