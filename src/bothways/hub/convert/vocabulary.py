@@ -335,17 +335,11 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
         elif tokenizer.kind == "BPE" and len(tokenizer.encode(" " + word)) > 1:
             tokens[word] = None
     if several:
-        spaced = [word for word in several if len(word.split()) > 1]
-        message = f"several words on a line: {listed(list(map(repr, spaced)))}"
-        fix = "Give one word a line: a vocabulary holds no white space."
-        if not spaced:
-            message = (
-                f"for this tokenizer these are several words: {listed(list(map(repr, several)))}"
-            )
-            fix = (
-                "Leave them out: it divides text at punctuation marks and, if it is BERT's, "
-                "between Chinese characters, before it looks up words."
-            )
+        message = f"for this tokenizer these are several words: {listed(list(map(repr, several)))}"
+        fix = (
+            "Give one word a line, and leave these out: it divides text at white space, punctuation "
+            "marks and, if it is BERT's, between Chinese characters, before it looks up words."
+        )
         raise ConfigError(message, where="vocabulary", fix=fix)
     if not tokens:
         message = f"the vocabulary already has every word: {listed(list(map(repr, words)))}"
