@@ -264,10 +264,8 @@ def _read_dense(folder: Path) -> tuple[nn.Linear, Activation | Literal["tanh"] |
         raise FolderError(message, where=weights.file, fix="Copy the model again.")
     with torch.device("meta"):  # without drawing numbers
         layer = nn.Linear(inputs, outputs, bias=bool(bias))
-    layer.to_empty(device="cpu")
-    with torch.no_grad():
-        for parameter in ("weight", "bias") if bias else ("weight",):
-            getattr(layer, parameter).copy_(read_exact(weights, f"linear.{parameter}"))
+    state = {name: read_exact(weights, f"linear.{name}") for name in layer.state_dict()}
+    layer.load_state_dict(state, assign=True)
     return layer, _DENSE_ACTIVATIONS[name]
 
 
