@@ -337,8 +337,8 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
     if several:
         message = f"for this tokenizer these are several words: {listed(list(map(repr, several)))}"
         fix = (
-            "Give one word a line, and leave these out: it divides text at white space, punctuation "
-            "marks and, if it is BERT's, between Chinese characters, before it looks up words."
+            "Give one word a line: it divides text at white space, punctuation marks and, if it is "
+            "BERT's, between Chinese characters, before it looks up words."
         )
         raise ConfigError(message, where="vocabulary", fix=fix)
     if not tokens:
