@@ -11,7 +11,6 @@ does not open it.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,7 +49,6 @@ DROPOUTS = "dropouts"
 """The key in `bothways.json` for the dropout of a head that transformers has no setting for."""
 MAX_LABELS = 1_000_000
 _OUTPUT_KEYS = ("id2label", "label2id", "num_labels", "problem_type")
-_WITH_DROPOUT: tuple[str, ...] = ("labels", "tags", "choice")
 
 
 @dataclass(frozen=True)
@@ -188,8 +186,7 @@ def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
     raw = read_object(file, FolderError)
     if raw.get("model_type") == NATIVE:
         encoder, heads = read_native(raw, file, custom)
-        keys, architecture = native_keys(heads), native_architecture(heads)
-        config = HFConfig(raw, file, NATIVE, encoder, keys, architecture, heads)
+        config = _native_config(raw, file, encoder, heads)
         counts = {head.count for head in heads if isinstance(head, LabelHead | TagHead)}
         if "id2label" in raw and counts != {len(config.labels())}:
             count, outputs = len(config.labels()), sorted(counts) or "none"
@@ -205,12 +202,7 @@ def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
             fix = 'To a config.json from before model_type existed, add "model_type": "bert".'
             raise FolderError(message, where=file, fix=fix)
         message = f"model_type {kind!r:.80} is unknown: it must be one of {allowed}"
-        names = [_RELATIVES.get(str(kind), ""), *difflib.get_close_matches(str(kind), types, n=1)]
-        near = next((name for name in names if name in types), None)
-        fix = "Use a model of one of these families"
-        if near is not None:
-            fix += f"; the nearest is {near}, but weights of {kind!r:.80} are not read as such"
-        raise FolderError(message, where=file, fix=f"{fix}.")
+        raise FolderError(message, where=file, fix="Use a model of one of these families.")
     config = read_family_config(family, raw, file)
     return replace(config, dropouts={**config.dropouts, **_recorded_dropouts(folder)})
 
@@ -260,15 +252,6 @@ def open_model(folder: Path, custom: Iterable[Head] = ()) -> tuple[HFConfig, Wei
     return config, weights
 
 
-_RELATIVES = {
-    "data2vec-text": "roberta", "ibert": "roberta", "layoutlm": "bert", "lilt": "roberta",
-    "luke": "roberta", "mobilebert": "bert", "nezha": "bert", "qdqbert": "bert",
-    "roberta-prelayernorm": "roberta", "roformer": "bert", "squeezebert": "bert",
-    "xlm-roberta-xl": "xlm-roberta", "xmod": "xlm-roberta",
-}  # fmt: skip
-"""Model types of transformers that no family reads, and the family closest to each."""
-
-
 def read_family_config(family: Family, raw: Mapping[str, Any], location: Path) -> HFConfig:
     """Return the settings of a family in our terms.
 
@@ -298,9 +281,8 @@ def _recorded_dropouts(folder: Path) -> dict[str, float]:
     if not isinstance(rates, dict):
         message = f"{DROPOUTS} must be an object of heads and rates, not {rates!r:.40}"
         raise FolderError(message, where=file)
-    return {
-        kind: read_number(rates, kind, 0.0, str(file)) for kind in _WITH_DROPOUT if kind in rates
-    }
+    kinds = [kind for kind in ("labels", "tags", "choice") if kind in rates]
+    return {kind: read_number(rates, kind, 0.0, str(file)) for kind in kinds}
 
 
 def write_hf_config(
@@ -326,10 +308,11 @@ def write_hf_config(
     architecture = None if family is None else family.architecture_with(model.heads)
     outputs = _output_settings(model, labels, problem, location)
     if family is None or architecture is None:
-        heads = model.specification
-        raw = {**native_settings(config, heads), **outputs}
-        keys, stand_in = native_keys(heads), native_architecture(heads)
-        return HFConfig(raw, location, NATIVE, config, keys, stand_in, heads)
+        raw = {
+            "architectures": [_NATIVE_CLASS], "model_type": NATIVE, "dtype": "float32",
+            NATIVE: configs.to_dict(NativeConfig(config, model.specification)), **outputs,
+        }  # fmt: skip
+        return _native_config(raw, location, config, model.specification)
     ids = {key: value for key, value in kept_settings.items() if key != "model_type"}
     if tokenizer is not None:
         from bothways.text.tokenizer_files import tokenizer_config
@@ -388,13 +371,22 @@ def _output_settings(
 
 NATIVE = "bothways"
 """The model type, and the key of our configuration in `config.json`."""
+_NATIVE_CLASS = "bothways.Model"
+"""The stand-in for a class of transformers."""
 
 
-def native_keys(heads: Iterable[Head]) -> KeyTable:
-    """Return the names of the tensors: our own, for every head of the library and for these."""
-    kinds = dict.fromkeys([*HEADS, *(head.kind for head in heads)])
-    renames = (Rename(f"heads.{kind}", f"heads.{kind}") for kind in kinds)
-    return KeyTable("", (Rename("encoder", "encoder"), *renames))
+def _native_config(
+    raw: Mapping[str, Any], file: Path, encoder: EncoderConfig, heads: tuple[Head, ...]
+) -> HFConfig:
+    """Return a `config.json` in our own format, whose tensors have our own names.
+
+    They have names for every head of the library and for these.
+    """
+    kinds = [head.kind for head in heads]
+    renames = (Rename(f"heads.{kind}", f"heads.{kind}") for kind in dict.fromkeys([*HEADS, *kinds]))
+    keys = KeyTable("", (Rename("encoder", "encoder"), *renames))
+    architecture = Architecture(_NATIVE_CLASS, frozenset(kinds), own=True)
+    return HFConfig(raw, file, NATIVE, encoder, keys, architecture, heads)
 
 
 @dataclass(frozen=True)
@@ -414,21 +406,6 @@ class NativeConfig:
         if len(set(kinds)) < len(kinds):
             message = f"must hold at most one head of each kind, not {', '.join(kinds)}"
             raise ConfigError(message, where="heads")
-
-
-def native_architecture(heads: Iterable[Head]) -> Architecture:
-    """Return the stand-in for a class of transformers."""
-    return Architecture("bothways.Model", frozenset(head.kind for head in heads), own=True)
-
-
-def native_settings(config: EncoderConfig, heads: tuple[Head, ...]) -> dict[str, Any]:
-    """Return the content of `config.json`, without labels."""
-    return {
-        "architectures": [native_architecture(heads).name],
-        "model_type": NATIVE,
-        "dtype": "float32",
-        NATIVE: configs.to_dict(NativeConfig(config, heads)),
-    }
 
 
 def read_native(
