@@ -24,15 +24,10 @@ from bothways.model.config import EncoderConfig
 from bothways.model.heads import SpanHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
-from bothways.prediction.engine import (
-    PredictConfig,
-    evaluate_task,
-    grouped,
-    predict,
-    predict_encoded,
-)
+from bothways.prediction import engine
+from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from bothways.tasks.predictions import AnswerPrediction
-from bothways.tasks.question_answering.examples import ANYWHERE, Question, QuestionColumns
+from bothways.tasks.question_answering.examples import ANYWHERE, Question
 from bothways.tasks.question_answering.task import QuestionAnswerer, QuestionAnsweringTask
 from bothways.tasks.text_task import windows
 from bothways.text.tokenizer import Tokenizer
@@ -62,10 +57,8 @@ def test_questions_become_what_google_feeds(tmp_path):
     questions = make_questions(60)
     inputs = definition.encode(questions, tokenizer, (), 20)
     for example, item in zip(questions, inputs, strict=True):
-        query, context = (
-            [tokenizer.id(word) for word in text.split()]
-            for text in (example.question, example.context)
-        )
+        texts = example.question.split(), example.context.split()
+        query, context = ([tokenizer.id(word) for word in words] for words in texts)
         read = query[:5]
         begin = len(read) + 2  # of the context, behind [CLS] and [SEP]
         span = (-1, -1)
@@ -208,11 +201,9 @@ SCORES = [np.array(ROWS, dtype=np.float32)]
 def test_predictions_have_their_probabilities(tmp_path):
     task = make_task(tmp_path, QuestionAnsweringTask(n_best=4))
     found = task.decode(ONE, task.encode([ONE])[0], SCORES)
-    assert [(span.text, span.start, span.end, span.score) for span in found.spans] == [
-        ("ape bee ape", 0, 11, 6.5),
-        ("ape bee", 0, 7, 5.5),
-        ("ape", 8, 11, 5.5),
-    ]  # the fourth best is the other "ape" (4), which is that text again
+    spans = [(span.text, span.start, span.end, span.score) for span in found.spans]
+    # The fourth best is the other "ape" (4), which is that text again.
+    assert spans == [("ape bee ape", 0, 11, 6.5), ("ape bee", 0, 7, 5.5), ("ape", 8, 11, 5.5)]
     weights = np.exp([6.5, 5.5, 5.5])
     chances = [span.probability for span in found.spans]
     assert chances == pytest.approx((weights / weights.sum()).tolist())
@@ -275,9 +266,8 @@ def test_the_threshold_is_chosen_where_questions_have_no_answer(tmp_path):
 
 def test_settings_that_cannot_be_are_refused():
     for name in ("query", "stride", "longest", "n_best"):
-        changes: dict[str, Any] = {name: 0}
         with pytest.raises(ConfigError, match=rf"^{name}: must be at least 1, not 0"):
-            QuestionAnsweringTask(**changes)
+            QuestionAnsweringTask(**{name: 0})
     with pytest.raises(ConfigError, match=r"^dropout: the head of this task has none"):
         QuestionAnsweringTask().heads((), 0.1)
 
@@ -286,16 +276,6 @@ def test_what_no_answer_reaches():
     none, definition = Question("q", "dog", CONTEXT, (), True), QuestionAnsweringTask()
     assert definition.baseline([ONE, none, none, none]) == {"f1": 0.75, "em": 0.75, "f1_best": 0.75}
     assert definition.baseline([ONE]) == definition.baseline([none]) == {}
-
-
-def test_a_table_is_read_with_the_columns_asked_for(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"frage": "dog", "context": "ape", "answers": "ape"}\n')
-    asked = QuestionColumns(question="frage")
-    reading = QuestionAnsweringTask().read(str(tmp_path / "rows.jsonl"), asked)
-    assert reading.task == QuestionAnsweringTask(asked)
-    assert [question.question for question in reading.examples] == ["dog"]
-    again = reading.task.read(str(tmp_path / "rows.jsonl"), labelled=False)
-    assert [question.annotated for question in again.examples] == [False]
 
 
 @pytest.mark.parametrize(
@@ -318,11 +298,8 @@ def test_columns_of_other_names_are_found_in_files_and_in_rows(tmp_path, questio
 
 def test_each_context_is_tokenized_once(tmp_path, monkeypatch):
     task = make_task(tmp_path)
-    questions = [
-        Question(f"{n}", f"what {n}", context, (), True)
-        for n in range(4)
-        for context in ("the cat", "a dog runs")
-    ]
+    contexts = ["the cat", "a dog runs"] * 4
+    questions = [Question(f"{n}", f"what {n}", text, (), True) for n, text in enumerate(contexts)]
     seen, real = list[str](), Tokenizer.encode_with_offsets
 
     def counting(self: Tokenizer, texts: Any) -> Any:
@@ -335,7 +312,7 @@ def test_each_context_is_tokenized_once(tmp_path, monkeypatch):
     seen.clear()
     inputs = task.task.encode(questions, task.tokenizer, (), LENGTH)
     fresh = make_task(tmp_path)
-    assert len(predict_encoded(fresh, questions[::2], inputs[::2])) == 4
+    assert len(engine.predict_encoded(fresh, questions[::2], inputs[::2])) == 4
     assert sorted(seen) == ["a dog runs", "the cat"]
     # Though windows part the questions on one context.
     ordered = sorted(questions, key=lambda q: q.context)
@@ -351,14 +328,14 @@ def test_each_context_is_tokenized_once(tmp_path, monkeypatch):
 
 @given(st.lists(st.sampled_from(["", "a", "b"]), max_size=30), st.integers(1, 5))
 def test_windows_part_no_neighbours_that_share_something(items, size):
-    found = list(grouped(items, size, lambda item: item or None))
+    found = list(engine.grouped(items, size, lambda item: item or None))
     assert [item for window in found for item in window] == items
     for one, other in itertools.pairwise(found):
         assert other[0] == "" or other[0] != one[-1]
     for window in found:
         assert len(window) <= size or len({*window[size - 1 :]} - {""}) == 1
         assert len(window) >= size or window is found[-1]
-    assert all(len(window) == size for window in [*grouped(items, size)][:-1])
+    assert all(len(window) == size for window in [*engine.grouped(items, size)][:-1])
 
 
 def test_a_window_of_one_does_not_wait_for_the_next_item():
@@ -369,7 +346,7 @@ def test_a_window_of_one_does_not_wait_for_the_next_item():
             read.append(number)
             yield number
 
-    assert next(grouped(items(), 1)) == [0]
+    assert next(engine.grouped(items(), 1)) == [0]
     assert read == [0]
 
 

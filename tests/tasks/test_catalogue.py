@@ -86,10 +86,3 @@ def test_columns_of_a_row_are_those_that_are_named(task, row, columns, expected)
     values.pop(columns.context if isinstance(columns, QuestionColumns) else columns.text)
     with pytest.raises(DataError, match=r"input 3: has no column '(other|tokens)'"):
         task.example(values, columns, where="input 3")
-
-
-def test_a_row_that_is_not_clear_is_refused():
-    with pytest.raises(DataError, match=r"input 1: .* is the text \(x\); use text=NAME"):
-        ClassificationTask().example({"x": "good"}, where="input 1")
-    with pytest.raises(DataError, match="column 'text' holds int, not text"):
-        ClassificationTask().example({"text": 3})

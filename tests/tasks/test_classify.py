@@ -103,12 +103,6 @@ def test_scores_are_of_all_predictions_in_one_pass(tmp_path):
     assert 100 < of_two["loss"] < math.inf
 
 
-def test_what_cannot_be_scored_is_refused(tmp_path):
-    task = make_task(tmp_path)
-    with pytest.raises(DataError, match=r"^a\.tsv:3: label 'w' is not among"):
-        evaluate_task(task, [TextExample("ape", None, "w", "a.tsv:3")])
-
-
 def test_a_task_has_to_say_what_it_does(tmp_path):
     made, nothing, example = make_task(tmp_path), Task[TextExample, Any](), TextExample("ape")
     task: TaskModel[TextExample, Any] = TaskModel(nothing, made.model, made.tokenizer, (), 16)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from bothways.core.errors import DataError, Finding
-from bothways.data.text_io import read_lines
 from bothways.tasks.choice.task import ChoiceExample, ChoiceTask
 from bothways.tasks.classification.task import ClassificationTask
 from bothways.tasks.columns import unlabelled_marks
@@ -238,11 +237,6 @@ def test_a_file_that_is_no_table_of_texts_is_refused(name, content, message, tmp
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         rows_of(tmp_path / name)
-
-
-def test_a_nul_in_a_text_is_left_out(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"first\na long line with one \0 in it\n")
-    assert [text for _, text in read_lines(tmp_path / "a.txt")][1] == "a long line with one  in it"
 
 
 def test_columns_are_guessed_in_any_case_and_exactly_first(tmp_path):

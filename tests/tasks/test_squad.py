@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import lzma
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,39 +21,24 @@ CONTEXT = "The cat sat on the mat. The cat slept."
 
 
 def squad(*qas: Any, context: Any = CONTEXT) -> dict[str, Any]:
-    return {
-        "version": "v2.0",
-        "data": [{"title": "Cats", "paragraphs": [{"context": context, "qas": list(qas)}]}],
-    }
+    paragraphs = [{"context": context, "qas": list(qas)}]
+    return {"version": "v2.0", "data": [{"title": "Cats", "paragraphs": paragraphs}]}
 
 
 def write(file: Path, tree: Any) -> Path:
-    text = json.dumps(tree)
-    match file.suffix:
-        case ".gz":
-            file.write_bytes(gzip.compress(text.encode()))
-        case ".xz":
-            file.write_bytes(lzma.compress(text.encode()))
-        case _:
-            file.write_text(text, encoding="utf8")
+    compress = {".gz": gzip.compress, ".xz": lzma.compress}.get(file.suffix, bytes)
+    file.write_bytes(compress(json.dumps(tree).encode()))
     return file
 
 
 ANSWER = {"text": "cat", "answer_start": 4}
 FLEW = {"answers": [], "is_impossible": True, "plausible_answers": [ANSWER]}
+SAT = [ANSWER, {"text": "The cat", "answer_start": 0}]
+SLEPT = {"answers": [{**ANSWER, "answer_start": 28}], "is_impossible": False}
 TREE = squad(
-    {
-        "id": "a",
-        "question": "Who sat?",
-        "answers": [ANSWER, {"text": "The cat", "answer_start": 0}],
-    },
+    {"id": "a", "question": "Who sat?", "answers": SAT},
     {"id": "b", "question": "Who flew?", **FLEW},
-    {
-        "id": 3,
-        "question": "Who slept?",
-        "answers": [{**ANSWER, "answer_start": 28}],
-        "is_impossible": False,
-    },
+    {"id": 3, "question": "Who slept?", **SLEPT},
     {"id": "d", "question": "Who ran?", "answers": []},
     {"question": "Who?"},
 )
@@ -97,11 +83,10 @@ def test_rows_of_any_form(tmp_path, given, answers, impossible):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n" + json.dumps({**row, "id": "x"}) + "\n", encoding="utf8")
     reading = TASK.read(str(file), QuestionColumns(question="frage"))
-    expected = [
-        Question(id, "Who?", CONTEXT, answers, impossible, f"{file}:{id_line}")
-        for id, id_line in (("1", 1), ("x", 2))
-    ]
-    assert list(reading.examples) == expected
+    assert reading.task == QuestionAnsweringTask(QuestionColumns(question="frage"))
+    first, second = reading.examples
+    assert first == Question("1", "Who?", CONTEXT, answers, impossible, f"{file}:1")
+    assert second == replace(first, id="x", where=f"{file}:2")
     assert reading.share() == 1
 
 
@@ -111,20 +96,6 @@ def test_answers_in_arrays_as_pandas_reads_parquet():
     for answers in ({"text": texts, "answer_start": starts}, np.array([ANSWER], dtype=object)):
         question = QuestionAnsweringTask().example({**row, "answers": answers})
         assert question.answers == (("cat", 4),)
-
-
-def test_parquet_and_csv(tmp_path):
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    row = {"id": "a", "question": "Who?", "context": CONTEXT}
-    row |= {"answers": {"text": ["cat"], "answer_start": [4]}}
-    parquet.write_table(pa.Table.from_pylist([row]), tmp_path / "rows.parquet")
-    (tmp_path / "rows.csv").write_text(f"question,context,answers\nWho?,{CONTEXT},cat\n")
-    for name, start in (("rows.parquet", 4), ("rows.csv", -1)):
-        (question,) = TASK.read(str(tmp_path / name)).examples
-        assert (question.question, question.context) == ("Who?", CONTEXT)
-        assert question.answers == (("cat", start),)
 
 
 def test_questions_alone(tmp_path):
@@ -153,21 +124,15 @@ def test_questions_alone(tmp_path):
         (squad({"question": 3, "id": "a"}), r"paragraphs\[0\]:a: column 'question' holds int"),
         (squad({"question": "Who?", "id": "a"}, context=["x"]), r":a: column 'context' holds list"),
         (squad({"id": "a", "answers": []}), r":a: .* no column 'question'; it has id, context, "),
-        (
-            {"data": [{"paragraphs": [{"qas": [{"question": "Who?"}]}]}]},
-            r":1: the row has no column 'context'; it has id, question\n",
-        ),
+        ({"data": [{"paragraphs": [{"qas": [{"question": "Who?"}]}]}]}, r":1: .* no column 'context'"),
         (squad({"question": "Who?", "answers": 3}), r":1: answers of an unknown form: 3"),
         (squad({"question": "Who?", "answers": [3]}), r":1: answers of an unknown form: \[3\]"),
         (squad({"question": "Who?", "answers": {"text": ["a"], "answer_start": []}}), "of an unkn"),
         (squad({"question": "Who?", "answers": [{**ANSWER, "answer_start": True}]}), "of an unkn"),
         (squad({"question": "Who?", "is_impossible": "no"}), r":1: 'is_impossible' holds 'no'"),
-        (
-            squad({"question": "W \ud83d?", "id": "a"}),
-            r":a: .* 'question' holds U\+D83D at character 2",
-        ),
+        (squad({"question": "W \ud83d?", "id": "a"}), r":a: .* 'question' holds U\+D83D at character 2"),
     ],
-)
+)  # fmt: skip
 def test_strange_files_are_refused(tmp_path, tree, message):
     with pytest.raises(DataError, match=message):
         list(TASK.read(str(write(tmp_path / "bad.json", tree))).examples)
