@@ -187,15 +187,12 @@ class App:
                 return
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        exchange = Exchange.of(headers)
+        exchange = Exchange.of(scope["headers"])
         status, body, kind = 200, b"", "application/json"
         failure: RequestError | None = None
         stopped: asyncio.CancelledError | None = None
         try:
-            result = await self._result(scope, headers, receive, exchange)
+            result = await self._result(scope, receive, exchange)
             if isinstance(result, play.Page):
                 status, body, kind = result.status, result.body, result.kind
                 exchange.headers.update(result.headers)
@@ -229,7 +226,7 @@ class App:
         if requests_log.isEnabledFor(logging.INFO):
             requests_log.info(log_line(exchange, status, size, seconds))
 
-    def refuse_unread(self, exchange: Exchange, headers: Mapping[str, str]) -> RequestError | None:
+    def refuse_unread(self, exchange: Exchange) -> RequestError | None:
         """Return the refusal of a request before its body is read.
 
         None if it is to be read: it may have room, or another error comes first.
@@ -237,8 +234,8 @@ class App:
         if exchange.route not in self._posts:
             return None
         try:
-            self._check_host(headers)
-            self._check_key(headers)
+            self._check_host(exchange.request_headers)
+            self._check_key(exchange.request_headers)
         except RequestError:
             return None
         return self._no_room(exchange)
@@ -249,10 +246,9 @@ class App:
 
     # ---- routes ----
 
-    async def _result(
-        self, scope: Scope, headers: Mapping[str, str], receive: Receive, exchange: Exchange
-    ) -> Any:
+    async def _result(self, scope: Scope, receive: Receive, exchange: Exchange) -> Any:
         """Return a response: a page, or a value for JSON, maybe written already."""
+        headers = exchange.request_headers
         path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/") or "/"
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if sum(name == b"host" for name, _ in scope["headers"]) > 1:

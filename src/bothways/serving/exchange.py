@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class Exchange:
 
     Attributes:
         id: echoed in `x-request-id`.
+        request_headers: of the request, by names in lower case.
         route: for metrics: a path of the table, never one that a client made up.
         size: bytes of the body by its header; None if there is none.
         start: by `time.perf_counter`.
@@ -44,6 +45,7 @@ class Exchange:
     """
 
     id: str
+    request_headers: Mapping[str, str]
     size: int | None
     route: str = "unknown"
     start: float = field(default_factory=time.perf_counter)
@@ -56,13 +58,16 @@ class Exchange:
     headers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, headers: Mapping[str, str]) -> Exchange:
-        """Return the exchange that begins now, with the client's own id if it gives a fit one."""
-        request_id, length = headers.get("x-request-id", ""), headers.get("content-length", "")
-        return cls(
-            request_id if _ID.fullmatch(request_id) else uuid.uuid4().hex,
-            int(length) if length.isdecimal() else None,
-        )
+    def of(cls, raw: Iterable[tuple[bytes, bytes]]) -> Exchange:
+        """Return the exchange that begins now, with the client's own id if it gives a fit one.
+
+        Args:
+            raw: names and values of the headers.
+        """
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw}
+        id, length = headers.get("x-request-id", ""), headers.get("content-length", "")
+        id = id if _ID.fullmatch(id) else uuid.uuid4().hex
+        return cls(id, headers, int(length) if length.isdecimal() else None)
 
 
 class ClientLeft(Exception):

@@ -223,7 +223,7 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bound the size of what comes before a body, and the time it takes."""
-        if self._arriving is None and (self.cycle is None or self.cycle.response_complete):
+        if self._arriving is None and self._is_idle:
             self._expect_head()
         self._head_bytes += len(data)
         self._unset_keepalive_if_required()
@@ -263,7 +263,7 @@ class Connection(HttpToolsProtocol):
         One that has left altogether looks the same, until its system refuses some bytes: the
         interim answer is for these to be refused.
         """
-        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+        if self._is_idle or self.cycle.more_body:
             return False
         self.cycle.keep_alive = False
         if self.cycle.scope["http_version"] != "1.0" and not self.cycle.response_started:
@@ -287,9 +287,7 @@ class Connection(HttpToolsProtocol):
         if sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
             self._refuse("bad_request", _LONG_HEAD)
             raise ValueError(_LONG_HEAD)  # ends the parser
-        if self._arriving is not None:
-            self._arriving.cancel()
-            self._arriving = None
+        self._stop_waiting()
         self._unread = self._refused_unread()
         if self._unread is None:
             super().on_headers_complete()
@@ -307,9 +305,7 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
             return
         (exchange, error), self._unread = self._unread, None
-        if self._arriving is not None:  # the body came later than the headers
-            self._arriving.cancel()
-            self._arriving = None
+        self._stop_waiting()  # which began again with a body that came later than the headers
         close = not self.parser.should_keep_alive()
         size = self._write(error, {"x-request-id": exchange.id}, close=close)
         seconds = time.perf_counter() - exchange.start
@@ -319,18 +315,14 @@ class Connection(HttpToolsProtocol):
     def _refused_unread(self) -> tuple[Exchange, RequestError] | None:
         """Return a request that is refused, and why; None if it goes to the app."""
         app = self._app
-        is_first = (
-            self.cycle is None or self.cycle.response_complete
-        )  # none before it to be answered
-        if not is_first or self.expect_100_continue or not app.batcher.refusals:
+        if not self._is_idle or self.expect_100_continue or not app.batcher.refusals:
             return None
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in self.headers}
-        exchange = Exchange.of(headers)
+        exchange = Exchange.of(self.headers)
         exchange.route = self.url.partition(b"?")[0].decode("latin-1")
         short = exchange.size is not None and exchange.size <= SHORT_BODY
         if self.parser.get_method() != b"POST" or not short:
             return None
-        error = app.refuse_unread(exchange, headers)
+        error = app.refuse_unread(exchange)
         return None if error is None else (exchange, error)
 
     def pause_writing(self) -> None:
@@ -355,6 +347,16 @@ class Connection(HttpToolsProtocol):
         app = self.config.app
         assert isinstance(app, App)
         return app
+
+    @property
+    def _is_idle(self) -> bool:
+        """True if there is no request before to be answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _stop_waiting(self) -> None:
+        if self._arriving is not None:
+            self._arriving.cancel()
+            self._arriving = None
 
     def _expect_head(self) -> None:
         self._head_bytes = 0
@@ -470,18 +472,17 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         ResourceError: the port is taken, or the address is not one of this machine.
     """
+    bound = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind, protocol)
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-        except OSError:
-            bound.close()
-            raise
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except (OSError, UnicodeError) as error:  # the second for "a..b", which is no name of a host
+        if bound is not None:
+            bound.close()
         fix = "Choose another: --port PORT --host ADDRESS; --port 0 takes any that is free."
         message = f"cannot be listened on: {getattr(error, 'strerror', error)}"
         raise ResourceError(message, where=f"{host}:{port}", fix=fix) from error
