@@ -18,7 +18,7 @@ from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
-from bothways.data.masking import AnyToken, Masking, NGrams, Spans
+from bothways.data.masking import AnyToken, CorpusToken, Masking, NGrams, Spans
 from bothways.data.mixture import Corpora
 from bothways.data.segments import FullSentences, NextSentence
 from bothways.hub.model_folder import load_model
@@ -50,8 +50,6 @@ from bothways.pretraining.recipes import (
     RECIPES,
     albert,
     chosen_settings,
-    deberta,
-    electra,
     modern,
     roberta,
     settings_of,
@@ -78,19 +76,11 @@ from toy_animals import document
 from toy_training import metric_lines, stop_at
 
 SMALL = [
-    "encoder.depth=2",
-    "encoder.width=32",
-    "encoder.heads=2",
-    "encoder.intermediate_size=64",
-    "encoder.position.max_positions=64",
-    "training.until=2 steps",
-    "training.schedule.warmup=0.1",
-    "training.precision=fp32",
-    "batch.n=8",
-    "held_out=0.1",
-    "evaluation_tokens=400",
+    "encoder.depth=2", "encoder.width=32", "encoder.heads=2", "encoder.intermediate_size=64",
+    "encoder.position.max_positions=64", "training.until=2 steps", "training.precision=fp32",
+    "training.schedule.warmup=0.1", "batch.n=8", "held_out=0.1", "evaluation_tokens=400",
     "phases.0.length=48",
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -125,65 +115,60 @@ def test_modern_begins_with_short_sequences_and_small_updates_from_random_weight
     assert paper == dataclasses.replace(RECIPES["paper"](dropped), encoder=dropped, start="folder")
 
 
-def test_roberta_is_the_papers_base():
-    made = roberta(preset("roberta-base"))
-    assert (made.objective, made.batch, made.data_copies) == (MaskedLM(), ExampleBudget(8192), None)
-    assert [phase.length for phase in made.phases] == [512]
-    assert (made.training.until, made.training.clip_norm) == (Steps(500_000), None)
-    assert made.training.optimizer == AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01)
-    assert made.training.schedule == Linear(0.048)
-    assert made.encoder == preset("roberta-base")
+N_GRAMS = Masking(0.15, unit=NGrams(3), replacements=AnyToken())
+SPANS = Masking(
+    0.15, unit=Spans(stop=0.2, longest=10), replacements=CorpusToken(), decided_by="unit"
+)
+OF_PAPERS = {
+    "electra": (  # appendix A; google-research/electra, configure_pretraining.py
+        "electra-small", ReplacedTokens(generator=Narrower(0.25)), ExampleBudget(128),
+        Steps(1_000_000), BertAdam(lr=5e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+        GoogleLinear(0.01),
+    ),
+    "roberta": (
+        "roberta-base", MaskedLM(), ExampleBudget(8192), Steps(500_000),
+        AdamW(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, decay=0.01), Linear(0.048),
+    ),
+    "albert": (
+        "bert-base", MaskedLMSentenceOrder(masking=N_GRAMS), ExampleBudget(4096),
+        Steps(125_000), Lamb(lr=0.00176, betas=(0.9, 0.999), eps=1e-6, decay=0.01),
+        GoogleLinear(0.025),
+    ),
+    "spanbert": (  # sections 3.1 and 4.2: 256 × 512 tokens; sequences end with their document
+        "bert-large", MaskedLMSpanBoundary(FullSentences(cross=False), SPANS),
+        TokenBudget(131_072), Steps(2_400_000),
+        AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1), Linear(1 / 240),
+    ),
+    "deberta": (  # table 8
+        "deberta-large", MaskedLM(masking=N_GRAMS), ExampleBudget(2048), Steps(1_000_000),
+        AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01), Linear(0.01),
+    ),
+}  # fmt: skip
+"""A model, the objective, the batch, the length, the optimizer and the schedule."""
 
 
-def test_albert_is_the_public_codes():
-    made = albert(preset("albert-base-v2"))
-    masking = Masking(0.15, unit=NGrams(3), replacements=AnyToken())
-    assert made.objective == MaskedLMSentenceOrder(masking=masking)
-    assert (made.batch, made.data_copies) == (ExampleBudget(4096), 40)
-    assert (made.training.until, made.training.clip_norm) == (Steps(125_000), 1.0)
-    assert made.training.optimizer == Lamb(lr=0.00176, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
-    assert made.training.schedule == GoogleLinear(0.025)
-    dropped = albert(preset("bert-tiny")).encoder
-    assert (dropped.dropout.hidden, dropped.dropout.attention) == (0, 0)
+@pytest.mark.parametrize("recipe", OF_PAPERS)
+def test_a_recipe_is_its_papers(recipe):
+    model, *expected = OF_PAPERS[recipe]
+    made, encoder = RECIPES[recipe](preset(model)), preset(model)
+    training = made.training
+    settings = training.until, training.optimizer, training.schedule
+    assert [made.objective, made.batch, *settings] == expected
+    assert made.data_copies == (40 if recipe == "albert" else None)
+    assert made.phases == (PretrainPhase(128 if recipe == "electra" else 512),)
+    assert training.clip_norm == (None if recipe == "roberta" else 1.0)
+    if recipe == "albert":
+        dropout = dataclasses.replace(encoder.dropout, hidden=0.0, attention=0.0)
+        encoder = dataclasses.replace(encoder, dropout=dropout)
+    assert made.encoder == encoder
 
 
-def test_spanbert_is_the_papers():
-    """Section 4.2: 256 × 512 tokens, in sequences that end with their document; section 3.1."""
-    made = spanbert(preset("bert-large"))
-    assert isinstance(made.objective, MaskedLMSpanBoundary)
-    assert made.objective.segments == FullSentences(cross=False)
-    masking = made.objective.masking
-    assert (masking.rate, masking.decided_by) == (0.15, "unit")
-    assert masking.unit == Spans(stop=0.2, longest=10)
+def test_the_factor_of_replaced_tokens_is_electras():
+    assert (ReplacedTokens().replaced, ReplacedTokens().masking.rate) == (50, 0.15)
+
+
+def test_spans_have_the_mean_length_of_the_paper():
     assert round(float(Spans().lengths @ np.arange(1, 11)), 1) == 3.8
-    assert made.batch == TokenBudget(131_072)
-    assert (made.training.until, made.training.clip_norm) == (Steps(2_400_000), 1.0)
-    assert made.training.optimizer == AdamW(lr=1e-4, betas=(0.9, 0.999), eps=1e-8, decay=0.1)
-    assert made.training.schedule == Linear(1 / 240)
-
-
-@pytest.mark.parametrize("size", ["deberta-base", "deberta-large"])
-def test_deberta_is_the_papers(size):
-    """Table 8."""
-    made = deberta(preset(size))
-    assert made.encoder == preset(size)
-    assert (made.encoder.dropout.hidden, made.encoder.dropout.attention) == (0.1, 0.1)
-    masking = Masking(0.15, unit=NGrams(3), replacements=AnyToken())
-    assert (made.objective, made.batch) == (MaskedLM(masking=masking), ExampleBudget(2048))
-    assert (made.training.until, made.training.clip_norm) == (Steps(1_000_000), 1.0)
-    assert made.training.optimizer == AdamW(lr=2e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
-    assert made.training.schedule == Linear(0.01)
-
-
-def test_electra_is_the_small_size_of_the_paper_and_the_code():
-    """Appendix A; google-research/electra, configure_pretraining.py."""
-    made = electra(preset("electra-small"))
-    assert (made.objective.generator, made.objective.replaced) == (Narrower(0.25), 50)
-    assert made.objective.masking.rate == 0.15
-    assert (made.batch, [phase.length for phase in made.phases]) == (ExampleBudget(128), [128])
-    assert (made.training.until, made.training.clip_norm) == (Steps(1_000_000), 1.0)
-    assert made.training.optimizer == BertAdam(lr=5e-4, betas=(0.9, 0.999), eps=1e-6, decay=0.01)
-    assert made.training.schedule == GoogleLinear(0.01)
 
 
 @pytest.mark.parametrize("recipe", [roberta, albert, spanbert])
