@@ -22,7 +22,7 @@ from bothways.prediction.analysis.report import analyse, analysis_of
 from bothways.prediction.bulk.worker import part_content
 from bothways.prediction.engine import evaluate_task
 from bothways.prediction.predictor import Predictor
-from bothways.serving.shapes import PREDICTIONS, SCORED_LABELS
+from bothways.serving.shapes import PREDICTIONS
 from bothways.tasks.predictions import ClassPrediction
 from bothways.tasks.schemas import json_schema, prediction_type
 from bothways.training.optimizers import AdamW
@@ -87,7 +87,7 @@ def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path):
 
 def test_reports_files_and_routes_derive_from_its_declaration(tmp_path):
     prediction = ClassPrediction("before", 1, {"after": 0.25, "before": 0.75})
-    assert issubclass(prediction_type(RelationTask), SCORED_LABELS)
+    assert issubclass(prediction_type(RelationTask), ClassPrediction)
     assert json_schema(prediction_type(RelationTask)) == PREDICTIONS["classify"]
     assert part_content("parquet", [prediction], None, {}, ()).startswith(b"PAR1")
     tokenizer = make_tokenizer(tmp_path)
