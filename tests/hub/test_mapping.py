@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from bothways.core.batch import Batch, Layout
@@ -92,20 +91,6 @@ def test_no_two_parameters_share_memory(tmp_path, kind):
             assert torch.equal(named[other], value) == (other != name)
         with torch.no_grad():
             parameter.copy_(before[name])
-
-
-def test_shorter_numbers_become_fp32(tmp_path):
-    folder = saved(tmp_path / "model")
-    weights = open_weights(folder)
-    halves = {name: weights.read(name).to(torch.bfloat16) for name in weights.shapes}
-    save_file(halves, tmp_path / "halves")
-    (tmp_path / "halves").replace(folder / "model.safetensors")
-    model = load_model(folder).model
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert torch.equal(
-        model.encoder.embedding.token.weight,
-        halves["bert.embeddings.word_embeddings.weight"].float(),
-    )
 
 
 def test_files_that_are_overwritten_in_place_leave_the_model_as_it_was(tmp_path):

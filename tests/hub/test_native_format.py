@@ -196,14 +196,6 @@ def test_a_new_head_starts_at_random_where_it_is_asked_for(tmp_path):
     assert set(loaded.report.unused.values()) == {"the masked head was not requested"}
 
 
-def test_transformers_does_not_open_it(tmp_path):
-    from transformers import AutoModel
-
-    save_model(tmp_path / "model", Model(GEGLU, (MaskedHead(),)))
-    with pytest.raises(ValueError, match="bothways"):
-        AutoModel.from_pretrained(tmp_path / "model")
-
-
 def change(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
     def edit(raw: dict[str, Any]) -> None:
         for key in path[:-1]:
@@ -223,18 +215,10 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         lambda raw: raw.pop("bothways"),
         "bothways: must be an object with encoder and heads, not None",
     ),
-    "a list": (
-        change("bothways", to=[1]),
-        r"bothways: must be an object with encoder and heads, not \[1\]",
-    ),
     "no encoder": (change("bothways", to={}), rf"{ENCODER}: is missing"),
     "an unknown key": (
         at("encoder", "widht", to=8),
         rf"{ENCODER}\.widht: unknown key 'widht'; did you mean width\?",
-    ),
-    "a key within": (
-        at("encoder", "mlp", "dropuot", to=0.1),
-        rf"{ENCODER}\.mlp\.dropuot: .*did you mean dropout\?",
     ),
     "an unknown kind": (
         at("encoder", "order", to={"kind": "pots"}),
@@ -263,10 +247,6 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "a rule that is broken": (
         at("encoder", "heads", to=3),
         rf"{ENCODER}\.heads: width 8 cannot be divided among 3 heads",
-    ),
-    "sizes beyond all memory": (
-        at("encoder", "intermediate_size", to=2**31 - 1),
-        rf"{ENCODER}\.intermediate_size: must be at most 100,000,000",
     ),
     "layers without end": (
         at("encoder", "depth", to=2**31 - 1),

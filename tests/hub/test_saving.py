@@ -31,7 +31,7 @@ from bothways.hub.publish import push_to_hub
 from bothways.hub.resolve import resolve_run
 from bothways.model.config import EncoderConfig
 from bothways.model.families.family import Architecture
-from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
+from bothways.model.heads import LabelHead, MaskedHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.text.tokenizer import Tokenizer
@@ -190,24 +190,6 @@ def test_a_text_begins_and_ends_as_the_tokenizer_says(tmp_path):
     again = transformers.AutoConfig.from_pretrained(tmp_path / "ours")
     for id, use in ((2, "bos"), (1, "eos"), (4, "cls"), (5, "sep")):
         assert getattr(again, f"{use}_token_id") == getattr(theirs, f"{use}_token_id") == id
-
-
-@pytest.mark.parametrize("heads", [(MaskedHead(), LabelHead(2)), (PairHead(), LabelHead(2))])
-@torch.no_grad()
-def test_heads_without_a_class_are_saved_in_our_own_format(heads, tmp_path):
-    """BERT with heads that no class of transformers has together: our format, which says so."""
-    torch.manual_seed(3)
-    model = Model(own("Model").config, heads).eval()
-    architecture = save_model(tmp_path / "ours", model)
-    assert architecture.own
-    assert "transformers has no class" in format_note(tmp_path / "ours")
-    assert json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"] == "bothways"
-    card = (tmp_path / "ours" / "README.md").read_text()
-    assert "transformers has no class for this model and does not open the folder." in card
-    loaded = load_model(tmp_path / "ours").model
-    assert loaded.specification == model.specification
-    state = model.state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
 
 
 def test_outputs_that_do_not_fit_are_refused(tmp_path):
