@@ -151,7 +151,6 @@ def test_a_mistyped_preset_is_named(monkeypatch):
     ("name", "known", "head"),
     [
         ("electra-small-generator", "ElectraForMaskedLM", "masked LM head"),
-        ("electra-large-generator", "ElectraForMaskedLM", "masked LM head"),
         ("electra-small-discriminator", "ElectraForPreTraining", "replaced-token head"),
     ],
 )
@@ -191,14 +190,10 @@ def test_an_output_layer_of_its_own_is_counted(capsys, tmp_path):
     assert 'readout.output = "own"' in text
 
 
-@pytest.mark.parametrize(
-    "name", ["xlm-roberta-base", "albert-base-v2", "modernbert-base", "megatron-bert-345m", "gpt2"]
-)
+@pytest.mark.parametrize("name", ["albert-base-v2", "modernbert-base", "gpt2"])
 def test_the_lines_against_bert_make_the_model(capsys, name, tmp_path):
     text = described(capsys, name)
-    assert text.startswith(
-        f"{name}: a preset of {name.removesuffix('-base').removesuffix('-base-v2').removesuffix('-345m')},"
-    )
+    assert text.startswith(f"{name}: a preset of {name.partition('-')[0]},")
     lines = text.split("Against bert-base, as lines of a TOML file under [encoder]\n")[1].split(
         "\n\n"
     )[0]

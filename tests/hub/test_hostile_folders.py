@@ -109,13 +109,13 @@ def test_weights_whose_sum_overflows_are_finite(tmp_path):
 
 def test_many_empty_tensors_take_little_time():
     """As in a file with many tensors that no model has, and with old names next to new ones."""
-    names = [f"bert.encoder.layer.{at}.extra.weight" for at in range(20_000)]
-    names += [f"{at}.{kind}" for at in range(10_000) for kind in ("gamma", "weight")]
+    names = [f"bert.encoder.layer.{at}.extra.weight" for at in range(10_000)]
+    names += [f"{at}.{kind}" for at in range(5_000) for kind in ("gamma", "weight")]
     start = time.process_time()
     report = plan_loading(BERT.keys, {}, dict.fromkeys(names, (0,)), ())
     assert len(report.unused) == len(names)
     assert str(report)
-    assert time.process_time() - start < 6
+    assert time.process_time() - start < 3
 
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{at}" for at in range(20))]
@@ -216,7 +216,6 @@ FILES = [
     ("bothways.json", b'{"dropouts": {"labels": "a"}}', "bothways.json: labels must be a number"),
     ("model.safetensors", b"version https://git-lfs", "unresolved Git LFS pointer"),
     ("model.safetensors", 0.5, "model.safetensors: is not a complete safetensors"),
-    ("model.safetensors", 0.05, "is not a complete safetensors file"),
     ("model.safetensors", 0, "is not a complete safetensors file"),
     ("model.safetensors", None, "holds no weights: none of model.saf"),
     ("config.json", None, "is not a model folder: it has no config.json"),
@@ -281,7 +280,7 @@ def test_a_bad_index_of_shards_is_refused(index, message, folder):
     assert_refused(folder, message)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.99])
+@pytest.mark.parametrize("share", [0.02, 0.7, 0.99])
 @pytest.mark.parametrize("new", [True, False])
 def test_a_truncated_pickle_is_refused(share, new, tmp_path):
     folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
