@@ -86,24 +86,22 @@ def test_a_part_of_a_folder_of_sentence_transformers_is_refused(tokenizer, tmp_p
         bothways.average([tmp_path / "st"] * 2, tmp_path / "mean")
 
 
-@pytest.mark.parametrize("model", ["bert-tiny", "albert-base-v2", "modernbert-base"])
+@pytest.mark.parametrize("model", ["albert-base-v2", "modernbert-base"])
 def test_the_mean_of_a_runs_checkpoints_is_that_of_its_weights(corpus, tmp_path, model):
     shape = {"width": 16, "heads": 2, "depth": 3, "intermediate_size": 24, "embedding": None}
-    states = []
     run = bothways.pretrain(
-        corpus, model, "masked-lm", until="9 steps", out=tmp_path / "run",
-        on_event=lambda event: event.kind == "checkpoint" and states.append(event.progress.steps),
-        training={"save": "3 steps", "keep": {"last": 3}}, encoder=shape, phases=[{"length": 16}],
+        corpus, model, "masked-lm", until="3 steps", out=tmp_path / "run",
+        training={"save": "1 steps", "keep": {"last": 3}}, encoder=shape, phases=[{"length": 16}],
     )  # fmt: skip
     names = bothways.average(tmp_path / "run", tmp_path / "mean")
-    assert [name.rpartition("-")[2] for name in names] == ["3", "6", "9"]
+    assert [name.rpartition("-")[2] for name in names] == ["1", "2", "3"]
     mean = bothways.load_model(tmp_path / "mean").state_dict()
-    parts = [load_file(tmp_path / "run" / f"step-{n}" / "model.safetensors") for n in (3, 6, 9)]
+    parts = [load_file(tmp_path / "run" / f"step-{n}" / "model.safetensors") for n in (1, 2, 3)]
     for name in parts[0]:
         expected = np.mean([part[name].astype(np.float64) for part in parts], axis=0)
         actual = mean[name.removeprefix("model.")].numpy()
         assert np.array_equal(actual, expected.astype(np.float32)), name
-    last = bothways.average([tmp_path / "run/step-9", run.folder], tmp_path / "same")
+    last = bothways.average([tmp_path / "run/step-3", run.folder], tmp_path / "same")
     same = bothways.load_model(tmp_path / "same").state_dict()
     assert len(last) == 2
     assert all(torch.equal(same[name], value) for name, value in run.model.state_dict().items())
