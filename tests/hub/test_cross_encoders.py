@@ -64,7 +64,6 @@ LAYOUTS = {
     "4": {"sentence_transformers": {"activation_fn": IDENTITY, "version": "4.1.0"}},
     "5": {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
     "6": {},
-    "6 identity": {"activation_fn": torch.nn.Identity()},
     "6 all": {
         "activation_fn": torch.nn.Identity(),
         "max_length": 16,
