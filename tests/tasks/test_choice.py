@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, log_loss
 
 from bothways.core.errors import DataError
 from bothways.prediction.engine import evaluate_task, predict
@@ -23,12 +22,10 @@ def make_chooser(folder: Path, length: int = 16) -> Chooser:
 
 def test_every_choice_is_a_pair_as_classification_makes_it(tmp_path):
     tokenizer, examples = make_tokenizer(tmp_path), make_choices(30)
-    for example, made in zip(
-        examples, ChoiceTask().encode(examples, tokenizer, (), 12), strict=True
-    ):
-        pairs = ClassificationTask().encode(
-            [TextExample(example.context, end) for end in example.endings], tokenizer, (), 12
-        )
+    encoded = ChoiceTask().encode(examples, tokenizer, (), 12)
+    for example, made in zip(examples, encoded, strict=True):
+        texts = [TextExample(example.context, end) for end in example.endings]
+        pairs = ClassificationTask().encode(texts, tokenizer, (), 12)
         (sequence,) = made.sequences
         expected = [pair.sequences[0] for pair in pairs]
         assert sequence.ids.tolist() == [id for part in expected for id in part.ids]
@@ -40,25 +37,19 @@ def test_every_choice_is_a_pair_as_classification_makes_it(tmp_path):
     assert ChoiceTask().labels(examples) == ()
 
 
-def test_predictions_are_scored_as_by_sklearn(tmp_path):
+def test_scores_are_means_over_predictions(tmp_path):
     task, examples = make_chooser(tmp_path), make_choices(40, 2)
     alone = [made for _, made in predict(task, examples)]
     for example, made in zip(examples, alone, strict=True):
         assert made.index == int(np.argmax(made.probabilities))
         assert made.ending == example.endings[made.index]
         assert sum(made.probabilities) == pytest.approx(1)
-    found, right = evaluate_task(task, iter(examples)), [e.label for e in examples]
-    losses = [
-        log_loss([e.label], [m.probabilities], labels=range(len(e.endings)))
-        for e, m in zip(examples, alone, strict=True)
-    ]
-    assert found == pytest.approx(
-        {"accuracy": accuracy_score(right, [m.index for m in alone]), "loss": np.mean(losses)},
-        rel=1e-4,
-    )
+    found, pairs = evaluate_task(task, iter(examples)), list(zip(examples, alone, strict=True))
+    accuracy = np.mean([made.index == example.label for example, made in pairs])
+    loss = -np.mean([np.log(made.probabilities[example.label]) for example, made in pairs])
+    assert found == pytest.approx({"accuracy": accuracy, "loss": loss}, rel=1e-4)
     assert {*ChoiceTask().directions(())} == {*found}
-    grades = [task.grade(e, made) for e, made in zip(examples, alone, strict=True)]
-    assert np.mean(grades) == pytest.approx(found["accuracy"])
+    assert np.mean([task.grade(*pair) for pair in pairs]) == pytest.approx(accuracy)
 
 
 def test_what_cannot_be_scored_is_refused(tmp_path):
@@ -119,9 +110,8 @@ def test_columns_by_name_and_by_number(tmp_path):
     )
     asked = ChoiceColumns("1", None, ("2", "3", "4", "5"), "6")
     first, second = ChoiceTask().read(str(source), asked).examples
-    assert first == ChoiceExample(
-        "A boy runs. He", ("smiles", "falls", "sings", "eats"), 0, f"{source}:1"
-    )
+    endings = ("smiles", "falls", "sings", "eats")
+    assert first == ChoiceExample("A boy runs. He", endings, 0, f"{source}:1")
     assert second.label == 1
     assert len(list(ChoiceTask(asked).read(str(source)).examples)) == 2  # as in training
     assert str(asked) == "context = '1', endings = '2', '3', '4', '5', label = '6'"
@@ -153,11 +143,7 @@ NONE = ChoiceColumns()
         (SWAG | {"label": ".0"}, NONE, r"'label' holds '\.0', which is not the place"),
         (SWAG | {"ending1": 3}, NONE, r"a\.jsonl:1: column 'ending1' holds int, not text"),
         (SWAG | {"answer": 3}, NONE, "is the label .label, answer.; use label=NAME"),
-        (
-            SWAG | {"choices": ["a"]},
-            NONE,
-            "has the endings .choices, .* use task.columns.endings=NAME",
-        ),
+        (SWAG | {"choices": ["a"]}, NONE, "has the endings .choices, .* task.columns.endings=NAME"),
         ({"context": "c", "label": 1}, NONE, r"the endings \(context, label\)"),
         ({"text": "c", "endings": []}, NONE, r"the context \(text, endings\)"),
         ({"ctx": "c", "question": "c", "endings": []}, NONE, r"the context \(ctx, question\)"),

@@ -49,10 +49,10 @@ def make_relations(count: int, seed: int) -> list[RelationExample]:
 
 def test_a_task_and_a_head_of_ones_own_are_trained_and_predict(tmp_path):
     tokenizer, task = make_tokenizer(tmp_path), RelationTask()
-    train, dev = make_relations(400, 0), make_relations(60, 1)
+    train, dev = make_relations(200, 0), make_relations(60, 1)
     data = label(task, tokenizer, train, dev, LENGTH)
     training = dataclasses.replace(
-        finetune_adam(), until=Epochs(8.0), optimizer=AdamW(lr=3e-3), precision="fp32"
+        finetune_adam(), until=Epochs(8.0), optimizer=AdamW(lr=5e-3), precision="fp32"
     )
     method = FinetuneConfig(training, LENGTH, ExampleBudget(16), metric="accuracy")
     result = fit_task(CONFIG, data, method, device="cpu")

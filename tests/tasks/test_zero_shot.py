@@ -45,9 +45,8 @@ def pipeline_scores(folder: Path, labels: list[str], **options: Any) -> np.ndarr
     from transformers import pipeline
 
     found = pipeline("zero-shot-classification", str(folder))(TEXTS, labels, **options)
-    return np.array(
-        [[row["scores"][row["labels"].index(label)] for label in labels] for row in found]
-    )
+    scores = [dict(zip(row["labels"], row["scores"], strict=True)) for row in found]
+    return np.array([[row[label] for label in labels] for row in scores])
 
 
 @pytest.mark.parametrize(
@@ -70,15 +69,10 @@ def test_probabilities_are_those_of_transformers(nli, options, candidates):
 
 
 @pytest.mark.parametrize(
-    "labels",
-    [
-        ("entailment", "neutral", "contradiction"),
-        ("entailment", "not_entailment"),
-        ("neutral", "entailment", "contradiction"),
-    ],
+    "labels", [("entailment", "not_entailment"), ("neutral", "entailment", "contradiction")]
 )
 def test_contradiction_is_found_by_its_name(tmp_path, labels):
-    """The pipeline takes the first output, or the last: in the last of these orders, neutral."""
+    """The pipeline takes the first output, or the last: in the second of these orders, neutral."""
     folder = nli_folder(tmp_path / "bert", labels)
     opposite = next(label for label in labels if label[:3] in ("con", "not"))
     pairs = [(text, f"This example is {name}.") for text in TEXTS[:-1] for name in CANDIDATES]
@@ -133,10 +127,9 @@ def test_server_answers_the_client_of_hugging_face(nli, tmp_path):
         import httpx
 
         answers = httpx.post(f"{url}/models/nli", json=ask).json()
-        assert [[item["label"] for item in row] for row in answers] == [
-            sorted(row.probabilities, key=lambda n: -row.probabilities[n])
-            for row in bothways.load(nli, labels="good, rain")(TEXTS[:2])
-        ]
+        rows = [row.probabilities for row in bothways.load(nli, labels="good, rain")(TEXTS[:2])]
+        expected = [sorted(row, key=lambda name: -row[name]) for row in rows]
+        assert [[item["label"] for item in row] for row in answers] == expected
         for model, parameters in (
             ("other", {"candidate_labels": ["good"]}),
             ("nli", {"candidate_labels": []}),
