@@ -19,7 +19,7 @@ from bothways.serving.errors import STATUS, Limits, RequestError
 from bothways.serving.exchange import json_object, read_body
 from bothways.serving.routes import ROUTES
 from bothways.serving.run import named_models
-from running_server import running
+from running_server import connect, exchange, running
 from toy_folder import make_folder
 from toy_predictors import predictor
 
@@ -60,53 +60,43 @@ def code(response: httpx.Response) -> tuple[int, str]:
         b"[" * 5000,
         b'{"inputs": ' + b"9" * 5000 + b"}",
         b"\xef\xbb\xbf{}",
+        b'{"inputs": 1e400}',
+        b'{"inputs": ' + b'{"a":' * 2000 + b"1" + b"}" * 2000 + b"}",
+        b'{"inputs": {"text": {"text": "a"}}}',
+        b'{"' + b"k" * 19_000 + b'": 1}',
+        b"[]",
+        b'"a"',
     ],
 )
-def test_bodies_that_are_not_json(url, body):
-    status, name = code(httpx.post(f"{url}/classify", content=body, headers=JSON))
-    assert status in (400, 422)
-    assert name in ("invalid_json", "invalid")
-
-
-@pytest.mark.parametrize("body", [[], "a", 1])
-def test_bodies_that_are_no_object(url, body):
-    assert code(httpx.post(f"{url}/classify", json=body)) == (400, "bad_request")
+def test_bodies_that_are_no_json_object_of_fields(url, body):
+    response = httpx.post(f"{url}/classify", content=body, headers=JSON)
+    assert code(response) in {(400, "invalid_json"), (400, "bad_request"), (422, "invalid")}
+    assert len(response.content) < 2000  # what was sent is not sent back
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/classify", {}),
-        ("/classify", {"inputs": None}),
-        ("/classify", {"inputs": 1}),
         ("/classify", {"inputs": [1]}),
         ("/classify", {"inputs": ["a", ["b"]]}),
-        ("/classify", {"inputs": "a", "truncate": 1}),
-        ("/classify", {"inputs": "a", "model": 1}),
         ("/answer", {"inputs": "a"}),
         ("/answer", {"inputs": {"question": 1, "context": "a"}}),
         ("/choice", {"inputs": {"context": "a", "endings": "b"}}),
         ("/fill", {"inputs": "no mask"}),
         ("/tag", {"inputs": {"words": "a b", "tags": 3}}),
-        ("/embed", {"inputs": {"a": 1}}),
-        ("/embed", {"inputs": "a", "dimensions": 0}),
-        ("/embed", {"inputs": "a", "dimensions": True}),
         ("/embed", {"inputs": "a", "dimensions": 1.5}),
         ("/embed", {"inputs": "a", "dimensions": 10**30}),
-        ("/embed", {"inputs": "a", "normalize": "yes"}),
         ("/embed", {"inputs": "a", "prompt_name": "query"}),
         ("/v1/embeddings", {"input": [[-1]], "model": "embed"}),
         ("/v1/embeddings", {"input": [[True]], "model": "embed"}),
         ("/v1/embeddings", {"input": "a", "model": "embed", "encoding_format": "hex"}),
         ("/similarity", {"inputs": {"source_sentence": "a", "sentences": "b"}}),
-        ("/rerank", {"query": "a", "documents": "b"}),
         ("/rerank", {"query": "a", "documents": [1]}),
         ("/rerank", {"query": "a", "texts": ["b"], "top_n": -1}),
         ("/models/fill", {"inputs": "[MASK]", "parameters": {"top_k": 100}}),
         ("/models/tag", {"inputs": "a", "parameters": {"aggregation_strategy": "sum"}}),
-        ("/models/classify", {"inputs": "a", "parameters": []}),
         ("/models/classify", {"inputs": "a", "truncate": False, "parameters": {"truncate": 3}}),
-        ("/v1/embeddings", {"input": 7, "model": "embed"}),
         ("/", {"inputs": "a"}),
     ],
 )
@@ -126,7 +116,6 @@ def test_fields_of_the_wrong_kind(url, path, body):
         ("/likelihood", {"inputs": "film " * 30}, (413, "too_many_tokens")),
         ("/classify", {"inputs": "a", "model": "../etc"}, (404, "model_not_found")),
         ("/models/%2e%2e%2fetc/classify", {"inputs": "a"}, (404, "model_not_found")),
-        ("/models/x/classify", {"inputs": "a"}, (404, "model_not_found")),
         ("/tag", {"inputs": "a", "model": "embed"}, (422, "wrong_task")),
         ("/nothing", {}, (404, "not_found")),
         ("/info", {}, (405, "method_not_allowed")),
@@ -153,10 +142,7 @@ def test_long_texts_are_cut_and_counted(url):
     assert (response.status_code, response.headers["x-truncated"]) == (200, "1")
 
 
-def test_media_types_methods_and_heads(url):
-    for headers in ({"content-type": "text/plain"}, JSON | {"content-encoding": "gzip"}):
-        response = httpx.post(f"{url}/classify", content=b'{"inputs": "a"}', headers=headers)
-        assert code(response) == (415, "unsupported_media_type")
+def test_methods_and_heads(url):
     for method in ("GET", "PUT", "OPTIONS", "DELETE", "BREW"):
         try:
             response = httpx.request(method, f"{url}/classify")
@@ -176,57 +162,35 @@ def test_request_ids_are_echoed_only_if_they_are_plain(url):
     assert len(odd) == 32
 
 
-def exchange(url: str, *parts: bytes, pause: float = 0.0, patience: float = 5.0) -> bytes:
-    """What a server sends for raw bytes, until it closes the connection."""
-    host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=patience) as connection:
-        try:
-            for part in parts:
-                connection.sendall(part)
-                time.sleep(pause)
-            received = b""
-            while data := connection.recv(65536):
-                received += data
-        except (ConnectionResetError, BrokenPipeError):
-            return b""
-    return received
+HEAD = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+CHUNK = b"1e8480\r\n" + b" " * 2_000_000 + b"\r\n"
 
 
-def test_large_bodies_are_refused_before_they_are_read(url):
-    head = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
-    announced = exchange(url, head + b"content-length: 30000\r\n\r\n")
-    assert b" 413 " in announced.splitlines()[0]
-    assert b"body_too_large" in announced
-    chunk = b"2000\r\n" + b" " * 0x2000 + b"\r\n"
-    chunked = exchange(url, head + b"transfer-encoding: chunked\r\n\r\n", *[chunk] * 4)
-    assert b"body_too_large" in chunked
-    waits = head + b"expect: 100-continue\r\ncontent-length: 30000\r\n\r\n"
-    assert exchange(url, waits).startswith(b"HTTP/1.1 413 ")
-
-
-def test_a_client_that_sends_too_much_sees_why(url):
-    """Its connection is not reset while it sends, before it reads the answer."""
-    head = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
-    announced = head + b"content-length: 8000000\r\n\r\n"
-    chunk = b"1e8480\r\n" + b" " * 2_000_000 + b"\r\n"
-    for parts in (
-        (announced, b" " * 8_000_000),
-        (head + b"transfer-encoding: chunked\r\n\r\n", *[chunk] * 4, b"0\r\n\r\n"),
-    ):
-        answer = exchange(url, *parts)
-        assert answer.startswith(b"HTTP/1.1 413 ")
-        assert b"body_too_large" in answer
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (HEAD + b"content-length: 30000\r\n\r\n",),
+        (HEAD + b"expect: 100-continue\r\ncontent-length: 30000\r\n\r\n",),
+        (HEAD + b"content-length: 8000000\r\n\r\n", b" " * 8_000_000),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n", *[CHUNK] * 4, b"0\r\n\r\n"),
+    ],
+    ids=["announced", "waits", "sent", "chunks"],
+)
+def test_large_bodies_are_refused_and_their_clients_see_why(url, parts):
+    """The connection is not reset while a client sends, before it reads the answer."""
+    answer = exchange(url, *parts)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"body_too_large" in answer
 
 
 def test_slow_clients_have_a_deadline(url):
-    slow_head = exchange(url, b"POST /classify HTTP/1.1\r\nhost: a\r\n", patience=3)
+    slow_head = exchange(url, b"POST /classify HTTP/1.1\r\nhost: a\r\n")
     assert b" 408 " in slow_head.splitlines()[0]
     assert b"head_seconds" in slow_head
-    assert exchange(url, patience=3) == b""  # an idle connection is closed
-    head = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
-    slow_body = exchange(url, head + b"content-length: 20\r\n\r\n{", patience=3)
+    assert exchange(url) == b""  # an idle connection is closed
+    slow_body = exchange(url, HEAD + b"content-length: 20\r\n\r\n{")
     assert b"body_seconds" in slow_body
-    drops = exchange(url, *[b"GET / HTTP/1.1\r\nx: y\r\n"] + [b"z"] * 6, pause=0.1, patience=3)
+    drops = exchange(url, *[b"GET / HTTP/1.1\r\nx: y\r\n"] + [b"z"] * 4, pause=0.1)
     assert drops == b"" or b" 408 " in drops.splitlines()[0]
 
 
@@ -247,18 +211,6 @@ def test_bytes_that_are_no_http(url, raw):
     status = received.split(b" ", 2)[1] if received else b""
     assert status in (b"", b"400", b"408")
     assert httpx.get(f"{url}/ready").status_code == 200
-
-
-def test_http_1_0_pipelining_and_expect(url):
-    assert b" 200 " in exchange(url, b"GET /live HTTP/1.0\r\n\r\n").splitlines()[0]
-    both = b"GET /live HTTP/1.1\r\nhost: a\r\n\r\nGET /ready HTTP/1.0\r\n\r\n"
-    assert exchange(url, both).count(b'"status"') == 2
-    body = json.dumps({"inputs": "a"}).encode()
-    head = (
-        b"POST /classify HTTP/1.0\r\nexpect: 100-continue\r\ncontent-type: application/json\r\n"
-        b"content-length: " + str(len(body)).encode() + b"\r\n\r\n"
-    )
-    assert b'"probabilities"' in exchange(url, head, body) or exchange(url, head + body)
 
 
 def status_of(call: Callable[[], object]) -> int:
@@ -363,8 +315,7 @@ def test_keys_and_hosts(application):
 def test_connections_have_a_limit(application):
     few = app({"embed": application.models.named("embed").predictor}, limits=Limits(connections=2))
     with running(few) as url:
-        host, port = url.removeprefix("http://").split(":")
-        held = [socket.create_connection((host, int(port))) for _ in range(2)]
+        held = [connect(url) for _ in range(2)]
         time.sleep(0.1)
         refusal = exchange(url, b"")
         assert b"overloaded" in refusal

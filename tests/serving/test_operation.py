@@ -1,13 +1,13 @@
 """A server in operation: its log, its signals, spans, and the digest of a folder."""
 
+import json
 import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.provenance import digest_of_model
 from bothways.model.heads import LabelHead, PoolerHead, TagHead
 from bothways.model.model import Model
+from bothways.serving import run
 from bothways.serving.app import requests_log
-from bothways.serving.run import Deployment, NamedModel, bind, run_server, url_of
+from running_server import wait_for
 from toy_folder import make_folder
 
 
@@ -46,36 +47,49 @@ def write(folder: Path, base: Path, seed: int, head: Any = None, scale: float = 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_server_that_has_ended_leaves_the_loggers_as_they_were(number, base, tmp_path, capsys):
+def test_a_signal_ends_the_command_after_the_requests_under_way(
+    number, base, tmp_path, monkeypatch, capsys
+):
     names = ("bothways.serving", "uvicorn.error", requests_log.name)
     loggers = [logging.getLogger(name) for name in names]
 
     def states() -> list[object]:
         return [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
 
-    before = states()
-    deployment = Deployment({"films": NamedModel(str(write(tmp_path / "films", base, 1)))})
-    opened = threading.Event()
+    before, text = states(), "the film is good"
+    lines: list[Any] = []
+    monkeypatch.setenv("BOTHWAYS_API_KEY", "secret")
+    pool = ThreadPoolExecutor(1)
 
-    def connect() -> None:
-        """Be accepted as soon as the server says that it is there."""
-        socket.create_connection(bound.getsockname(), timeout=20).close()
-        opened.set()
+    def ask() -> list[int]:
+        """The statuses of requests before the signal and after it."""
+        url = lines[0].split(" on ")[1].split(",")[0]
+        with httpx.Client(base_url=url, headers={"x-api-key": "secret"}, timeout=60) as client:
 
-    def stop() -> None:
-        """Ask once, then send the signal, without which the server never ends."""
-        assert opened.wait(90)
-        try:
-            httpx.get(f"{url_of(bound)}/live", timeout=60)
-        finally:
-            os.kill(os.getpid(), number)
+            def classify() -> int:
+                return client.post("/classify", json={"inputs": text}).status_code
 
-    with bind("127.0.0.1", 0) as bound:
-        asking = threading.Thread(target=stop)
-        asking.start()
-        run_server(deployment.app(), bound, deployment, opened=connect)
-        asking.join()
-    assert '"route":"/live"' in capsys.readouterr().err
+            try:
+                wrong = httpx.post(f"{url}/classify", json={"inputs": "a"}, timeout=60)
+                early = [client.get("/ready").status_code, classify(), wrong.status_code]
+            finally:
+                os.kill(os.getpid(), number)  # else the server never ends
+            wait_for(lambda: client.get("/ready").status_code == 503)
+            return [*early, classify()]
+
+    def print_line(line: str) -> None:
+        lines.append(line)
+        lines.append(pool.submit(ask))
+
+    monkeypatch.setattr(run, "print_line", print_line)
+    folder = write(tmp_path / "films", base, 1)
+    cli(["serve", str(folder), "--port", "0", "--drain-delay", "0.5"], result_action="return_value")
+    assert lines[0].startswith("serving films (classify) on http://127.0.0.1:")
+    assert lines[1].result() == [200, 200, 401, 200]
+    log = capsys.readouterr().err
+    assert {json.loads(row)["status"] for row in log.splitlines()} == {200, 401, 503}
+    assert text not in log
+    assert "secret" not in log
     assert states() == before
     requests_log.info({"event": "later"})
     assert capsys.readouterr().err == ""

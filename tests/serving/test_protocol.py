@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import httpx
 import pytest
 
 from bothways.serving.app import App, app
+from running_server import connect, exchange, wait_for
 from toy_predictors import TEXTS, predictor
 
 FOREIGN = Path(__file__).parent / "foreign"
@@ -37,21 +36,6 @@ def head(*lines: str, version: str = "1.1", length: int | None = len(BODY.encode
     sized = [] if length is None else [f"content-length: {length}"]
     first = [f"POST /classify HTTP/{version}", "host: localhost", "content-type: application/json"]
     return "\r\n".join([*first, *sized, *lines, "", ""]).encode()
-
-
-def exchange(url: str, *parts: bytes, close: bool = False, pause: float = 0.0) -> bytes:
-    """What a server sends for bytes, until it closes; `close` ends what the client sends."""
-    host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        for part in parts:
-            connection.sendall(part)
-            time.sleep(pause)
-        if close:
-            connection.shutdown(socket.SHUT_WR)
-        received = b""
-        while data := connection.recv(65536):
-            received += data
-    return received
 
 
 def chunked(body: bytes, size: int = 16) -> bytes:
@@ -84,10 +68,10 @@ def test_offers_of_other_protocols_keep_the_body(lines, pieces, url, answer):
 def test_an_offer_is_declined_for_each_request_of_a_connection(url, answer):
     offer = head("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AA")
     last = head("connection: close") + BODY.encode()
-    received = exchange(url, offer + BODY.encode(), last, pause=0.2)
+    received = exchange(url, offer + BODY.encode(), last, pause=0.05)
     assert received.count(answer) == 2
     get = b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
-    assert exchange(url, get, last, pause=0.2).count(b"HTTP/1.1 200 ") == 2
+    assert exchange(url, get, last, pause=0.05).count(b"HTTP/1.1 200 ") == 2
     assert b" 405 " in exchange(url, b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n").splitlines()[0]
 
 
@@ -108,10 +92,11 @@ def test_bodies_in_chunks_with_patience_and_uncompressed(url, answer):
     assert exchange(url, long).count(b'"label"') == 300
 
 
-def test_compressed_bodies_and_other_charsets_are_refused(url):
+def test_compressed_bodies_and_other_media_types_are_refused(url):
     for headers, allowed in (
         ({**JSON, "content-encoding": "gzip"}, "identity"),
         ({"content-type": "application/json; charset=latin-1"}, None),
+        ({"content-type": "text/plain"}, None),
     ):
         response = httpx.post(f"{url}/classify", content=BODY.encode(), headers=headers)
         assert response.status_code == 415
@@ -131,22 +116,12 @@ def test_a_client_that_sends_no_more_gets_its_answers(url, answer):
 
 
 def test_a_client_that_has_left_is_not_computed_for(application, url):
-    host, port = url.removeprefix("http://").split(":")
-    computing = application.batcher
     texts = json.dumps({"inputs": [f"{TEXTS[0]} {n}" for n in range(2000)]}).encode()
-    with socket.create_connection((host, int(port))) as connection:
+    with connect(url) as connection:
         connection.sendall(head(length=len(texts)) + texts)
-        until = time.monotonic() + 20
-        while not (before := computing.queued_tokens):
-            assert time.monotonic() < until
-            time.sleep(0.005)
-    until = time.monotonic() + 20
-    while computing.queued_tokens:
-        assert time.monotonic() < until
-        time.sleep(0.005)
-    assert before > 5000
-    text = httpx.get(f"{url}/metrics").text
-    assert 'status="499"' in text
+        wait_for(lambda: application.batcher.queued_tokens > 5000)
+    wait_for(lambda: application.batcher.queued_tokens == 0)
+    assert 'status="499"' in httpx.get(f"{url}/metrics").text
 
 
 def test_several_hosts_are_refused(url):

@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +15,7 @@ from bothways.serving import run
 from bothways.serving.app import App, app
 from bothways.serving.batcher import Batcher
 from bothways.serving.run import Deployment, NamedModel
-from running_server import running
+from running_server import running, wait_for
 from toy_folder import make_folder
 from toy_predictors import TASKS, predictor
 
@@ -123,16 +122,21 @@ def test_a_fault_of_the_queue_costs_one_request(application, url, monkeypatch):
     assert application.batcher.queued_tokens == 0
 
 
-def test_a_tokenizer_that_panics_fails_its_request_alone(application, url, monkeypatch):
+@pytest.mark.parametrize("kind", [Panic, RuntimeError])
+def test_a_tokenizer_that_fails_fails_its_request_alone(
+    kind, application, url, monkeypatch, caplog
+):
     def fail(*_: Any) -> Any:
-        raise Panic
+        raise kind("secret of the tokenizer")
 
     for text in ("a", "a " * 5000):  # in the event loop, and in a thread
         with monkeypatch.context() as patch:
             patch.setattr(application.models.named("regress").task_model, "encode", fail)
             response = httpx.post(f"{url}/regress", json={"inputs": [text, "b"]}, timeout=20)
-        assert response.status_code == 500
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "internal")
+        assert "secret" not in response.text
         assert classify(url).status_code == 200
+    assert "secret of the tokenizer" in caplog.text
 
 
 def test_liveness_fails_while_a_batch_is_stuck(application, url, monkeypatch):
@@ -154,9 +158,7 @@ def test_liveness_fails_while_a_batch_is_stuck(application, url, monkeypatch):
         assert live(url) == 500
         go_on.set()
         assert answer.result().status_code == 200
-    until = time.monotonic() + 20
-    while live(url) != 200:  # the answer is sent before the batch has ended
-        assert time.monotonic() < until
+    wait_for(lambda: live(url) == 200)  # the answer is sent before the batch has ended
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
