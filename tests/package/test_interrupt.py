@@ -20,21 +20,17 @@ def as_at_the_start() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_ctrl_c_ends_with_130(monkeypatch, capsys):
+def import_error() -> ImportError:
+    """As a package written in C raises it, which Ctrl-C interrupts."""
+    error = ImportError("initialization failed")
+    error.__cause__ = KeyboardInterrupt()
+    return error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), import_error()], ids=repr)
+def test_ctrl_c_ends_with_130(error, monkeypatch, capsys):
     def interrupted(*words: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("bothways.cli.inspection._find", interrupted)
-    monkeypatch.setattr("sys.argv", ["bothways", "describe", "bert-base"])
-    with pytest.raises(SystemExit) as status:
-        cli.main()
-    assert status.value.code == cli.INTERRUPTED
-    assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_ctrl_c_while_a_package_written_in_c_is_imported_is_no_traceback(monkeypatch, capsys):
-    def interrupted(*words: object) -> None:
-        raise ImportError("initialization failed") from KeyboardInterrupt()
+        raise error
 
     monkeypatch.setattr("bothways.cli.inspection._find", interrupted)
     monkeypatch.setattr("sys.argv", ["bothways", "describe", "bert-base"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,11 +84,8 @@ def test_a_run_extends_the_context_and_opens_in_transformers(corpus, tmp_path):
     assert seen[2] < seen[1] == pytest.approx(3e-4)
     reference = transformers.AutoModelForMaskedLM.from_pretrained(run.folder).eval()
     assert isinstance(reference, transformers.ModernBertForMaskedLM)
-    rope = reference.config.rope_parameters
-    assert [rope[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention")] == [
-        160_000,
-        10_000,
-    ]
+    thetas = {kind: rope["rope_theta"] for kind, rope in reference.config.rope_parameters.items()}
+    assert thetas == {"full_attention": 160_000, "sliding_attention": 10_000}
     model = load_model(run.folder, (MaskedHead(),)).model.eval()
     assert equal(model, run.model)
     batch = corpus.tokenizer.batch(["the cat sleeps in the house"])
@@ -98,27 +96,18 @@ def test_a_run_extends_the_context_and_opens_in_transformers(corpus, tmp_path):
 
 def test_a_phase_computes_with_its_bases(corpus):
     """A run in one phase equals one of an encoder with these bases."""
-    phases = [
-        {"length": 32, "share": 0.5, "bases": [100.0, 50.0]},
-        {"length": 32, "share": 0.5, "bases": [100.0, 50.0]},
-    ]
-    options = {
-        "objective": "masked-lm",
-        "until": "6 steps",
-        "batch": {"kind": "examples", "n": 8},
-        "precision": "fp32",
-    }
-    changed = bothways.pretrain(corpus, small(), phases=phases, **options).model
+
+    def trained(shape: EncoderConfig, **bases: list[float]) -> bothways.Model:
+        return bothways.pretrain(
+            corpus, shape, "masked-lm", until="6 steps", batch={"kind": "examples", "n": 8},
+            phases=[{"length": 32, "share": 0.5, **bases}] * 2, precision="fp32",
+        ).model  # fmt: skip
+
+    changed = trained(small(), bases=[100.0, 50.0])
     position = dataclasses.replace(small().position, bases=(100.0, 50.0))
-    plain = bothways.pretrain(
-        corpus, small(position=position), phases=[{"length": 32, "share": 0.5}] * 2, **options
-    ).model
     assert changed.config.position == changed.encoder.config.position == position
-    assert equal(changed, plain)
-    other = bothways.pretrain(
-        corpus, small(), phases=[{"length": 32, "share": 0.5}] * 2, **options
-    ).model
-    assert not equal(changed, other)
+    assert equal(changed, trained(small(position=position)))
+    assert not equal(changed, trained(small()))
 
 
 def run_with_bases(corpus, folder, **options) -> bothways.Model:
@@ -130,8 +119,15 @@ def run_with_bases(corpus, folder, **options) -> bothways.Model:
     ).model  # fmt: skip
 
 
-def test_a_run_that_ends_in_a_phase_resumes_with_its_bases(corpus, tmp_path):
-    whole = run_with_bases(corpus, tmp_path / "whole").state_dict()
+@pytest.fixture(scope="module")
+def with_bases(corpus, tmp_path_factory) -> tuple[Path, bothways.Model]:
+    """A run, and the model at its end."""
+    folder = tmp_path_factory.mktemp("bases") / "run"
+    return folder, run_with_bases(corpus, folder)
+
+
+def test_a_run_that_ends_in_a_phase_resumes_with_its_bases(corpus, with_bases, tmp_path):
+    whole = with_bases[1].state_dict()
     for steps in (3, 5):
         folder = tmp_path / f"cut-{steps}"
         with pytest.raises(InterruptedError):
@@ -140,11 +136,10 @@ def test_a_run_that_ends_in_a_phase_resumes_with_its_bases(corpus, tmp_path):
         assert all(torch.equal(again[name], value) for name, value in whole.items()), steps
 
 
-def test_an_inspected_step_has_the_bases_of_its_phase(corpus, tmp_path):
+def test_an_inspected_step_has_the_bases_of_its_phase(corpus, with_bases):
     """The first step of a phase, too, which no step of that phase precedes."""
-    run_with_bases(corpus, tmp_path / "run")
     for step in (3, 4, 5):
-        inspected = repeat_step(tmp_path / "run", step, corpus)
+        inspected = repeat_step(with_bases[0], step, corpus)
         read = inspected.sequences
         counts = [sum("masked" in token.targets for token in item.read.tokens) for item in read]
         losses = [item.losses["masked"] for item in read]
@@ -154,19 +149,14 @@ def test_an_inspected_step_has_the_bases_of_its_phase(corpus, tmp_path):
 
 
 def test_bases_of_an_encoder_without_rotary_positions_are_refused(corpus):
-    with pytest.raises(ConfigError, match=r"phases\.0\.bases: are of rotary positions, .* learned"):
-        bothways.pretrain(
-            corpus,
-            "bert-tiny",
-            "masked-lm",
-            until="1 steps",
-            phases=[{"length": 16, "bases": [10.0]}],
-        )
-    for wrong, where in (({"bases": [0.5]}, "position.bases"), ({"rate": 0.0}, r"phases\.0\.rate")):
-        with pytest.raises(ConfigError, match=where):
-            bothways.pretrain(
-                corpus, small(), "masked-lm", until="1 steps", phases=[{"length": 16, **wrong}]
-            )
+    for shape, wrong, message in (
+        ("bert-tiny", {"bases": [10.0]}, r"phases\.0\.bases: are of rotary positions, .* learned"),
+        (small(), {"bases": [0.5]}, "position.bases"),
+        (small(), {"rate": 0.0}, r"phases\.0\.rate"),
+    ):
+        phases = [{"length": 16, **wrong}]
+        with pytest.raises(ConfigError, match=message):
+            bothways.pretrain(corpus, shape, "masked-lm", until="1 steps", phases=phases)
     # The recipe leaves them out by itself.
     assert modernbert(preset("bert-mini")).phases[0] == PretrainPhase(512, 1719 / 2019)
     assert modernbert(preset("modernbert-base")).training.until == Tokens(2019 * BILLION)

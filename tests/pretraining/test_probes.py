@@ -23,7 +23,7 @@ from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs
 from bothways.prediction.predictor import Predictor
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.run import pretrain
+from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.pretraining.run_page import curves, read_records, write_run_page
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.optimizers import AdamW
@@ -89,12 +89,17 @@ def test_probes_change_no_update(corpus, files, kind):
     assert {name: probed.metrics[name] for name in without.metrics} == dict(without.metrics)
 
 
-def test_values_are_those_of_the_saved_model(corpus, files, tmp_path):
+@pytest.fixture(scope="module")
+def probed(corpus, files, tmp_path_factory) -> PretrainResult:
+    folder = tmp_path_factory.mktemp("probed") / "run"
+    return pretrain(settings_for(corpus, files), corpus, folder, device="cpu")
+
+
+def test_values_are_those_of_the_saved_model(probed, files):
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold
 
-    done = pretrain(settings_for(corpus, files), corpus, tmp_path / "run", device="cpu")
-    loaded = load_model(tmp_path / "run" / "model")
+    loaded = load_model(probed.folder)
     rows = [line.split("\t") for line in Path(files[1]).read_text().splitlines()[1:]]
     tokenizer, features = loaded.tokenizer(), []
     special = tokenizer.specials
@@ -109,14 +114,13 @@ def test_values_are_those_of_the_saved_model(corpus, files, tmp_path):
         mean, deviation = x[train].mean(0), x[train].std(0)
         solver = LogisticRegression(max_iter=1000).fit((x[train] - mean) / deviation, y[train])
         right.append((solver.predict((x[test] - mean) / deviation) == y[test]).mean())
-    assert done.metrics[TABLE] == pytest.approx(float(np.mean(right)))
-    assert done.metrics["majority/probe/animals"] == pytest.approx(0.5)
+    assert probed.metrics[TABLE] == pytest.approx(float(np.mean(right)))
+    assert probed.metrics["majority/probe/animals"] == pytest.approx(0.5)
 
 
-def test_pairs_are_scored_as_by_evaluate(corpus, files, tmp_path):
-    done = pretrain(settings_for(corpus, files[:1]), corpus, tmp_path / "run", device="cpu")
-    scores = evaluate_suite(Predictor(open_pairs(tmp_path / "run", device="cpu")), Path(files[0]))
-    assert done.metrics[PAIRS] == scores.accuracy
+def test_pairs_are_scored_as_by_evaluate(corpus, files, probed):
+    scores = evaluate_suite(Predictor(open_pairs(probed.folder, device="cpu")), Path(files[0]))
+    assert probed.metrics[PAIRS] == scores.accuracy
     single = str(Path(files[0]) / "order.jsonl")
     other = pretrain(settings_for(corpus, (single,)), corpus, device="cpu")
     assert other.metrics["probe/accuracy/order"] == scores.accuracy
@@ -146,11 +150,8 @@ def test_records_resume_and_are_drawn(corpus, files, tmp_path):
     page = tmp_path / "whole" / "page.html"
     write_run_page(page, settings, whole.metrics, whole.progress, torch.device("cpu"))
     assert "Probe: agreement" in page.read_text()
-    assert not [
-        drawn
-        for drawn in curves(read_records(page.with_name("metrics.jsonl")), whole.metrics)
-        if "agreement" in drawn.title
-    ]
+    drawn = curves(read_records(page.with_name("metrics.jsonl")), whole.metrics)
+    assert not [curve for curve in drawn if "agreement" in curve.title]
     # Other probes may be chosen when a run continues.
     pretrain(settings_for(corpus), corpus, tmp_path / "cut", resume=True)
 

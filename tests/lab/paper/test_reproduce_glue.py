@@ -118,21 +118,12 @@ def test_limit_applies_to_training_examples(place, tmp_path):
 
 
 def test_file_layouts_find_columns(place, tmp_path):
-    assert rows(place, "MRPC", "train", tmp_path)[0] == {
-        "text": "good film",
-        "text_b": "fine film",
-        "label": "1",
-    }
-    assert rows(place, "MRPC", "dev", tmp_path)[1] == {
-        "text": "good",
-        "text_b": "bad",
-        "label": "0",
-    }
-    assert [row["label"] for row in rows(place, "MNLI", "train", tmp_path)] == [
-        "entailment",
-        "neutral",
-        "contradiction",
-    ]
+    first = {"text": "good film", "text_b": "fine film", "label": "1"}
+    assert rows(place, "MRPC", "train", tmp_path)[0] == first
+    last = {"text": "good", "text_b": "bad", "label": "0"}
+    assert rows(place, "MRPC", "dev", tmp_path)[1] == last
+    labels = [row["label"] for row in rows(place, "MNLI", "train", tmp_path)]
+    assert labels == ["entailment", "neutral", "contradiction"]
     assert rows(place, "STS-B", "train", tmp_path) == [
         {"text": "good film", "text_b": "fine film", "label": "4.750"},
         {"text": "good film", "text_b": "bad film", "label": "0.5"},
@@ -169,37 +160,7 @@ def test_texts_without_tabs_are_unchanged(texts):
         assert [row["text"] for row in glue.rows_of(GLUE["CoLA"], str(file), [])] == texts
 
 
-def test_hub_labels_are_mapped_to_file_labels(tmp_path, monkeypatch):
-    import datasets
-
-    features = {
-        "sentence1": datasets.Value("string"),
-        "sentence2": datasets.Value("string"),
-        "label": datasets.ClassLabel(names=["not_equivalent", "equivalent"]),
-        "idx": datasets.Value("int32"),
-    }
-    asked = []
-
-    def load(repository: str, config: str, *, split: str, streaming: bool) -> object:
-        asked.append((repository, config, split))
-        label = 1
-        columns = {"sentence1": ["a"], "sentence2": ["b"], "label": [label], "idx": [0]}
-        return datasets.Dataset.from_dict(
-            columns, features=datasets.Features(features)
-        ).to_iterable_dataset()
-
-    fake_hub(monkeypatch, load)
-    request = Request("bert", "hub:nyu-mll/glue", tmp_path)
-    texts = {
-        split: glue.write_split(GLUE["MRPC"], split, request)[0].read_text()
-        for split in ("train", "dev")
-    }
-    assert (
-        json.loads(texts["train"])
-        == json.loads(texts["dev"])
-        == {"text": "a", "text_b": "b", "label": "1"}
-    )
-    assert asked == [("nyu-mll/glue", "mrpc", split) for split in ("train", "validation")]
+def test_splits_have_other_names_on_the_hub():
     name = glue.source_of(GLUE["MNLI"], "dev_mismatched", "hub:nyu-mll/glue")
     assert name == "hub:nyu-mll/glue:mnli:validation_mismatched"
 
@@ -231,8 +192,8 @@ def test_hub_rows_match_files(name, tmp_path, monkeypatch):
         datasets.ClassLabel(names=list(names)) if names else datasets.Value("float32")
     )
 
-    def load(repository: str, asked: str, **options: object) -> object:
-        assert asked == config
+    def load(repository: str, asked: str, *, split: str, streaming: bool) -> object:
+        assert (repository, asked, split) == ("nyu-mll/glue", config, "train")
         return datasets.Dataset.from_dict(
             {**texts, "label": given}, features=datasets.Features(features)
         ).to_iterable_dataset()
@@ -258,14 +219,10 @@ def test_grid_matches_paper(place, tmp_path):
         BertAdam(lr=lr) for lr in (5e-5, 4e-5, 3e-5, 2e-5)
     ]
     for setting in cola.grid:
-        assert (setting.batch.n, setting.training.until, setting.metric, setting.length) == (
-            32,
-            Epochs(3.0),
-            "mcc",
-            128,
-        )
-        assert setting.training.schedule == GoogleLinear(0.1)
-        assert setting.training.evaluate is None
+        assert (setting.batch.n, setting.metric, setting.length) == (32, "mcc", 128)
+        training = setting.training
+        assert (training.until, training.schedule) == (Epochs(3.0), GoogleLinear(0.1))
+        assert training.evaluate is None
     single = Request("bert", str(place / "glue"), tmp_path, ("CoLA",), grid="none")
     (cola,) = glue.glue_plan(single).experiments
     assert [s.training.optimizer for s in cola.grid] == [BertAdam(lr=2e-5)], "Google's rate"
@@ -279,12 +236,8 @@ def test_grid_matches_paper(place, tmp_path):
 def test_metrics_match_table_1(place, tmp_path):
     """Its caption: F1 for QQP and MRPC, Spearman's correlation for STS-B, accuracy for the others; CoLA is Matthews's."""
     plan = glue.glue_plan(Request("bert", str(place / "glue"), tmp_path, ("CoLA",)))
-    metrics = {name: "accuracy" for name in GLUE} | {
-        "QQP": "f1",
-        "MRPC": "f1",
-        "STS-B": "spearman",
-        "CoLA": "mcc",
-    }
+    metrics = dict.fromkeys(GLUE, "accuracy")
+    metrics |= {"QQP": "f1", "MRPC": "f1", "STS-B": "spearman", "CoLA": "mcc"}
     assert {name: task.metric for name, task in GLUE.items()} == metrics
     (shown,) = plan.measured.values()
     expected = {name: (name, metric) for name, metric in metrics.items() if name != "MNLI"}

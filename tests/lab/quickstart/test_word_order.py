@@ -64,20 +64,10 @@ def test_sentences_are_used_once_unchanged_or_swapped(examples):
         moved = [place for place, word in enumerate(words) if word != written[place]]
         assert (example.label, len(moved)) in {(AS_WRITTEN, 0), (SWAPPED, 2)}
         if moved:
-            assert moved[1] == moved[0] + 1
+            assert 0 < moved[0] == moved[1] - 1 < len(words) - 2, "neither the first nor the last"
             assert [words[place] for place in moved] == [written[moved[1]], written[moved[0]]]
+            assert all(re.fullmatch("[a-z]+", words[place]) for place in moved)
     assert sorted(used) == sorted(SENTENCES[100:])
-
-
-def test_only_plain_inner_words_move(examples):
-    by_words = {
-        frozenset(counted(sentence).items()): sentence.split() for sentence in SENTENCES[100:]
-    }
-    for example in examples:
-        written = by_words[frozenset(counted(example.text).items())]
-        for place, word in enumerate(example.text.split()):
-            if place in (0, len(written) - 1) or not re.fullmatch("[a-z]+", written[place]):
-                assert word == written[place]
 
 
 def test_labels_are_balanced(examples):
