@@ -62,12 +62,16 @@ def settings(tmp_path_factory) -> FeatureConfig:
         dev=str(write_columns(folder / "dev.txt", 40, 1)),
         tagger=BiLSTMTagger(16, 2, 0.1),
     )
+    return with_training(base, Epochs(6.0), lr=1e-2)
+
+
+def with_training(settings: FeatureConfig, until: Epochs, **optimizer: float) -> FeatureConfig:
     training = dataclasses.replace(
-        base.training,
-        until=Epochs(6.0),
-        optimizer=dataclasses.replace(base.training.optimizer, lr=1e-2),
+        settings.training,
+        until=until,
+        optimizer=dataclasses.replace(settings.training.optimizer, **optimizer),
     )
-    return dataclasses.replace(base, training=training)
+    return dataclasses.replace(settings, training=training)
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +97,8 @@ def test_features_match_transformers_hidden_states(data, settings):
             np.testing.assert_allclose(data.dev.values[row : row + len(index)], expected, atol=2e-5)
             row += len(index)
     assert row == data.dev.offsets[8]
-    assert (
-        data.dev.offsets[-1]
-        == sum(len(example.words) for example in data.dev_examples)
-        == len(data.dev.values)
-    )
+    words = sum(len(example.words) for example in data.dev_examples)
+    assert data.dev.offsets[-1] == words == len(data.dev.values)
     assert isinstance(data.dev.values, np.memmap)
 
 
@@ -111,23 +112,12 @@ def test_words_of_windows_keep_order(settings, data, tmp_path):
     found = open_features(tmp_path / "long", data.task_model.model.encoder, inputs, (0,))
     assert len(found.values) == 60
     assert (found.labels == data.task_model.labels.index("O")).all()
-    table = data.task_model.model.encoder.embedding.token.weight
-    norm = data.task_model.model.encoder.embedding
+    embedding = data.task_model.model.encoder.embedding
     (ids,) = data.task_model.tokenizer.encode([" ".join(words)])
-    nearest = [
-        int(
-            (norm.norm(table + norm.position.weight[p] + norm.segment.weight[0]) - torch.tensor(v))
-            .square()
-            .sum(1)
-            .argmin()
-        )
-        for p, v in zip(places_of(inputs[0]), np.array(found.values[:, 0]), strict=True)
-    ]
-    assert nearest == ids.tolist()
-
-
-def places_of(item):
-    return [int(place) for sequence in item.sequences for place in sequence.targets["tag"].index]
+    places = np.concatenate([sequence.targets["tag"].index for sequence in inputs[0].sequences])
+    vectors = embedding.token.weight[ids] + embedding.position.weight[places]
+    expected = embedding.norm(vectors + embedding.segment.weight[0]).detach()
+    np.testing.assert_allclose(found.values[:, 0], expected, atol=1e-5)
 
 
 def test_features_are_computed_once(settings, data, tmp_path, monkeypatch):
@@ -170,8 +160,7 @@ def test_features_are_computed_once(settings, data, tmp_path, monkeypatch):
 def test_only_tagger_is_trained(data, settings, choice):
     before = {name: tensor.clone() for name, tensor in data.task_model.model.state_dict().items()}
     values = np.array(data.train.values)
-    short = dataclasses.replace(settings.training, until=Epochs(0.5))
-    run = dataclasses.replace(settings, layers=choice, training=short)
+    run = dataclasses.replace(with_training(settings, Epochs(0.5)), layers=choice)
     done = fit_features(data, run, device="cpu")
     after = data.task_model.model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -230,25 +219,15 @@ def test_words_without_tag_have_no_loss(data, settings):
 
 def test_tagger_learns_from_context(settings, tmp_path):
     heard = Heard()
-    training = dataclasses.replace(
-        settings.training,
-        until=Epochs(4.0),
-        optimizer=dataclasses.replace(settings.training.optimizer, lr=2e-2),
-    )
     train = str(write_columns(tmp_path / "train.txt", 200, 0))
     run = dataclasses.replace(
-        settings,
-        train=train,
-        layers="embeddings",
-        batch=ExampleBudget(8),
-        tagger=BiLSTMTagger(32, 2, 0.0),
-        training=training,
-    )
+        with_training(settings, Epochs(4.0), lr=2e-2), train=train, layers="embeddings",
+        batch=ExampleBudget(8), tagger=BiLSTMTagger(32, 2, 0.0),
+    )  # fmt: skip
     ready = prepare_features(run, tmp_path / "features", [run.layers], device="cpu", progress=heard)
     done = fit_features(ready, run, device="cpu", progress=heard)
-    assert (
-        done.metrics["f1"] > 0.8
-    )  # 0 for one who knows the word alone: it is a name or none by what stands before it
+    # 0 for one who knows the word alone: it is a name or none by what stands before it.
+    assert done.metrics["f1"] > 0.8
     assert done.metrics["f1"] == max(f1 for _, f1 in done.history)
     assert len(done.history) == 4
     assert heard.names[-1] == "training"
@@ -276,9 +255,7 @@ def test_dev_sentences_keep_order(data, settings):
 
 
 def test_seeds_differ(data, settings):
-    short = dataclasses.replace(
-        settings, layers="last", training=dataclasses.replace(settings.training, until=Epochs(1.0))
-    )
+    short = dataclasses.replace(with_training(settings, Epochs(1.0)), layers="last")
     a, b, c = (
         fit_features(data, dataclasses.replace(short, seed=seed), device="cpu")
         for seed in (0, 1, 0)
@@ -288,17 +265,8 @@ def test_seeds_differ(data, settings):
 
 def test_command_prints_metrics_and_shares(settings, tmp_path, capsys):
     assert get_args(Layers) == get_args(LayerChoice)
-    words = [
-        "features",
-        settings.model,
-        settings.train,
-        "--dev",
-        settings.dev,
-        "--out",
-        str(tmp_path),
-        "--device",
-        "cpu",
-    ]
+    words = ["features", settings.model, settings.train, "--dev", settings.dev]
+    words += ["--out", str(tmp_path), "--device", "cpu"]
     short = ["training.until=1 epochs", "tagger.hidden=8", "--layers", "weighted_last_four"]
     run_line(*words, *short, "--json")
     printed = capsys.readouterr()

@@ -33,30 +33,19 @@ PLENTY = (*QUICK, "training.until=2 steps")
 
 
 def questions(count: int, impossible: bool) -> dict[str, Any]:
-    words = ("film", "play", "rain", "men")
-    asked = []
+    context, asked = "the old film play rain men", []
     for number in range(count):
-        word, none = words[number % 4], impossible and number % 3 == 0
-        answers = (
-            []
-            if none
-            else [{"text": word, "answer_start": f"the old {' '.join(words)}".index(word)}]
-        )
-        asked.append(
-            {
-                "id": f"q{number}",
-                "question": f"was it {word}",
-                "answers": answers,
-                "is_impossible": none,
-            }
-        )
-    return {
-        "data": [
-            {"title": "t", "paragraphs": [{"context": f"the old {' '.join(words)}", "qas": asked}]}
-        ]
-    }
+        word, none = context.split()[2 + number % 4], impossible and number % 3 == 0
+        answers = [] if none else [{"text": word, "answer_start": context.index(word)}]
+        question = {"id": f"q{number}", "question": f"was it {word}", "answers": answers}
+        asked.append(question | {"is_impossible": none})
+    return {"data": [{"title": "t", "paragraphs": [{"context": context, "qas": asked}]}]}
 
 
+COLA = {
+    "train": "".join(f"x\t{i % 2}\t\t{('bad', 'good')[i % 2]} film\n" for i in range(12)),
+    "dev": "x\t1\t\tgood\nx\t0\t*\tbad\n",
+}
 SWAG = (
     ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
     + "".join(
@@ -79,12 +68,12 @@ def place(tmp_path_factory) -> Path:
             file = folder / "squad" / f"{split}-{version}.json"
             file.parent.mkdir(exist_ok=True)
             file.write_text(json.dumps(questions(count, impossible)), encoding="utf8")
-    for name in ("swag/train.csv", "swag/val.csv"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(SWAG, encoding="utf8")
-    for name in ("ner/eng.train", "ner/eng.testa", "ner/eng.testb"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(SENTENCES, encoding="utf8")
+    files = {f"swag/{name}.csv": SWAG for name in ("train", "val")}
+    files |= {f"ner/eng.{name}": SENTENCES for name in ("train", "testa", "testb")}
+    files |= {f"glue/CoLA/{split}.tsv": text for split, text in COLA.items()}
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf8")
     return folder
 
 
@@ -102,10 +91,8 @@ def test_settings_match_papers(place, tmp_path):
         return PLANS[name](request_of(place, name, tmp_path, overrides=())).experiments
 
     first, second = planned("squad")
-    assert (grid_of(first), grid_of(second)) == (
-        [(5e-5, 32, Epochs(3.0), 384)],
-        [(5e-5, 48, Epochs(2.0), 384)],
-    )
+    assert grid_of(first) == [(5e-5, 32, Epochs(3.0), 384)]
+    assert grid_of(second) == [(5e-5, 48, Epochs(2.0), 384)]
     assert grid_of(planned("swag")[0]) == [(2e-5, 16, Epochs(3.0), 128)]
     tagged, *by_layers = planned("ner")
     assert set(grid_of(tagged)) == {
@@ -120,15 +107,11 @@ def test_settings_match_papers(place, tmp_path):
         request_of(place, "ner", tmp_path, grid="none", overrides=())
     ).experiments
     assert [type(entry) for entry in by_layers] == [Experiment] * 3 + [NotRun] * 2 + [Experiment]
-    assert by_layers[3] == NotRun(
-        "sum-last-four", "'weighted_last_four' needs more blocks than the encoder's 2"
-    )
-    assert (
-        by_layers[2].seeds,
-        by_layers[2].settings.layers,
-        by_layers[2].settings.task.context,
-    ) == (5, "last", "document")
-    assert (by_layers[2].settings.tagger.hidden, by_layers[2].settings.tagger.depth) == (768, 2)
+    reason = "'weighted_last_four' needs more blocks than the encoder's 2"
+    assert by_layers[3] == NotRun("sum-last-four", reason)
+    frozen = by_layers[2].settings
+    assert (by_layers[2].seeds, frozen.layers, frozen.task.context) == (5, "last", "document")
+    assert (frozen.tagger.hidden, frozen.tagger.depth) == (768, 2)
     assert grid_of(alone) == [(5e-5, 32, Epochs(3.0), 512)]
 
 
@@ -137,10 +120,8 @@ def test_conll_test_data_has_own_column(place, tmp_path):
     tagged, _, _, last, *_ = planned.experiments
     assert tagged.others == {"test": str(place / "ner" / "eng.testb")}
     results = (fake("one", 0.25, metrics={"f1": 0.25, "test/f1": 0.75, "dev/f1": 0.5}),)
-    shown = measured(
-        planned,
-        [CellOutcome(entry, tmp_path, Series(results), results) for entry in (tagged, last)],
-    )
+    outcomes = [CellOutcome(each, tmp_path, Series(results), results) for each in (tagged, last)]
+    shown = measured(planned, outcomes)
     assert shown["this run, fine-tuned"] == {"dev": 25.0, "test": 75.0}
     assert shown["this run, last"] == {"dev": 25.0}
 
@@ -251,13 +232,9 @@ def test_frozen_features_average_bilstms(place, tmp_path, monkeypatch):
     assert [cell["settings"]["seed"] for cell in cells] == [0, 1]
     mean = sum(cell["metrics"]["f1"] for cell in cells) / 2
     assert results["measured"] == {"this run, last": {"dev": pytest.approx(100 * mean)}}
+    train, dev = (str(place / "ner" / f"eng.{name}") for name in ("train", "testa"))
     settings = FeatureConfig(
-        model=request.model,
-        train=str(place / "ner" / "eng.train"),
-        dev=str(place / "ner" / "eng.testa"),
-        layers="last",
-        tagger=BiLSTMTagger(4, 1),
-        seed=1,
+        model=request.model, train=train, dev=dev, layers="last", tagger=BiLSTMTagger(4, 1), seed=1
     )
     vectors = prepare_features(settings, tmp_path / "again", [settings.layers], device="cpu")
     again = fit_features(vectors, settings, device="cpu")
@@ -340,36 +317,16 @@ def test_lower_metric_chooses_lowest_run(place, tmp_path, monkeypatch):
     assert heard.text.count("failed: it has failed. Try") == 2
 
 
-ONE_RUN = ("length=16", "training.precision=fp32", "training.until=2 steps")
-
-
-@pytest.fixture(scope="module")
-def data_place(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("place")
-    make_folder(folder / "bert")
-    files = {
-        "train": "".join(f"x\t{i % 2}\t\t{('bad', 'good')[i % 2]} film\n" for i in range(12)),
-        "dev": "x\t1\t\tgood\nx\t0\t*\tbad\n",
-    }
-    for split, text in files.items():
-        (folder / "glue" / "CoLA").mkdir(parents=True, exist_ok=True)
-        (folder / "glue" / "CoLA" / f"{split}.tsv").write_text(text)
-    return folder
-
-
-def request_for(data_place: Path, out: Path, **changes: Any) -> Request:
-    base = Request(
-        str(data_place / "bert"), str(data_place / "glue"), out, ("CoLA",), overrides=ONE_RUN
-    )
-    return dataclasses.replace(base, **changes)
+def cola_request(place: Path, out: Path, **changes: Any) -> Request:
+    return request_of(place, "glue", out, tasks=("CoLA",), **changes)
 
 
 def entry_of(request: Request) -> dict[str, Any]:
     return json.loads((request.out / "results.json").read_text())["tasks"]["CoLA"]
 
 
-def test_equal_cells_run_once(data_place, tmp_path):
-    request = request_for(data_place, tmp_path, overrides=(*ONE_RUN, "training.optimizer.lr=1e-3"))
+def test_equal_cells_run_once(place, tmp_path):
+    request = cola_request(place, tmp_path)  # of one rate, that of the overrides
     (cola,) = glue.glue_plan(request).experiments
     assert (len(cola.grid), cola.cells) == (1, 1)
     assert reproduce("glue", request, device="cpu") is not None
@@ -391,22 +348,18 @@ def wild(monkeypatch) -> set[int]:
     return seeds
 
 
-def test_diverged_restarts_are_excluded_from_mean(data_place, tmp_path, wild):
+def test_diverged_restarts_are_excluded_from_mean(place, tmp_path, wild):
     wild.add(1)
-    (cola,) = glue.glue_plan(request_for(data_place, tmp_path, grid="none", seeds=3)).experiments
-    outcome = runner.run(
-        dataclasses.replace(cola, restarts="mean"),
-        tmp_path,
-        device="cpu",
-    )
+    (cola,) = glue.glue_plan(cola_request(place, tmp_path, grid="none", seeds=3)).experiments
+    outcome = runner.run(dataclasses.replace(cola, restarts="mean"), tmp_path, device="cpu")
     runs = outcome.series.runs
     assert [bool(run.metrics) for run in runs] == [True, False, True]
     assert outcome.counted == (runs[0], runs[2])
 
 
-def test_a_task_of_which_every_run_diverges_is_told(data_place, tmp_path, wild):
+def test_a_task_of_which_every_run_diverges_is_told(place, tmp_path, wild):
     wild |= {0, 1}
-    request = request_for(data_place, tmp_path, grid="none", seeds=2)
+    request = cola_request(place, tmp_path, grid="none", seeds=2)
     done = reproduce("glue", request, device="cpu")
     assert (entry_of(request)["best"], entry_of(request)["metrics"]) == (None, {})
     _, tasks, details = done.sections
