@@ -86,16 +86,11 @@ def scored(request, tmp_path_factory) -> tuple:
         left = log_probabilities(right, [2, *ids, 3])
         for place in range(since, len(ids)):
             hidden = [*ids[:place], MASK, *ids[place + 1 :]]
-            own = None
+            logs = {"causal": left[place][ids[place]]}
             if masked is not None:
-                own = log_probabilities(masked, [2, *hidden, 3])[
-                    place + (request.param == "masked")
-                ]
-            logs = {
-                "masked": None if own is None else own[ids[place]],
-                "causal": left[place][ids[place]],
-            }
-            logs["both"] = None if own is None else (logs["masked"] + logs["causal"]) / 2
+                at = place + (request.param == "masked")
+                own = log_probabilities(masked, [2, *hidden, 3])[at][ids[place]]
+                logs |= {"masked": own, "both": (own + logs["causal"]) / 2}
             total += logs[request.param]
         return float(total)
 
@@ -131,13 +126,8 @@ def test_every_form_is_scored_as_by_transformers(scored, data, tmp_path):
     expected = [-score(f"{row['context'].strip()} ", word) for word in ("apes", "bee") for row in words[word]]  # fmt: skip
     np.testing.assert_allclose([row["surprisal"] for row in found.surprisals], expected, rtol=1e-4)
     saved = json.loads((tmp_path / "out" / "surprisal.json").read_text())
-    assert saved["results"][0].keys() == {
-        "step",
-        "target_word",
-        "context_id",
-        "context",
-        "surprisal",
-    }
+    keys = ["step", "target_word", "context_id", "context", "surprisal"]
+    assert [*saved["results"][0]] == keys
     assert json.loads((tmp_path / "out" / "results.json").read_text())["main"] == found.to_json()
     notes = "\n".join(heard.messages)
     assert "w.jsonl is not read" in notes
@@ -156,13 +146,8 @@ def test_checkpoints_are_scored_in_the_order_of_their_words(data, tmp_path, caps
     assert [*values] == ["chck_0.5M", "chck_9M", "chck_10M", "main"]
     run_line("babylm", tmp_path, data, "--device", "cpu")
     shown = capsys.readouterr().out
-    for words in (
-        "chck_10M",
-        "blimp_fast",
-        "surprisal",
-        f"{100 * values['main']['blimp_fast']:.1f}",
-    ):
-        assert words in shown
+    accuracy = f"{100 * values['main']['blimp_fast']:.1f}"
+    assert all(words in shown for words in ("chck_10M", "blimp_fast", "surprisal", accuracy))
 
 
 def test_contexts_of_a_word_in_two_files_are_joined(tmp_path):

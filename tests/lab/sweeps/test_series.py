@@ -6,16 +6,17 @@ import math
 import shutil
 import signal
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from bothways.cli.training import print_series
 from bothways.core import errors
 from bothways.core.progress import error_console
 from bothways.finetuning import run as job
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
+from bothways.finetuning.result import FinetuneResult
 from bothways.hub.model_folder import load_model
 from bothways.lab.sweeps import grid, runs as engine
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome
@@ -24,6 +25,7 @@ from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs, Steps
 from commands import run_line
 from toy_folder import make_examples, make_folder, write_tsv
+from toy_training import equal
 
 FAST = dataclasses.replace(
     finetune_adam(), until=Steps(4), evaluate=None, optimizer=AdamW(lr=3e-3), precision="fp32"
@@ -42,26 +44,38 @@ def base(tmp_path_factory) -> FinetuneConfig:
     )
 
 
-def test_seeds_run_once_each_and_the_best_is_kept(base, tmp_path, monkeypatch):
+@pytest.fixture
+def around_runs(monkeypatch) -> dict[str, Callable[[FinetuneConfig], object]]:
+    """What is called before and after each run, by these names."""
+    hooks: dict[str, Callable[[FinetuneConfig], object]] = {}
+    real, nothing = engine.finetune, lambda settings: None
+
+    def finetune(settings: FinetuneConfig, folder: Path, **options: object) -> FinetuneResult:
+        hooks.get("before", nothing)(settings)
+        done = real(settings, folder, **options)
+        hooks.get("after", nothing)(settings)
+        return done
+
+    monkeypatch.setattr(engine, "finetune", finetune)
+    return hooks
+
+
+def test_seeds_run_once_each_and_the_best_is_kept(base, tmp_path, around_runs):
     place = SweepFolder(tmp_path, device="cpu")
     series = finetune_seeds(base, (0, 3), place)
     values = [run.metrics["accuracy"] for run in series.runs]
     assert [run.name for run in series.runs] == ["seed-0", "seed-3"]
     assert series.best.metrics["accuracy"] == max(values)
     kept, best = (load_model(tmp_path / name / "model").model for name in (".", series.best.name))
-    assert all(
-        torch.equal(tensor, best.state_dict()[name]) for name, tensor in kept.state_dict().items()
+    assert equal(kept, best)
+    card, other = (
+        (tmp_path / name / "model" / "README.md").read_text() for name in (".", series.best.name)
     )
-    card = (tmp_path / "model" / "README.md").read_text()
-    mean = statistics.fmean(values)
     assert (
         "- It was selected as the best of 2 runs by dev accuracy, whose mean over them is "
-        f"{mean:.4g}: expect that.\n" in card
+        f"{statistics.fmean(values):.4g}: expect that.\n" in card
     )
-    assert (
-        "selected as the best"
-        not in (tmp_path / series.best.name / "model" / "README.md").read_text()
-    )
+    assert "selected as the best" not in other
     report = json.loads((tmp_path / "seeds.json").read_text())
     assert report["mean"] == pytest.approx(statistics.fmean(values))
     assert report["deviation"] == pytest.approx(statistics.stdev(values))
@@ -70,24 +84,17 @@ def test_seeds_run_once_each_and_the_best_is_kept(base, tmp_path, monkeypatch):
 
     with pytest.raises(errors.ResourceError, match="holds the checkpoints of an earlier run"):
         finetune_seeds(base, (0, 3), place)
-    ran, real = list[str](), engine.finetune
-
-    def counting(settings: FinetuneConfig, folder: Path, **options: object):
-        ran.append(folder.name)
-        return real(settings, folder, **options)
-
-    monkeypatch.setattr(engine, "finetune", counting)
-    again = finetune_seeds(base, (0, 3, 4), dataclasses.replace(place, resume=True))
-    assert ran == ["seed-4"]
+    ran, resumed = list[int](), dataclasses.replace(place, resume=True)
+    around_runs["before"] = lambda settings: ran.append(settings.seed)
+    again = finetune_seeds(base, (0, 3, 4), resumed)
+    assert ran == [4]
     assert again.runs[:2] == series.runs
     with pytest.raises(errors.ConfigError, match="seed-0: this run was finished"):
-        finetune_seeds(
-            dataclasses.replace(base, length=12), (0,), dataclasses.replace(place, resume=True)
-        )
+        finetune_seeds(dataclasses.replace(base, length=12), (0,), resumed)
     for damage in ("{}", '{"name": "seed-0", "metrics": {}, "failed": [], "unknown": 1}'):
         (tmp_path / "seed-0" / engine.RESULT).write_text(damage)
         with pytest.raises(errors.FolderError, match=r"result.json: is not the result of a run"):
-            finetune_seeds(base, (0,), dataclasses.replace(place, resume=True))
+            finetune_seeds(base, (0,), resumed)
 
 
 @pytest.mark.parametrize("name", ["train", "model"])
@@ -107,16 +114,9 @@ def test_runs_on_other_content_are_refused(name, base, tmp_path, monkeypatch):
         finetune_seeds(settings, (1, 0), dataclasses.replace(place, resume=True))
 
 
-def test_data_changed_during_series_is_detected(base, tmp_path, monkeypatch):
+def test_data_changed_during_series_is_detected(base, tmp_path, around_runs):
     settings = dataclasses.replace(base, model=str(shutil.copytree(base.model, tmp_path / "bert")))
-    real = engine.finetune
-
-    def changing(settings: FinetuneConfig, folder: Path, **options: object):
-        done = real(settings, folder, **options)
-        make_folder(tmp_path / "bert", seed=1)
-        return done
-
-    monkeypatch.setattr(engine, "finetune", changing)
+    around_runs["after"] = lambda _: make_folder(tmp_path / "bert", seed=1)
     with pytest.raises(errors.ConfigError, match="runs: seed-0 and seed-1 had different content"):
         finetune_seeds(settings, (0, 1), SweepFolder(tmp_path / "runs", device="cpu"))
 
@@ -129,25 +129,18 @@ def test_finished_run_survives_moved_files(base, tmp_path, monkeypatch):
         shutil.copy(getattr(base, name), file)
     model = str(shutil.copytree(base.model, tmp_path / "bert"))
     monkeypatch.setattr(engine, "finetune", None)
-    again = finetune_seeds(
-        dataclasses.replace(base, model=model, **moved),
-        (0,),
-        dataclasses.replace(place, resume=True),
-    )
+    settings = dataclasses.replace(base, model=model, **moved)
+    again = finetune_seeds(settings, (0,), dataclasses.replace(place, resume=True))
     assert again.runs == done.runs
 
 
-def test_diverged_run_does_not_end_series(base, tmp_path, monkeypatch):
-    real = engine.finetune
-
-    def diverging(settings: FinetuneConfig, folder: Path, **options: object):
+def test_diverged_run_does_not_end_series(base, tmp_path, around_runs):
+    def diverge(settings: FinetuneConfig) -> None:
         if settings.seed == 1:
-            raise errors.DivergedError(
-                "the loss is not finite", where="step 3", fix="Lower the rate."
-            )
-        return real(settings, folder, **options)
+            fix = "Lower the rate."
+            raise errors.DivergedError("the loss is not finite", where="step 3", fix=fix)
 
-    monkeypatch.setattr(engine, "finetune", diverging)
+    around_runs["before"] = diverge
     series = finetune_seeds(base, (1, 2), SweepFolder(tmp_path, device="cpu"))
     lost = series.runs[0]
     assert (lost.name, lost.metrics) == ("seed-1", {})
@@ -156,10 +149,8 @@ def test_diverged_run_does_not_end_series(base, tmp_path, monkeypatch):
     assert series.best is series.runs[1]
     summary = seed_spread(series)
     assert (summary.failed, summary.deviation) == (1 + bool(series.runs[1].failed), None)
-    assert (
-        seed_spread(finetune_seeds(base, (1,), SweepFolder(tmp_path / "lost", device="cpu")))
-        is None
-    )
+    lost = finetune_seeds(base, (1,), SweepFolder(tmp_path / "lost", device="cpu"))
+    assert seed_spread(lost) is None
     assert not (tmp_path / "lost" / "model").exists()
 
 
@@ -238,17 +229,12 @@ def test_grids_are_parsed():
 
 
 def test_long_folder_name_ends_in_hash():
-    names = [
-        grid.folder_name(
-            {f"training.optimizer.{place}": "1e-5" for place in range(20)} | {"seed": seed}
-        )
-        for seed in "12"
-    ]
+    cell = {f"training.optimizer.{number}": "1e-5" for number in range(20)}
+    names = [grid.folder_name(cell | {"seed": seed}) for seed in "12"]
     assert names[0] != names[1]
     assert [len(name.encode()) for name in names] == [213, 213]
-    assert all(
-        name.startswith("training.optimizer.0=1e-5,training.optimizer.1=1e-5,") for name in names
-    )
+    start = "training.optimizer.0=1e-5,training.optimizer.1=1e-5,"
+    assert all(name.startswith(start) for name in names)
 
 
 def test_wrong_setting_fails_before_first_run(base, tmp_path):
@@ -258,17 +244,8 @@ def test_wrong_setting_fails_before_first_run(base, tmp_path):
 
 
 def words(base: FinetuneConfig, *more: str) -> list[str]:
-    return [
-        base.model,
-        base.train,
-        "--dev",
-        str(base.dev),
-        "--device",
-        "cpu",
-        "length=16",
-        "training.until=2 steps",
-        *more,
-    ]
+    options = ["--device", "cpu", "length=16", "training.until=2 steps"]
+    return [base.model, base.train, "--dev", str(base.dev), *options, *more]
 
 
 def test_sweep_and_compare_commands(base, tmp_path, monkeypatch, capsys):
@@ -288,34 +265,20 @@ def test_sweep_and_compare_commands(base, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(job, "score", score)
     run_line(*line, "training.until=8 steps", "training.evaluate=2 steps", "--resume")
     output = capsys.readouterr()
-    for word in (
-        "seed-0",
-        "seed-1",
-        "(best)",
-        "mean",
-        "median",
-        "best",
-        "deviation",
-        "failed runs",
-    ):
+    for word in ("seed-0", "seed-1", "(best)", "mean", "median", "deviation", "failed runs"):
         assert word in output.out
     assert "is in many/model" in output.err
     with pytest.raises(errors.BothwaysError, match="has no column 'nowhere'"):
         run_line("sweep", *words(base, "--text", "nowhere", "--out", "grid"))
     columns = ("--text", "sentence", "--label", "label")
-    line = [
-        "sweep",
-        *words(base, "--grid", "training.optimizer.lr=1e-4,1e-3", "--out", "grid", *columns),
-    ]
-    run_line(*line)
+    options = ("--grid", "training.optimizer.lr=1e-4,1e-3", "--out", "grid", *columns)
+    run_line("sweep", *words(base, *options))
     assert "2 runs, scored on the dev data" in capsys.readouterr().out
     run_line("compare", "many", "grid", base.dev, "--device", "cpu")
     shown = capsys.readouterr().out
     assert "Grades on" in shown
     assert "95 % interval" in shown
-    run_line(
-        "compare", "many", "grid", base.dev, "--label", "label", "--text", "sentence", "--json"
-    )
+    run_line("compare", "many", "grid", base.dev, *columns, "--json")
     values = json.loads(capsys.readouterr().out)
     assert values["examples"] == 40
     assert not math.isnan(values["p_value"])
@@ -330,22 +293,16 @@ def test_the_model_of_failed_runs_is_not_announced_as_the_best(tmp_path, capsys)
     assert "warning: every run has probably failed. The model of seed-0 is in" in shown.err
     assert "best model" not in shown.err
     assert [line.split()[3] for line in shown.out.splitlines() if "deviation" in line] == ["–"]
-    print_series(
-        Series((failed, SweepOutcome("seed-1", {"m": 0.6}, (), "m"))), tmp_path, error_console()
-    )
+    good = SweepOutcome("seed-1", {"m": 0.6}, (), "m")
+    print_series(Series((failed, good)), tmp_path, error_console())
     assert "The best model, of seed-1, is in" in capsys.readouterr().err
 
 
 def test_sweep_keeps_the_best_of_a_grid(base, tmp_path):
-    series = grid.sweep_grid(
-        base,
-        grid.parse_grid("training.optimizer.lr=1e-7,5e-3"),
-        SweepFolder(tmp_path, device="cpu"),
-    )
-    assert [run.name for run in series.runs] == [
-        "training.optimizer.lr=1e-7",
-        "training.optimizer.lr=5e-3",
-    ]
+    rates = grid.parse_grid("training.optimizer.lr=1e-7,5e-3")
+    series = grid.sweep_grid(base, rates, SweepFolder(tmp_path, device="cpu"))
+    names = [f"training.optimizer.lr={rate}" for rate in ("1e-7", "5e-3")]
+    assert [run.name for run in series.runs] == names
     report = json.loads((tmp_path / "sweep.json").read_text())
     assert report["best"] == series.best.name
     assert (tmp_path / "model" / "config.json").exists()
