@@ -24,6 +24,17 @@ def load(name: str) -> list[Any]:
     return list(yaml.safe_load_all((DEPLOY / name).read_text("utf8")))
 
 
+DASHBOARD = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text("utf8"))
+(COMPOSE,) = load("compose.yaml")
+RULES = load("prometheus/alerts.yml")[0]["groups"][0]["rules"]
+(POD,) = (
+    each["spec"]["template"]["spec"]
+    for each in load("kubernetes.yaml")
+    if each["kind"] == "Deployment"
+)
+(CONTAINER,) = POD["containers"]
+
+
 def exposed() -> set[str]:
     """The names of all samples of a server that has answered and failed."""
     metrics = Metrics(100, lambda: True)
@@ -61,17 +72,16 @@ def test_the_labels_that_are_named_exist():
 
 
 def test_the_dashboard_is_one_that_grafana_reads():
-    dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text("utf8"))
-    places = [panel["gridPos"] for panel in dashboard["panels"]]
+    places = [panel["gridPos"] for panel in DASHBOARD["panels"]]
     for n, a in enumerate(places):
         assert a["x"] + a["w"] <= 24
         for b in places[n + 1 :]:
             apart = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
             assert apart or a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
-    assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)
-    sources = {panel["datasource"]["uid"] for panel in dashboard["panels"]}
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(places)
+    sources = {panel["datasource"]["uid"] for panel in DASHBOARD["panels"]}
     assert sources == {load("grafana/datasources.yaml")[0]["datasources"][0]["uid"]}
-    for panel in dashboard["panels"]:
+    for panel in DASHBOARD["panels"]:
         for target in panel["targets"]:
             assert target["expr"].count("(") == target["expr"].count(")")
 
@@ -90,10 +100,8 @@ def test_requests_that_are_counted_leave_out_probes_and_nothing_else():
 
 def test_refused_requests_are_divided_by_all_requests():
     """A request that is refused unread has no model, and a probe that fails is no request."""
-    rules = load("prometheus/alerts.yml")[0]["groups"][0]["rules"]
-    (alert,) = (rule["expr"] for rule in rules if rule.get("alert") == "BothwaysRefuses")
-    dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text("utf8"))
-    (panel,) = (p["targets"][0]["expr"] for p in dashboard["panels"] if p["title"] == "Refused")
+    (alert,) = (rule["expr"] for rule in RULES if rule.get("alert") == "BothwaysRefuses")
+    (panel,) = (p["targets"][0]["expr"] for p in DASHBOARD["panels"] if p["title"] == "Refused")
     for expression in (alert, panel):
         refused, every = (part for part in expression.split(" / "))
         assert re.sub(r"status=~[^,}]*,?", "", refused).count("route!~") == 1
@@ -120,7 +128,6 @@ def test_prometheus_takes_the_files_and_fires_the_alerts():
 
 
 def test_every_alert_has_a_case():
-    rules = load("prometheus/alerts.yml")[0]["groups"][0]["rules"]
     cases = [
         each
         for test in load("prometheus/alerts_test.yml")[0]["tests"]
@@ -128,7 +135,7 @@ def test_every_alert_has_a_case():
     ]
     fires = {case["alertname"] for case in cases if case.get("exp_alerts")}
     quiet = {case["alertname"] for case in cases if not case.get("exp_alerts")}
-    assert fires == quiet == {rule["alert"] for rule in rules}
+    assert fires == quiet == {rule["alert"] for rule in RULES}
 
 
 def grouping(operand: str) -> str | None:
@@ -138,11 +145,9 @@ def grouping(operand: str) -> str | None:
 
 
 def test_both_sides_of_a_division_have_the_same_labels():
-    dashboard = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text("utf8"))
-    rules = load("prometheus/alerts.yml")[0]["groups"][0]["rules"]
-    panels = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    panels = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     divisions = [
-        each.split(" / ") for each in [*panels, *(rule["expr"] for rule in rules)] if " / " in each
+        each.split(" / ") for each in [*panels, *(rule["expr"] for rule in RULES)] if " / " in each
     ]
     assert len(divisions) >= 5
     for left, right in divisions:  # without a match, the result is empty
@@ -163,22 +168,18 @@ def check_words(words: list[str]) -> dict[str, str]:
 
 
 def test_the_commands_of_containers_are_those_of_the_server():
-    (compose,) = load("compose.yaml")
-    deployment = next(each for each in load("kubernetes.yaml") if each["kind"] == "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
     image = (DEPLOY / "Dockerfile").read_text("utf8")
     assert json.loads(image.split("ENTRYPOINT ")[1].splitlines()[0]) == ["bothways", "serve"]
     default = json.loads(image.split("\nCMD ")[1].splitlines()[0])
-    for words in (default, compose["services"]["bothways"]["command"], container["args"]):
+    for words in (default, COMPOSE["services"]["bothways"]["command"], CONTAINER["args"]):
         assert check_words(words)["host"] == "0.0.0.0"
         assert str(check_words(words)["api_key_file"]) == "/run/secrets/key"
-    delay = float(check_words(container["args"])["drain_delay"])
-    assert pod["terminationGracePeriodSeconds"] > delay + DEFAULT_LIMITS.drain_seconds
-    grace = int(compose["services"]["bothways"]["stop_grace_period"].removesuffix("s"))
+    delay = float(check_words(CONTAINER["args"])["drain_delay"])
+    assert POD["terminationGracePeriodSeconds"] > delay + DEFAULT_LIMITS.drain_seconds
+    grace = int(COMPOSE["services"]["bothways"]["stop_grace_period"].removesuffix("s"))
     assert grace > 2 + DEFAULT_LIMITS.drain_seconds
     probes = [
-        container[f"{kind}Probe"]["httpGet"]["path"]
+        CONTAINER[f"{kind}Probe"]["httpGet"]["path"]
         for kind in ("startup", "readiness", "liveness")
     ]
     assert probes == ["/ready", "/ready", "/live"]
@@ -239,25 +240,20 @@ def test_containers_are_not_privileged():
     assert "HEALTHCHECK" in last
     assert "HF_HUB_OFFLINE=1" in last
     assert "gcc" not in last
-    (compose,) = load("compose.yaml")
-    service = compose["services"]["bothways"]
+    service = COMPOSE["services"]["bothways"]
     assert service["read_only"]
     assert service["volumes"][0].endswith(":ro")
-    for each in compose["services"].values():
+    for each in COMPOSE["services"].values():
         assert each["cap_drop"] == ["ALL"]
         assert all(port.startswith("127.0.0.1:") for port in each["ports"])
-    deployment = next(each for each in load("kubernetes.yaml") if each["kind"] == "Deployment")
-    pod = deployment["spec"]["template"]["spec"]
-    assert pod["securityContext"]["runAsNonRoot"]
-    assert pod["automountServiceAccountToken"] is False
-    (container,) = pod["containers"]
-    assert container["securityContext"]["readOnlyRootFilesystem"]
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert POD["securityContext"]["runAsNonRoot"]
+    assert POD["automountServiceAccountToken"] is False
+    assert CONTAINER["securityContext"]["readOnlyRootFilesystem"]
+    assert CONTAINER["securityContext"]["allowPrivilegeEscalation"] is False
 
 
 def test_files_that_are_mounted_and_copied_exist():
-    (compose,) = load("compose.yaml")
-    mounted = [v.split(":")[0] for s in compose["services"].values() for v in s.get("volumes", ())]
+    mounted = [v.split(":")[0] for s in COMPOSE["services"].values() for v in s.get("volumes", ())]
     for place in (place for place in mounted if place.startswith("./")):
         assert (DEPLOY / place).exists(), place
     kept = (DEPLOY / "Dockerfile.dockerignore").read_text("utf8").splitlines()

@@ -179,8 +179,8 @@ def test_searches_while_the_index_changes(tmp_path: Path, model: str) -> None:
     application = app(bothways.load(model, "embed"), indexes={"one": folder})
     with running(application) as url, httpx.Client(base_url=url, timeout=60) as client:
         with ThreadPoolExecutor(4) as pool:
-            searches = [pool.submit(search, client, query="the cat", top=20) for _ in range(60)]
-            for n in range(6):
+            searches = [pool.submit(search, client, query="the cat", top=20) for _ in range(30)]
+            for n in range(4):
                 bothways.build_index([f"a dog {n}"], out=folder)
         found = [task.result() for task in searches]
     for answer in found:
