@@ -132,7 +132,7 @@ def folders(tmp_path_factory) -> list[tuple[Tokenizer, Any, Any]]:
     """Ours, transformers' from the same folder, and transformers' from what ours writes."""
     made = []
     for layout, size in LAYOUTS.items():
-        for number, files in enumerate(EXTRA[::3] if layout is cased else EXTRA):
+        for number, files in enumerate(EXTRA[::3] if layout in (cased, generic) else EXTRA):
             home = tmp_path_factory.mktemp(f"{layout.__name__}{number}")
             layout(home / "in")
             write_beside(home / "in", size, files)

@@ -4,29 +4,18 @@ import itertools
 import json
 import resource
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, strategies as st
 from test_family_tokenizers import albert, big_bird, deberta, deberta_v2, roberta, word_piece, xlm
+from test_tokenizer_classes import saved
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
 from bothways.core.errors import BothwaysError, TokenizerError
 from bothways.text.tokenizer import Tokenizer, byte_of
 from toy_text import assert_same_tokens, hostile, write_vocabulary
-
-
-def write(folder: Path, made: Any, model: str, **stated: Any) -> Path:
-    """A folder of transformers in which the settings are changed, and `tokenizer.json` is not."""
-    made.save_pretrained(folder)
-    held = json.loads((folder / "tokenizer_config.json").read_text())
-    kept = {key: value for key, value in {**held, **stated}.items() if value != "left out"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(kept))
-    (folder / "config.json").write_text(json.dumps({"model_type": model}))
-    return folder
-
 
 WORDS = [
     dict(zip(("do_lower_case", "strip_accents", "tokenize_chinese_chars"), values, strict=True))
@@ -56,7 +45,7 @@ def folders(tmp_path_factory) -> list[tuple[Tokenizer, Any]]:
     made = []
     for number, (model, build, held, stated) in enumerate(CASES):
         home = tmp_path_factory.mktemp(str(number))
-        folder = write(home / "in", build(**held), model, **stated)
+        folder = saved(home / "in", build(**held), model, **stated)
         ours = Tokenizer.load(folder)
         made.append((ours, AutoTokenizer.from_pretrained(folder)))
         ours.save(home / "out")
@@ -91,25 +80,25 @@ DEFAULTS = {("albert", "do_lower_case"): True}
 def test_settings_of_pieces_must_not_contradict(tmp_path, model, build, key, held):
     """With the setting of `tokenizer.json`, perhaps by default, and for the generic class, the folder opens."""
     made, default = build(**{key: held}), DEFAULTS.get((model, key), key == "add_prefix_space")
-    Tokenizer.load(write(tmp_path / "same", made, model, **{key: held}))
+    Tokenizer.load(saved(tmp_path / "same", made, model, **{key: held}))
     for number, missing in enumerate((None, "left out")):
-        folder = write(tmp_path / str(number), made, model, **{key: missing})
+        folder = saved(tmp_path / str(number), made, model, **{key: missing})
         if held == default:
             Tokenizer.load(folder)
         else:
             with pytest.raises(TokenizerError, match=f"'{key}' is not set, which means "):
                 Tokenizer.load(folder)
-    Tokenizer.load(write(tmp_path / "generic", made, model, **{key: not held}, **GENERIC))
+    Tokenizer.load(saved(tmp_path / "generic", made, model, **{key: not held}, **GENERIC))
     said, has = json.dumps(not held), json.dumps(held)
     message = f"'{key}' is {said}, but {has} in tokenizer.json\n"
     with pytest.raises(TokenizerError, match=message) as caught:
-        Tokenizer.load(write(tmp_path / "other", made, model, **{key: not held}))
+        Tokenizer.load(saved(tmp_path / "other", made, model, **{key: not held}))
     assert f"{tmp_path / 'other' / 'tokenizer_config.json'}: " in str(caught.value)
     assert f"Set it to {has}" in str(caught.value)
 
 
 def test_a_setting_that_a_class_does_not_read_contradicts_nothing(tmp_path):
-    folder = write(tmp_path, xlm(), "xlm-roberta", do_lower_case=True)
+    folder = saved(tmp_path, xlm(), "xlm-roberta", do_lower_case=True)
     assert_same_tokens(Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder), ["Hello"])
 
 
@@ -123,13 +112,13 @@ def test_a_missing_setting_whose_default_contradicts_the_file_is_refused(
     """transformers follows the default in silence."""
     made = build(**{key: key == "add_prefix_space"})
     with pytest.raises(TokenizerError, match=f"'{key}' is not set, which means") as caught:
-        Tokenizer.load(write(tmp_path, made, model, **{key: "left out"}))
+        Tokenizer.load(saved(tmp_path, made, model, **{key: "left out"}))
     assert caught.value.where == tmp_path / "tokenizer_config.json"
 
 
 def test_a_setting_must_be_true_or_false(tmp_path):
     with pytest.raises(TokenizerError, match=r"tokenizer_config.json: 'do_lower_case' is 'yes'"):
-        Tokenizer.load(write(tmp_path, word_piece(), "bert", do_lower_case="yes"))
+        Tokenizer.load(saved(tmp_path, word_piece(), "bert", do_lower_case="yes"))
 
 
 def change(path: list[str], value: Any) -> Callable[[dict[str, Any]], None]:

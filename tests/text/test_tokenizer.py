@@ -58,7 +58,7 @@ def pairs(tmp_path_factory):
 
 
 @given(texts=st.lists(hostile, min_size=1, max_size=4))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_ids_and_offsets_are_those_of_transformers(pairs, texts):
     for ours, theirs in pairs:
         assert_same_tokens(ours, theirs, texts)
@@ -183,7 +183,6 @@ def test_tables_of_word_piece(pairs):
 
 
 @given(text=hostile)
-@settings(max_examples=100)
 def test_continuing_tokens_touch_the_token_before(pairs, text):
     """In WordPiece a token continues if and only if it is in the word of the token before."""
     for ours, _ in pairs[:2]:

@@ -34,9 +34,7 @@ from spread import in_turn
 from toy_text import bert_tokens, roberta_backend
 
 TEXTS = odd_texts()
-BERT = [
-    "Bert", "DistilBert", "Electra", "MobileBert", "Lxmert", "SqueezeBert", "ConvBert",
-]  # fmt: skip
+BERT = ["Bert", "DistilBert", "Electra"]
 NAMES = {"unk_token": "<unk>", "pad_token": "<pad>", "cls_token": "<s>", "sep_token": "</s>"}
 HERBERT = NAMES | {"mask_token": "<mask>"}
 
@@ -78,12 +76,12 @@ def word_ends(folder: Path, name: str | None, kind: str = "bert") -> Path:
 
 
 def saved(folder: Path, made: Any, kind: str, name: str | None = None, **config: Any) -> Path:
-    """What transformers saves, perhaps under another name of the class."""
+    """What transformers saves, perhaps with other settings; `tokenizer.json` is not changed."""
     made.save_pretrained(folder)
+    config |= {"tokenizer_class": name} if name else {}
     held = json.loads((folder / "tokenizer_config.json").read_text()) | config
-    if name is not None:
-        held["tokenizer_class"] = name
-    (folder / "tokenizer_config.json").write_text(json.dumps(held))
+    kept = {key: value for key, value in held.items() if value != "left out"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kept))
     (folder / "config.json").write_text(json.dumps({"model_type": kind}))
     return folder
 
@@ -112,9 +110,6 @@ EQUAL: dict[str, Callable[[Path], Path]] = {
         f"{stem}{fast}": lambda folder, name=f"{stem}Tokenizer{fast}": words(folder, name, "bert")
         for stem, fast in zip(BERT, itertools.cycle(("", "Fast")))
     },
-    "Bert, cased": lambda f: words(f, "BertTokenizer", "bert", do_lower_case=False),
-    "Bert, accents": lambda f: words(f, "BertTokenizer", "bert", strip_accents=False),
-    "Bert, without ideographs": lambda f: words(f, "BertTokenizer", "bert", tokenize_chinese_chars=False),
     "Bert of a RoBERTa": lambda f: words(f, "BertTokenizer", "roberta"),
     "Bert, tokenizer.json": lambda f: saved(f, word_piece(), "bert"),
     "Electra, tokenizer.json": lambda f: saved(f, word_piece(), "electra", "ElectraTokenizerFast"),
@@ -122,8 +117,6 @@ EQUAL: dict[str, Callable[[Path], Path]] = {
     "Roberta": lambda f: saved(f, roberta(), "roberta"),
     "Longformer": lambda f: saved(f, roberta(), "longformer", "LongformerTokenizerFast"),
     "Bart": lambda f: saved(f, roberta(add_prefix_space=True), "bart", "BartTokenizer"),
-    "LED": lambda f: saved(f, roberta(), "led", "LEDTokenizer"),
-    "Mvp": lambda f: saved(f, roberta(), "roberta", "MvpTokenizer"),
     "GPT2": lambda f: saved(f, roberta(), "gpt2", "GPT2Tokenizer"),
     "Deberta": lambda f: saved(f, deberta(), "deberta"),
     "DebertaV2": lambda f: saved(f, deberta_v2(), "deberta-v2"),
@@ -133,7 +126,6 @@ EQUAL: dict[str, Callable[[Path], Path]] = {
     "FNet": lambda f: saved(f, albert(), "fnet", "FNetTokenizer"),
     "BigBird": lambda f: saved(f, big_bird(), "big_bird"),
     "Herbert": lambda f: word_ends(f, "HerbertTokenizer"),
-    "Herbert, fast": lambda f: word_ends(f, "HerbertTokenizerFast"),
     "OpenAIGPT": lambda f: word_ends(f, "OpenAIGPTTokenizer", "openai-gpt"),
     "OpenAIGPT by its model type": lambda f: word_ends(f, None, "openai-gpt"),
     "ModernBERT": generic,
@@ -145,15 +137,14 @@ EQUAL: dict[str, Callable[[Path], Path]] = {
 def test_ids_are_those_of_transformers(name, tmp_path):
     folder = EQUAL[name](tmp_path)
     tokenizer = Tokenizer.load(folder)
-    alias = name.startswith(tuple(BERT[1:])) and "," not in name
-    texts = TEXTS[: 200 if alias else examples(2000)]
+    texts = TEXTS[: 200 if name.startswith(tuple(BERT[1:])) else examples(2000)]
     assert_equal(tokenizer, AutoTokenizer.from_pretrained(folder), texts)
     tokenizer.save(tmp_path / "again")
     again = Tokenizer.load(tmp_path / "again")
     assert again.fingerprint == tokenizer.fingerprint
 
 
-def assert_equal(tokenizer: Tokenizer, theirs: Any, texts: list[str] = TEXTS) -> None:
+def assert_equal(tokenizer: Tokenizer, theirs: Any, texts: list[str]) -> None:
     expected = theirs(texts, add_special_tokens=False)["input_ids"]
     rows = zip(texts, tokenizer.encode(texts), expected, strict=True)
     differ = [(text, ids.tolist(), other) for text, ids, other in rows if ids.tolist() != other]
@@ -161,11 +152,8 @@ def assert_equal(tokenizer: Tokenizer, theirs: Any, texts: list[str] = TEXTS) ->
 
 
 REFUSED = [
-    "BertweetTokenizer", "PhobertTokenizer", "RoFormerTokenizer", "RoFormerTokenizerFast",
-    "XLMTokenizer", "FlaubertTokenizer", "EsmTokenizer", "CanineTokenizer", "LukeTokenizer",
-    "MLukeTokenizer", "FunnelTokenizerFast", "SplinterTokenizer", "RemBertTokenizer",
-    "XLNetTokenizer", "ErnieMTokenizer", "TapasTokenizer", "RoCBertTokenizer", "PerceiverTokenizer",
-    "T5Tokenizer", "BarthezTokenizer", "MyRemoteTokenizer", "ProphetNetTokenizer",
+    "BertweetTokenizer", "RoFormerTokenizerFast", "LukeTokenizer", "FunnelTokenizerFast",
+    "T5Tokenizer", "MyRemoteTokenizer",
 ]  # fmt: skip
 
 
@@ -206,8 +194,7 @@ def test_japanese_ids_are_those_of_transformers(subword, lowercase, tmp_path):
     pytest.importorskip("fugashi")
     folder = japanese(tmp_path / "a", subword, do_lower_case=lowercase)
     tokenizer = Tokenizer.load(folder)
-    texts = TEXTS[:800] if lowercase else TEXTS
-    assert_equal(tokenizer, AutoTokenizer.from_pretrained(folder), texts)
+    assert_equal(tokenizer, AutoTokenizer.from_pretrained(folder), TEXTS[:800])
     tokenizer.save(tmp_path / "b")
     again = pickle.loads(pickle.dumps(Tokenizer.load(tmp_path / "b")))
     assert again.fingerprint == tokenizer.fingerprint
@@ -335,7 +322,7 @@ def test_pieces_of_camembert_are_shifted(tmp_path):
     (folder / "sentencepiece.bpe.model").write_bytes(message([*heads, *PIECES], charsmap=MAP))
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.id("<s>") == 5
-    assert_equal(tokenizer, camembert())
+    assert_equal(tokenizer, camembert(), TEXTS[:800])
 
 
 @pytest.mark.parametrize(
@@ -438,7 +425,7 @@ def test_blanks_divide_as_the_class_has_it(tmp_path):
     """Files of transformers 4 keep a blank at the end as a word, the class does not."""
     made = xlm(_spm_precompiled_charsmap=MAP)
     folder = edited(tmp_path, made, "xlm-roberta", pre_tokenizer=CUT["pretokenizers"][1])
-    assert_equal(Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder))
+    assert_equal(Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder), TEXTS[:800])
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,9 @@ KINDS = [
     WordPiece(
         size=300, lowercase=False, strip_accents=True, alphabet=20
     ),  # cuts through characters that are equally frequent
-    WordPiece(size=300, cjk=False, min_frequency=1),
     ByteBPE(size=500),
     ByteBPE(size=400, prefix_space=False),
     Unigram(size=300),
-    Unigram(size=200, lowercase=False, longest=4),
     Unigram(size=318),  # more is asked of the trainer
 ]
 
@@ -72,7 +70,7 @@ def test_two_processes_write_the_same_bytes(tmp_path, trained):
         {file.relative_to(home): file.read_bytes() for file in home.rglob("*") if file.is_file()}
         for home in (tmp_path / "here", tmp_path / "there")
     )
-    assert len(here) == 3 * 3 + 2 * 5
+    assert len(here) == 3 * 2 + 2 * 4
     assert here == there
 
 
@@ -133,7 +131,7 @@ def test_the_alphabet_keeps_the_most_frequent_characters():
 
 @given(text=hostile)
 def test_characters_are_counted_as_the_normaliser_leaves_them(text):
-    for bert in (Bert(), Bert(False), Bert(False, strip_accents=True, cjk=False)):
+    for bert in (Bert(), Bert(False, strip_accents=True, cjk=False)):
         backend = bert_backend({}, bert)
         expected = Counter(c for c in backend.normalizer.normalize_str(text) if not c.isspace())
         assert _normal_characters(Sample(((text,),), len(text), len(text)), backend) == expected
@@ -176,7 +174,7 @@ def test_unigram_pieces_are_probable_short_and_plain():
     assert any(token != token.lower() for token in cased if "[" not in token)
 
 
-@pytest.mark.parametrize(("asked", "made"), [(311, 311), (318, 318), (368, 368), (400, 368)])
+@pytest.mark.parametrize(("asked", "made"), [(318, 318), (400, 368)])
 def test_unigram_keeps_its_size_until_the_trainer_finds_no_more(asked, made):
     assert train_vocabulary(TEXT, Unigram(size=asked)).size == made
 
@@ -195,7 +193,7 @@ def test_unigram_leaves_rare_characters_out(monkeypatch):
 
 
 def test_unigram_does_not_hold_its_text_a_second_time():
-    texts = sample([f"{TEXT[i % 40]} {TEXT[i % 41]}"[:100] for i in range(4_000)], 10**7)
+    texts = sample([f"{TEXT[i % 40]} {TEXT[i % 41]}"[:100] for i in range(2_000)], 10**7)
     tracemalloc.start()
     learn(texts, Unigram(size=100))
     peak = tracemalloc.get_traced_memory()[1]
@@ -323,7 +321,7 @@ def test_smoothing_keeps_more_words_of_a_small_language_whole():
         return ["".join(draws.choice(list(letters), 6)) for _ in range(50)]
 
     large, small = words("abcdefgh"), words("nopqrstu")
-    chosen = {"large": draws.choice(large, 40_000), "small": draws.choice(small, 40)}
+    chosen = {"large": draws.choice(large, 20_000), "small": draws.choice(small, 20)}
     texts = {name: [" ".join(some) for some in np.split(ids, 20)] for name, ids in chosen.items()}
     whole = {}
     for alpha in (1.0, 0.3):

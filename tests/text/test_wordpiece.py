@@ -67,8 +67,9 @@ def pairs() -> list[tuple[tokenizers.Tokenizer, CompiledWordPiece]]:
     made = [
         backend(**dict(zip(names, flags, strict=True)), strip_accents=accents)
         for flags in itertools.product([True, False], repeat=3)
-        for accents in (None, True, False)
+        for accents in (True, False)
     ]
+    made += [backend(lowercase=lowercase) for lowercase in (True, False)]  # which decides
     for kind in ({}, {"lstrip": True, "rstrip": True}, {"single_word": True}):
         made.append(backend())
         texts = ["[[", "[MASK]]", "<中>", "é", " a", "hello w", "\u0301"]
