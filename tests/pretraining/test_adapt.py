@@ -67,10 +67,9 @@ def folder_of(
 @pytest.mark.usefixtures("pages")
 def test_the_command_shows_what_was_measured(tmp_path, tokenizer, texts, capsys):
     model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
-    words = ["adapt", str(model), texts["domain"], "--replay", texts["general"]]
-    words += ["--out", str(tmp_path / "run"), "--until", "8 steps", "--length", "32"]
-    words += ["held_out=0.2", "evaluation_tokens=800", "batch.n=512"]
-    run_line(*words)
+    words = ["adapt", model, texts["domain"], "--replay", texts["general"], "--until", "4 steps"]
+    words += ["--length", "32", "held_out=0.2", "evaluation_tokens=800", "batch.n=512"]
+    run_line(*words, "--out", tmp_path / "run")
     shown = capsys.readouterr().out
     assert "Are new words worth adding?" in shown
     page = (tmp_path / "run/report.html").read_text()
@@ -95,9 +94,8 @@ def test_the_domain_is_learned_and_measured_before_and_after(tmp_path, tokenizer
 
 def test_a_sentence_encoder_gets_a_head_while_its_encoder_is_frozen(tmp_path, tokenizer, texts):
     model = folder_of(tmp_path / "model", tokenizer, PoolerHead())
-    done = bothways.adapt(
-        model, texts["domain"], tmp_path / "run", until="10 steps", length=32, **FAST
-    )
+    options = {"until": "10 steps", "length": 32, **FAST}
+    done = bothways.adapt(model, texts["domain"], tmp_path / "run", **options)
     assert done.new_head
     old = load_model(model).model.encoder.state_dict()
     head = load_model(tmp_path / "run/head/model").model
@@ -121,9 +119,8 @@ def test_electra_needs_its_generator(tmp_path, tokenizer, texts):
     with pytest.raises(ConfigError, match="the generator that replaces them is not next to it"):
         bothways.adapt(model, texts["domain"], tmp_path / "no", until="2 steps")
     folder_of(tmp_path / "run/generator", tokenizer, MaskedHead(), seed=1, electra=True)
-    done = bothways.adapt(
-        tmp_path / "run", texts["domain"], tmp_path / "new", until="4 steps", length=32, **FAST
-    )
+    options = {"until": "4 steps", "length": 32, **FAST}
+    done = bothways.adapt(tmp_path / "run", texts["domain"], tmp_path / "new", **options)
     assert {"perplexity", "f1/replaced"} <= set(done.after["domain"])
     assert (tmp_path / "new/generator/config.json").is_file()
     assert done.before["domain"]["perplexity"] != done.after["domain"]["perplexity"]
@@ -164,18 +161,18 @@ def test_a_run_killed_before_its_first_checkpoint_leaves_nothing_to_another_mode
 
 def test_mistakes(tmp_path, tokenizer, texts):
     model = folder_of(tmp_path / "model", tokenizer, MaskedHead())
-    with pytest.raises(ConfigError, match="replay_share"):
-        bothways.adapt(model, texts["domain"], tmp_path / "no", replay_share=1.0)
-    with pytest.raises(ConfigError, match=r"^replay_share: is 0\.1, and there is no general text"):
-        bothways.adapt(model, texts["domain"], tmp_path / "no", replay_share=0.1)
-    with pytest.raises(BothwaysError, match="nowhere"):
-        bothways.adapt(model, "nowhere.txt", tmp_path / "no", until="2 steps")
-    with pytest.raises(ConfigError, match="held_out"):
-        bothways.adapt(model, texts["domain"], tmp_path / "no", until="2 steps", held_out=2.0)
-    one = tmp_path / "one.txt"
+    one, domain = tmp_path / "one.txt", texts["domain"]
     one.write_text("The cat sleeps.\n")
-    with pytest.raises(BothwaysError):  # after its corpus is built
-        bothways.adapt(model, one, tmp_path / "no", until="2 steps", length=16)
+    for text, settings, message in (
+        (domain, {"replay_share": 1.0}, r"^replay_share"),
+        (domain, {"replay_share": 0.1}, r"^replay_share: is 0\.1, and there is no general text"),
+        ("nowhere.txt", {}, "nowhere"),
+        (domain, {"held_out": 2.0}, r"^held_out"),
+        (one, {"length": 16}, "documents?"),  # after its corpus is built
+    ):
+        error = ConfigError if message.startswith("^") else BothwaysError
+        with pytest.raises(error, match=message):
+            bothways.adapt(model, text, tmp_path / "no", until="2 steps", **settings)
     assert not (tmp_path / "no").exists()
     (tmp_path / "empty").mkdir()
     with pytest.raises(BothwaysError, match="nowhere"):
@@ -246,10 +243,7 @@ def test_two_ranks_adapt_as_one_does_and_save_when_interrupted(tmp_path, tokeniz
     assert (tmp_path / "two/report.html").is_file()
 
 
-def test_ctrl_c_names_the_command_that_resumes(
-    tmp_path, tokenizer, texts, monkeypatch,
-    capsys
-):  # fmt: skip
+def test_ctrl_c_names_the_command_that_resumes(tmp_path, tokenizer, texts, monkeypatch, capsys):
     """In the training of a new head, too, whose checkpoints are in a folder of its own."""
     monkeypatch.setattr(Interruption, "asked", True)
     for head, saved in ((PoolerHead(), "run-pooler/head"), (MaskedHead(), "run-masked")):
@@ -361,13 +355,15 @@ def test_mistakes_are_one_message(place, monkeypatch):
         (("teacher", "corpus", "--epochs", "1", *QUICK), "given twice: 1 epochs and '2 steps'"),
         (("teacher", "corpus", "--epochs", "0"), "until: 0 epochs is not a valid duration"),
         (("teacher", "corpus", "--student", "bert-tiny"), "between vectors of one width"),
-    ):
+        (
+            (
+                "teacher", "corpus", "--student", "bert-tiny", "--recipe", "minilm",
+                "phases.0.length=40", *QUICK,
+            ),
+            "reads 32 tokens, and sequences have 40",
+        ),
+    ):  # fmt: skip
         with pytest.raises(BothwaysError, match=match):
             run(monkeypatch, place, *words, "--out", "mistake")
-    with pytest.raises(BothwaysError, match="reads 32 tokens, and sequences have 40"):
-        run(
-            monkeypatch, place, "teacher", "corpus", "--student", "bert-tiny", "--recipe", "minilm",
-            "--out", "mistake", "phases.0.length=40", *QUICK,
-        )  # fmt: skip
     with pytest.raises(ConfigError, match="does not start from"):
         run(monkeypatch, place, "teacher", "corpus", "--out", "mistake", "start=none")

@@ -32,11 +32,13 @@ from bothways.pretraining.run import pretrain
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training
-from bothways.training.schedules import Constant, Epochs, Hours, Steps, Tokens
+from bothways.training.schedules import Constant, Duration, Epochs, Hours, Steps, Tokens
 from commands import run_line
 from toy_animals import WORDS, document
 from toy_pretraining import small_encoder, small_run
-from toy_training import stop_at
+from toy_training import metric_lines, stop_at
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +71,10 @@ def test_losses_are_named_by_corpus_and_the_total_is_weighted(corpora, tmp_path)
         assert total == pytest.approx(0.9 * parts[0] + 0.1 * parts[1], rel=1e-9)
         assert parts[0] != parts[1]
         unigram = [done.metrics[f"unigram/{name}/{kind}/masked"] for name in corpora]
-        assert done.metrics[f"unigram/{kind}/masked"] == pytest.approx(
-            0.9 * unigram[0] + 0.1 * unigram[1]
-        )
-    assert done.metrics["held-out/small/perplexity"] == pytest.approx(
-        np.exp(done.metrics["held-out/small/loss/masked"])
-    )
+        total = done.metrics[f"unigram/{kind}/masked"]
+        assert total == pytest.approx(0.9 * unigram[0] + 0.1 * unigram[1])
+    perplexity = np.exp(done.metrics["held-out/small/loss/masked"])
+    assert done.metrics["held-out/small/perplexity"] == pytest.approx(perplexity)
     page = (tmp_path / "run/report.html").read_text()
     assert "held-out, small" in page
     card = (tmp_path / "run/model/README.md").read_text()
@@ -102,34 +102,28 @@ def test_phases_read_mixtures_at_rates_of_their_own(corpora, tmp_path):
     config = settings(corpora["large"], mixture=ByWeight({"large": 1, "small": 0}), phases=phases)
     training = dataclasses.replace(config.training, schedule=Constant(), report=Steps(1))
     config = dataclasses.replace(config, training=training)
-    records: list[dict[str, float]] = []
-    done = pretrain(
-        config, corpora, tmp_path / "run",
-        on_event=lambda event: records.append(event.values) if event.kind == "report" else None,
-    )  # fmt: skip
-    assert [record["learning_rate"] for record in records] == pytest.approx(
-        [5e-3] * 6 + [5e-3 / 3] * 6
-    )
+    done = pretrain(config, corpora, tmp_path / "run")
+    lines = metric_lines(tmp_path / "run")
+    rates = [line["learning_rate"] for line in lines if "learning_rate" in line]
+    assert rates == pytest.approx([5e-3] * 6 + [5e-3 / 3] * 6)
     first, second = done.progress.ends[0].parts, done.progress.cursor.parts
     assert first[1] == Cursor()
     assert second[0] == first[0].at_next_phase()
     assert second[1] != Cursor()
     text = Corpora.of(corpora, config.mixture)
-    notes = [str(note) for note in preflight(config, text, None, torch.device("cpu"))]
-    assert any(
-        "small: " in note and "0.00%, then 100.00% of the sequences" in note for note in notes
-    )
-    never = dataclasses.replace(config, phases=phases[:1] * 2)
-    with pytest.raises(BothwaysError, match=r"small: .* may never be read"):
-        preflight(never, text, None, torch.device("cpu"))
+    notes = [str(note) for note in preflight(config, text, None, CPU)]
+    expected = "0.00%, then 100.00% of the sequences"
+    assert any("small: " in note and expected in note for note in notes)
     other = dataclasses.replace(phases[1], mixture=ByWeight({"medium": 1}))
-    wrong = dataclasses.replace(config, phases=(phases[0], other))
-    with pytest.raises(ConfigError, match=r"phases\.1\.mixture\.weights: has weights for medium"):
-        preflight(wrong, text, None, torch.device("cpu"))
     one = Corpora.of(corpora["large"], None)
-    alone = dataclasses.replace(config, mixture=None)
-    with pytest.raises(BothwaysError, match=r"phases\.1\.mixture: there is one corpus"):
-        preflight(alone, one, None, torch.device("cpu"))
+    unknown = r"phases\.1\.mixture\.weights: has weights for medium"
+    for changes, read, error, message in (
+        ({"phases": phases[:1] * 2}, text, BothwaysError, r"small: .* may never be read"),
+        ({"phases": (phases[0], other)}, text, ConfigError, unknown),
+        ({"mixture": None}, one, BothwaysError, r"phases\.1\.mixture: there is one corpus"),
+    ):
+        with pytest.raises(error, match=message):
+            preflight(dataclasses.replace(config, **changes), read, None, CPU)
 
 
 def test_mistakes_are_named(corpora, tmp_path, corpus):
@@ -148,23 +142,19 @@ def test_mistakes_are_named(corpora, tmp_path, corpus):
 
 
 def test_a_run_that_never_reads_a_corpus_is_refused_with_its_forecast(corpora):
-    rare = ByWeight({"large": 0.999, "small": 0.001})
-    cpu = torch.device("cpu")
+
+    def check(until: Duration, share: float) -> list[str]:
+        mixture = ByWeight({"large": 1 - share, "small": share})
+        config = settings(corpora["large"], mixture=mixture)
+        training = dataclasses.replace(config.training, until=until)
+        config = dataclasses.replace(config, training=training)
+        return [*map(str, preflight(config, Corpora.of(corpora, mixture), None, CPU))]
+
     for until in (Steps(12), Tokens(4000), Epochs(0.5)):
-        config = settings(corpora["large"], mixture=rare)
-        config = dataclasses.replace(
-            config, training=dataclasses.replace(config.training, until=until)
-        )
-        text = Corpora.of(corpora, config.mixture)
         with pytest.raises(BothwaysError, match=r"small: .* 0\.10% .* may never be read"):
-            preflight(config, text, None, cpu)
-        enough = dataclasses.replace(config, mixture=ByWeight({"large": 0.5, "small": 0.5}))
-        notes = preflight(enough, Corpora.of(corpora, enough.mixture), None, cpu)
-        assert any("small: " in str(note) and "50.00% of the" in str(note) for note in notes)
-    timed = dataclasses.replace(
-        config, training=dataclasses.replace(config.training, until=Hours(1.0))
-    )
-    assert preflight(timed, text, None, cpu)
+            check(until, 0.001)
+        assert any("small: " in note and "50.00% of the" in note for note in check(until, 0.5))
+    assert check(Hours(1.0), 0.001)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +175,7 @@ def test_the_forecast_counts_the_sequences_of_every_phase(corpora, batch, sequen
         training=dataclasses.replace(config.training, until=Steps(4)),
     )  # fmt: skip
     text = Corpora.of(corpora, config.mixture)
-    notes = preflight(config, text, None, torch.device("cpu"))
+    notes = preflight(config, text, None, CPU)
     assert any("small: " in str(note) and sequences in str(note) for note in notes)
 
 

@@ -51,11 +51,8 @@ def test_fine_tuning_in_memory(tmp_path, recomputed):
             finetune_adam(), until=Epochs(2.0), precision="fp32", recompute=recompute
         )
         start = EncoderConfig(tokenizer.size, 32, 2, 2, 64, dropout=Dropouts(0.2, 0.2))
-        found.append(
-            fit_task(
-                start, data, FinetuneConfig(training, 16), device="cpu"
-            ).task_model.state_dict()
-        )
+        done = fit_task(start, data, FinetuneConfig(training, 16), device="cpu")
+        found.append(done.task_model.state_dict())
         assert bool(recomputed) == recompute
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
