@@ -133,19 +133,16 @@ class Tokenizer:
         with foreign(path):
             tokenizer = cls(*load_backend(local_path(path)))
             tokenizer.where = path
-            tokenizer._check(path)
-        return tokenizer
-
-    def _check(self, location: str | Path) -> None:
-        self._divided.get_vocab_size()  # MeCab and its dictionary are installed, if needed
-        try:
-            ids = [id for gap in self.template.gaps for id in gap.ids.tolist()]
-        except (ValueError, IndexError, StopIteration) as error:
-            message = "its post-processor does not keep the text between special tokens"
-            raise TokenizerError(message, where=location, fix=AGAIN) from error
-        if any(not 0 <= id < self.size for id in ids):
+            tokenizer._divided.get_vocab_size()  # MeCab and its dictionary are installed, if needed
+            try:
+                ids = [id for gap in tokenizer.template.gaps for id in gap.ids.tolist()]
+            except (ValueError, IndexError, StopIteration) as error:
+                message = "its post-processor does not keep the text between special tokens"
+                raise TokenizerError(message, where=path, fix=AGAIN) from error
+        if any(not 0 <= id < tokenizer.size for id in ids):
             message = f"its post-processor adds the id {max(ids)}, which no token has"
-            raise TokenizerError(message, where=location, fix=AGAIN)
+            raise TokenizerError(message, where=path, fix=AGAIN)
+        return tokenizer
 
     def for_segments(self, count: int) -> Tokenizer:
         """Return the tokenizer for a model with `count` segments.

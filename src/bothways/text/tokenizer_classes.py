@@ -478,14 +478,11 @@ _OF_MODEL = {kind: each for each in _ALL for kind in each.models}
 _GENERIC_MODELS = ("modernbert", "modernbert-decoder", "nystromformer", "xlm-roberta-xl")
 """Model types for which `AutoTokenizer` takes the generic class, whatever the folder names."""
 
-_OF_JAPANESE = (
-    "word_tokenizer_type", "subword_tokenizer_type", "mecab_kwargs", "sudachi_kwargs",
-    "jumanpp_kwargs", "do_word_tokenize", "do_subword_tokenize",
-)  # fmt: skip
 _FOREIGN: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(_OF_JAPANESE[:5], (None,)), **dict.fromkeys(_OF_JAPANESE[5:], (None, True)),
-    "do_basic_tokenize": (None, True), "never_split": (None, []),
-    "split_special_tokens": (None, False),
+    "word_tokenizer_type": (None,), "subword_tokenizer_type": (None,), "mecab_kwargs": (None,),
+    "sudachi_kwargs": (None,), "jumanpp_kwargs": (None,), "do_word_tokenize": (None, True),
+    "do_subword_tokenize": (None, True), "do_basic_tokenize": (None, True),
+    "never_split": (None, []), "split_special_tokens": (None, False),
 }  # fmt: skip
 """Settings that divide text otherwise and that only other classes read, with the values without
 effect."""
@@ -504,21 +501,10 @@ _UNCHANGED = (
 )
 
 
-@dataclass(frozen=True)
-class Naming:
-    """The tokenizer class of a folder.
-
-    Attributes:
-        tokenizer_class: the class; None if it is the generic one, or if the folder names none.
-        explicit: whether a setting names it, rather than the model type.
-    """
-
-    tokenizer_class: TokenizerClass | None = None
-    explicit: bool = False
-
-
-def find_class(folder: Path, config: Mapping[str, Any]) -> Naming:
+def find_class(folder: Path, config: Mapping[str, Any]) -> TokenizerClass | None:
     """Find the class of a folder's tokenizer, as `AutoTokenizer` does.
+
+    None if it is the generic one, or if the folder names none.
 
     Raises:
         TokenizerError: the class is not supported, or a setting is of another class.
@@ -530,7 +516,7 @@ def find_class(folder: Path, config: Mapping[str, Any]) -> Naming:
         class_name, location = model["tokenizer_class"], folder / "config.json"
     default = _OF_MODEL.get(kind)
     if kind in _GENERIC_MODELS and (folder / "tokenizer.json").exists():
-        return Naming()
+        return None
     name = str(class_name).removesuffix("Fast") if class_name not in GENERIC else None
     if class_name is not None and name is not None and name not in CLASSES:
         message = f"the tokenizer class {class_name!r:.80} is not supported"
@@ -546,9 +532,7 @@ def find_class(folder: Path, config: Mapping[str, Any]) -> Naming:
                     f"{key!r} is {config[key]!r:.60}, which {title}, "
                     "the tokenizer class of this folder, does not read"
                 )
-                fix = "If the model was trained without it, remove it."
-                if key in _OF_JAPANESE:
-                    fix = f'Set "tokenizer_class": "{JAPANESE}", or remove the setting.'
+                fix = f'Remove it, or name the class that reads it, such as "{JAPANESE}".'
                 raise TokenizerError(message, where=folder / CONFIG, fix=fix)
     if not (folder / "tokenizer.json").exists() and class_name is None:
         for name, owner in _OTHER_FILES.items():
@@ -556,11 +540,15 @@ def find_class(folder: Path, config: Mapping[str, Any]) -> Naming:
                 message = f"holds {name}, a file of {owner}, which is not supported"
                 fix = f"If the model was trained without it, name its tokenizer_class in {CONFIG}."
                 raise TokenizerError(message, where=folder, fix=fix)
-    return Naming(tokenizer_class, explicit=class_name is not None)
+    return tokenizer_class
 
 
 def reconcile(
-    backend: Backend, ends: Ends, naming: Naming, config: Mapping[str, Any], file: Path
+    backend: Backend,
+    ends: Ends,
+    tokenizer_class: TokenizerClass | None,
+    config: Mapping[str, Any],
+    file: Path,
 ) -> None:
     """Apply the settings to the backend of `tokenizer.json`, and compare it with its class.
 
@@ -568,7 +556,6 @@ def reconcile(
         TokenizerError: a setting is neither true nor false or contradicts the file, or the file
             does not what the class does.
     """
-    tokenizer_class = naming.tokenizer_class
     if tokenizer_class is None:
         if config.get("tokenizer_class") is None:  # a file alone: its settings count, if any
             _follow(backend, config, file)
@@ -739,7 +726,8 @@ def _mismatch(file: Path, how: str, tokenizer_class: TokenizerClass, other: str)
 
 _JAPANESE_FIX = (
     'Supported are "word_tokenizer_type": "mecab" with "subword_tokenizer_type": "wordpiece" or '
-    '"character", and in "mecab_kwargs" the keys mecab_dic, mecab_option and normalize_text.'
+    '"character", which needs "normalize_text", and in "mecab_kwargs" the keys mecab_dic, '
+    "mecab_option and normalize_text."
 )
 _MECAB_KEYS = {"mecab_dic", "mecab_option", "normalize_text"}
 
@@ -864,19 +852,17 @@ def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
         flag(config, file, key, True) for key in ("do_word_tokenize", "do_subword_tokenize")
     )
     supported = word == "mecab" and subword in ("wordpiece", "character") and divides
-    message = ""
-    if not supported or config.get("never_split"):
-        message = f"{JAPANESE} divides text into words by {word!r}, and words by {subword!r}"
-    elif (
-        not isinstance(kwargs, dict)
+    if (
+        not supported
+        or config.get("never_split")
+        or not isinstance(kwargs, dict)
         or not set(options) <= _MECAB_KEYS
         or words.dictionary not in (None, "unidic_lite", "unidic", "ipadic")
         or not isinstance(words.option, str)
         or words.normalise not in (True, False)
+        or (words.characters and not words.normalise)
     ):
-        message = f"'mecab_kwargs' is {kwargs!r:.80}"
-    elif words.characters and not words.normalise:
-        message = f"{JAPANESE} divides unnormalised words into characters"
-    if message:
+        message = f"{JAPANESE} divides text into words by {word!r}, and words by {subword!r}"
+        message += f", with the settings {kwargs!r:.80}"
         raise TokenizerError(message, where=file.with_name(CONFIG), fix=_JAPANESE_FIX)
     return words

@@ -52,15 +52,14 @@ _MAX_EXPANSION = 1000
 
 Opened = tuple[classes.Backend, classes.Pipeline | None]
 """A backend, and the pipeline to apply if its file does not contain one."""
-LONGEST_WORD = 100
-"""The length in characters above which a word is unknown; google-research/bert has 200."""
 
 
 def bert_backend(
     vocab: Mapping[str, int], bert: classes.Bert, unknown: str = "[UNK]"
 ) -> classes.Backend:
     """Return the backend of transformers' BertTokenizer: WordPiece with BERT's normalisation."""
-    model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
+    # Longer words are unknown; google-research/bert has 200.
+    model = models.WordPiece(dict(vocab), unk_token=unknown, max_input_chars_per_word=100)
     backend = classes.Backend(model)
     components = classes.parts(bert, (("[CLS]", 0), ("[SEP]", 0)))
     assert components.normalizer is not None
@@ -92,14 +91,11 @@ def load_backend(
     special_names = classes.read_settings(folder / "special_tokens_map.json")
     # As in transformers: the map has priority over a file from before tokens were listed by id.
     config = special_names | config if "added_tokens_decoder" in config else config | special_names
-    naming = classes.find_class(folder, config)
-    file = _find(path, naming) if path.is_dir() else path
+    named_class = classes.find_class(folder, config)
+    file = _find(path, named_class) if path.is_dir() else path
     is_json = file.suffix not in (".txt", ".model") and file.name != "vocab.json"
-    tokenizer_class = (
-        naming.tokenizer_class
-        if naming.tokenizer_class is not None and file.name in naming.tokenizer_class.files
-        else None
-    )
+    reads_file = named_class is not None and file.name in named_class.files
+    tokenizer_class = named_class if reads_file else None
     words = (
         classes.read_words(config, file)
         if tokenizer_class is not None and tokenizer_class.name == classes.JAPANESE
@@ -127,7 +123,7 @@ def load_backend(
         add_numbered(backend, config, file)
         specials = classes.find_specials(backend, config, file)
         if is_json:
-            classes.reconcile(backend, _ends(backend, specials), naming, config, file)
+            classes.reconcile(backend, _ends(backend, specials), named_class, config, file)
         if pipeline is not None:
             dress(backend, pipeline, specials)
             add_numbered(backend, config, file)  # again: listed flags win over the pipeline's
@@ -223,9 +219,8 @@ def _bert_post_processor(
     return classes.parts(classes.Bert(), ends).post_processor
 
 
-def _find(folder: Path, naming: classes.Naming) -> Path:
+def _find(folder: Path, tokenizer_class: classes.TokenizerClass | None) -> Path:
     """Return the file that a tokenizer of this class is read from."""
-    tokenizer_class = naming.tokenizer_class
     names = [name for name in FILES if (folder / name).exists()]
     if tokenizer_class is not None:
         class_files = [name for name in tokenizer_class.files if name in names]
@@ -233,11 +228,9 @@ def _find(folder: Path, naming: classes.Naming) -> Path:
             class_files = ["tokenizer.json"]
         if class_files:
             return folder / class_files[0]
-        if naming.explicit or names:
-            # Of a class that follows from the model type, another file would be read wrongly.
-            source = "that it names" if naming.explicit else "of its model type"
-            message = f"holds no vocabulary of {tokenizer_class.name}, the tokenizer class {source}"
-            message += f", but {', '.join(names)}" if names else ""
+        if names:  # another class's, which would be read wrongly
+            message = f"holds no vocabulary of {tokenizer_class.name}, its tokenizer class, but "
+            message += ", ".join(names)
             fix = (
                 f"Fetch {' or '.join(('tokenizer.json', *tokenizer_class.files))}, or name another "
                 f'class in {classes.CONFIG}, such as "tokenizer_class": "BertTokenizer" for '
