@@ -1,6 +1,7 @@
 """Sentence vectors: layers are transformers', pooling is that of a plain loop, cosines are scored as scipy scores them."""
 
 import functools
+import itertools
 import json
 import random
 from pathlib import Path
@@ -43,10 +44,8 @@ def made(tmp_path_factory) -> tuple:
 def layers_of(theirs: Any, tokenizer: Any, text: str, room: int = 22) -> list[np.ndarray]:
     """transformers' hidden states `(n, width)`, embeddings first."""
     ids = [2, *tokenizer.encode([text])[0].tolist()[:room], 3]
-    return [
-        x[0].numpy()
-        for x in theirs.bert(torch.tensor([ids]), output_hidden_states=True).hidden_states
-    ]
+    output = theirs.bert(torch.tensor([ids]), output_hidden_states=True)
+    return [x[0].numpy() for x in output.hidden_states]
 
 
 POOL = {"cls": lambda x: x[0], "mean": lambda x: x.mean(0), "max": lambda x: x.max(0)}
@@ -71,9 +70,7 @@ def test_vectors_are_those_of_a_plain_loop(made, pooling, layers, combine):
             chosen = [layers_of(theirs, tokenizer, text)[layer] for layer in layers]
             joined = np.concatenate(chosen, -1) if combine == "concat" else np.mean(chosen, 0)
             expected = POOL[pooling](joined)
-            expected = (expected / np.linalg.norm(expected) if normalised else expected)[
-                :components
-            ]
+            expected = (expected / (np.linalg.norm(expected) if normalised else 1))[:components]
             assert prediction.vectors.shape == (1, definition.width(model))
             np.testing.assert_allclose(prediction.vectors[0], expected, atol=1e-5)
     model.eval()
@@ -118,9 +115,8 @@ def test_pairs_are_scored_as_scipy_scores_them(made):
     model, tokenizer, _ = made
     draw = random.Random()
     texts = [make_masked_text(draw, 6, 0) for _ in range(60)]
-    examples = [
-        TextExample(*pair, str(draw.random())) for pair in zip(texts[::2], texts[1::2], strict=True)
-    ]
+    pairs = zip(texts[::2], texts[1::2], strict=True)
+    examples = [TextExample(*pair, str(draw.random())) for pair in pairs]
     task = SentenceEmbeddingTask(normalised=True).bind(model, tokenizer, (), 24)
     found = evaluate_task(task, examples, PredictConfig(window=7))
     predictions = [p for _, p in predict(task, examples)]
@@ -149,10 +145,8 @@ def test_anisotropy_is_the_mean_over_all_pairs_of_texts(pairs, cells, seed):
 def test_the_columns_of_sts_are_known(tmp_path):
     """GLUE's file has quotes that are quotes, and columns that nobody asks for."""
     file = tmp_path / "sts.tsv"
-    file.write_text(
-        'index\tsource1\tsentence1\tsentence2\tscore\n0\tnone\tA "man\tA dog.\t2.500\n',
-        encoding="utf8",
-    )
+    names = "index\tsource1\tsentence1\tsentence2\tscore"
+    file.write_text(f'{names}\n0\tnone\tA "man\tA dog.\t2.500\n', encoding="utf8")
     reading = SentenceEmbeddingTask().read(str(file))
     assert reading.task.columns == EmbedColumns("sentence1", "sentence2", "score")
     assert list(reading.examples) == [VectorExample('A "man', "A dog.", "2.500", f"{file}:2")]
@@ -172,10 +166,7 @@ def test_the_columns_of_sts_are_known(tmp_path):
         (TextExample("a", "b", "good", "f:3"), "^f:3: the score 'good' is not a number"),
         (TextExample("a", "b", "inf", "f:3"), "^f:3: the score 'inf' is not a number"),
         (TextExample("a", "b", None, "f:4"), "^f:4: has no score"),
-        (
-            TextExample("a", "b", "1", "f:5"),
-            "^correlation needs at least two pairs, and there are 1",
-        ),
+        (TextExample("a", "b", "1", "f:5"), "^correlation needs at least two pairs, and there are"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(made, example, message):
@@ -219,20 +210,28 @@ def made_by_another(place: Path, **settings: Any) -> bothways.Predictor:
     return bothways.load(folder, task="embed", **settings)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["left out", "pooled"])
-def small(request, tmp_path_factory) -> Path:
-    """A folder of ours for sentence-transformers, with prompts."""
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[bool, Path]:
+    """Folders of ours for sentence-transformers, with prompts, by whether these are pooled."""
     place = tmp_path_factory.mktemp("small")
     made_by_another(place)
     prompts = {"query": "the film ", "passage": "a play "}
     settings = {"prompts": prompts, "prompt_name": "passage", "normalised": True}
-    settings["include_prompt"] = request.param
-    task_model = open_task_model(place / "bert", "embed", length=24, settings=settings)
-    save_sentence_encoder(place / "saved", task_model)
-    return place / "saved"
+    for pooled in (False, True):
+        settings["include_prompt"] = pooled
+        task_model = open_task_model(place / "bert", "embed", length=24, settings=settings)
+        save_sentence_encoder(place / f"saved {pooled}", task_model)
+    return {pooled: place / f"saved {pooled}" for pooled in (False, True)}
 
 
-def test_vectors_are_those_of_sentence_transformers(small, tmp_path):
+@pytest.fixture(scope="module")
+def small(folders) -> Path:
+    return folders[False]
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_vectors_are_those_of_sentence_transformers(folders, pooled, tmp_path):
+    small = folders[pooled]
     embed = bothways.load(small)
     expected = theirs(small, TEXTS, prompt_name="query")
     found = embed.encode(TEXTS, prompt_name="query")
@@ -290,11 +289,9 @@ def test_queries_and_documents_have_the_prompts_of_their_names():
 
 def test_evaluation_uses_the_prompt(small):
     embed = bothways.load(small, prompt_name="query")
-    pairs = [
-        TextExample("old men in rain", "men in the rain", "4"),
-        TextExample("the film ends", "two men and a play", "0"),
-        TextExample("it was a good play", "a good play it was", "5"),
-    ]
+    firsts = "old men in rain", "the film ends", "it was a good play"
+    seconds = "men in the rain", "two men and a play", "a good play it was"
+    pairs = [TextExample(*row) for row in zip(firsts, seconds, "405", strict=True)]
     metrics, cells = embed.evaluate(pairs), sweep_layers(embed.task_model, pairs).cells
     (best,) = [cell for cell in cells if (cell.layer, cell.pooling) == (2, "mean")]
     assert best.correlation.pearson == pytest.approx(metrics["pearson"], abs=1e-5)
@@ -310,11 +307,9 @@ def test_texts_of_several_prompts_share_a_batch(tmp_path, pooling, layers):
     settings = {"pooling": pooling, "layers": list(layers), "include_prompt": False}
     embed = made_by_another(tmp_path, **settings)
     model, tokenizer = embed.task_model.model, embed.task_model.tokenizer
-    examples = [
-        PromptedText(text, prompt=prompt)
-        for text in ("old men", "play and it ends", "", "rain " * 90)
-        for prompt in ("the film ", "a ", "")
-    ]
+    texts, prompts = ("old men", "play and it ends", "", "rain " * 90), ("the film ", "a ", "")
+    pairs = itertools.product(texts, prompts)
+    examples = [PromptedText(text, prompt=prompt) for text, prompt in pairs]
     for example, found in zip(examples, embed(examples), strict=True):
         (encoded,) = embed.task_model.encode([example])
         with torch.no_grad():
@@ -339,14 +334,11 @@ def test_each_window_of_a_long_text_begins_with_the_prompt(tmp_path):
 
 def test_windows_are_joined_by_each_way_of_pooling(tmp_path):
     text = "old men in rain " * 5
+    ways = "mean", "max"
+    settings = ({"pooling": way} for way in (*ways, ways))
     mean, highest, both, cut = (
-        made_by_another(tmp_path, long_texts="windows", length=12, **settings).encode(text)
-        for settings in (
-            {"pooling": "mean"},
-            {"pooling": "max"},
-            {"pooling": ("mean", "max")},
-            {"pooling": ("mean", "max"), "components": 40},
-        )
+        made_by_another(tmp_path, long_texts="windows", length=12, **setting).encode(text)
+        for setting in (*settings, {"pooling": ways, "components": 40})
     )
     assert_close(both, np.concatenate([mean, highest]))
     assert_close(cut, both[:40])
