@@ -1,7 +1,6 @@
 """Schemes of tags: one rule for the entities of all, conversion, detection, and what breaks them."""
 
 import functools
-import random
 
 import numpy as np
 import pytest
@@ -25,9 +24,9 @@ from bothways.tasks.tagging.schemes import (
     tag_part,
     types_of,
 )
-from bothways.tasks.tagging.task import TaggingTask
+from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.text.tokenizer import Tokenizer
-from toy_task import WORDS, bind_small, make_tokenizer
+from toy_task import bind_small, make_tokenizer
 
 WELL_KNOWN: dict[Spelling, list[str]] = {
     # "U.N. official Rolf Ekeus heads for New York , Paris Lyon" – two entities of one type side by side
@@ -40,10 +39,8 @@ ENTITIES = [
     Chunk("ORG", 0, 1), Chunk("PER", 2, 4), Chunk("LOC", 6, 8), Chunk("LOC", 9, 10), Chunk("LOC", 10, 11),
 ]  # fmt: skip
 
-TAGS = st.lists(
-    st.sampled_from(["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("X", "Y"))]),
-    max_size=12,
-)
+KINDS_OF_TAGS = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in "XY")]
+TAGS = st.lists(st.sampled_from(KINDS_OF_TAGS), max_size=12)
 
 
 @pytest.mark.parametrize("tags", [*WELL_KNOWN.values(), BILOU], ids=[*WELL_KNOWN, "bilou"])
@@ -176,6 +173,11 @@ def tokenizer(tmp_path_factory) -> Tokenizer:
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
+@functools.cache
+def small_tagger(tokenizer: Tokenizer, labels: tuple[str, ...]) -> Tagger:
+    return bind_small(TaggingTask(), tokenizer, labels)
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=12))
 def test_what_a_model_says_in_its_own_scheme_is_right_in_every_spelling(tokenizer, name, places):
@@ -183,10 +185,7 @@ def test_what_a_model_says_in_its_own_scheme_is_right_in_every_spelling(tokenize
     own = tuple(labels[place % len(labels)] for place in places)
     if flaws(own, scheme) or not chunks(own):
         return
-    task, words = (
-        bind_small(TaggingTask(), tokenizer, labels),
-        tuple(random.Random(0).choices(WORDS, k=len(own))),
-    )
+    task, words = small_tagger(tokenizer, labels), ("ape",) * len(own)
     logits = np.full((len(own), len(labels)), -99, dtype=np.float32)
     logits[range(len(own)), [labels.index(tag) for tag in own]] = 99
     for spelling in WELL_KNOWN:
@@ -196,9 +195,8 @@ def test_what_a_model_says_in_its_own_scheme_is_right_in_every_spelling(tokenize
         metrics = dict(task.score([(example, prediction)]))
         kinds = {chunk.type for chunk in chunks(own)}
         named = [key for key in metrics if "/" not in key or key.rsplit("/")[1] in kinds]
-        assert [metrics[key] for key in named] == pytest.approx(
-            [float(key != "loss") for key in named]
-        )
+        expected = [float(key != "loss") for key in named]
+        assert [metrics[key] for key in named] == pytest.approx(expected)
         assert metrics.keys() == task.task.directions(labels).keys()
         assert task.grade(example, prediction) == 1
 
@@ -250,10 +248,9 @@ def test_strict_scores_are_seqevals_in_the_scheme_of_the_labels(prefixes, name, 
     if name == "IOB1":
         # Where B is not needed, seqeval takes the words behind it for an entity without their first.
         broken = [flaws(tags, "iob1") for tags in predicted]
-        predicted = [
-            [f"I{tag[1:]}" if place in row else tag for place, tag in enumerate(tags)]
-            for tags, row in zip(predicted, broken, strict=True)
-        ]
+        for tags, places in zip(predicted, broken, strict=True):
+            for place in places:
+                tags[place] = f"I{tags[place][1:]}"
     scores = counted(truth, predicted, labels)
     kinds = sorted({tag[2:] for tags in [*truth, *predicted] for tag in tags if tag != "O"})
     rates = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
@@ -300,9 +297,6 @@ def test_scores_of_plain_tags_are_scikit_learns(pairs):
     counts.add(truth[:5], predicted[:5], 1.0)
     counts.add(truth[5:], predicted[5:], 2.0)
     assert counts.words == len(pairs)
-    expected = {
-        "f1": f1_score(truth, predicted, average="macro", zero_division=0.0),
-        "accuracy": accuracy_score(truth, predicted),
-        "loss": 3 / len(pairs),
-    }
+    f1 = f1_score(truth, predicted, average="macro", zero_division=0.0)
+    expected = {"f1": f1, "accuracy": accuracy_score(truth, predicted), "loss": 3 / len(pairs)}
     assert counts.scores() == pytest.approx(expected)
