@@ -85,12 +85,10 @@ def test_no_label_and_a_label_of_all_are_told():
         found = MultilabelTask().check(labelled(), dev)
         check(found, "labels error", "no training example has a label")
         assert [finding.severity for finding in found].count("error") == 1
-    always = [MultilabelExample(f"t{n}", None, ("x",)) for n in range(3)]
-    message = "all training examples have these labels, .*: x"
-    check(MultilabelTask().check(always, []), "balance warning", message)
-    same = [ChoiceExample(f"t{n}", ("a", "b"), 0) for n in range(4)]
-    message = "always answering 0 would be right for 100.0%"
-    check(ChoiceTask().check(same, []), "balance warning", message)
+    always = MultilabelTask().check(labelled("x"), [])
+    check(always, "balance warning", "all training examples have these labels, .*: x")
+    same = ChoiceTask().check(choice("a", "b"), [])
+    check(same, "balance warning", "always answering 0 would be right for 100.0%")
     alone = ChoiceTask().check([ChoiceExample("t", ("a", "b"))], [])
     assert "balance" not in {finding.check for finding in alone}
 
@@ -240,14 +238,14 @@ def test_a_file_that_is_no_table_of_texts_is_refused(name, content, message, tmp
 
 
 def test_columns_are_guessed_in_any_case_and_exactly_first(tmp_path):
-    (tmp_path / "a.tsv").write_text(f"Text\tLabel\n{ROWS}")
-    first = rows_of(tmp_path / "a.tsv")[0]
-    assert (first.text, first.label) == ("a good film", "pos")
-    (tmp_path / "b.tsv").write_text("Sentence\tText\ttext\tLabel\n" + "x\ty\tz\tpos\n" * 3)
-    assert rows_of(tmp_path / "b.tsv")[0].text == "z"
-    (tmp_path / "c.tsv").write_text("Premise\tHypothesis\tLABEL\n" + "x\ty\tpos\n" * 3)
-    pair = rows_of(tmp_path / "c.tsv")[0]
-    assert (pair.text, pair.text_b, pair.label) == ("x", "y", "pos")
+    for rows, expected in (
+        ("Text\tLabel\nx\tpos\n", ("x", None, "pos")),
+        ("Sentence\tText\ttext\tLabel\nx\ty\tz\tpos\n", ("z", None, "pos")),
+        ("Premise\tHypothesis\tLABEL\nx\ty\tpos\n", ("x", "y", "pos")),
+    ):
+        (tmp_path / "a.tsv").write_text(rows)
+        (example,) = rows_of(tmp_path / "a.tsv")
+        assert (example.text, example.text_b, example.label) == expected
 
 
 def test_a_score_whose_square_overflows_is_refused():

@@ -1,5 +1,6 @@
 """Preflight of tagged sentences: each finding, by what it says and how grave it is."""
 
+import itertools
 import re
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -35,11 +36,8 @@ def said(
 
 def test_sound_data_has_its_baseline_and_nothing_else():
     found = said(ENOUGH, made("d/B-X", name="dev"))
-    assert found == {
-        "error": [],
-        "warning": [],
-        "note": ["balance: always answering 'O' would be right for 33.3% of the words"],
-    }
+    note = "balance: always answering 'O' would be right for 33.3% of the words"
+    assert found == {"error": [], "warning": [], "note": [note]}
 
 
 TWO_BROKEN = made("a/O b/I-X c/I-X", "d/I-X", name="t")
@@ -90,27 +88,19 @@ def of_file(path: Path, text: str) -> list[TagExample]:
 
 def tables(train: list[TagExample]) -> list[str]:
     """What is said of the form of the data."""
-    known = ("have blanks", "begins with a header", "different tags")
-    return [
-        text
-        for severity in said(train).values()
-        for text in severity
-        if any(part in text for part in known)
-    ]
+    form = re.compile("have blanks|begins with a header|different tags")
+    return list(filter(form.search, itertools.chain.from_iterable(said(train).values())))
 
 
 @pytest.mark.parametrize("header", ["", "sentence\tlabel\n"])
 def test_texts_with_labels_are_no_words_with_tags(tmp_path, header):
-    train = of_file(
-        tmp_path / "t.tsv",
-        header + "a good film\t1\na book that is far too long to be shown whole\t0\nbad\t0\n" * 2,
-    )
+    rows = "a good film\t1\na book that is far too long to be shown whole\t0\nbad\t0\n" * 2
+    train = of_file(tmp_path / "t.tsv", header + rows)
     (error,), first = said(train)["error"], 1 + len(header[:1])
-    assert error == (
-        f"rows: 4 of {5 + first} words of the training data or their tags have blanks, like texts with a label each: "
-        f"{tmp_path}/t.tsv:1 word {first} 'a good film' with the tag '1'. For labels of texts set task=\"classify\". "
-        "For tags each line is a word and its tag, and an empty line ends a sentence."
+    assert error.startswith(
+        f"rows: 4 of {5 + first} words of the training data or their tags have "
     )
+    assert f"{tmp_path}/t.tsv:1 word {first} 'a good film' with the tag '1'" in error
     assert "the dev data" in said(ENOUGH, train)["error"][0]
 
 
@@ -135,10 +125,7 @@ def test_a_header_is_no_word(tmp_path, header):
     between = "\t_" * (len(words) - 2)
     rows = f"{words[0]}{between}\tB-X\nb{between}\tO\n"
     (error,) = tables(of_file(tmp_path / "t.tsv", f"{header}\n{rows}"))
-    assert error.startswith(
-        f"rows: the training data begins with a header, which would be learned: {tmp_path}/t.tsv:1 "
-        f"{words[0]!r} with the tag {words[-1]!r}. Remove that line"
-    )
+    assert f"{tmp_path}/t.tsv:1 {words[0]!r} with the tag {words[-1]!r}. Remove that" in error
 
 
 @pytest.mark.parametrize(
@@ -165,9 +152,8 @@ def test_what_looks_like_something_else_is_told(rows, said_of_it):
 def test_tags_that_hardly_recur_are_told():
     assert tables(made(" ".join(f"w/{number // 2}" for number in range(100)))) == []
     (warning,) = tables(made(" ".join(f"w/{min(number, 50)}" for number in range(100))))
-    assert warning.startswith(
-        "labels: the 100 words of the training data have 51 different tags, such as 'w' with the tag '0'"
-    )
+    message = "labels: the 100 words of the training data have 51 different tags, such as 'w' with"
+    assert warning.startswith(message)
     assert tables(made(" ".join(f"w/{number}" for number in range(99)))) == []  # too few to tell
 
 
