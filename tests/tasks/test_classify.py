@@ -54,9 +54,8 @@ def test_a_strange_label_is_refused(tmp_path):
 
 @pytest.mark.parametrize("length", [4, 25])
 def test_lengths_that_the_model_cannot_have_are_refused(tmp_path, length):
-    with pytest.raises(
-        ConfigError, match=rf"^length: must be from 5 to the encoder's 24 positions, not {length}"
-    ):
+    message = rf"^length: must be from 5 to the encoder's 24 positions, not {length}"
+    with pytest.raises(ConfigError, match=message):
         make_task(tmp_path, length=length)
 
 
@@ -91,9 +90,7 @@ def test_scores_are_of_all_predictions_in_one_pass(tmp_path):
     results = list(predict(task, examples))
     metrics = evaluate_task(task, iter(examples), PredictConfig(window=64))
     right = [example.label == prediction.label for example, prediction in results]
-    losses = [
-        -math.log(prediction.probabilities[str(example.label)]) for example, prediction in results
-    ]
+    losses = [-math.log(made.probabilities[str(example.label)]) for example, made in results]
     assert metrics["accuracy"] == pytest.approx(np.mean(right))
     assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-6)
     assert metrics.keys() == {"accuracy", "f1_macro", "mcc", "loss"}

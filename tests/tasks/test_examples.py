@@ -34,9 +34,8 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def write_columns(path: Path, *names: str) -> str:
-    path.write_text(
-        "\t".join(names) + "\n" + "\t".join(f"<{name}>" for name in names) + "\n", encoding="utf8"
-    )
+    rows = names, [f"<{name}>" for name in names]
+    path.write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf8")
     return str(path)
 
 
@@ -58,9 +57,8 @@ def test_columns_are_guessed_where_that_is_clear(tmp_path, names, text, text_b, 
     source = write_columns(tmp_path / "a.tsv", *names)
     reading = read_examples(source)
     assert reading.columns == TextColumns(text, text_b, label)
-    expected = TextExample(
-        f"<{text}>", None if text_b is None else f"<{text_b}>", f"<{label}>", f"{source}:2"
-    )
+    second = None if text_b is None else f"<{text_b}>"
+    expected = TextExample(f"<{text}>", second, f"<{label}>", f"{source}:2")
     assert list(reading.examples) == [expected]
     unlabelled = read_examples(source, labelled=False)
     assert unlabelled.columns == TextColumns(text, text_b)

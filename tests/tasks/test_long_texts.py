@@ -18,6 +18,7 @@ from parity import batch_of, check_sum
 from toy_task import VOCABULARY, WORDS, make_task, make_tokenizer
 
 LONG = " ".join(WORDS)  # ten tokens
+WINDOWS = ["ape bee cat dog elk fox", "dog elk fox gnu hen ibis", "elk fox gnu hen ibis jay"]
 
 
 def words_of(fit: Fit, folder: Path, a: str, b: str | None = None) -> tuple[list[str], int]:
@@ -35,11 +36,7 @@ def test_a_long_text_is_read_by_its_beginning_its_ends_or_whole(tmp_path):
     assert words_of(Fit(8), tmp_path, LONG) == (["[CLS] ape bee cat dog elk fox [SEP]"], 4)
     ends = ["[CLS] ape fox gnu hen ibis jay [SEP]"]
     assert words_of(Fit(8, "head_tail"), tmp_path, LONG) == (ends, 4)
-    every = [
-        "[CLS] ape bee cat dog elk fox [SEP]",
-        "[CLS] dog elk fox gnu hen ibis [SEP]",
-        "[CLS] elk fox gnu hen ibis jay [SEP]",
-    ]
+    every = [f"[CLS] {window} [SEP]" for window in WINDOWS]
     assert words_of(Fit(8, "windows"), tmp_path, LONG) == (every, 0)
     assert len(words_of(Fit(8, "windows", stride=1), tmp_path, LONG)[0]) == 5
     for long_texts in ("truncate", "head_tail", "windows"):
@@ -77,9 +74,8 @@ def test_the_prediction_for_a_text_is_that_of_all_its_windows(tmp_path, task):
     toy.model.eval()
     task_model = task.bind(toy.model, toy.tokenizer, ("x",), 8)
     kind = MultilabelExample if isinstance(task, MultilabelTask) else TextExample
-    texts = ["ape bee cat dog elk fox", "dog elk fox gnu hen ibis", "elk fox gnu hen ibis jay"]
     ((_, whole),) = predict(task_model, [kind(LONG)])
-    parts = [prediction for _, prediction in predict(task_model, [kind(text) for text in texts])]
+    parts = [prediction for _, prediction in predict(task_model, [kind(text) for text in WINDOWS])]
     if isinstance(task, SentenceEmbeddingTask):
         rows = np.concatenate([part.vectors for part in parts])
         expected = rows.max(0) if task.pooling == "max" else rows.mean(0)
@@ -110,8 +106,7 @@ def test_a_long_text_weighs_as_much_in_training_as_a_short_one(tmp_path, task):
     task_model = task.bind(toy.model, toy.tokenizer, labels, 8)
     multilabel = isinstance(task, MultilabelTask)
     kind, answer = (MultilabelExample, ("1",)) if multilabel else (TextExample, "1")
-    texts = ["ape bee", LONG, "ape bee cat dog elk fox", "dog elk fox gnu hen ibis"]
-    texts.append("elk fox gnu hen ibis jay")
+    texts = ["ape bee", LONG, *WINDOWS]
     inputs = task_model.encode([kind(text, None, answer) for text in texts])
     assert [len(item.sequences) for item in inputs] == [1, 3, 1, 1, 1]
     losses = [task_model(batch_of([item]))["label"].total.item() for item in inputs]

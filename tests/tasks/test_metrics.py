@@ -37,11 +37,9 @@ def test_counts_give_what_the_arrays_give(count, data):
     labels = st.integers(0, count - 1)
     pairs = data.draw(st.lists(st.tuples(labels, labels), min_size=1))
     truth, predicted = (np.array(column) for column in zip(*pairs, strict=True))
-    expected = {
-        "accuracy": (truth == predicted).mean(),
-        "f1_macro": metrics.f1_score(truth, predicted, average="macro", zero_division=0.0),
-        "mcc": _correlation(truth, predicted, count),
-    }
+    f1_macro = metrics.f1_score(truth, predicted, average="macro", zero_division=0.0)
+    accuracy, mcc = (truth == predicted).mean(), _correlation(truth, predicted, count)
+    expected = {"accuracy": accuracy, "f1_macro": f1_macro, "mcc": mcc}
     if count == 2:
         expected["f1"] = metrics.f1_score(truth, predicted, zero_division=0.0)
     assert classification_metrics(Confusion(count, pairs)) == pytest.approx(expected)
@@ -55,9 +53,8 @@ def test_counts_of_several_labels_give_what_the_arrays_give(rows, labels, share,
     for name in ("micro", "macro"):
         # scikit-learn takes one column for two classes; it is the F1 of the second that is meant.
         average = "binary" if labels == 1 else name
-        wanted = metrics.f1_score(
-            truth.astype(int), given.astype(int), average=average, zero_division=0.0
-        )
+        arrays = truth.astype(int), given.astype(int)
+        wanted = metrics.f1_score(*arrays, average=average, zero_division=0.0)
         assert found[f"f1_{name}"] == pytest.approx(wanted)
 
 
@@ -90,10 +87,8 @@ def test_thresholds_have_the_best_f1_of_all_decisions(rows, seed, coarse):
     probabilities = probabilities.round(1) if coarse else probabilities
 
     held = truth.any(0).tolist()
-    cuts = [
-        [2.0, *column] if known else [0.5]
-        for column, known in zip(probabilities.T.tolist(), held, strict=True)
-    ]
+    columns = zip(probabilities.T.tolist(), held, strict=True)
+    cuts = [[2.0, *column] if known else [0.5] for column, known in columns]
     chosen = micro_thresholds(truth, probabilities)
     best = max(f1(truth, probabilities >= (a, b)) for a in cuts[0] for b in cuts[1])
     assert f1(truth, probabilities >= chosen) == pytest.approx(best)
@@ -115,9 +110,8 @@ def test_a_threshold_that_is_better_by_little_is_better():
 def test_of_equally_good_thresholds_the_nearest_to_one_half_is_taken():
     truth, probabilities = np.array([[0], [1]]), np.array([[0.2], [0.9]])
     assert macro_thresholds(truth, probabilities) == (pytest.approx(0.55),)
-    assert macro_thresholds(
-        np.array([[1], [1], [0], [0]]), np.array([[0.9], [0.2], [0.6], [0.1]])
-    ) == (pytest.approx(0.15),)
+    truth, probabilities = np.array([[1], [1], [0], [0]]), np.array([[0.9], [0.2], [0.6], [0.1]])
+    assert macro_thresholds(truth, probabilities) == (pytest.approx(0.15),)
 
 
 @given(st.integers(2, 40), st.integers(0, 999), st.booleans())
@@ -176,9 +170,8 @@ def test_temperature_stays_where_nothing_is_wrong_and_within_its_range():
 
 def test_each_label_has_the_scale_and_offset_of_platt():
     logits = DRAW.normal(size=(800, 3)) * np.array([3.0, 1.0, 5.0])
-    truth = sigmoid(logits * np.array([0.5, 2.0, 0.3]) + np.array([1.0, -1, 0])) > DRAW.random(
-        (800, 3)
-    )
+    chances = sigmoid(logits * np.array([0.5, 2.0, 0.3]) + np.array([1.0, -1, 0]))
+    truth = chances > DRAW.random((800, 3))
     factor, offset = calibration.fit_scales(logits, truth)
     for label in range(3):
         z, y = logits[:, label], truth[:, label]
@@ -206,10 +199,8 @@ def test_rare_labels_share_one_temperature():
 
 def test_guarantee_of_conformal_sets_holds_over_draws():
     """Coverage ~ Beta(n + 1 − l, l), l = ⌊(n + 1) α⌋ = 10: mean .9010, deviation .0296."""
-    coverage = []
-    for _ in range(2000):
-        # The probability of the right label is uniform: P(p ≥ t) = 1 − t.
-        coverage.append(1 - calibration.conformal_threshold(DRAW.random(100), 0.1))
+    # The probability of the right label is uniform: P(p ≥ t) = 1 − t.
+    coverage = [1 - calibration.conformal_threshold(x, 0.1) for x in DRAW.random((2000, 100))]
     assert np.mean(coverage) == pytest.approx(0.9010, abs=0.002)
     assert np.std(coverage) == pytest.approx(0.0296, abs=0.0015)
 

@@ -35,24 +35,19 @@ def test_scores_are_measured_as_by_scipy(tmp_path):
 def test_what_is_no_number_cannot_be_scored(tmp_path):
     task = make_scorer(tmp_path)
     for label in ("two", "inf", "1,5"):
-        with pytest.raises(
-            DataError,
-            match=rf"^s\.tsv:3: label '{label}' is not a number\n  Write a number, such as 2\.5",
-        ):
+        message = rf"^s\.tsv:3: label '{label}' is not a number\n  Write a number, such as 2\.5"
+        with pytest.raises(DataError, match=message):
             evaluate_task(task, [TextExample("ape", None, label, "s.tsv:3")])
 
 
 def test_scores_are_read_from_files_as_classes_are(tmp_path):
-    (tmp_path / "sts.tsv").write_text(
-        "index\tsentence1\tsentence2\tscore\n0\tape\tbee\t2.50\n1\tcat\tdog\t\n"
-    )
+    rows = "index\tsentence1\tsentence2\tscore\n0\tape\tbee\t2.50\n1\tcat\tdog\t\n"
+    (tmp_path / "sts.tsv").write_text(rows)
     reading = RegressionTask().read(str(tmp_path / "sts.tsv"))
     assert reading.task == RegressionTask(TextColumns("sentence1", "sentence2", "score"))
     first, second = reading.examples
     assert (first.text, first.text_b, first.label) == ("ape", "bee", "2.50")
     assert second.label is None
-    assert RegressionTask().texts(first) == ("ape", "bee")
-    assert RegressionTask().texts(TextExample("ape")) == ("ape",)
 
 
 def findings(train: list[TextExample], dev: list[TextExample]) -> list[tuple[str, str, str]]:

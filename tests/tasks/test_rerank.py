@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 import bothways
-from bothways.core.errors import DataError
+from bothways.core.errors import DataError, FolderError
+from bothways.hub.model_folder import save_model
 from bothways.prediction.engine import evaluate_task, predict
 from bothways.tasks.metrics import average_precision, ndcg, reciprocal_rank
 from bothways.tasks.reranking.task import RankColumns, Ranker, RankExample, RerankingTask
 from commands import run_line
 from parity import batch_of
 from toy_folder import BAD, FILLERS, GOOD, make_folder
-from toy_task import WORDS, bind_small, make_tokenizer
+from toy_task import WORDS, bind_small, make_task, make_tokenizer
 from toy_tasks import make_rankings
 
 METRICS = ("ndcg@10", "mrr@10", "map")
@@ -332,3 +333,10 @@ def test_the_command_line(trained, tmp_path, capsys):
     assert {*metrics} == {*METRICS}
     run_line("evaluate", trained, pairs, *columns, "--label", "rel", "--json")
     assert json.loads(capsys.readouterr().out) == pytest.approx(metrics)
+
+
+def test_fewer_or_more_outputs_than_one(tmp_path):
+    task = make_task(tmp_path / "vocabulary")
+    save_model(tmp_path / "three", task.model, task.tokenizer, labels=task.labels)
+    with pytest.raises(FolderError, match=r"has 3 outputs \(x, y, z\), and rerank has one"):
+        bothways.load(tmp_path / "three", task="rerank")

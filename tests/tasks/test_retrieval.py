@@ -19,10 +19,8 @@ def brute_force(queries: Any, vectors: Any, k: int, names: Any = None) -> tuple[
     """Products in float64, rounded to fp32 and sorted whole."""
     ids = -np.arange(len(vectors)) if names is None else names
     scores = np.array([[(q.astype(float) * v).sum() for v in vectors] for q in queries], np.float32)
-    order = [
-        sorted(range(len(vectors)), key=lambda n: (row[n], ids[n]), reverse=True)[:k]
-        for row in scores
-    ]
+    keys = [list(zip(row, ids, range(len(vectors)), strict=True)) for row in scores]
+    order = [[n for *_, n in sorted(row, reverse=True)[:k]] for row in keys]
     rows = np.array(order, np.int64).reshape(len(queries), -1)
     return np.take_along_axis(scores, rows, 1), rows
 

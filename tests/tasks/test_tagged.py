@@ -36,9 +36,7 @@ End NN B-NP O
 GUESS = TagColumns()
 
 
-def opened(
-    source: object, asked: TagColumns = GUESS, usual: TagColumns = GUESS, labelled: bool = True
-):
+def opened(source, asked: TagColumns = GUESS, usual: TagColumns = GUESS, labelled: bool = True):
     result = open_tagged(TaggingTask(usual), str(source), asked, labelled=labelled)
     return result.task.columns, list(result.examples), result.share
 
@@ -162,10 +160,8 @@ def test_lines_of_text(tmp_path):
 def test_a_table_of_texts_between_tabs(tmp_path, name, text, asked):
     file = write(tmp_path / name, text)
     found = read(file, asked, labelled=False)
-    assert [(e.words, e.whole) for e in found] == [
-        (("Anna", "lives", "."), "Anna lives."),
-        (("In", "Oslo"), "In Oslo"),
-    ]
+    assert [e.words for e in found] == [("Anna", "lives", "."), ("In", "Oslo")]
+    assert [e.whole for e in found] == ["Anna lives.", "In Oslo"]
     assert found[0].where == f"{file}:2"
 
 
@@ -182,9 +178,7 @@ def test_columns_between_tabs_stay_columns(tmp_path):
 
 def test_texts_are_not_taken_for_words(tmp_path):
     file = write(tmp_path / "a.tsv", "said\tid\nAnna lives\t1\nIn Oslo\t2\n")
-    message = (
-        r"a\.tsv:1: 2 of the first 3 words have blanks, as texts do: 'Anna lives'\n.*text=NAME"
-    )
+    message = r"a\.tsv:1: 2 of the first 3 words have blanks, .*: 'Anna lives'\n.*text=NAME"
     with pytest.raises(DataError, match=message):
         read(file, labelled=False)
     with pytest.raises(DataError, match=r"empty\.tsv: has no word"):
@@ -228,15 +222,13 @@ def write_rows(file: Path, rows: list[dict[str, object]]) -> Path:
     return write(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.parametrize(
-    ("name", "words", "tags"),
-    [
-        ("a.jsonl", "words", "tags"),
-        ("a.jsonl.gz", "tokens", "ner_tags"),
-        ("a.parquet", "tokens", "labels"),
-    ],
-)
-def test_tables_of_lists(tmp_path, name, words, tags):
+NAMES = {"a.jsonl": ("words", "tags"), "a.jsonl.gz": ("tokens", "ner_tags")}
+NAMES["a.parquet"] = ("tokens", "labels")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_of_lists(tmp_path, name):
+    words, tags = NAMES[name]
     row = {words: ["EU", "rejects"], tags: ["B-ORG", "O"], "pos_tags": [1, 2]}
     rows = [{**row, "text": "EU rejects"}]
     file = write_rows(tmp_path / name, rows)
@@ -312,12 +304,13 @@ def test_spans_slice_the_text_back_into_words(words):
 def test_neighbours_are_of_the_document_and_no_more_than_can_be_read():
     made = [(number // 500, TagExample((str(number),) * 3, ("O",) * 3)) for number in range(600)]
     found = list(with_context(iter([*made, (None, TagExample(("x",)))])))
-    assert [example.words for example in found[:-1]] == [example.words for _, example in made]
+    words = tuple(example.words for _, example in made)
+    assert tuple(example.words for example in found[:-1]) == words
     assert found[0].before == found[499].after == found[500].before == found[-1].before == ()
-    assert found[1].before == (("0",) * 3,)
+    assert found[1].before == words[:1]
     enough = -(-NEIGHBOURS // 3)
-    assert found[300].before == tuple((str(number),) * 3 for number in range(300 - enough, 300))
-    assert found[300].after == tuple((str(number),) * 3 for number in range(301, 301 + enough))
+    assert found[300].before == words[300 - enough : 300]
+    assert found[300].after == words[301 : 301 + enough]
 
 
 PLAIN = "sentence_id,words,labels\n1,Anna,B-PER\n1,sings,O\n2,in,O\n2,Oslo,B-LOC\n"
@@ -325,6 +318,7 @@ KAGGLE = (
     "Sentence #,Word,POS,Tag\nSentence: 1,Anna,NNP,B-per\n,sings,VB,O\nSentence: 2,in,IN,O\n"
     ',"Oslo,",NNP,B-geo\n'
 )
+OF_KAGGLE = [(("Anna", "sings"), ("B-per", "O")), (("in", "Oslo,"), ("O", "B-geo"))]
 
 
 def read_file(path: Path, text: str, task: TaggingTask, **options: Any) -> list[TagExample]:
@@ -341,9 +335,7 @@ def test_rows_of_words_are_joined_in_order(tmp_path):
     named = TagColumns("Word", "Tag")
     for columns in (None, named, replace(named, sentence="Sentence #")):
         examples = read_file(file, KAGGLE, TaggingTask(), columns=columns)
-        assert [(e.words, e.tags) for e in examples] == [
-            (("Anna", "sings"), ("B-per", "O")), (("in", "Oslo,"), ("O", "B-geo")),
-        ]  # fmt: skip
+        assert [(e.words, e.tags) for e in examples] == OF_KAGGLE
     task = TaggingTask().read(str(file), TagColumns("Word", "POS")).task
     assert task.columns == TagColumns("Word", "POS", sentence="Sentence #")
     for reader in (task, TaggingTask()):
@@ -374,15 +366,10 @@ def test_rows_in_memory_are_read_as_files(kind, tmp_path):
     from bothways.core.progress import SILENT
 
     frame = pandas.read_csv(write(tmp_path / "a.csv", KAGGLE))
-    rows: Any = {
-        "pandas": frame,
-        "dicts": frame.to_dict("records"),
-        "dataset": datasets.Dataset.from_pandas(frame),
-    }[kind]
+    dataset, dicts = datasets.Dataset.from_pandas(frame), frame.to_dict("records")
+    rows = {"pandas": frame, "dicts": dicts, "dataset": dataset}[kind]
     examples = read_rows(rows, TaggingTask(), "train", SILENT).examples
-    assert [(e.words, e.tags) for e in examples] == [
-        (("Anna", "sings"), ("B-per", "O")), (("in", "Oslo,"), ("O", "B-geo")),
-    ]  # fmt: skip
+    assert [(e.words, e.tags) for e in examples] == OF_KAGGLE
     assert [e.where for e in examples] == ["train row 1", "train row 3"]
 
 

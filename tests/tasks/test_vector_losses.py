@@ -11,21 +11,15 @@ from sentence_transformers.sentence_transformer import losses as peers
 from torch import Tensor
 
 from bothways.core.errors import ConfigError
+from bothways.tasks.sentence_embedding import losses
 from bothways.tasks.sentence_embedding.losses import (
-    ANCHOR,
-    FILLER,
-    OTHER,
-    POSITIVE,
     AnglE,
     CoSENT,
-    CosineRegression,
     InBatchSoftmax,
     MarginMSE,
     SupervisedContrastive,
     TeacherKL,
     TextTargets,
-    VectorLoss,
-    at_widths,
 )
 
 WIDTH = 7  # odd: AnglE pads it
@@ -34,7 +28,7 @@ GTE = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc")
 
 def grouped(examples: int, documents: int, scores: Tensor | None = None) -> TextTargets:
     """Return the targets of examples with an anchor and equally many documents, all texts distinct."""
-    roles = [ANCHOR, POSITIVE, *[OTHER] * (documents - 1)] * examples
+    roles = [losses.ANCHOR, losses.POSITIVE, *[losses.OTHER] * (documents - 1)] * examples
     values = torch.full((examples, documents + 1), torch.nan, dtype=torch.float64)
     if scores is not None:
         values[:, 1:] = scores.reshape(examples, -1)
@@ -48,7 +42,7 @@ def drawn(texts: int, seed: int) -> Tensor:
 
 
 SCORES = torch.tensor([0.1, 0.9, 0.4, 0.4, 0.0, 0.7], dtype=torch.float64)
-CASES: dict[str, tuple[VectorLoss, int, Callable[[Any], Any], Tensor | None]] = {
+CASES: dict[str, tuple[losses.VectorLoss, int, Callable[[Any], Any], Tensor | None]] = {
     "softmax": (InBatchSoftmax(), 1, peers.MultipleNegativesRankingLoss, None),
     "softmax with negatives": (
         InBatchSoftmax(0.2), 3,
@@ -94,7 +88,7 @@ def test_regression_is_the_mean_squared_error():
     x = drawn(12, 3)
     cosines = torch.cosine_similarity(x[::2], x[1::2])
     expected = (cosines - SCORES).square().sum()
-    torch.testing.assert_close(CosineRegression()(x, grouped(6, 1, SCORES)), expected)
+    torch.testing.assert_close(losses.CosineRegression()(x, grouped(6, 1, SCORES)), expected)
 
 
 def test_classes_are_the_formula_of_the_paper():
@@ -194,12 +188,12 @@ def test_widths_are_a_mean_and_fillers_are_dropped():
     x, texts = drawn(12, 9), grouped(6, 1)
     loss = InBatchSoftmax()
     expected = (loss(x[:, :3], texts) + loss(x, texts)) / 2
-    torch.testing.assert_close(at_widths(loss, x, texts, (3, WIDTH)), expected)
-    assert at_widths(loss, x, texts, ()) == loss(x, texts)
+    torch.testing.assert_close(losses.at_widths(loss, x, texts, (3, WIDTH)), expected)
+    assert losses.at_widths(loss, x, texts, ()) == loss(x, texts)
     weighted = (3 * loss(x[:, :3], texts) + loss(x, texts)) / 4
-    torch.testing.assert_close(at_widths(loss, x, texts, (3, WIDTH), (3.0, 1.0)), weighted)
+    torch.testing.assert_close(losses.at_widths(loss, x, texts, (3, WIDTH), (3.0, 1.0)), weighted)
     pair = TextTargets(*np.array([[0, 1], [1, 2]]), np.zeros(2, dtype=np.float32))
-    assert pair.without_weight().roles.tolist() == [FILLER, FILLER]
+    assert pair.without_weight().roles.tolist() == [losses.FILLER] * 2
 
 
 @pytest.mark.parametrize("make", [InBatchSoftmax, CoSENT, AnglE, SupervisedContrastive, TeacherKL])
