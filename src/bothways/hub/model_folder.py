@@ -406,23 +406,23 @@ def save_model(  # noqa: PLR0913 – one independent value per kind of content
 
 def check_adapter_only(source: str, model: Model, tokenizer: Tokenizer) -> None:
     """Raise ConfigError if PEFT could not open the changes of a model as an adapter of its base."""
-    folder, location = resolve(resolve_run(source)), "lora.adapter_only"
-    fix = "Leave it out: the folder then holds all weights."
-    if (folder / ADAPTER).is_file():
-        message = f"needs a whole model as its base, and {source} is an adapter itself"
-        raise ConfigError(message, where=location, fix=fix)
+    folder = resolve(resolve_run(source))
     architecture = hf_config.write_hf_config(model, tokenizer, (), None, folder).architecture
     family = family_named(hf_config.read_hf_config(folder).model_type)
-    if family is None or architecture is None or architecture.own:
+    if (folder / ADAPTER).is_file():
+        message = f"needs a whole model as its base, and {source} is an adapter itself"
+    elif family is None or architecture is None or architecture.own:
         message = (
             "transformers has no class with this encoder and these heads that PEFT could adapt"
         )
-        raise ConfigError(message, where=location, fix=fix)
-    if family.other_keys:
+    elif family.other_keys:
         message = (
             f"the modules of {family.model_type} in transformers have other names than its files"
         )
-        raise ConfigError(message, where=location, fix=fix)
+    else:
+        return
+    fix = "Leave it out: the folder then holds all weights."
+    raise ConfigError(message, where="lora.adapter_only", fix=fix)
 
 
 def write_weights(file: Path, tensors: dict[str, Tensor]) -> None:
