@@ -250,7 +250,7 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
         ConfigError: a word consists of several words for this tokenizer.
         TokenizerError: no word is new.
     """
-    tokens = _new_tokens(tokenizer, words)
+    tokens, added = _new_tokens(tokenizer, words), list[tokenizers.AddedToken]()
     spec: dict[str, Any] = json.loads(tokenizer.backend.to_str())
     next_id = tokenizer.size
     vocabulary = spec["model"]["vocab"]
@@ -265,12 +265,11 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
                 score = sum(scores.get(piece.value, lowest) for piece in split(token))
                 vocabulary.append([token, score + _PREFERRED])
         case _:
-            backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
             for word in tokens:
                 flags = {"single_word": not is_spaceless(word), "lstrip": True, "normalized": False}
-                backend.add_tokens([tokenizers.AddedToken(word, **flags)])
-            return Tokenizer(backend, tokenizer.specials, tokenizer.flat, tokenizer.words)
+                added.append(tokenizers.AddedToken(word, **flags))
     backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    backend.add_tokens(added)
     return Tokenizer(backend, tokenizer.specials, tokenizer.flat, tokenizer.words)
 
 
