@@ -202,7 +202,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"id2label": {"0": None}}, "id2label must name the outputs 0, 1, 2"),
     ({"id2label": {}}, "must have 1 to 1,000,000 outputs, not 0"),
     ({"num_labels": -1}, "must have 1 to 1,000,000 outputs, not -1"),
-    ({"architectures": 5}, "architectures must be a list of class names, not 5"),
+    ({"architectures": 5}, "architectures must be a list, not 5"),
     ({"problem_type": "guess"}, "problem_type 'guess' has no counterpart"),
     ({"classifier_dropout": 1.5}, "heads.labels.dropout: must be in"),
     ({"is_decoder": True}, "is_decoder True has no counterpart here"),

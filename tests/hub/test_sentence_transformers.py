@@ -386,18 +386,18 @@ def normalised(tmp_path_factory) -> Path:
         (
             "config_sentence_transformers.json",
             {"truncate_dim": 0},
-            r"truncate_dim must be a number of components, at least 1, not 0\n  Set it",
+            r"truncate_dim must be a whole number, at least 1, not 0\n  Set it",
         ),
         (
             "config_sentence_transformers.json",
             {"truncate_dim": "5"},
-            r"truncate_dim must be a number of components, at least 1, not '5'\n",
+            r"truncate_dim must be a whole number, at least 1, not '5'\n",
         ),
         ("sentence_bert_config.json", {"do_lower_case": True}, r"lower-cases texts before"),
         (
             "sentence_bert_config.json",
             {"max_seq_length": "8"},
-            r"max_seq_length must be a number of tokens, at least 1, not '8'\n  Set it",
+            r"max_seq_length must be a whole number, at least 1, not '8'\n  Set it",
         ),
         ("sentence_bert_config.json", [], r"holds a JSON list, not an object"),
     ],

@@ -22,7 +22,7 @@ from bothways.core.errors import ConfigError, FolderError, argument, call
 from bothways.core.files import read_object
 from bothways.core.terminal import listed, quantity
 from bothways.hub.adapter import CONFIG, Adapter, apply_adapter, read_adapter
-from bothways.hub.resolve import MODULES, object_in
+from bothways.hub.resolve import MODULES, object_in, require_types
 from bothways.hub.weight_files import Weights, open_weights
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import FAMILIES, family_for, family_named
@@ -221,11 +221,9 @@ def _read_adapted(adapter: Adapter) -> HFConfig:
     outputs = adapter.outputs(architecture, base.keys)
     if outputs is not None and outputs != len(base.labels()):
         raw |= {"id2label": {str(i): label_name(i) for i in range(outputs)}, "num_labels": outputs}
-    recorded = object_in(adapter.folder / RECORD).get(CONFIG, {})
-    if not isinstance(recorded, dict):
-        message = f"{CONFIG} must be an object of settings, not {recorded!r:.40}"
-        raise FolderError(message, where=adapter.folder / RECORD)
-    if recorded:
+    record = object_in(adapter.folder / RECORD)
+    require_types(record, adapter.folder / RECORD, config=dict)
+    if recorded := record.get(CONFIG):
         replaced = {*_OUTPUT_KEYS, *(key for key, _ in family.dropouts.values())}
         # The base model's outputs and dropouts do not belong to the adapted head.
         raw = {key: value for key, value in raw.items() if key not in replaced} | recorded
@@ -258,10 +256,7 @@ def read_family_config(family: Family, raw: Mapping[str, Any], location: Path) -
     Raises:
         FolderError: a setting has no counterpart here or is malformed.
     """
-    classes = raw.get("architectures") or []
-    if not isinstance(classes, list):
-        message = f"architectures must be a list of class names, not {classes!r:.40}"
-        raise FolderError(message, where=location)
+    require_types(raw, location, architectures=list)
     encoder, unknown = family.config_rules.read_all(raw, str(location))
     # Dropouts of heads are known settings, though the encoder does not have them.
     dropout_keys = {key for key, _ in family.dropouts.values()}
@@ -270,17 +265,19 @@ def read_family_config(family: Family, raw: Mapping[str, Any], location: Path) -
         for kind, (key, default) in family.dropouts.items()
     }
     unknown = {key: value for key, value in unknown.items() if key not in dropout_keys}
-    keys, architecture = family.keys_for(encoder), family.architecture_named(map(str, classes))
+    keys, architecture = (
+        family.keys_for(encoder),
+        family.architecture_named(map(str, raw.get("architectures") or [])),
+    )
     config = HFConfig(raw, location, family.model_type, encoder, keys, architecture)
     return replace(config, dropouts=dropouts, unknown=unknown)
 
 
 def _recorded_dropouts(folder: Path) -> dict[str, float]:
     file = folder / RECORD
-    rates = object_in(file).get(DROPOUTS, {})
-    if not isinstance(rates, dict):
-        message = f"{DROPOUTS} must be an object of heads and rates, not {rates!r:.40}"
-        raise FolderError(message, where=file)
+    record = object_in(file)
+    require_types(record, file, dropouts=dict)
+    rates = record.get(DROPOUTS) or {}
     kinds = [kind for kind in ("labels", "tags", "choice") if kind in rates]
     return {kind: read_number(rates, kind, 0.0, str(file)) for kind in kinds}
 

@@ -169,13 +169,9 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
         message = "lower-cases texts before they are tokenized"
         fix = "Let the tokenizer do it, and set do_lower_case to false."
         raise FolderError(message, where=folder / _TRANSFORMER, fix=fix)
-    length = transformer.get("max_seq_length")
+    length: Any = _read_count(transformer, "max_seq_length", folder / _TRANSFORMER)
     if length is None:
         length = object_in(folder / "tokenizer_config.json").get("model_max_length")
-    elif type(length) is not int or length < 1:
-        message = f"max_seq_length must be a number of tokens, at least 1, not {length!r:.40}"
-        fix = "Set it to null for the tokenizer's."
-        raise FolderError(message, where=folder / _TRANSFORMER, fix=fix)
     # A longer one cannot be computed: there are no positions for it.
     length = min(positions, length) if isinstance(length, int) and length > 0 else positions
     activations = [config[_OLDEST]] if _OLDEST in config else []
@@ -212,11 +208,17 @@ def read_program_config(folder: Path, positions: int) -> ProgramConfig | None:
     pooling, include_prompt = (
         ("mean", True) if static else _read_pooling(root / chain[1][1] / "config.json")
     )
-    components, prompts = program.get(_CUT), _read_prompts(program, file)
-    if components is not None and (type(components) is not int or components < 1):
-        message = f"{_CUT} must be a number of components, at least 1, not {components!r:.40}"
-        raise FolderError(message, where=file, fix="Set it to null to keep all.")
+    components, prompts = _read_count(program, _CUT, file), _read_prompts(program, file)
     return SentenceEncoderConfig(pooling, normalised, components, length, *prompts, include_prompt)
+
+
+def _read_count(settings: Mapping[str, Any], key: str, file: Path) -> int | None:
+    """Return a number of tokens or components; None where there is none."""
+    count = settings.get(key)
+    if count is not None and (type(count) is not int or count < 1):
+        message = f"{key} must be a whole number, at least 1, not {count!r:.40}"
+        raise FolderError(message, where=file, fix="Set it to null for no limit of its own.")
+    return count
 
 
 def read_projection(folder: Path) -> Projection | None:
@@ -312,11 +314,9 @@ def _read_pooling(file: Path) -> tuple[Pooling | tuple[Pooling, ...], bool]:
     if not modes or not all(isinstance(mode, str) and mode in names for mode in modes):
         message = f"pools by {' and '.join(map(str, modes))[:80] or 'nothing'}"
         raise FolderError(message, where=file, fix=f"Supported are {', '.join(names)}.")
-    include_prompt = raw.get("include_prompt", True)
-    if not isinstance(include_prompt, bool):
-        message = f"include_prompt must be true or false, not {include_prompt!r:.40}"
-        raise FolderError(message, where=file, fix="Copy the model again.")
-    return modes[0] if len(modes) == 1 else tuple(modes), include_prompt
+    require_types(raw, file, include_prompt=bool)
+    pooling = modes[0] if len(modes) == 1 else tuple(modes)
+    return pooling, raw.get("include_prompt") is not False
 
 
 def save_sentence_folder(
