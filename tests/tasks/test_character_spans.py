@@ -97,7 +97,7 @@ def test_parquet_and_columns_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("spans", "said"),
     [
-        ([[1, 9, "PER"]], ("0–9", "cuts a word")),
+        ([[1, 9, "PER"]], ("0–9", "cuts a word", "task.splitter=punctuation")),
         ([[0, 6, "PER"]], ("0–9", "cuts a word")),
         ([[0, 9, "PER"], [5, 9, "X"]], ("overlap", "0–9 (PER)", "5–9 (X)")),
         ([[0, 9, "PER"], [0, 9, "PER"]], ("overlap",)),
@@ -131,13 +131,6 @@ def test_spans_that_are_refused(spans, said, tmp_path):
     assert next(reading.table.rows, None) is None, "the file is closed when a row is refused"
     assert error.value.where == f"{file}:2"
     assert all(part in str(error.value) for part in said)
-
-
-def test_a_cut_word_names_the_splitter_that_does_not_cut_it():
-    spans = ("a Berlin-based firm", [2, 8, "LOC"]), ("我有10年", [2, 3, "NUM"])
-    for (text, span), splitter in zip(spans, ("punctuation", "characters"), strict=True):
-        with pytest.raises(DataError, match=f"task.splitter={splitter}"):
-            in_memory({"text": text, "entities": [span]})
 
 
 def test_rows_that_nobody_annotated_are_counted(tmp_path):
@@ -190,4 +183,4 @@ def test_the_spans_of_words_are_their_tags(data):
             spans.append(CharacterSpan(words[number][0], words[last - 1][1], "X"))
             tags[number:last] = ["B-X", *["I-X"] * (last - number - 1)]
         number = max(last, number + 1)
-    assert tags_from_spans(text, words, spans, "a text", "auto") == tuple(tags)
+    assert tags_from_spans(text, words, spans, "a text") == tuple(tags)

@@ -248,7 +248,7 @@ def tag_example(
         slices, starts = tuple(words[a:b] for a, b in spans), tuple(a for a, _ in spans)
         if label is not None:
             entities = read_spans(cell_of(row, label, where), label, where)
-            tags = tags_from_spans(words, spans, entities, where, splitter)
+            tags = tags_from_spans(words, spans, entities, where)
         return TagExample(slices, tags, where, words, starts)
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         message = f"column {columns.text!r} holds {_kind(words)}, not a list of words"

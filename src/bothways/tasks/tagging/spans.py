@@ -13,14 +13,12 @@ space at the ends of a span belongs to no word.
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
 from bothways.core.errors import DataError
 from bothways.tasks.tagging.schemes import OUTSIDE
-from bothways.tasks.tagging.word_splitter import Splitter, split_words
 
 _STARTS, _ENDS = ("start", "start_offset", "begin"), ("end", "end_offset", "stop")
 _TYPES = ("type", "label", "labels", "entity_group", "entity", "tag")
@@ -89,17 +87,12 @@ def _offset(value: Any) -> int | None:
 
 
 def tags_from_spans(
-    text: str,
-    words: Many[tuple[int, int]],
-    spans: Many[CharacterSpan],
-    location: str,
-    splitter: Splitter,
+    text: str, words: Many[tuple[int, int]], spans: Many[CharacterSpan], location: str
 ) -> tuple[str, ...]:
     """Return the IOB2 tags of words, given the spans of a text in order.
 
     Args:
         words: begin and end of each, in characters.
-        splitter: the one that they are from, for messages.
 
     Raises:
         DataError: a span is empty, is not in the text, has another text than it says, overlaps
@@ -116,7 +109,20 @@ def tags_from_spans(
             fix = "Keep one of them: each word has one tag."
             raise DataError(message, where=location, fix=fix)
         if first not in starts or last not in ends:
-            raise _cut(text, words, spans, span, location, splitter)
+            # Words that share a character with the span.
+            touched = [
+                (start, end) for start, end in words if start < span.end and end > span.start
+            ]
+            borders = slice(touched[0][0], touched[-1][1])
+            message = (
+                f"the span {span} {text[span.start : span.end][:40]!r} cuts a word; the nearest "
+            )
+            message += (
+                f"borders of words are {borders.start}–{borders.stop} ({text[borders][:40]!r})"
+            )
+            fix = "Correct the span, or split all texts at every mark: task.splitter=punctuation "
+            fix += "(or characters, for Chinese)."
+            raise DataError(message, where=location, fix=fix)
         begin, end, preceding = starts[first], ends[last], span
         # "Anna Berg sings", 0–9 PER → B-PER I-PER O
         tags[begin:end] = [f"B-{span.type}", *[f"I-{span.type}"] * (end - begin - 1)]
@@ -145,35 +151,3 @@ def _borders(text: str, span: CharacterSpan, location: str) -> tuple[int, int]:
         span.start + len(inside) - len(inside.lstrip()),
         span.end - len(inside) + len(inside.rstrip()),
     )
-
-
-def _cut(
-    text: str,
-    words: Many[tuple[int, int]],
-    spans: Many[CharacterSpan],
-    span: CharacterSpan,
-    location: str,
-    splitter: Splitter,
-) -> DataError:
-    """Return the error for a span that cuts a word, with the nearest borders of words."""
-    # Words that share a character with the span.
-    touched = [(start, end) for start, end in words if start < span.end and end > span.start]
-    start, end = touched[0][0], touched[-1][1]
-    message = (
-        f"the span {span} {text[span.start : span.end][:40]!r} cuts a word; the nearest borders of "
-        f"words are {start}–{end} ({text[start:end][:40]!r})"
-    )
-    fix = "Correct the span"
-    try:
-        borders = [_borders(text, item, location) for item in spans]
-    except DataError:  # another span is at fault, too; it is reported next
-        return DataError(message, where=location, fix=f"{fix}.")
-    # Another splitter is advised if all spans begin and end where its words do.
-    letters = any(unicodedata.category(character) == "Lo" for character in text)
-    for other in ("punctuation", *(("characters",) if letters else ())):
-        pieces = split_words(text, other)
-        begins, ends = {begin for begin, _ in pieces}, {stop for _, stop in pieces}
-        if other != splitter and all(a in begins and b in ends for a, b in borders):
-            fix += f", or split all texts in another way: task.splitter={other}"
-            break
-    return DataError(message, where=location, fix=f"{fix}.")
