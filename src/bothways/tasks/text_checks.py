@@ -63,36 +63,25 @@ def check_examples(
         kind: the noun for what it identifies, in the plural.
     """
     examples = [*train, *dev]
-    empty = "example(s) has|have an empty text"
-    broken = "text(s) has|have an error of a spreadsheet"
-    return [
-        *check_rows(examples, empty, lambda e: not all(map(str.strip, texts(e)))),
-        *check_rows(
-            examples,
-            broken,
-            lambda e: not _ERRORS.isdisjoint(map(str.strip, texts(e))),
-            severity="warning",
-        ),
-        *_check_answered(examples, answer, marks),
-        *check_overlap(train, dev, key or texts, kind),
-    ]
-
-
-def _check_answered(
-    examples: Many[Any], answer: Callable[[Any], object], marks: Collection[str]
-) -> list[Finding]:
-    """Report examples without a label."""
+    stripped = [(e.where, {text.strip() for text in texts(e)}) for e in examples]
+    empty = [where for where, contents in stripped if "" in contents]
+    broken = [where for where, contents in stripped if not _ERRORS.isdisjoint(contents)]
+    fault = "text(s) has|have an error of a spreadsheet"
+    findings = report_rows("rows", empty, "example(s) has|have an empty text", COMPLETE)
+    findings += report_rows("rows", broken, fault, COMPLETE, "warning")
     unlabelled = [example.where for example in examples if answer(example) is None]
     if examples and len(unlabelled) == len(examples):
         message = "no example has a label: its column is empty, or its name is not known"
         fix = f"Name the column: {argument(label='NAME')}."
-        return [Finding("labels", "error", message, fix=fix)]
-    listed_marks = f", or {listed(map(repr, sorted(marks)))}" if marks else ""
-    fault = f"example(s) has|have no label (empty, null or NaN{listed_marks})"
-    fix = "Label these rows or remove them."
-    if marks:
-        fix += " A mark that is a class needs another name."
-    return report_rows("labels", unlabelled, fault, fix)
+        findings.append(Finding("labels", "error", message, fix=fix))
+    else:
+        absent, fix = "empty, null or NaN", "Label these rows or remove them."
+        if marks:
+            absent += f", or {listed(map(repr, sorted(marks)))}"
+            fix += " A mark that is a class needs another name."
+        fault = f"example(s) has|have no label ({absent})"
+        findings += report_rows("labels", unlabelled, fault, fix)
+    return findings + check_overlap(train, dev, key or texts, kind)
 
 
 def check_minus_one(labels: Iterable[str]) -> list[Finding]:

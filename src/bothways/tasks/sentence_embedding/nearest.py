@@ -9,7 +9,7 @@ queries and the processor, and equal scores have a fixed order. Memory: one bloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -160,8 +160,9 @@ def top_k(
     queries = np.ascontiguousarray(queries, np.float32)
     for group in np.split(queries, range(QUERIES, len(queries), QUERIES)):
         nearest = Nearest(k, dot_products(group, vectors), np.zeros(len(group)), names)
-        for start, stop in block_bounds(len(vectors), len(group)):
-            block = np.asarray(vectors[start:stop], np.float32)
+        size = min(BLOCK_ROWS, max(1, BLOCK_SCORES // max(1, len(group))))
+        for start in range(0, len(vectors), size):
+            block = np.asarray(vectors[start : start + size], np.float32)
             with np.errstate(over="ignore", invalid="ignore"):  # `add` refuses the result
                 if known is None:
                     squares = np.einsum("ij,ij->i", block, block)
@@ -169,7 +170,7 @@ def top_k(
                 nearest.slack = rounding(group, longest)
                 scores = group @ block.T
             if deleted is not None:
-                scores[:, deleted[start:stop]] = -np.inf
+                scores[:, deleted[start : start + size]] = -np.inf
             nearest.add(start, scores)
         results.append(nearest.result())
     if hasattr(vectors, "longest"):  # lengths take as long as products: they are read once
@@ -183,12 +184,6 @@ def check_widths(queries: int, vectors: int) -> None:
     if queries != vectors or not vectors:
         message = f"queries have {queries} components, and vectors {vectors}"
         raise DataError(message, where="queries", fix="Compare vectors of one model.")
-
-
-def block_bounds(rows: int, queries: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row of each block, and that after its last one."""
-    size = min(BLOCK_ROWS, max(1, BLOCK_SCORES // max(1, queries)))
-    return ((start, min(start + size, rows)) for start in range(0, rows, size))
 
 
 def dot_products(queries: Float[np.ndarray, "queries width"], vectors: Vectors) -> Score:
