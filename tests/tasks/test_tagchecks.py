@@ -57,7 +57,7 @@ BLANK = TagExample(("a", " ", ""), ("O", "O", "O"), "t:4")
         (made("a/NN"), [], "error", "the tags of the training data are 'NN'"),
         (ENOUGH, made("d/B-Y", "e/B-X f/I-Z", name="dev"), "error", "Y, Z: dev:1, dev:2.* are X"),
         (ENOUGH, made("d/O", name="dev"), "warning", "labels: .* none of the types of entities X"),
-        (made("a/NN b/VB"), made("d/NN c/JJ", name="dev"), "error", "has, JJ: dev:1"),
+        (made("a/NN b/VB"), made("d/NN c/JJ", name="dev"), "error", "lacks, JJ: dev:1"),
         (ENOUGH, made("d/B-X e/NN", name="dev"), "error", "NN: dev:1"),
         ([*ENOUGH, *made("d/B-Y")], [], "warning", r"balance: .* fewer than 10 .*: Y \(1\)"),
         (ENOUGH, made("a/O b/B-X c/O", "d/O", name="dev"), "warning", "overlap: 1 of 2 .*: dev:1"),

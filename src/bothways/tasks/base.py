@@ -393,11 +393,9 @@ class TaskModel(TrainingModule, Generic[E, P]):
         # Longer inputs have no position, and shorter ones no room for a token of each text
         positions = model.config.max_positions
         if not MIN_LENGTH <= length <= positions:
-            message = (
-                f"must be from {MIN_LENGTH} to the encoder's {positions} positions, not {length}"
-            )
-            nearest = min(max(length, MIN_LENGTH), positions)
-            raise ConfigError(message, where="length", fix=f"Set length={nearest}.")
+            message = f"must be from {MIN_LENGTH} to the encoder's {positions} positions, not "
+            fix = f"Set length={min(max(length, MIN_LENGTH), positions)}."
+            raise ConfigError(f"{message}{length}", where="length", fix=fix)
         self.task, self.model, self.tokenizer = task, model, tokenizer
         self.labels, self.length = tuple(labels), length
 

@@ -109,10 +109,8 @@ def check_case(labels: Many[str]) -> list[Finding]:
             text = str(int(integer))
         alike.setdefault(text, []).append(display)
     same = [" and ".join(group) for group in alike.values() if len(group) > 1]
-    message = (
-        "labels differ in case, invisible characters or the form of a number only, and are learned "
-        f"as different ones: {places(same)}"
-    )
+    message = "labels that differ in case, invisible characters or the form of a number only are "
+    message += f"learned as different ones: {places(same)}"
     fix = "Spell them alike if they mean the same."
     return [Finding("labels", "warning", message, fix=fix)] if same else []
 
@@ -160,10 +158,8 @@ def check_rare(counts: dict[str, int], total: int, kind: str) -> list[Finding]:
     rare = [f"{label} ({count})" for label, count in counts.items() if count / total < least]
     if not rare:
         return []
-    message = (
-        f"{kind} with less than {100 * least:.2g}% of the training examples are hardly learned: "
-    )
-    return [Finding("balance", "warning", message + places(rare))]
+    message = f"{kind} with less than {100 * least:.2g}% of the training examples are hardly "
+    return [Finding("balance", "warning", f"{message}learned: {places(rare)}")]
 
 
 def check_overlap(

@@ -204,10 +204,7 @@ def confusion_sections(labels: Sequence[str], counts: Confusion) -> list[s.Secti
         # Missed and false ones: Σ row + Σ column − 2 · diagonal.
         errors = counts.true + counts.predicted - 2 * counts.right
         indices = np.sort(np.argsort(-errors, kind="stable")[:MAX_CLASSES]).tolist()
-        note = (
-            f"The {MAX_CLASSES} of {len(labels)} classes with the most errors; confusion with "
-            "other classes is not shown."
-        )
+        note = f"The {MAX_CLASSES} of {len(labels)} classes with the most errors."
         errors_by_pair = [
             (-count, pair) for pair, count in counts.pairs.items() if pair[0] != pair[1]
         ]

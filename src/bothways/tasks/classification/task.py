@@ -221,9 +221,7 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             names, ((e.label, e.where) for e in dev if e.label is not None)
         )
         if len(names) > MANY and 2 * len(list(filter(_FRACTION.fullmatch, names))) > len(names):
-            message = (
-                f"the {len(names)} labels look like scores ({places(names)}); each is a class here"
-            )
+            message = f"the {len(names)} labels look like scores ({places(names)}), not classes"
             fix = f"To learn them as scores, set {argument(task='regress')}."
             findings.append(Finding("labels", "warning", message, fix=fix))
         counts = Counter(e.label for e in train if e.label is not None)
@@ -231,10 +229,8 @@ class ClassificationTask(ClassScores, LongTextTask[ClassPrediction]):
             (top, top_count), total = counts.most_common(1)[0], counts.total()
             findings += text_checks.check_constant(counts)
             if top_count / total > text_checks.COMMON:
-                message = (
-                    f"{top_count / total:.1%} of the training examples are {top!r}: "
-                    "accuracy says little here"
-                )
+                share = f"{top_count / total:.1%} of the training examples"
+                message = f"{share} are {top!r}: accuracy says little here"
                 fix = "Choose the best checkpoint by another metric, such as metric=f1_macro."
                 findings.append(Finding("balance", "warning", message, fix=fix))
             findings += text_checks.check_rare(counts, total, "classes")

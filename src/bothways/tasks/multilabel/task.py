@@ -151,9 +151,7 @@ class MultilabelTask(text_task.LongTextTask[MultilabelPrediction]):
         labels = ((label, e.where) for e in dev for label in e.labels or ())
         findings += text_checks.check_known(names, labels, ": their thresholds stay at 0.5")
         if len(columns) > 1 and (never := sorted({*columns} - {*names})):
-            message = (
-                f"no training example has one of the labels {places(never)}: they are left out"
-            )
+            message = f"no training example has the labels {places(never)}: they are left out"
             findings.append(Finding("labels", "warning", message))
         findings += _check_balance(train)
         # Labels that another separator would cut into several that all occur often.

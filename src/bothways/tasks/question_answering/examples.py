@@ -190,9 +190,6 @@ def _answers(value: Any, location: str) -> Answers | None:
 
 
 def _unknown_form(value: Any, location: str) -> DataError:
-    fix = (
-        'Write {"text": ["…"], "answer_start": [0]}, a list of {"text": "…", "answer_start": 0}, '
-        "or one text."
-    )
+    fix = 'Write {"text": ["…"], "answer_start": [0]}, a list of {"text": "…"}, or one text.'
     message = f"answers of an unknown form: {json.dumps(value, default=str)[:80]}"
     return DataError(message, where=location, fix=fix)

@@ -370,6 +370,7 @@ def _check_impossible(
     train: Many[Question], dev: Many[Question], threshold: float | None
 ) -> list[Finding]:
     in_train, in_dev = (sum(e.impossible is True for e in some) for some in (train, dev))
+    missing = "there are {} questions without an answer, but no such {} questions: {}"
     findings = []
     if in_train or in_dev:
         shares = [
@@ -383,17 +384,11 @@ def _check_impossible(
         message, fix = "no training question has an answer", "Give questions that have one."
         findings.append(Finding("labels", "error", message, fix=fix))
     elif in_train and not in_dev and threshold is None:
-        message = (
-            "there are training questions without an answer, but no such dev questions: the "
-            "threshold is not chosen, and every question gets an answer"
-        )
+        message = missing.format("training", "dev", "every question gets an answer")
         fix = "Give dev data that has some, or set task.threshold=0."
         findings.append(Finding("labels", "warning", message, "task.threshold", fix))
     if in_dev and not in_train:
-        message = (
-            "there are dev questions without an answer, but no such training questions: a model "
-            "hardly learns to give none"
-        )
+        message = missing.format("dev", "training", "a model hardly learns to give none")
         findings.append(Finding("labels", "warning", message))
     return findings
 

@@ -260,9 +260,8 @@ def check_vector_examples(
                 fix = "Give pairs with different scores."
                 findings.append(Finding("labels", "error", message, fix=fix))
             elif isinstance(loss, losses.CosineRegression) and any(abs(s) > 1 for s in scores):
-                message = (
-                    f"a cosine is from −1 to 1, and scores are up to {max(map(abs, scores)):g}"
-                )
+                highest = max(map(abs, scores))
+                message = f"a cosine is from −1 to 1, and scores are up to {highest:g}"
                 fix = "Divide them by the highest score."
                 findings.append(Finding("labels", "error", message, fix=fix))
         case losses.MarginMSE() | losses.TeacherKL():

@@ -245,9 +245,7 @@ def _check_labels(
         faulty = {t for t in dev_tags if t in unknown}
         faulty |= {t for t in dev_tags if entities and not unknown.isdisjoint(types_of([t]))}
         where = [e.where for e in dev if not faulty.isdisjoint(e.tags or ())]
-        message = (
-            f"the dev data has {kind} that no training example has, {places(sorted(unknown))}: "
-        )
+        message = f"the dev data has {kind} that training data lacks, {places(sorted(unknown))}: "
         fix = f"Those of the training data are {places(sorted(train_types))}."
         findings.append(Finding("labels", "error", message + places(where), fix=fix))
     if dev and train_types - dev_types:

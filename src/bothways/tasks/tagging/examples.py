@@ -192,10 +192,7 @@ def _checked(
     blank = [word for word in first.words if len(word.split()) > 1]
     if 2 * len(blank) > len(first.words):
         message = f"{len(blank)} of the first {len(first.words)} words have blanks, as texts do: "
-        fix = (
-            "Texts are read from a .txt, one a line, or from a column with a name, such as "
-            f'"text": {argument(text="NAME")}.'
-        )
+        fix = f"Give texts in a .txt, one a line, or in a named column: {argument(text='NAME')}."
         raise DataError(message + repr(blank[0][:40]), where=f"{location}:{first.line}", fix=fix)
     yield first
     yield from sentences

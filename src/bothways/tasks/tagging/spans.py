@@ -48,9 +48,8 @@ def read_spans(values: Any, column: str, location: str) -> list[CharacterSpan]:
         DataError: it is not a list of spans.
     """
     if not isinstance(values, list | tuple):
-        message = (
-            f"column {column!r} holds {json.dumps(values, default=str)[:60]}, not a list of spans"
-        )
+        display = json.dumps(values, default=str)[:60]
+        message = f"column {column!r} holds {display}, not a list of spans"
         raise DataError(message, where=location, fix=f"{FORM} Without an entity: [].")
     spans = []
     for value in values:
@@ -114,12 +113,9 @@ def tags_from_spans(
                 (start, end) for start, end in words if start < span.end and end > span.start
             ]
             borders = slice(touched[0][0], touched[-1][1])
-            message = (
-                f"the span {span} {text[span.start : span.end][:40]!r} cuts a word; the nearest "
-            )
-            message += (
-                f"borders of words are {borders.start}–{borders.stop} ({text[borders][:40]!r})"
-            )
+            message = f"the span {span} {text[span.start : span.end][:40]!r} cuts a word; "
+            nearest = f"{borders.start}–{borders.stop} ({text[borders][:40]!r})"
+            message += f"the nearest borders of words are {nearest}"
             fix = "Correct the span, or split all texts at every mark: task.splitter=punctuation "
             fix += "(or characters, for Chinese)."
             raise DataError(message, where=location, fix=fix)
@@ -139,9 +135,7 @@ def _borders(text: str, span: CharacterSpan, location: str) -> tuple[int, int]:
         message = f"the span {span} is empty" if not inside else f"the span {span} is white space"
         raise DataError(message, where=location, fix=f"Remove it, or correct it. {_OFFSETS}")
     if span.text is not None and span.text.split() != inside.split():
-        message = (
-            f"the span {span} is {inside[:40]!r} in the text, and {span.text[:40]!r} in the data"
-        )
+        message = f"the span {span} is {inside[:40]!r} in the text, {span.text[:40]!r} in the data"
         # JavaScript counts in UTF-16: letters beyond the first plane are two there.
         units = text.encode("utf-16-le", "surrogatepass")[2 * span.start : 2 * span.end]
         if units.decode("utf-16-le", "replace").split() == span.text.split():

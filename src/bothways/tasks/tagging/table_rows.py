@@ -257,10 +257,7 @@ def _joined(group: list[TableRow], columns: TagColumns) -> TableRow:
         value = cell_of(row.values, columns.text, row.where)
         if not isinstance(value, str | int):
             message = f"column {columns.text!r} holds {type(value).__name__}, not a word"
-            fix = (
-                "Write the word. pandas reads words such as NA and null as missing: "
-                "read_csv(…, keep_default_na=False)."
-            )
+            fix = "Write the word. pandas reads NA as missing: read_csv(…, keep_default_na=False)."
             raise DataError(message, where=row.where, fix=fix)
         words.append(str(value))
     lists = {columns.text: words}
