@@ -88,24 +88,15 @@ def test_every_recipe_runs_as_it_is_on_the_page(outputs):
     queues = outputs["bothways predict tickets new.csv --keep id --out queues.csv"].splitlines()
     assert queues[0].startswith("id,label,probabilities.cards")
     assert len(queues) == 41
-    assert [*printed('bothways predict names "Mira Novak moved from Lima to Oslo ."')[0]] == [
-        "entities",
-        "words",
-        "tags",
-    ]
+    [entities] = printed('bothways predict names "Mira Novak moved from Lima to Oslo ."')
+    assert [*entities] == ["entities", "words", "tags"]
     for rerank in ("", " --rerank rank"):
         [found] = printed(f'bothways search animals "Where do bees live?" --top 2{rerank}')
         assert len(found["hits"]) == 2
-    assert printed('bothways predict zh/hotels "房间很干净，但是服务很差。"')[0]["label"] in {
-        "好评",
-        "差评",
-    }
-    assert {*printed(f'bothways predict topics "{both}"')[0]["labels"]} <= {
-        "sport",
-        "food",
-        "travel",
-        "music",
-    }
+    [hotel] = printed('bothways predict zh/hotels "房间很干净，但是服务很差。"')
+    assert hotel["label"] in {"好评", "差评"}
+    [topics] = printed(f'bothways predict topics "{both}"')
+    assert {*topics["labels"]} <= {"sport", "food", "travel", "music"}
 
 
 def names(printed: str) -> set[str]:

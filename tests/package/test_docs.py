@@ -61,6 +61,10 @@ def fences(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text("utf8"), re.MULTILINE | re.DOTALL)
 
 
+def python_blocks(page: Path) -> list[str]:
+    return [text for language, text in fences(page) if language == "python"]
+
+
 @functools.cache
 def commands(page: Path) -> tuple[str, ...]:
     """The command lines of a page, without what a shell does with what they print."""
@@ -83,9 +87,7 @@ def named(node: ast.expr, names: dict[str, Any]) -> Any:
 
 @every_page
 def test_python_examples_import_what_there_is_and_call_it_rightly(page):
-    tree = ast.parse(
-        "\n".join(text for language, text in fences(ROOT / page) if language == "python")
-    )
+    tree = ast.parse("\n".join(python_blocks(ROOT / page)))
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     names: dict[str, Any] = {}
     exec(compile(ast.Module(imports, []), str(page), "exec"), names)
@@ -100,60 +102,38 @@ def test_python_examples_import_what_there_is_and_call_it_rightly(page):
 
 
 PLACEHOLDERS = {
-    "texts",
-    "labels",
-    "model",
-    "tokenizer",
-    "task_model",
-    "training_module",
-    "loader",
-    "folder",
-}
+    "texts", "labels", "model", "tokenizer", "task_model", "training_module", "loader", "folder"
+}  # fmt: skip
 """Names in examples that stand for what the reader has."""
 
 
 @every_page
 def test_each_python_example_imports_what_it_uses(page):
-    texts = [text for language, text in fences(ROOT / page) if language == "python"]
+    texts = python_blocks(ROOT / page)
     if (ROOT / page).is_relative_to(LEARN):  # its blocks are one program
         texts = ["\n".join(texts)]
     for text in texts:
-        nodes = list(ast.walk(ast.parse(text)))
-        known = {
-            alias.asname or alias.name
-            for node in nodes
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for alias in node.names
-        }
-        known |= {
-            node.id
-            for node in nodes
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
-        known |= (
-            {node.arg for node in nodes if isinstance(node, ast.arg)}
-            | {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-            | PLACEHOLDERS
-            | set(dir(builtins))
-        )
-        assert {node.id for node in nodes if isinstance(node, ast.Name)} <= known
+        known, used = {*dir(builtins), *PLACEHOLDERS}, set[str]()
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.alias():
+                    known.add(node.asname or node.name)
+                case ast.Name(ctx=ast.Store(), id=name) | ast.arg(name) | ast.FunctionDef(name):
+                    known.add(name)
+                case ast.Name(id=name):
+                    used.add(name)
+        assert used <= known
 
 
 @every_page
 def test_no_python_example_writes_into_a_folder_of_the_command_lines(page):
     words = [shlex.split(command) for command in commands(ROOT / page)]
     made = {line[line.index("--out") + 1].rstrip("/") for line in words if "--out" in line}
-    for text in (text for language, text in fences(ROOT / page) if language == "python"):
-        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-        writing = [
-            call
-            for call in calls
-            if ast.unparse(call.func).split(".")[-1] in {"Path", "save", "save_model", "build"}
-        ]
-        written = {
-            arg.value for call in writing for arg in call.args if isinstance(arg, ast.Constant)
-        }
-        assert made.isdisjoint(str(place).rstrip("/") for place in written)
+    writing = {"Path", "save", "save_model", "build"}
+    for node in (node for text in python_blocks(ROOT / page) for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in writing:
+            written = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+            assert made.isdisjoint(str(name).rstrip("/") for name in written)
 
 
 @functools.cache
@@ -175,7 +155,7 @@ def test_command_lines_are_understood(page):
 def test_limits_of_the_server_in_examples_are_accepted(page):
     lines = [shlex.split(command) for command in commands(ROOT / page)]
     given = [words[words.index("--limit") + 1] for words in lines if "--limit" in words]
-    text = "".join(text for language, text in fences(ROOT / page) if language == "python")
+    text = "".join(python_blocks(ROOT / page))
     for limits in [*given, *re.findall(r"\bLimits\(([^)]*)\)", text)]:
         load(Limits, base=DEFAULT_LIMITS, overrides=limits.replace(" ", "").split(","))
 
@@ -207,12 +187,8 @@ def test_names_and_files_of_the_code_exist(page):
         return  # records of their time
     text = (ROOT / page).read_text("utf8")
     names = re.findall(r"\bbothways(?:\.\w+)+", text)
-    missing = [
-        name
-        for name in names
-        if not name.endswith((".h", ".json", ".service")) and not defined(name)
-    ]
-    assert missing == []
+    names = [name for name in names if not name.endswith((".h", ".json", ".service"))]
+    assert [name for name in names if not defined(name)] == []
     files = re.findall(r"`((?:src|tests|benchmarks|examples)/[\w/]+\.py)`", text)
     files += re.findall(r"python (benchmarks/\w+\.py)", text)
     assert [file for file in files if not (ROOT / file).exists()] == []
@@ -227,17 +203,6 @@ def other_blocks(page: Path) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: path.name)
-def test_both_languages_show_the_same_examples(english, chinese):
-    assert list(commands(english)) == list(commands(chinese))
-    both = [
-        [ast.dump(ast.parse(text)) for language, text in fences(page) if language == "python"]
-        for page in (english, chinese)
-    ]
-    assert both[0] == both[1]
-    assert other_blocks(english) == other_blocks(chinese)
-
-
 def named_in_sentences(page: Path) -> set[str]:
     """The commands that are named outside of fenced blocks; one that reads a pipe with a mark of that."""
     text = re.sub(r"^```.*?^```$", "", page.read_text("utf8"), flags=re.MULTILINE | re.DOTALL)
@@ -245,17 +210,19 @@ def named_in_sentences(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(("english", "chinese"), PAIRS, ids=lambda path: path.name)
-def test_both_languages_name_the_same_commands(english, chinese):
+def test_both_languages_show_the_same_examples(english, chinese):
+    assert list(commands(english)) == list(commands(chinese))
+    programs = [[*map(ast.parse, python_blocks(page))] for page in (english, chinese)]
+    assert [*map(ast.dump, programs[0])] == [*map(ast.dump, programs[1])]
+    assert other_blocks(english) == other_blocks(chinese)
     assert named_in_sentences(english) == named_in_sentences(chinese)
 
 
 def test_every_page_of_the_guide_is_in_both_languages_and_has_examples():
-    english = {page.relative_to(GUIDE) for page in GUIDE.rglob("*.md")} - {
-        page.relative_to(GUIDE) for page in CHINESE
-    }
+    english = {page.relative_to(GUIDE) for page in {*GUIDE.rglob("*.md")} - {*CHINESE}}
     assert english == {page.relative_to(GUIDE / "zh") for page in CHINESE}
-    assert sum(len(list(commands(ROOT / page))) for page in PAGES) > 100
-    assert sum(language == "python" for page in PAGES for language, _ in fences(ROOT / page)) > 30
+    assert sum(len(commands(ROOT / page)) for page in PAGES) > 100
+    assert sum(len(python_blocks(ROOT / page)) for page in PAGES) > 30
 
 
 def test_decisions_are_numbered_and_in_the_index():
@@ -324,19 +291,13 @@ def test_the_guide_has_every_objective_and_every_task_that_is_trained(guide):
 
 def test_every_public_name_and_command_is_in_the_reference():
     pages = docs_site.reference()
-    assert (
-        re.findall(r"^::: bothways\.(\w+)$", pages["reference/index.md"], re.MULTILINE)
-        == bothways.__all__
-    )
-    named = re.findall(r"^## bothways ([\w-]+)$", pages["reference/commands.md"], re.MULTILINE)
+    names, page = pages["reference/index.md"], pages["reference/commands.md"]
+    assert re.findall(r"^::: bothways\.(\w+)$", names, re.MULTILINE) == bothways.__all__
+    named = re.findall(r"^## bothways ([\w-]+)$", page, re.MULTILINE)
     assert set(named) == {name for name in app if not name.startswith("-")}
-    shown = re.findall(
-        r"^```bash\n(bothways .*)\n```$", pages["reference/commands.md"], re.MULTILINE
-    )
+    shown = re.findall(r"^```bash\n(bothways .*)\n```$", page, re.MULTILINE)
     assert [mistake for line in shown if (mistake := mistake_in(line))] == []
-    assert len(shown) == len(
-        re.findall(r"^```console$", pages["reference/commands.md"], re.MULTILINE)
-    )
+    assert len(shown) == len(re.findall(r"^```console$", page, re.MULTILINE))
     for name, subject in docs_site.packages():
         assert f"::: bothways.{name}\n" in pages[f"reference/{name}.md"]
         assert subject
@@ -356,21 +317,15 @@ def test_no_line_of_a_sentence_looks_like_an_item_of_a_list(page):
         if token.map and token.type in {"list_item_open", "fence", "code_block", "html_block"}:
             begin, end = token.map
             other |= {begin} if token.type == "list_item_open" else set(range(begin, end))
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if n - 1 not in other]
     looks = re.compile(r" *(?:[-*+]|\d+\.) ")  # the site begins a list there, a code host does not
-    assert [
-        f"{n + 1}: {line}"
-        for n, line in enumerate(text.split("\n"))
-        if n not in other and looks.match(line)
-    ] == []
+    assert [(n, line) for n, line in lines if looks.match(line)] == []
 
 
 def test_each_chinese_paragraph_is_one_line():
     """A break in a line is shown as a space, which Chinese sentences do not have."""
-    pages = [
-        page
-        for page in (ROOT / "docs").rglob("*.md")
-        if docs_site.chinese(str(page.relative_to(ROOT / "docs")))
-    ]
+    docs = ROOT / "docs"
+    pages = [page for page in docs.rglob("*.md") if docs_site.chinese(str(page.relative_to(docs)))]
     broken = [
         f"{page.relative_to(ROOT)}:{token.map[0] + 1}"
         for page in pages

@@ -37,15 +37,10 @@ def folder(tmp_path_factory) -> Path:
         torch.nn.init.normal_(parameter, std=0.1)
     path = tmp_path_factory.mktemp("bert")
     model.save_pretrained(path)
-    vocabulary = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *(chr(0x61 + at % 26) * (1 + at // 26) for at in range(56)),
-    ]
-    (path / "vocab.txt").write_text("\n".join(vocabulary))
+    letters = [chr(0x61 + at % 26) * (1 + at // 26) for at in range(56)]
+    (path / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters])
+    )
     return path
 
 
@@ -65,20 +60,12 @@ def test_bert_equals_transformers(folder, training):
     ).train(training)
     tokens, pairs = model(ids, segments, mask)
     labels, following = ids.masked_fill(~mask, -100), torch.tensor([0, 1, 1, 0])
-    expected = reference(
-        ids,
-        mask.long(),
-        segments,
-        labels=labels,
-        next_sentence_label=following,
-        output_attentions=True,
-    )
+    options = {"labels": labels, "next_sentence_label": following, "output_attentions": True}
+    expected = reference(ids, mask.long(), segments, **options)
     torch.testing.assert_close(tokens[mask], expected.prediction_logits[mask], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(pairs, expected.seq_relationship_logits, rtol=1e-6, atol=1e-6)
-    output, inner = (
-        model.bert(ids, segments, mask),
-        reference.bert(ids, mask.long(), segments, output_hidden_states=True),
-    )
+    output = model.bert(ids, segments, mask)
+    inner = reference.bert(ids, mask.long(), segments, output_hidden_states=True)
     for actual, other in zip(output.layers, inner.hidden_states, strict=True):
         torch.testing.assert_close(actual[mask], other[mask], rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(output.pooled, inner.pooler_output, rtol=1e-6, atol=1e-6)
@@ -113,10 +100,8 @@ def test_bert_equals_the_library(folder, tmp_path):
     targets = ids.masked_fill(~mask, -100)
     model.train().loss(ids, targets, segments, mask, torch.tensor([0, 1, 1, 0])).backward()
     output = theirs.train()(batch, heads=["masked", "pair"])
-    loss = cross_entropy(output.logits["masked"], batch.ids) + cross_entropy(
-        output.logits["pair"], torch.tensor([0, 1, 1, 0])
-    )
-    loss.backward()
+    loss = cross_entropy(output.logits["masked"], batch.ids)
+    (loss + cross_entropy(output.logits["pair"], torch.tensor([0, 1, 1, 0]))).backward()
     expected_gradient = dict(theirs.named_parameters())["encoder.embedding.token.weight"].grad
     torch.testing.assert_close(
         model.bert.embeddings.token.weight.grad, expected_gradient, rtol=1e-4, atol=1e-5
@@ -173,26 +158,22 @@ def test_a_notebook_has_the_cells_of_its_page(page):
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     written = [cell["source"] for cell in code if cell["source"].startswith("%%writefile ")]
     imported = set(re.findall(r"^(?:from|import) (bert|toyworld)\b", text, re.MULTILINE))
-    assert {source.split(maxsplit=2)[1] for source in written} >= {
-        f"{name}.py" for name in imported
-    }
+    files = {source.split(maxsplit=2)[1] for source in written}
+    assert files >= {f"{name}.py" for name in imported}
     cells = [
-        (cell["source"], "".join(each["text"] for each in cell["outputs"]))
+        (cell["source"] + "\n", "".join(each["text"] for each in cell["outputs"]))
         for cell in code[len(written) :]
     ]
-    assert [(f"{source}\n", output) for source, output in cells] == docs_site.cells(text)
+    assert cells == docs_site.cells(text)
     prose = "".join(cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     assert "```python" not in prose
     assert "```math" not in prose
     assert prose.startswith("# ")
     links = re.findall(r"\]\(([^)#:]+)\)", prose)
-    assert {*links} <= {other.with_suffix(".ipynb").name for other in LEARN.glob("*.md")} | {
-        source.split(maxsplit=2)[1] for source in written
-    }
+    assert {*links} <= {other.with_suffix(".ipynb").name for other in LEARN.glob("*.md")} | files
     for cell in notebook["cells"]:
-        assert set(re.findall(r"\(attachment:([\w.-]+)\)", cell["source"])) == set(
-            cell.get("attachments", {})
-        )
+        attached = set(re.findall(r"\(attachment:([\w.-]+)\)", cell["source"]))
+        assert attached == set(cell.get("attachments", {}))
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
 
 
