@@ -1,5 +1,7 @@
 """The benchmark of this machine: both sides are given the same work, it is counted as the paper's shapes say, and told."""
 
+import itertools
+
 import pytest
 import torch
 from transformers import BertForPreTraining
@@ -52,9 +54,7 @@ def test_contenders_take_turns(monkeypatch):
     monkeypatch.setattr(recipe, "_turn", turn)
     monkeypatch.setattr(recipe, "has_bf16", lambda _: True)
     timings = recipe.race(TINY, 3, CPU)
-    every = [
-        (name, precision) for name in ("bothways", "transformers") for precision in ("fp32", "bf16")
-    ]
+    every = [*itertools.product(("bothways", "transformers"), ("fp32", "bf16"))]
     assert turns == every * 3
     assert [(timing.contender, timing.precision) for timing in timings] == every
     assert timings[1].rounds == (2.0, 6.0, 10.0)
@@ -75,20 +75,14 @@ def test_an_update_changes_the_weights(contender, monkeypatch):
     update = recipe.CONTENDERS[contender](TINY, make_batch(TINY), "fp32", CPU)
     before = [parameter.detach().clone() for parameter in made[0].parameters()]
     update()
-    assert all(
-        not torch.equal(one, other) for one, other in zip(made[0].parameters(), before, strict=True)
-    )
+    pairs = zip(made[0].parameters(), before, strict=True)
+    assert not any(torch.equal(one, other) for one, other in pairs)
 
 
-@pytest.fixture
-def imported(monkeypatch) -> None:
-    """Processes that begin with torch imported."""
+def test_bench_command_prints_table(monkeypatch, capsys):
+    """In processes that begin with torch imported."""
     context = processes()
     monkeypatch.setattr(recipe.multiprocessing, "get_context", lambda _: context)
-
-
-@pytest.mark.usefixtures("imported")
-def test_bench_command_prints_table(monkeypatch, capsys):
     monkeypatch.setitem(WORKLOADS, "small", TINY)
     monkeypatch.setattr(recipe, "gemm_rate", lambda *_: 1e12)
     monkeypatch.setattr(recipe, "has_bf16", lambda _: False)  # two processes less

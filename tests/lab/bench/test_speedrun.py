@@ -19,15 +19,10 @@ from commands import run_line
 from toy_animals import document
 
 TINY = (
-    "encoder.width=16",
-    "encoder.heads=2",
-    "encoder.intermediate_size=16",
-    "encoder.depth=1",
-    "batch.n=512",
-    "training.until=40 steps",
-    "training.evaluate=5 steps",
+    "encoder.width=16", "encoder.heads=2", "encoder.intermediate_size=16", "encoder.depth=1",
+    "batch.n=512", "training.until=40 steps", "training.evaluate=5 steps",
     "training.optimizer.lr=1e-2",
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +72,10 @@ def write_pairs(folder: Path) -> Path:
     folder.mkdir()
     rng = np.random.default_rng(1)
     for name in ("order", "more"):
-        sentences = [text for text in document(rng).splitlines() if text.strip()]
         rows = [
             {"sentence_good": text, "sentence_bad": " ".join(text.split()[::-1])}
-            for text in sentences
+            for text in document(rng).splitlines()
+            if text.strip()
         ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder

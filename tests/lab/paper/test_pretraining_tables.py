@@ -36,14 +36,9 @@ from commands import run_line
 from toy_animals import document
 
 TINY = (
-    "encoder.width=16",
-    "encoder.heads=2",
-    "encoder.intermediate_size=16",
-    "encoder.depth=1",
-    "training.precision=fp32",
-    "evaluation_tokens=200",
-    "held_out=0.1",
-)
+    "encoder.width=16", "encoder.heads=2", "encoder.intermediate_size=16", "encoder.depth=1",
+    "training.precision=fp32", "evaluation_tokens=200", "held_out=0.1",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +46,9 @@ def place(tmp_path_factory) -> Path:
     folder, rng = tmp_path_factory.mktemp("tables"), np.random.default_rng(0)
     (folder / "text.txt").write_text("\n\n".join(document(rng) for _ in range(60)))
     (folder / "glue" / "CoLA").mkdir(parents=True)
+    rows = [f"x\t{i % 2}\t\t{('a cat', 'the dog')[i % 2]} ate {i}\n" for i in range(12)]
     for split, count in (("train", 12), ("dev", 6)):
-        rows = "".join(
-            f"x\t{i % 2}\t\t{('a cat', 'the dog')[i % 2]} ate {i}\n" for i in range(count)
-        )
-        (folder / "glue" / "CoLA" / f"{split}.tsv").write_text(rows)
+        (folder / "glue" / "CoLA" / f"{split}.tsv").write_text("".join(rows[:count]))
     return folder
 
 
@@ -119,10 +112,8 @@ def test_cells_differ_only_in_their_variable(scale):
 
 def test_objectives_of_table_5():
     cells = cells_of("bert-5", "paper")
-    assert all(
-        isinstance(cells["no-nsp"].segments_of(phase), NextSentence)
-        for phase in cells["no-nsp"].phases
-    ), "the pairs stay, the loss goes"
+    segments = [cells["no-nsp"].segments_of(phase) for phase in cells["no-nsp"].phases]
+    assert {*map(type, segments)} == {NextSentence}, "the pairs stay, the loss goes"
     assert isinstance(cells["no-nsp"].objective, MaskedLM)
     ltr, gpt = (cells[name].encoder for name in ("ltr", "gpt"))
     assert isinstance(cells["ltr"].objective, CausalLM)
@@ -174,10 +165,8 @@ def test_table_runs_from_text_to_page_and_resumes(place, tmp_path, monkeypatch):
     assert rows[0].values("CoLA") == tuple(100 * run.metrics["mcc"] for run in base.series.runs)
     file = write_table_results(request, rows)
     report = table_report(request, rows, device="cpu")
-    drawn = [each for each in report.sections if isinstance(each, Curves)]
-    assert {"unigram baseline"} == {
-        name for each in drawn if each.title.endswith("masked") for name in each.baselines
-    }
+    [masked] = [x for x in report.sections if isinstance(x, Curves) and x.title.endswith("masked")]
+    assert {*masked.baselines} == {"unigram baseline"}
     write_html(report, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     for words in ("84.4", "LTR &amp; No NSP", "Held-out loss", "+ BiLSTM", "SST-2"):
@@ -187,12 +176,8 @@ def test_table_runs_from_text_to_page_and_resumes(place, tmp_path, monkeypatch):
     mean = values["rows"][0]["columns"]["CoLA"]["mean"]
     assert mean == pytest.approx(statistics.fmean(rows[0].values("CoLA")))
     assert not list((request.out / "cells").glob("*/step-*")), "finished runs keep no checkpoints"
-
-    def never(*args: Any, **options: Any) -> None:
-        raise AssertionError("nothing is trained again")
-
-    monkeypatch.setattr(runs, "pretrain", never)
-    monkeypatch.setattr("bothways.lab.sweeps.runs.finetune", never)
+    monkeypatch.setattr(runs, "pretrain", None)  # nothing is trained again
+    monkeypatch.setattr("bothways.lab.sweeps.runs.finetune", None)
     again = run_table(request, device="cpu")
     assert [done.values("CoLA") for done in again] == [done.values("CoLA") for done in rows]
     table = table_cost(request, device="cpu")
@@ -303,13 +288,14 @@ def test_sizes_of_a_table_are_fitted(place, tmp_path):
         (folder / "metrics.jsonl").write_text(f'{{"tokens": {tokens}, "seconds": 60}}\n')
         metrics = {"held-out/loss/masked": float(next(losses)), "unigram/loss/masked": 7.0}
         rows.append(RowOutcome(cell, (SweepOutcome(cell.name, metrics),)))
-    rows[0] = RowOutcome(
-        cells[0], (SweepOutcome(cells[0].name, {**metrics, "held-out/loss/masked": 6.99}),)
-    )
+    nothing_learned = SweepOutcome(cells[0].name, {**metrics, "held-out/loss/masked": 6.99})
+    rows[0] = RowOutcome(cells[0], (nothing_learned,))
     rows[-1] = RowOutcome(cells[-1], (SweepOutcome(cells[-1].name, {}, ("diverged",)),))
-    titles = {
-        section.title: section for section in table_report(request, rows, device="cpu").sections
-    }
+
+    def sections(rows: list[RowOutcome]) -> dict[str, Any]:
+        return {each.title: each for each in table_report(request, rows, device="cpu").sections}
+
+    titles = sections(rows)
     table = titles["Loss by parameters and tokens"]
     names = f"l-3-h-768-a-12, {cells[-1].name}"
     assert f"Excluded, diverged or at the level of word frequencies: {names}." in table.note
@@ -317,10 +303,7 @@ def test_sizes_of_a_table_are_fitted(place, tmp_path):
     assert len(titles["Loss by parameters and tokens, fitted"].lines) == 6
     written = json.loads(write_table_results(request, rows).read_text())["fit"]
     assert {*written["exponents"]} == {"parameters", "tokens"}
-    few = {
-        section.title: section for section in table_report(request, rows[:3], device="cpu").sections
-    }
-    (text,) = few["Loss by parameters and tokens"].paragraphs
+    (text,) = sections(rows[:3])["Loss by parameters and tokens"].paragraphs
     assert "No fit: a fit needs 4 runs of different sizes, and there are 1." in text
     assert "at the level of word frequencies: l-3-h-768-a-12." in text
 
@@ -360,11 +343,9 @@ def test_small_runs_train_all_positions():
                 (16, 0.4), (64, 0.3), (128, 0.3),
             ]  # fmt: skip
             assert cell.segments_of(cell.phases[0]) == FullSentences(16)
+            own = cell.objective.masking is None or isinstance(cell.objective, ReplacedTokens)
             first, *others = (phase.masking for phase in cell.phases)
-            own = isinstance(cell.objective, ReplacedTokens)
-            assert first == (
-                Masking(0.4) if cell.objective.masking is not None and not own else None
-            )
+            assert first == (None if own else Masking(0.4))
             assert others == [None, None], "the table's own masks"
     assert "length=128" in runs.SCALES["small"].answers
 
@@ -393,14 +374,14 @@ def test_wrong_requests_are_refused(place, tmp_path, monkeypatch):
     ):
         with pytest.raises(ConfigError, match=words):
             request_of(place, tmp_path, **changes)
-    with pytest.raises(DataError, match=r"no data for any of the columns: no train\.tsv"):
-        table_cost(request_of(place, tmp_path, tasks=("SST-2", "RTE")), device="cpu")
-    with pytest.raises(BothwaysError, match="no such file"):
-        table_cost(request_of(place, tmp_path, text=("nowhere.txt",)), device="cpu")
-    with pytest.raises(BothwaysError, match="unknown"):
-        table_cost(request_of(place, tmp_path, overrides=("nothing=1",)), device="cpu")
-    with pytest.raises(BothwaysError, match="unknown"):
-        table_cost(request_of(place, tmp_path, finetuning=("nothing=1",)), device="cpu")
+    for changes, error, words in (
+        ({"tasks": ("SST-2", "RTE")}, DataError, r"no data for any .*: no train\.tsv"),
+        ({"text": ("nowhere.txt",)}, BothwaysError, "no such file"),
+        ({"overrides": ("nothing=1",)}, BothwaysError, "unknown"),
+        ({"finetuning": ("nothing=1",)}, BothwaysError, "unknown"),
+    ):
+        with pytest.raises(error, match=words):
+            table_cost(request_of(place, tmp_path, **changes), device="cpu")
 
 
 def test_difference_matches_welch():
@@ -416,8 +397,7 @@ def test_difference_matches_welch():
     assert (found.low, found.high) == pytest.approx((4 - half, 4 + half))
     assert found.p_value == pytest.approx(2 * stats.t.sf(t, freedom))
     assert found.error_reduction == pytest.approx(4 / 19)
-    assert difference([50.0, 40.0], [30.0, 24.0], best=1.0).error_reduction == pytest.approx(
-        18 / 44
-    )
+    errors = difference([50.0, 40.0], [30.0, 24.0], best=1.0).error_reduction
+    assert errors == pytest.approx(18 / 44)
     assert difference([80.0], b) is None
     assert difference([80.0, 80.0], [80.0, 80.0]) is None

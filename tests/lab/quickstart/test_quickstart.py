@@ -49,19 +49,13 @@ SMALL: dict[str, Any] = {
 def write_text(folder: Path) -> str:
     """Documents of sentences that all differ, with lower-case words to swap."""
     rng = np.random.default_rng(3)
-    words = [
-        ["cats", "dogs", "owls", "hens"],
-        ["often", "never", "always"],
-        ["eat", "find", "watch", "carry"],
-        ["small", "old", "red"],
-    ]
-    documents = []
-    for _ in range(120):
-        lines = [
-            f"The {' '.join(rng.choice(group) for group in words)} apples near {rng.integers(10_000)} trees here."
-            for _ in range(8)
-        ]
-        documents.append("\n".join(lines))
+    words = ("cats dogs owls hens", "often never always", "eat find watch carry", "small old red")
+
+    def sentence() -> str:
+        middle = " ".join(rng.choice(group.split()) for group in words)
+        return f"The {middle} apples near {rng.integers(10_000)} trees here."
+
+    documents = ["\n".join(sentence() for _ in range(8)) for _ in range(120)]
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n", encoding="utf8")
     return str(folder / "text.txt")
 
@@ -84,32 +78,23 @@ def result(tmp_path_factory) -> QuickstartResult:
 def test_quickstart_runs_all_stages(result):
     out = result.corpus.folder.parent
     assert "on unseen sentences" in quickstart_report(result).lead
-    assert {run.task_model.labels for run in (*result.from_pretrained, *result.from_scratch)} == {
-        ("as written", "swapped")
-    }
+    labels, runs = ("as written", "swapped"), (*result.from_pretrained, *result.from_scratch)
+    assert {run.task_model.labels for run in runs} == {labels}
     assert len(result.from_pretrained) == len(result.from_scratch) == 2
-    assert set(load_model(out / "pretraining" / "model").model.heads) == {
-        "masked",
-        "pooler",
-        "pair",
-    }
-    tuned = load_model(out / "finetuned")
-    assert tuned.labels == ("as written", "swapped")
-    assert json.loads((out / "finetuned" / "config.json").read_text())["architectures"] == [
-        "BertForSequenceClassification"
-    ]
+    pretrained = load_model(out / "pretraining" / "model").model
+    assert {*pretrained.heads} == {"masked", "pooler", "pair"}
+    assert load_model(out / "finetuned").labels == labels
+    config = json.loads((out / "finetuned" / "config.json").read_text())
+    assert config["architectures"] == ["BertForSequenceClassification"]
     assert all(0 <= run.metrics["accuracy"] <= 1 for run in result.from_pretrained)
 
 
 def test_report_has_measurements_and_loads_nothing(result):
     page = to_html(quickstart_report(result))
     assert "http" not in page
-    means = [
-        np.mean([run.metrics["accuracy"] for run in runs])
-        for runs in (result.from_pretrained, result.from_scratch)
-    ]
     text = re.sub(r"<[^>]+>", " ", page).replace("\N{NO-BREAK SPACE}", " ")
-    for mean in means:
+    for runs in (result.from_pretrained, result.from_scratch):
+        mean = np.mean([run.metrics["accuracy"] for run in runs])
         assert f"{100 * mean:.1f} %" in text
     perplexity = result.pretrained.metrics["held-out/perplexity"]
     assert perplexity == pytest.approx(np.exp(result.pretrained.metrics["held-out/loss/masked"]))
@@ -118,16 +103,11 @@ def test_report_has_measurements_and_loads_nothing(result):
 
 
 def test_labelled_sentences_are_not_in_corpus(result):
-    read = {
-        result.corpus.tokenizer.decode(ids)
-        for document in range(len(result.corpus))
-        for ids in result.corpus.sentences_of(document)
-    }
-    labelled = result.labelled.dev_examples
-    asked = {
-        result.corpus.tokenizer.decode(ids)
-        for ids in result.corpus.tokenizer.encode([e.text for e in labelled])
-    }
+    corpus, labelled = result.corpus, result.labelled.dev_examples
+    texts = [corpus.sentences_of(document) for document in range(len(corpus))]
+    read = {corpus.tokenizer.decode(ids) for sentences in texts for ids in sentences}
+    encoded = corpus.tokenizer.encode([example.text for example in labelled])
+    asked = {*map(corpus.tokenizer.decode, encoded)}
     assert len(asked) == len(labelled)
     assert not read & asked
 
@@ -136,12 +116,10 @@ def test_quickstart_resumes(result, tmp_path):
     out = result.corpus.folder.parent
     before = (out / "pretraining" / "metrics.jsonl").read_text()
     again = run_quickstart(out, files=(str(out.parent / "text.txt"),), **SMALL)
-    assert (out / "pretraining" / "metrics.jsonl").read_text() == before, (
-        "what is finished is not trained again"
-    )
-    assert [run.metrics for run in again.from_scratch] == [
-        run.metrics for run in result.from_scratch
-    ]
+    after = (out / "pretraining" / "metrics.jsonl").read_text()
+    assert after == before, "what is finished is not trained again"
+    metrics = [[run.metrics for run in done.from_scratch] for done in (again, result)]
+    assert metrics[0] == metrics[1]
 
 
 def test_foreign_folder_is_refused(tmp_path):
