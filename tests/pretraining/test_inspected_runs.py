@@ -63,10 +63,7 @@ def test_a_step_is_done_again_from_the_checkpoint_before_it(corpus, run, tmp_pat
     folder = tmp_path / "copy"
     shutil.copytree(run, folder)  # keeps step-5 and step-6
     found = repeat_step(folder, step, corpus)
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    record = next(
-        each for each in map(json.loads, lines) if each["step"] == step and "share" in each
-    )
+    record = records(run)[step]
     assert (found.step, found.began, len(found.sequences)) == (step, began, 8)
     assert all(each.read.tokens[0].token == "[CLS]" for each in found.sequences)
     assert all(len(each.read.tokens) <= (16 if step == 1 else 48) for each in found.sequences)
@@ -93,10 +90,8 @@ def test_the_command_prints_a_table(corpus, run, capsys):
     printed = capsys.readouterr().out
     assert "Step 6: 8 sequences" in printed
     assert "[MASK]→" in printed
-    sequences = bothways.show(
-        corpus, step=6, count=8, config=run / "config.toml", progress=False
-    ).sequences
-    shown = [[*each.tokens] for each in sequences]
+    inputs = bothways.show(corpus, step=6, count=8, config=run / "config.toml", progress=False)
+    shown = [[*each.tokens] for each in inputs.sequences]
     assert shown == [[*each.read.tokens] for each in repeat_step(run, 6, corpus).sequences]
 
 
@@ -118,10 +113,8 @@ def no_pages(monkeypatch) -> None:
 
 
 def settings_for(corpus: Corpus, until: Duration, objective: Objective = PAIRS) -> PretrainConfig:
-    shape = (
-        preset("electra-small") if isinstance(objective, ReplacedTokens) else preset("bert-tiny")
-    )
-    shape = fit_to_corpus(shape, corpus.tokenizer)
+    name = "electra-small" if isinstance(objective, ReplacedTokens) else "bert-tiny"
+    shape = fit_to_corpus(preset(name), corpus.tokenizer)
     small = dataclasses.replace(
         shape, width=32, depth=2, heads=2, intermediate_size=64, embedding=None,
         dropout=Dropouts(0.1, 0.1),
@@ -172,10 +165,7 @@ def assert_repeats(folder: Path, corpus: Corpus, work: Path) -> None:
 
 @pytest.mark.parametrize(
     ("until", "objective"),
-    [
-        (Hours(1.9 * SECOND), ReplacedTokens()),
-        (Tokens(1200), PAIRS),
-    ],
+    [(Hours(1.9 * SECOND), ReplacedTokens()), (Tokens(1200), PAIRS)],
     ids=lambda each: each.kind,
 )
 def test_a_run_repeats_to_the_bit(corpus, tmp_path, monkeypatch, until, objective):
@@ -195,12 +185,10 @@ def test_a_run_that_was_stopped_and_made_longer_repeats_to_the_bit(corpus, tmp_p
             os.kill(os.getpid(), signal.SIGTERM)
 
     settings = settings_for(corpus, Hours(1.5 * SECOND))
-    settings = dataclasses.replace(
-        settings, training=dataclasses.replace(settings.training, schedule=Linear(0.3))
-    )
-    longer = dataclasses.replace(
-        settings, training=dataclasses.replace(settings.training, until=Hours(2 * SECOND))
-    )
+    training = dataclasses.replace(settings.training, schedule=Linear(0.3))
+    settings = dataclasses.replace(settings, training=training)
+    training = dataclasses.replace(training, until=Hours(2 * SECOND))
+    longer = dataclasses.replace(settings, training=training)
     with monkeypatch.context() as patch:
         ticking(patch)
         pretrain(settings, corpus, folder, device="cpu", on_event=stop)

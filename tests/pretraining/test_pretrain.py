@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.heads import LabelHead, MaskedHead, PairHead
 from bothways.model.model import Model
 from bothways.objectives.masked_lm import MaskedLM
-from bothways.pretraining.build import build_models, preflight, vocabulary_of
+from bothways.pretraining.build import build_models, build_training_module, preflight
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.recipes import modern, paper
@@ -50,7 +51,7 @@ from commands import run_line
 from heard_progress import Heard
 from toy_animals import WORDS
 from toy_pretraining import small_run
-from toy_training import enter_ranks, metric_lines, on_ranks, processes
+from toy_training import enter_ranks, equal, metric_lines, on_ranks, processes
 
 SMALL = [
     "encoder.width=32", "encoder.heads=2", "encoder.intermediate_size=64", "batch.n=512",
@@ -59,9 +60,19 @@ SMALL = [
 ]  # fmt: skip
 
 
-def settings(corpus: Corpus, steps: int = 60, **changes: object) -> PretrainConfig:
+def settings(
+    corpus: Corpus, steps: int = 60, training: dict[str, object] | None = None, **changes: object
+) -> PretrainConfig:
     changes = {"batch": ExampleBudget(32), "evaluation_tokens": 2000} | changes
-    return small_run(corpus, Steps(steps), training={"evaluate": Steps(30)}, **changes)
+    return small_run(
+        corpus, Steps(steps), training={"evaluate": Steps(30)} | (training or {}), **changes
+    )
+
+
+def built(corpus: Corpus, folder: Path, texts: Iterable[str]) -> Corpus:
+    """Other documents with the same tokenizer."""
+    documents = [Document(text, f"made:{number}") for number, text in enumerate(texts)]
+    return write_corpus(documents, corpus.tokenizer, folder, workers=1)
 
 
 def words_for(corpus: Corpus, out: Path, *more: str, model: str = "bert-tiny") -> list[str]:
@@ -107,11 +118,9 @@ def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(corpu
 
     theirs, info = BertForPreTraining.from_pretrained(folder, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    read, texts = (
-        AutoTokenizer.from_pretrained(folder),
-        ("The cat sleeps in the [MASK].", "The cat eats near the wood."),
-    )
-    inputs, batch = read(*texts, return_tensors="pt"), corpus.tokenizer.batch([texts])
+    texts = "The cat sleeps in the [MASK].", "The cat eats near the wood."
+    inputs = AutoTokenizer.from_pretrained(folder)(*texts, return_tensors="pt")
+    batch = corpus.tokenizer.batch([texts])
     assert inputs["input_ids"][0].tolist() == batch.ids.tolist()
     with torch.no_grad():
         wanted = theirs.eval()(**inputs)
@@ -122,9 +131,7 @@ def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(corpu
 
 def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus):
     config = settings(corpus, evaluation_tokens=100)
-    training_module = config.objective.training_module(
-        build_models(config, corpus), vocabulary_of(corpus, config.objective)
-    )
+    training_module = build_training_module(config, corpus, torch.device("cpu"))
     _, held_out = corpus.split(config.held_out, config.seed)
     scoring = HeldOut(config, corpus, held_out, plan_here(), training_module)
     read = sum(batch.layout.tokens for step in scoring._steps for batch in step.microbatches)
@@ -137,26 +144,12 @@ def test_an_evaluation_reads_as_many_tokens_as_it_was_told(corpus):
     assert heard.stages == [("evaluating", steps, list(range(steps + 1)))]
 
 
-def test_full_sentences_train_a_masked_model_alone_and_it_can_be_gone_on_from(corpus, tmp_path):
-    config = settings(corpus, 8, objective=MaskedLM())
-    done = pretrain(config, corpus, tmp_path / "first")
-    assert set(done.model.heads) == {"masked"}
-    model = tmp_path / "first" / "model"
-    again = pretrain(dataclasses.replace(config, start=str(model)), corpus, tmp_path / "second")
-    first = load_model(model).model.state_dict()
-    assert again.metrics["held-out/loss/masked"] < done.metrics["held-out/loss/masked"]
-    assert set(first) == set(again.model.state_dict())
-
-
 def test_a_model_to_go_on_from_has_the_vocabulary_of_the_corpus(corpus, tmp_path):
     config = settings(corpus)
     *first, one, other = WORDS
     (tmp_path / "vocab.txt").write_text("\n".join([*first, other, one]) + "\n", encoding="utf8")
-    save_model(
-        tmp_path / "model",
-        Model(config.encoder, (MaskedHead(), PairHead())),
-        Tokenizer.load(tmp_path / "vocab.txt"),
-    )
+    model = Model(config.encoder, (MaskedHead(), PairHead()))
+    save_model(tmp_path / "model", model, Tokenizer.load(tmp_path / "vocab.txt"))
     with pytest.raises(ConfigError, match=r"start: the corpus .* has another vocabulary"):
         build_models(dataclasses.replace(config, start=str(tmp_path / "model")), corpus)
     # One whose pairs have other special tokens is no matter of the objective.
@@ -175,10 +168,7 @@ def test_heads_that_a_model_lacks_start_at_random_where_that_is_asked_for(corpus
     start = settings(corpus, fresh=("masked", "pair"), start=str(tmp_path / "model"))
     begun = build_models(start, corpus)["model"]
     assert set(begun.heads) == {"masked", "pair", "pooler"}
-    kept = begun.encoder.state_dict()
-    assert all(
-        torch.equal(tensor, kept[name]) for name, tensor in bare.encoder.state_dict().items()
-    )
+    assert equal(begun.encoder, bare.encoder)
 
 
 @pytest.mark.parametrize(
@@ -213,12 +203,8 @@ def test_two_ranks_come_to_the_weights_of_one(model, settings, corpus, tmp_path)
 def test_ctrl_c_saves_and_the_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(
     corpus, tmp_path
 ):
-    more = [
-        "training.until=60 steps",
-        "training.report=1 steps",
-        "training.save=20 steps",
-        "training.evaluate=40 steps",
-    ]
+    lengths = {"until": 60, "report": 1, "save": 20, "evaluate": 40}
+    more = [f"training.{name}={count} steps" for name, count in lengths.items()]
     run_line(*words_for(corpus, tmp_path / "whole", *more))
     words = words_for(corpus, tmp_path / "stopped", *more)
     stopped = processes().Process(target=command, args=(words, tmp_path / "errors"))
@@ -265,25 +251,15 @@ def test_mistakes_are_named(corpus, tmp_path):
         settings(corpus, phases=(PretrainPhase(32, 0.5),))
     with pytest.raises(ConfigError, match=r"phases\.0\.length: sequences of 1000 tokens"):
         settings(corpus, phases=(PretrainPhase(1000),))
-    lone = write_corpus(
-        [Document("The cat sleeps. The dog eats.", "made:0")],
-        corpus.tokenizer,
-        tmp_path / "lone",
-        workers=1,
-    )
+    lone = built(corpus, tmp_path / "lone", ["The cat sleeps. The dog eats."])
     with pytest.raises(BothwaysError, match=r"segments: .*the corpus has 1 document"):
         pretrain(settings(corpus), lone, tmp_path / "run")
 
 
 def test_a_metric_that_is_never_evaluated_is_named_before_the_first_step(corpus, tmp_path):
-    config = settings(corpus, 2)
-    keep = Keep(best=Best("held-out/loss", "lowest"))
+    config = settings(corpus, 2, {"keep": Keep(best=Best("held-out/loss", "lowest"))})
     with pytest.raises(ConfigError, match="'held-out/loss' is not evaluated:"):
-        pretrain(
-            dataclasses.replace(config, training=dataclasses.replace(config.training, keep=keep)),
-            corpus,
-            tmp_path / "run",
-        )
+        pretrain(config, corpus, tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -314,9 +290,7 @@ def test_a_finished_run_is_extended_and_reported_in_another_way(corpus, tmp_path
     pretrain(settings(corpus, 2), corpus, tmp_path / "run")
     with pytest.raises(ResourceError, match="holds the checkpoints of an earlier run"):
         pretrain(settings(corpus, 2), corpus, tmp_path / "run")
-    longer = settings(corpus, 4, microbatch_tokens=2048)
-    training = dataclasses.replace(longer.training, report=Steps(1), save=Steps(1))
-    longer = dataclasses.replace(longer, training=training)
+    longer = settings(corpus, 4, {"report": Steps(1), "save": Steps(1)}, microbatch_tokens=2048)
     done = pretrain(longer, corpus, tmp_path / "run", resume=True)
     assert done.progress.steps == 4
     assert "4 steps" in (tmp_path / "run" / "config.toml").read_text()
@@ -367,12 +341,9 @@ def findings_of(corpus: Corpus, check: str, **changes: object) -> list[Finding]:
 
 
 def test_the_preflight_warns_of_documents_without_a_next_sentence(corpus, tmp_path):
-    lines = [Document("The cat sleeps.", "made:0")] * 2 + [
-        Document("The dog eats. The cat sleeps.", "made:2")
-    ]
-    lines += [Document(f"The cat sleeps {'now ' * count}.", "made:3") for count in range(1, 9)]
-    lone = write_corpus(lines, corpus.tokenizer, tmp_path / "lone", workers=1)
-
+    texts = ["The cat sleeps.", "The cat sleeps.", "The dog eats. The cat sleeps."]
+    texts += [f"The cat sleeps {'now ' * count}." for count in range(1, 9)]
+    lone = built(corpus, tmp_path / "lone", texts)
     [finding] = findings_of(lone, "balance")
     assert finding.severity == "warning"
     assert finding.what.startswith("90.0% of the documents are one sentence"), (
@@ -391,8 +362,7 @@ def test_the_preflight_says_how_much_is_unknown(corpus, tmp_path):
     assert note.severity == "note"
     texts = [f"The cat sleeps near the {'zebra' if number % 2 else 'barn'}. The cat eats. Number {number}."
              for number in range(20)]  # fmt: skip
-    lines = [Document(text, f"made:{number}") for number, text in enumerate(texts)]
-    strange = write_corpus(lines, corpus.tokenizer, tmp_path / "strange", workers=1)
+    strange = built(corpus, tmp_path / "strange", texts)
     [warning] = findings_of(strange, "unknown")
     assert warning.severity == "warning"
     assert "Train a tokenizer on this text" in str(warning)
@@ -407,8 +377,7 @@ def test_the_preflight_says_where_whole_words_are_not_masked_as_asked(corpus, tm
     assert not findings_of(corpus, "masking", objective=MaskedLM())
 
     def made(text: str, name: str) -> Corpus:
-        lines = [Document(f"{text} {'cat ' * number}.", f"made:{number}") for number in range(20)]
-        return write_corpus(lines, corpus.tokenizer, tmp_path / name, workers=1)
+        return built(corpus, tmp_path / name, (f"{text} {'cat ' * n}." for n in range(20)))
 
     long = made(f"The cat{'s' * 60} sleeps. " * 3, "long")
     [few] = findings_of(long, "masking", objective=words)
@@ -439,9 +408,8 @@ def test_what_fine_tuning_chooses_is_given_in_pre_training(corpus, tmp_path, set
 
 @pytest.mark.usefixtures("pages")
 def test_a_page_shows_the_course_of_a_run(corpus, tmp_path):
-    config = settings(corpus, 20)
-    training = dataclasses.replace(config.training, report=Steps(2), evaluate=Steps(10))
-    done = pretrain(dataclasses.replace(config, training=training), corpus, tmp_path / "run")
+    config = settings(corpus, 20, {"report": Steps(2), "evaluate": Steps(10)})
+    done = pretrain(config, corpus, tmp_path / "run")
     page = (tmp_path / "run" / "report.html").read_text()
     for title in ("Loss: masked", "Accuracy: pair", "Learning rate", "Gradient norm"):
         assert title in page
@@ -456,15 +424,8 @@ def test_a_page_shows_the_course_of_a_run(corpus, tmp_path):
 
 
 def test_a_phase_may_have_segments_of_its_own(corpus, tmp_path):
-    config = settings(
-        corpus,
-        8,
-        phases=(PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(64, 0.5)),
-        batch=ExampleBudget(8),
-    )
-    config = dataclasses.replace(
-        config, training=dataclasses.replace(config.training, report=Steps(1))
-    )
+    phases = (PretrainPhase(16, 0.5, FullSentences()), PretrainPhase(64, 0.5))
+    config = settings(corpus, 8, {"report": Steps(1)}, phases=phases, batch=ExampleBudget(8))
     done = pretrain(config, corpus, tmp_path / "run")
     lines = metric_lines(tmp_path / "run")
     paired = {line["step"] for line in lines if "loss/pair" in line}

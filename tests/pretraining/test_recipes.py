@@ -31,7 +31,7 @@ from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.pretraining.build import (
-    build_models,
+    build_training_module,
     check_class,
     fit_to_corpus,
     loader_of,
@@ -328,9 +328,7 @@ def test_updates_fill_a_gpu_and_fit_into_it(recipe, batch, model, memory):
     encoder = preset(model)
 
     def chosen(*words: str, recipe: str = recipe, gpu: float | None = memory) -> PretrainConfig:
-        def change(base: PretrainConfig) -> PretrainConfig:
-            return load_pretraining(base, words)
-
+        change = lambda base: load_pretraining(base, words)  # noqa: E731
         return chosen_settings(recipe, encoder, None, change, gpu)[0]
 
     settings = chosen()
@@ -380,8 +378,8 @@ def settings(corpus: Corpus, optimizer: OptimizerConfig, **changes: object) -> P
 def test_a_run_learns_and_resumes_to_equal_weights(optimizer, precision, corpus, tmp_path):
     """With updates that grow and an average of the weights, which is saved."""
     config = settings(corpus, optimizer)
-    exact = dataclasses.replace(config.training, precision=precision)
-    config = dataclasses.replace(config, training=exact)
+    training = dataclasses.replace(config.training, precision=precision)
+    config = dataclasses.replace(config, training=training)
     done = pretrain(config, corpus, tmp_path / "whole")
     assert done.metrics["held-out/loss/masked"] < done.metrics["unigram/loss/masked"] - 0.1
     assert 0 < done.metrics["held-out/loss/z"] < 200, "without its coefficient"
@@ -410,13 +408,9 @@ def test_the_z_loss_is_a_loss_of_its_own_over_all_predictions(objective, corpus)
     encoder = preset("bert-tiny" if isinstance(objective, MaskedLM) else "gpt2")
     encoder = dataclasses.replace(fit_to_corpus(encoder, corpus.tokenizer), depth=1)
     config = dataclasses.replace(modern(encoder), objective=objective)
-    training_module = objective.training_module(
-        build_models(config, corpus), vocabulary_of(corpus, objective)
-    ).eval()
-    plain = dataclasses.replace(objective, z_loss=0.0)
-    without = plain.training_module(
-        training_module.saved(), vocabulary_of(corpus, objective)
-    ).eval()
+    training_module = build_training_module(config, corpus, torch.device("cpu")).eval()
+    plain, vocabulary = dataclasses.replace(objective, z_loss=0.0), vocabulary_of(corpus, objective)
+    without = plain.training_module(training_module.saved(), vocabulary).eval()
     documents = {"": corpus.split(0.1, 0)[0]}
     loader = loader_of(config, Corpora.of(corpus, None), documents, Single())
     batch = next(iter(loader.steps(Cursor()))).microbatches[0]

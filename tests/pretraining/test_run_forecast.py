@@ -111,16 +111,12 @@ def test_evaluations_and_checkpoints_are_within_a_length_in_hours(until, monkeyp
     assert plan.seconds["evaluation"] == pytest.approx(count * evaluation)
     assert plan.seconds["checkpoints"] == pytest.approx(math.ceil(plan.updates / 20) * checkpoint)
     work = plan.tokens * 1e-3 + plan.updates * 0.5
-    assert plan.total == pytest.approx(
-        work + plan.seconds["evaluation"] + plan.seconds["checkpoints"]
-    )
+    pauses = plan.seconds["evaluation"] + plan.seconds["checkpoints"]
+    assert plan.total == pytest.approx(work + pauses)
     if isinstance(until, Hours):
-        assert plan.total - evaluation - checkpoint == pytest.approx(
-            3600, abs=evaluation + checkpoint + 9
-        )
-        short = dataclasses.replace(
-            run, training=dataclasses.replace(run.training, until=Hours(1e-3))
-        )
+        within = plan.total - evaluation - checkpoint
+        assert within == pytest.approx(3600, abs=evaluation + checkpoint + 9)
+        short = settings("bert-tiny", until=Hours(1e-3), evaluate=Steps(50), save=Steps(20))
         assert forecast_run(short, Here("cpu")).updates == 1
     else:
         assert plan.updates == 300
@@ -195,9 +191,8 @@ def test_phases_count_by_what_they_read(monkeypatch):
 
     def plan(until: Any, **more: Any) -> forecasting.RunForecast:
         training = dataclasses.replace(run.training, until=until, **more)
-        return forecast_run(
-            dataclasses.replace(run, training=training), Here("cpu"), corpus_tokens=1e6
-        )
+        changed = dataclasses.replace(run, training=training)
+        return forecast_run(changed, Here("cpu"), corpus_tokens=1e6)
 
     steps, tokens = plan(Steps(1000)), plan(Tokens(64_000_000))
     assert steps.tokens == 900 * 12_800 + 100 * 51_200
@@ -228,9 +223,8 @@ TINY = EncoderConfig(100, 32, 2, 2, 64)
 @pytest.mark.parametrize("recipe", ["modern", "electra", "albert", "spanbert", "deberta_v3"])
 def test_a_step_of_any_recipe_can_be_measured(recipe, tmp_path):
     run = RECIPES[recipe](TINY)
-    run = dataclasses.replace(
-        run, phases=tuple(PretrainPhase(32, phase.share) for phase in run.phases)
-    )
+    phases = tuple(PretrainPhase(32, phase.share) for phase in run.phases)
+    run = dataclasses.replace(run, phases=phases)
     per = measure_step(run, CPU, tmp_path)
     assert len(per.per_token) == len(run.phases)
     assert all(0 < seconds < 1 for seconds in per.per_token)
