@@ -20,6 +20,7 @@ from toy_folder import make_folder
 
 QUERY = "the old film"
 DOCUMENTS = ["a good play", "it ends", " ".join(["two men in rain"] * 8), "bad", "bad"]
+PROGRAM = "config_sentence_transformers.json"
 IDENTITY = "torch.nn.modules.linear.Identity"
 
 
@@ -141,17 +142,16 @@ def test_another_vocabulary_and_more_positions_keep_its_files(plain, tmp_path):
             {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}},
             r"scores are made by 'torch\.nn\.modules\.activation\.Tanh'\n  Supported are Sigmoid and",
         ),
-        ("config_sentence_transformers.json", {"activation_fn": 3}, r"scores are made by 3\n"),
+        (PROGRAM, {"activation_fn": 3}, r"scores are made by 3\n"),
         (
-            "config_sentence_transformers.json",
+            PROGRAM,
             {"default_prompt_name": "ask", "prompts": {"x": "y"}},
             r"default_prompt_name 'ask' is not among its prompts: x",
         ),
     ],
 )
 def test_what_would_change_scores_is_refused(plain, tmp_path, name, settings, message):
-    program = "config_sentence_transformers.json"
-    folder = changed(plain, tmp_path / "model", program, model_type="CrossEncoder")
+    folder = changed(plain, tmp_path / "model", PROGRAM, model_type="CrossEncoder")
     changed(plain, folder, name, **settings)
     with pytest.raises(FolderError, match=message):
         bothways.load(folder)

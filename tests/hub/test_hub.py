@@ -152,17 +152,9 @@ FAILURES: dict[str, tuple[Exception, str]] = {
         refused(errors.HfHubHTTPError),
         "could not be downloaded from the Hub: Repository Not Found\n  Check the network",
     ),
-    "offline": (
-        errors.LocalEntryNotFoundError("Cannot find a cached snapshot."),
-        "could not be downloaded from the Hub: Cannot find a",
-    ),
     "no route": (
         ConnectionError(),
         "could not be downloaded from the Hub: ConnectionError\n  Check the network",
-    ),
-    "disk": (
-        OSError(28, "No space left on device"),
-        "could not be downloaded from the Hub: [Errno 28] No space left",
     ),
     "bad id": (
         errors.HFValidationError("Cannot have -- in it"),

@@ -346,14 +346,6 @@ def test_fresh_heads_must_be_wanted(tmp_path):
         load_model(folder, fresh=["labels"])
 
 
-def test_a_layer_too_many_is_listed(tmp_path):
-    folder = folder_of(peer("Bert", "Model"), tmp_path / "theirs")
-    change_settings(folder, num_hidden_layers=1)
-    unused = load_model(folder).report.unused
-    assert len(unused) == 16
-    assert set(unused.values()) == {"the configuration has no place for it"}
-
-
 @pytest.mark.parametrize("architectures", [["BertForSomethingElse"], None])
 @torch.no_grad()
 def test_a_class_that_is_not_known_gives_the_heads_that_its_file_holds(architectures, tmp_path):

@@ -418,18 +418,6 @@ def test_a_checkpoint_that_lacks_something_is_refused(without, changed, message,
         read_tensorflow(write_folder(tmp_path / "google", found, google()))
 
 
-def test_an_embedding_without_a_width_is_refused(tmp_path):
-    found = electra_variables(
-        electra("ForPreTraining", 128, 16), electra("ForMaskedLM", 64, 16), False
-    )
-    found["electra/embeddings/word_embeddings"] = np.zeros(VOCAB, np.float32)
-    with pytest.raises(
-        FolderError,
-        match=r"electra.embeddings.word_embeddings.weight of 2 axes or more: it is \[60\]",
-    ):
-        read_tensorflow(write_folder(tmp_path / "google", found, None))
-
-
 def test_of_heads_without_a_class_the_most_are_kept(tmp_path):
     found = read_tensorflow(
         write_folder(tmp_path / "google", lacking("seq_relationship"), google())

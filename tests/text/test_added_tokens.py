@@ -23,7 +23,6 @@ from bothways.core.errors import TokenizerError
 from bothways.hub.resolve import MODEL_FILES
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import CONFIG, GENERIC
-from bothways.text.word_cache import is_cuttable
 from kernel_cases import examples
 from toy_text import (
     BERT_NAMES,
@@ -168,12 +167,6 @@ def test_each_token_has_its_id_and_is_special_as_in_transformers(folders):
         wanted = {token.content for token in theirs.added_tokens_decoder.values() if token.special}
         unknown = ours.token(ours.specials.unknown)
         assert {ours.token(id) for id in ours.special.nonzero()[0]} == wanted - {unknown}
-
-
-def test_words_are_looked_up_only_where_no_added_token_is_split(folders):
-    """Both ways stand in the comparison with transformers."""
-    ways = {is_cuttable(json.loads(ours.backend.to_str())) for ours, *_ in folders}
-    assert ways == {True, False}
 
 
 def test_an_added_token_is_known_by_a_model_of_pieces(tmp_path):

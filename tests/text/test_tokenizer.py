@@ -124,18 +124,6 @@ def test_saved_bert_opens_in_transformers_with_the_same_ids(tmp_path, pairs, num
     assert Tokenizer.load(tmp_path).fingerprint == ours.fingerprint
 
 
-@pytest.mark.parametrize("prefix_space", [False, True])
-def test_byte_level_bpe_goes_both_ways(tmp_path, prefix_space):
-    ours = load(roberta_backend(prefix_space=prefix_space), tmp_path / "in")
-    assert ours.specials == Specials(pad=1, unknown=3, cls=0, sep=2, mask=ours.size - 1)
-    texts = [*ASCII_CASES, "hello <mask> world", " hello's  \n w"]
-    theirs = save_and_open(ours, tmp_path / "out", texts)
-    assert not (tmp_path / "out" / "vocab.txt").exists()
-    first, second = (ids.tolist() for ids in ours.encode(["hello", "w"]))
-    assert theirs("hello", "w").input_ids == [0, *first, 2, 2, *second, 2]
-    assert ours.decode(ours.encode(["hello wörld 中 <mask>"])[0]).strip() == "hello wörld 中<mask>"
-
-
 def test_special_tokens_by_the_names_of_the_configuration(tmp_path):
     tokens = ["<blank>", "?", "<begin>", "<end>", "<hole>", "a", "b"]
     names = {

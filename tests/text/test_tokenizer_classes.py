@@ -310,12 +310,6 @@ def test_a_file_that_is_not_of_its_class_is_refused(parts, tmp_path):
         assert_equal(Tokenizer.load(tmp_path), AutoTokenizer.from_pretrained(tmp_path), TEXTS[:200])
 
 
-def test_bytes_under_the_class_of_words_are_refused(tmp_path):
-    saved(tmp_path, roberta(), "bert", "BertTokenizer")
-    with pytest.raises(TokenizerError, match="holds a BPE model; BertTokenizer"):
-        Tokenizer.load(tmp_path)
-
-
 def test_pieces_of_camembert_are_shifted(tmp_path):
     heads = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
     folder = write(tmp_path, {"tokenizer_class": "CamembertTokenizer"}, "camembert")
@@ -344,11 +338,6 @@ def test_ends_of_words_without_their_class_are_refused(kind, tmp_path):
     with pytest.raises(TokenizerError, match="ends of words by </w>") as caught:
         Tokenizer.load(word_ends(tmp_path, None, kind))
     assert caught.value.where == tmp_path / "merges.txt"
-
-
-def test_a_class_without_its_files_is_refused(tmp_path):
-    with pytest.raises(TokenizerError, match="no vocabulary of HerbertTokenizer"):
-        Tokenizer.load(words(tmp_path, "HerbertTokenizer", "bert"))
 
 
 def test_the_class_decides_between_several_vocabularies(tmp_path):
