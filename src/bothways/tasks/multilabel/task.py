@@ -353,8 +353,6 @@ def _labels_in(text: str, separator: str, column: str, location: str) -> list[An
 def _check_balance(train: Many[MultilabelExample]) -> list[Finding]:
     label_sets = [e.labels for e in train if e.labels is not None]
     counts = Counter(label for labels in label_sets for label in {*labels})
-    if not counts:
-        return []
     mean, none = counts.total() / len(label_sets), sum(not labels for labels in label_sets)
     message = f"a training example has {mean:.2f} of {len(counts)} labels on average; "
     findings = [

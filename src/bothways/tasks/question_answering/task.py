@@ -129,12 +129,7 @@ class QuestionAnswerer(base.TaskModel[Question, AnswerPrediction]):
             start, end = characters(example.context, encoded.context.offsets, first, last)
             distinct.setdefault(example.context[start:end], (start, end, score))
         distinct.pop("", None)
-        spans = list(distinct.values())
-        return self._prediction(example, spans, min(float(output[0].sum()) for output in outputs))
-
-    def _prediction(
-        self, example: Question, spans: Many[tuple[int, int, float]], null: float
-    ) -> AnswerPrediction:
+        spans, null = list(distinct.values()), min(float(output[0].sum()) for output in outputs)
         difference = null - spans[0][2] if spans else 0.0
         considered = [score for _, _, score in spans]
         if self.task.threshold is not None:
