@@ -38,11 +38,7 @@ def mistake(line: str) -> tuple[str | None, str]:
 @pytest.mark.parametrize(
     ("line", "where", "named"),
     [
-        (
-            "corpus build x.txt --out c",
-            "--tokenizer",
-            ["is missing", "tokenizer.json", "corpus build --help"],
-        ),
+        ("corpus build x.txt --out c", "--tokenizer", ["is missing", "tokenizer.json", "--help"]),
         ("finetune", "MODEL", ["is missing"]),
         ("finetune m d.tsv --out", "--out", ["needs a value"]),
         ("finetune m d.tsv --lr abc", "--lr", ["'abc'", "number"]),
@@ -120,9 +116,8 @@ def place(tmp_path_factory) -> Path:
     (folder / "unseen.tsv").write_text("sentence\tlabel\na good film\tpso\na bad play\tneg\n")
     (folder / "long.txt").write_text("the film was good " * 200 + "\n")
     (folder / "folder").mkdir()
-    (folder / "wide.csv").write_text(
-        "\n".join([",".join(f"c{n}" for n in range(1000)), "x," * 999 + "x"])
-    )
+    names = ",".join(f"c{n}" for n in range(1000))
+    (folder / "wide.csv").write_text(f"{names}\n{'x,' * 999}x")
     return folder
 
 
@@ -244,23 +239,13 @@ def test_numbers_are_checked_before_the_work(line, where, tmp_path, monkeypatch)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_gpu_without_memory_is_no_traceback(monkeypatch, capsys):
-    def full(*_: object, **__: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(cli, "app", full)
-    monkeypatch.setattr(mistakes, "rename_options", lambda _, words: words)
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert said.startswith("error: out of GPU memory\n  In training, halve microbatch_tokens")
+DISK = [OSError(n, os.strerror(n), "run/parts") for n in (errno.ENOSPC, errno.EIO, errno.EROFS)]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
-def test_an_error_of_the_disk_that_no_job_expects_is_no_traceback(number, monkeypatch, capsys):
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), *DISK], ids=str)
+def test_an_error_that_no_job_expects_is_no_traceback(error, monkeypatch, capsys):
     def failing(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number), "run/parts")
+        raise error
 
     monkeypatch.setattr(cli, "app", failing)
     monkeypatch.setattr(mistakes, "rename_options", lambda _, words: words)
@@ -268,7 +253,11 @@ def test_an_error_of_the_disk_that_no_job_expects_is_no_traceback(number, monkey
         cli.main()
     said = capsys.readouterr().err
     assert ended.value.code == 2
-    assert said.startswith(f"error: run/parts: cannot be read or written: {os.strerror(number)}\n")
+    if isinstance(error, OSError):
+        message = f"error: run/parts: cannot be read or written: {error.strerror}\n"
+    else:
+        message = "error: out of GPU memory\n  In training, halve microbatch_tokens"
+    assert said.startswith(message)
     assert said.count("\n") == 2
 
 
@@ -293,11 +282,10 @@ def test_a_run_that_is_interrupted_outside_of_a_step_says_how_to_go_on(
     with pytest.raises(KeyboardInterrupt), run_progress(tmp_path, console):
         raise KeyboardInterrupt
     said = console.file.getvalue()
-    if saved:
-        assert "The checkpoints are kept. To resume: bothways pretrain corpus" in said
-        assert "--resume" in said
-    else:
-        assert "Stopped before the first checkpoint: the same command begins again." in said
+    assert ("The checkpoints are kept. To resume: bothways pretrain corpus" in said) == bool(saved)
+    assert ("--resume" in said) == bool(saved)
+    again = "Stopped before the first checkpoint: the same command begins again."
+    assert (again in said) != bool(saved)
 
 
 def test_the_line_that_goes_on_is_the_one_that_was_given(monkeypatch):
@@ -326,7 +314,6 @@ def test_a_port_in_use_is_one_message():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(
-            BothwaysError, match=rf"^127\.0\.0\.1:{port}: cannot be listened on: Addr"
-        ):
+        message = rf"^127\.0\.0\.1:{port}: cannot be listened on: Addr"
+        with pytest.raises(BothwaysError, match=message):
             run_line("serve", "bert", f"--port={port}")

@@ -13,8 +13,10 @@ from rich.console import Console
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.core.report import sections, terminal
+from bothways.data.corpus import write_corpus
 from bothways.data.documents import Document
 from bothways.model.config import EncoderConfig
+from bothways.pretraining.training_inputs import TrainingInputs
 from bothways.training.loop import Loop
 from commands import run_line
 from spread import in_turn
@@ -66,9 +68,8 @@ OBJECTIVES = {
 def test_shown_sequences_are_those_that_a_run_reads(corpus, monkeypatch, kind, step):
     shape = EncoderConfig(corpus.tokenizer.size, 32, 1, 2, 64)
     if kind == "causal_lm":
-        shape = dataclasses.replace(
-            bothways.preset("openai-gpt"), width=32, depth=1, heads=2, intermediate_size=64
-        )
+        sizes = {"width": 32, "depth": 1, "heads": 2, "intermediate_size": 64}
+        shape = dataclasses.replace(bothways.preset("openai-gpt"), **sizes)
     settings = {
         **OBJECTIVES[kind], "seed": 5, "batch": {"kind": "examples", "n": 6}, "until": "4 steps",
         "phases": [{"length": 16, "share": 0.5}, {"length": 32, "share": 0.5}],
@@ -77,10 +78,8 @@ def test_shown_sequences_are_those_that_a_run_reads(corpus, monkeypatch, kind, s
     shown = bothways.show(
         corpus, model=shape, objective=kind, step=step, count=99, progress=False, **settings
     )
-    token, classes = (
-        corpus.tokenizer.token,
-        {"masked_lm_nsp": ("is next", "random"), "masked_lm_sop": ("in order", "swapped")},
-    )
+    classes = {"masked_lm_nsp": ("is next", "random"), "masked_lm_sop": ("in order", "swapped")}
+    token = corpus.tokenizer.token
     expected = []
     for batch in data.microbatches:
         bounds = batch.layout.cu_seqlens.tolist()
@@ -125,13 +124,8 @@ def test_steps_of_later_phases_have_their_length(corpus):
         "phases": [{"length": 16, "share": 0.5}, {"length": 32, "share": 0.5}],
         "batch": {"kind": "examples", "n": 8}, "until": "6 steps", "progress": False, "count": 8,
     }  # fmt: skip
-    lengths = [
-        max(
-            len(sequence.tokens)
-            for sequence in bothways.show(corpus, step=step, **settings).sequences
-        )
-        for step in (3, 4)
-    ]
+    shown = [bothways.show(corpus, step=step, **settings).sequences for step in (3, 4)]
+    lengths = [max(len(sequence.tokens) for sequence in sequences) for sequences in shown]
     assert lengths[0] <= 16 < lengths[1] <= 32
     with pytest.raises(ConfigError, match=r"step: the run ends with step 6: there is no step 7"):
         bothways.show(corpus, step=7, **settings)
@@ -140,9 +134,8 @@ def test_steps_of_later_phases_have_their_length(corpus):
 def test_a_phase_is_named_with_its_own_segments_and_masks(corpus):
     phase = {"length": 16, "segments": {"kind": "full_sentences"}, "masking": {"rate": 0.4}}
     shown = bothways.show(corpus, objective="masked-lm-nsp", phases=[phase], progress=False)
-    assert (
-        "masked_lm_nsp, phase 1 of 1 (full_sentences of 16 tokens, masking.rate=0.4)" in shown.title
-    )
+    title = "masked_lm_nsp, phase 1 of 1 (full_sentences of 16 tokens, masking.rate=0.4)"
+    assert title in shown.title
     assert not any(sequence.labels for sequence in shown.sequences)
 
 
@@ -208,22 +201,12 @@ def test_what_cannot_be_shown_is_refused(corpus, my_bert, tmp_path):
         refused(my_bert, "a film", match=f"{name}: is of a text in training", **unread)
     refused(corpus, count=0, match=r"count: must be at least 1")
     short = [Document(f"the {word} sleeps.", word) for word in ANIMALS]
-    single = bothways.build_corpus(
-        short, corpus.tokenizer, tmp_path / "single", workers=1, progress=False
-    )
-    refused(
-        single,
-        objective="masked-lm-sop",
-        **{"objective.segments.single": "drop"},
-        match="there are no pairs",
-        error=BothwaysError,
-    )
-    two = bothways.build_corpus(
-        short[:2], corpus.tokenizer, tmp_path / "two", workers=1, progress=False
-    )
-    refused(
-        two, objective="masked-lm-nsp", match="and the corpus has 2 documents", error=BothwaysError
-    )
+    for count, settings, message in (
+        (None, {"objective": "masked-lm-sop", "objective.segments.single": "drop"}, "no pairs"),
+        (2, {"objective": "masked-lm-nsp"}, "and the corpus has 2 documents"),
+    ):
+        few = write_corpus(short[:count], corpus.tokenizer, tmp_path / f"{count}", workers=1)
+        refused(few, match=message, error=BothwaysError, **settings)
     assert bothways.show(corpus, "the dog sleeps", objective="masked-lm-sbo", progress=False)
 
 
@@ -236,9 +219,8 @@ def test_a_note_says_what_words_of_a_chinese_text_are(tmp_path):
         settings = {"objective.masking.unit": unit}
         shown = bothways.show(tmp_path, text, objective="masked-lm", progress=False, **settings)
         notes = [note for note in shown.notes if "the words of this text" in note]
-        assert [
-            note.endswith('(bothways.build_corpus(FILES, words="jieba"))') for note in notes
-        ] == ([True] * noted), (text, unit, notes)
+        advice = '(bothways.build_corpus(FILES, words="jieba"))'
+        assert [note.endswith(advice) for note in notes] == [True] * noted, (text, unit)
 
 
 def test_the_command_prints_and_writes(corpus, my_bert, tmp_path, capsys, monkeypatch):
@@ -288,8 +270,6 @@ def hostile() -> sections.TokenSequence:
 
 
 def test_pages_escape_what_texts_say(tmp_path):
-    from bothways.pretraining.training_inputs import TrainingInputs
-
     page = tmp_path / "page.html"
     TrainingInputs("title", (hostile(),)).save(page)
     assert "<script>alert" not in page.read_text("utf8")
@@ -297,10 +277,8 @@ def test_pages_escape_what_texts_say(tmp_path):
 
 @pytest.mark.parametrize("colours", [False, True])
 def test_terminals_are_not_commanded_by_texts(colours):
-    file = io.StringIO()
-    console = Console(
-        file=file, width=40, force_terminal=colours, color_system="truecolor" if colours else None
-    )
+    file, system = io.StringIO(), "truecolor" if colours else None
+    console = Console(file=file, width=40, force_terminal=colours, color_system=system)
     console.print(terminal.token_text(hostile()), terminal.TokenRows(hostile()))
     assert "\x1b[2J" not in file.getvalue()
     assert ("\x1b[" in file.getvalue()) == colours

@@ -48,9 +48,8 @@ def installation(tmp_path, monkeypatch) -> Path:
     for name, content in FILES.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(
-            content if isinstance(content, bytes) else textwrap.dedent(content).encode()
-        )
+        text = content if isinstance(content, bytes) else textwrap.dedent(content).encode()
+        path.write_bytes(text)
     roots = [tmp_path / "lib", tmp_path / "site-packages"]
     monkeypatch.setattr(installed_docs, "_roots", lambda: roots)
     return tmp_path
@@ -123,9 +122,8 @@ def test_real_installation_has_prose_of_standard_library_and_packages():
     assert (standard_library / "textwrap.py").samefile(textwrap.__file__)
     assert roots
     standard = dict(installed_docs.read_package(Path(textwrap.__file__)))
-    assert "Remove any common leading whitespace from every line in text." in " ".join(
-        standard["textwrap"]
-    )
+    sentence = "Remove any common leading whitespace from every line in text."
+    assert sentence in " ".join(standard["textwrap"])
     assert dict(installed_docs.read_package(Path(pytest.__file__).parent))["pytest"]
 
 
