@@ -6,7 +6,8 @@ import pytest
 
 from bothways.core.errors import DataError, ResourceError, optional
 from bothways.core.files import read_json, read_object
-from bothways.core.terminal import listed, printable, quantity, time_text
+from bothways.core.progress import error_console
+from bothways.core.terminal import listed, output_console, printable, quantity, say, time_text
 
 
 def test_control_characters_are_escaped():
@@ -17,6 +18,12 @@ def test_control_characters_are_escaped():
 def test_control_characters_of_names_do_not_reach_messages():
     error = DataError("no column 'a\x1b[2J'", where=Path("b\x07\n.txt"), fix="Rename \x9b it.")
     assert str(error) == "b\\x07\\n.txt: no column 'a\\x1b[2J'\n  Rename \\x9b it."
+
+
+def test_names_between_colons_are_no_pictures(capsys):
+    say(output_console(), "a :smile: [b]")
+    say(error_console(), "a :smile: [b]")
+    assert [*capsys.readouterr()] == ["a :smile: [b]\n"] * 2
 
 
 def test_long_lists_are_cut():

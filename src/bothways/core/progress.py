@@ -193,7 +193,7 @@ def error_console() -> Console:
     stream: Any = ErrorStream(sys.stderr)
     # A kernel of Jupyter gets lines, too: rich's own bars need a package of widgets there.
     interactive = None if stream.isatty() else False
-    return Console(file=stream, force_interactive=interactive, force_jupyter=False)
+    return Console(file=stream, force_interactive=interactive, force_jupyter=False, emoji=False)
 
 
 class _Bar:

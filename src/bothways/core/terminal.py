@@ -96,7 +96,7 @@ def output_console() -> Console:
             raise BrokenPipeError
 
     fixed = not sys.stdout.isatty() and not os.environ.get("COLUMNS", "").isdecimal()
-    return Output(width=_FILE_WIDTH if fixed else None)
+    return Output(width=_FILE_WIDTH if fixed else None, emoji=False)
 
 
 class ErrorStream(io.TextIOBase):
