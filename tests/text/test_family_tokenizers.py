@@ -184,13 +184,14 @@ def test_what_is_written_is_the_same_tokenizer(folders, number):
         assert getattr(again, f"{use}_token_id") == getattr(theirs, f"{use}_token_id")
     a, b = "hello the <mask>", "9, [MASK] play"
     segments = model_type in SEGMENTED
-    for texts in ((a,), (a, b)):
+    for texts in (("",), ("", b), (a,), (a, b)):
         row = again(*texts)
         assert row["input_ids"] == theirs(*texts)["input_ids"]
         assert ("token_type_ids" in row) == segments
         first, *second = ours.encode(list(texts))
         mine = assemble(first, second[0] if second else None, ours.template)
         assert mine.ids.tolist() == row["input_ids"]
+        assert (mine.ids.dtype, mine.segments.dtype) == (np.int32, np.int8)
         assert not segments or mine.segments.tolist() == row["token_type_ids"]
     tokens = again.convert_ids_to_tokens([int(id) for id in mine.ids])
     count = 3 if again.cls_token == "[CLS]" and model_type != "deberta" else 4
