@@ -31,7 +31,7 @@ from bothways.hub.resolve import (
 from bothways.hub.weight_files import open_weights
 from bothways.model.families.weight_names import to_file_names
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.checkpoint import checkpoints, read_checkpoint
+from bothways.training.checkpoint import Checkpoint, checkpoints, read_checkpoint
 from bothways.training.saved_state import MANIFEST, WEIGHTS
 
 _OWN = "model."
@@ -70,14 +70,13 @@ def save_average(names: Sequence[str], target: Path) -> list[str]:
 
 def _mean(names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
     """Return the model folder of the first model, and the mean of each of its tensors."""
-    folder, read_tensor = _open(names[0])
+    folder, read_tensor, bases = _open(names[0])
     tensors = {tensor: read_tensor(tensor) for tensor in open_weights(folder).shapes}
     # Sums in float64: the mean of equal models is the model to the bit.
     totals = {name: value.double() for name, value in tensors.items() if value.is_floating_point()}
-    bases = _bases(names[0])
     for source in names[1:]:
-        other, read_tensor = _open(source)
-        if _bases(source) != bases:
+        other, read_tensor, other_bases = _open(source)
+        if other_bases != bases:
             message = f"has other bases of rotary positions than {names[0]}"
             fix = "Average checkpoints of phases with equal bases."
             raise FolderError(message, where=source, fix=fix)
@@ -106,8 +105,8 @@ def _mean(names: Sequence[str]) -> tuple[Path, dict[str, Tensor]]:
     return folder, {name: value.contiguous() for name, value in {**tensors, **means}.items()}
 
 
-def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
-    """Return a model folder and what reads its tensors; of a checkpoint, those of its run."""
+def _open(name: str) -> tuple[Path, Callable[[str], Tensor], list[float] | None]:
+    """Return a model folder, what reads its tensors, and its bases; of a checkpoint its run's."""
     path = local_path(name)
     if not (path / MANIFEST).is_file():
         folder = resolve(resolve_run(name))
@@ -121,12 +120,12 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
             )
             fix = "Save that folder with a newer sentence-transformers first."
             raise FolderError(message, where=folder, fix=fix)
-        return folder, open_weights(folder).read
+        return folder, open_weights(folder).read, _bases(folder)
     folder = path.absolute().parent / "model"
     if not folder.is_dir():
         message = "the run of this checkpoint is not finished: it has no folder model/"
         raise FolderError(message, where=path, fix="Finish the run, with a lower until.")
-    read_checkpoint(path)  # raises CheckpointError if it is damaged
+    checkpoint = read_checkpoint(path)
     advice = "Average the model folders of runs instead."
     if layers := _layer_files(folder):
         message = f"is of a model with {listed(layers)}, whose weights checkpoints hold elsewhere"
@@ -146,14 +145,11 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor]]:
             raise FolderError(message, where=path, fix=advice)
         return named[tensor]
 
-    return folder, read_tensor
+    return folder, read_tensor, _bases(folder, checkpoint)
 
 
-def _bases(name: str) -> list[float] | None:
+def _bases(folder: Path, checkpoint: Checkpoint | None = None) -> list[float] | None:
     """Return the rotary base of each layer, of a checkpoint in its phase; None without bases."""
-    path = local_path(name)
-    checkpoint = read_checkpoint(path) if (path / MANIFEST).is_file() else None
-    folder = path.absolute().parent / "model" if checkpoint else resolve(resolve_run(name))
     encoder = read_hf_config(folder).encoder
     bases = getattr(encoder.position, "bases", None)
     if bases and checkpoint and (phases := checkpoint.config.get("phases")):
