@@ -190,7 +190,12 @@ def load_model(
         requested = heads_of(config, weights.shapes)
     else:
         requested = with_pooler(config.encoder, specified)
-    faults = {} if whole else faults_of(config, weights.shapes, requested, fresh)
+    has = None if config.architecture is None else config.architecture.heads
+    faults = dict[str, str]()
+    for head in () if whole else requested:
+        report = plan_loading(config.keys, _shapes(config, head), weights.shapes, fresh, has)
+        if report.faults:
+            faults[head.kind] = "; ".join(report.faults)
     selected = tuple(head for head in requested if head.kind not in faults)
     kinds = {head.kind for head in selected}
     if not set(fresh) <= kinds:
@@ -483,25 +488,6 @@ def heads_of(config: hf_config.HFConfig, names: Iterable[str]) -> tuple[Head, ..
                 settings["dropout"] = config.dropouts.get(kind)
             heads.append(head_class(**settings))
     return tuple(heads)
-
-
-def faults_of(
-    config: hf_config.HFConfig,
-    shapes: Mapping[str, Shape],
-    heads: Iterable[Head],
-    fresh: Collection[str] = (),
-) -> dict[str, str]:
-    """Return the faults of heads in a file with tensors of these shapes, by kind of head.
-
-    A head counts with the pooler if it reads that; complete heads are dropped.
-    """
-    has = None if config.architecture is None else config.architecture.heads
-    faults = dict[str, str]()
-    for head in heads:
-        report = plan_loading(config.keys, _shapes(config, head), shapes, fresh, has)
-        if report.faults:
-            faults[head.kind] = "; ".join(report.faults)
-    return faults
 
 
 def lacks(config: hf_config.HFConfig, shapes: Mapping[str, Shape], head: Head) -> bool:
