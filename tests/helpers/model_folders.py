@@ -16,6 +16,7 @@ from bothways.model.config import EncoderConfig, PostNorm, PreNorm
 from bothways.model.heads import Head, LabelHead, MaskedHead, PairHead, PoolerHead
 from bothways.model.model import Model
 from bothways.model.positions import Learned
+from spread import in_turn
 
 VOCAB, WIDTH, LENGTHS = 60, 16, [5, 9, 2]
 ORDERS = {"Bert": PostNorm(), "MegatronBert": PreNorm()}
@@ -26,8 +27,9 @@ CLASSES: dict[str, tuple[Head, ...]] = {
     "ForSequenceClassification": (PoolerHead(), LabelHead(3)),
     "Model": (PoolerHead(),),
 }
-STEMS = pytest.mark.parametrize("stem", ORDERS)
-NAMES = pytest.mark.parametrize("name", CLASSES)
+STEMS_AND_NAMES = pytest.mark.parametrize(
+    ("name", "stem"), in_turn([(name,) for name in CLASSES], [*ORDERS])
+)
 
 
 def peer(stem: str, name: str) -> Any:

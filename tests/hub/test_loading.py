@@ -21,8 +21,7 @@ from bothways.model.heads import LabelHead, MaskedHead, PairHead, PoolerHead
 from drawn_settings import draw_settings
 from model_folders import (
     CLASSES,
-    NAMES,
-    STEMS,
+    STEMS_AND_NAMES,
     VOCAB,
     WIDTH,
     assert_same_outputs,
@@ -35,12 +34,12 @@ from model_folders import (
 )
 
 
-@STEMS
-@NAMES
+@STEMS_AND_NAMES
 @torch.no_grad()
-def test_theirs_open_here_with_equal_outputs(stem, name, tmp_path):
+def test_theirs_open_here_with_equal_outputs_and_go_back(stem, name, tmp_path):
     theirs = peer(stem, name)
-    loaded = load_model(folder_of(theirs, tmp_path / "theirs"))
+    first = folder_of(theirs, tmp_path / "theirs")
+    loaded = load_model(first)
     assert {head.kind for head in loaded.model.specification} == {
         head.kind for head in CLASSES[name]
     }
@@ -50,13 +49,7 @@ def test_theirs_open_here_with_equal_outputs(stem, name, tmp_path):
     assert not loaded.model.training
     assert_same_outputs(outputs(loaded.model), peer_outputs(theirs))
     assert loaded.labels == (("no", "maybe", "yes") if "LabelHead" in str(CLASSES[name]) else ())
-
-
-@STEMS
-@NAMES
-def test_theirs_here_and_back_are_the_same_tensors_and_settings(stem, name, tmp_path):
-    first = folder_of(peer(stem, name), tmp_path / "theirs")
-    loaded = load_model(first)
+    # And back: the same tensors and settings.
     save_model(tmp_path / "ours", loaded.model, labels=loaded.labels)
     before, after = (
         load_file(first / "model.safetensors"),
@@ -64,7 +57,7 @@ def test_theirs_here_and_back_are_the_same_tensors_and_settings(stem, name, tmp_
     )
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
-    ours, theirs = (
+    ours, original = (
         transformers.AutoConfig.from_pretrained(place).to_dict()
         for place in (tmp_path / "ours", first)
     )
@@ -72,7 +65,7 @@ def test_theirs_here_and_back_are_the_same_tensors_and_settings(stem, name, tmp_
     told_apart = {"_name_or_path", "transformers_version", "position_embedding_type", "hidden_act"}
     told_apart |= set() if "labels" in loaded.model.heads else {"id2label", "label2id"}
     assert {key: value for key, value in ours.items() if key not in told_apart} == {
-        key: value for key, value in theirs.items() if key not in told_apart
+        key: value for key, value in original.items() if key not in told_apart
     }
 
 
@@ -167,40 +160,29 @@ def test_half_precision_weights_become_single(dtype, tmp_path):
     assert_same_outputs(outputs(loaded.model), peer_outputs(theirs.float()))
 
 
-BERT: dict[str, Any] = {
-    "vocab_size": 60,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-}
-
-
 @pytest.mark.parametrize(
     ("name", "outputs"),
-    [("BertModel", {"num_labels": 0}), ("BertForMaskedLM", {"id2label": {1: "a", 2: "b"}})],
+    [
+        ("Model", {"num_labels": 0, "id2label": None}),
+        ("ForMaskedLM", {"id2label": {"1": "a", "2": "b"}}),
+    ],
 )
 def test_outputs_are_read_only_where_a_head_has_them(name, outputs, tmp_path):
-    theirs = getattr(transformers, name)(transformers.BertConfig(**BERT, **outputs))
-    theirs.save_pretrained(tmp_path)
+    theirs = peer("Bert", name)
+    change_settings(folder_of(theirs, tmp_path), **outputs)
     loaded = load_model(tmp_path)
-    assert type(theirs).from_pretrained(tmp_path).num_parameters() == sum(
-        p.numel() for p in loaded.model.parameters()
-    )
+    assert theirs.num_parameters() == sum(p.numel() for p in loaded.model.parameters())
     assert loaded.labels == ()
 
 
 def test_a_number_of_outputs_that_contradicts_stored_names_is_refused(tmp_path):
-    config = transformers.BertConfig(**BERT, num_labels=2)
-    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    raw = json.loads(file.read_text()) | {"id2label": {"0": "a", "1": "b"}}
-    file.write_text(json.dumps(raw | {"num_labels": 2}))
-    assert load_model(tmp_path).labels == ("a", "b")
-    file.write_text(json.dumps(raw | {"num_labels": 3}))
-    with pytest.raises(FolderError, match=r"num_labels is 3, .* 2 outputs") as caught:
+    folder_of(peer("Bert", "ForSequenceClassification"), tmp_path)
+    change_settings(tmp_path, num_labels=3)
+    assert load_model(tmp_path).labels == ("no", "maybe", "yes")
+    change_settings(tmp_path, num_labels=2)
+    with pytest.raises(FolderError, match=r"num_labels is 2, .* 3 outputs") as caught:
         load_model(tmp_path)
-    assert caught.value.where == file
+    assert caught.value.where == tmp_path / "config.json"
 
 
 @pytest.mark.parametrize(
@@ -214,8 +196,7 @@ def test_a_number_of_outputs_that_contradicts_stored_names_is_refused(tmp_path):
 )
 def test_modules_that_only_wrap_are_removed_from_names(wrap, prefix, tmp_path):
     """DataParallel, torch.compile, both, and FSDP around a part."""
-    config = transformers.BertConfig(**BERT)
-    transformers.BertForSequenceClassification(config).eval().save_pretrained(tmp_path)
+    folder_of(peer("Bert", "ForSequenceClassification"), tmp_path)
     plain = load_model(tmp_path).model.state_dict()
     file = tmp_path / "model.safetensors"
     renamed = {
@@ -240,8 +221,7 @@ def test_an_unknown_family_is_refused(tmp_path):
 
 def test_files_that_may_be_a_part_of_the_model_are_not_passed_over(tmp_path):
     """SetFit's head and another safetensors file are reported."""
-    config = transformers.BertConfig(**BERT)
-    transformers.BertModel(config).save_pretrained(tmp_path)
+    folder_of(peer("Bert", "Model"), tmp_path)
     for name in ("model_head.pkl", "head.safetensors", "tf_model.h5", "pytorch_model.bin"):
         (tmp_path / name).write_bytes(b"")
     report = load_model(tmp_path).report
@@ -250,8 +230,7 @@ def test_files_that_may_be_a_part_of_the_model_are_not_passed_over(tmp_path):
 
 
 def test_weights_under_another_name_are_named(tmp_path):
-    config = transformers.BertConfig(**BERT)
-    transformers.BertModel(config).save_pretrained(tmp_path)
+    folder_of(peer("Bert", "Model"), tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
     with pytest.raises(FolderError, match="holds no weights") as caught:
         load_model(tmp_path)

@@ -31,7 +31,7 @@ from bothways.model.config import (
     Readout,
     Sharing,
 )
-from bothways.model.families.catalogue import family_for, preset
+from bothways.model.families.catalogue import family_for
 from bothways.model.heads import (
     ChoiceHead,
     Head,
@@ -140,9 +140,6 @@ def test_any_configuration_comes_back_as_it_was(seed):
     assert all(torch.equal(a, b) for a, b in zip(mine.layers, theirs.layers, strict=True))
 
 
-FIRST = replace(
-    preset("transformer-base"), vocab=VOCAB, width=8, heads=2, intermediate_size=8, depth=2
-)
 GEGLU = EncoderConfig(VOCAB, 8, 2, 2, 8, position=Learned(9), mlp=Gated())
 EXAMPLES: dict[str, tuple[EncoderConfig, tuple[Head, ...]]] = {
     "GeGLU BERT": (GEGLU, (MaskedHead(), PoolerHead(), PairHead())),
@@ -150,11 +147,6 @@ EXAMPLES: dict[str, tuple[EncoderConfig, tuple[Head, ...]]] = {
         replace(GEGLU, mlp=Plain(), position=Rotary(9)),
         (PoolerHead(), LabelHead(2)),
     ),
-    "pre-norm with sines": (
-        replace(GEGLU, mlp=Plain(), position=Sinusoidal(9), order=PreNorm()),
-        (MaskedHead(),),
-    ),
-    "the first Transformer": (FIRST, (MaskedHead(),)),
 }
 
 

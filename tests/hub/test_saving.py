@@ -37,8 +37,7 @@ from bothways.model.positions import Learned
 from bothways.text.tokenizer import Tokenizer
 from child_processes import killed_in_save
 from model_folders import (
-    NAMES,
-    STEMS,
+    STEMS_AND_NAMES,
     VOCAB,
     WIDTH,
     assert_same_outputs,
@@ -52,12 +51,13 @@ from toy_folder import make_folder
 from toy_training import exit_code
 
 
-@STEMS
-@NAMES
+@STEMS_AND_NAMES
 @torch.no_grad()
-def test_ours_open_in_transformers_whole_with_equal_outputs(stem, name, tmp_path):
+def test_ours_open_in_transformers_with_equal_outputs_and_here(stem, name, tmp_path):
     model = own(name, stem)
-    save_model(tmp_path / "ours", model, labels=["a", "b", "c"] if "labels" in model.heads else [])
+    labels = ["a", "b", "c"] if "labels" in model.heads else []
+    extra = {"threshold": 0.25, "seeds": [1, 2]}
+    save_model(tmp_path / "ours", model, labels=labels, extra=extra)
     theirs, report = getattr(transformers, stem + name).from_pretrained(
         tmp_path / "ours", output_loading_info=True
     )
@@ -70,21 +70,14 @@ def test_ours_open_in_transformers_whole_with_equal_outputs(stem, name, tmp_path
     if "labels" in model.heads:
         assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
         assert theirs.config.label2id == {"a": 0, "b": 1, "c": 2}
-
-
-@STEMS
-@NAMES
-def test_ours_and_back_is_the_same(stem, name, tmp_path):
-    model = own(name, stem)
-    save_model(tmp_path / "ours", model, extra={"threshold": 0.25, "seeds": [1, 2]})
     assert not format_note(tmp_path / "ours")
     loaded = load_model(str(tmp_path / "ours"))
     assert loaded.model.config == model.config
     assert loaded.model.specification == model.specification
     state = model.state_dict()
     assert all(torch.equal(tensor, state[key]) for key, tensor in loaded.model.state_dict().items())
-    assert loaded.extra == {"threshold": 0.25, "seeds": [1, 2]}
-    assert loaded.labels == (("LABEL_0", "LABEL_1", "LABEL_2") if "labels" in model.heads else ())
+    assert loaded.extra == extra
+    assert loaded.labels == tuple(labels)
 
 
 @pytest.mark.parametrize("problem", ["multi_label_classification", "regression", None])
