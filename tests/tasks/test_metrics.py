@@ -6,22 +6,11 @@ from hypothesis import example, given, strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.optimize import minimize, minimize_scalar
-from sklearn import metrics
+from sklearn import metrics as sklearn
 
 from bothways.core.errors import ConfigError
-from bothways.tasks import calibration
+from bothways.tasks import calibration, metrics
 from bothways.tasks.base import softmax
-from bothways.tasks.metrics import (
-    Confusion,
-    classification_metrics,
-    correlation,
-    error_reduction,
-    errors_text,
-    macro_thresholds,
-    micro_thresholds,
-    multilabel_metrics,
-    sigmoid,
-)
 
 
 def _correlation(truth: NDArray[np.int64], predicted: NDArray[np.int64], count: int) -> float:
@@ -37,24 +26,26 @@ def test_counts_give_what_the_arrays_give(count, data):
     labels = st.integers(0, count - 1)
     pairs = data.draw(st.lists(st.tuples(labels, labels), min_size=1))
     truth, predicted = (np.array(column) for column in zip(*pairs, strict=True))
-    f1_macro = metrics.f1_score(truth, predicted, average="macro", zero_division=0.0)
+    f1_macro = sklearn.f1_score(truth, predicted, average="macro", zero_division=0.0)
     accuracy, mcc = (truth == predicted).mean(), _correlation(truth, predicted, count)
     expected = {"accuracy": accuracy, "f1_macro": f1_macro, "mcc": mcc}
     if count == 2:
-        expected["f1"] = metrics.f1_score(truth, predicted, zero_division=0.0)
-    assert classification_metrics(Confusion(count, pairs)) == pytest.approx(expected)
+        expected["f1"] = sklearn.f1_score(truth, predicted, zero_division=0.0)
+    assert metrics.classification_metrics(metrics.Confusion(count, pairs)) == pytest.approx(
+        expected
+    )
 
 
 @given(st.integers(1, 30), st.integers(1, 5), st.floats(0, 1), st.integers(0, 999))
 def test_counts_of_several_labels_give_what_the_arrays_give(rows, labels, share, seed):
     draw = np.random.default_rng(seed)
     truth, given = draw.random((2, rows, labels)) < share
-    found = multilabel_metrics((truth & given).sum(0), (truth ^ given).sum(0))
+    found = metrics.multilabel_metrics((truth & given).sum(0), (truth ^ given).sum(0))
     for name in ("micro", "macro"):
         # scikit-learn takes one column for two classes; it is the F1 of the second that is meant.
         average = "binary" if labels == 1 else name
         arrays = truth.astype(int), given.astype(int)
-        wanted = metrics.f1_score(*arrays, average=average, zero_division=0.0)
+        wanted = sklearn.f1_score(*arrays, average=average, zero_division=0.0)
         assert found[f"f1_{name}"] == pytest.approx(wanted)
 
 
@@ -69,7 +60,7 @@ def test_thresholds_are_the_best_that_there_are(rows, share, seed, coarse):
     truth = (draw.random((rows, 3)) < share).astype(np.int64)
     probabilities = draw.random((rows, 3))
     probabilities = probabilities.round(1) if coarse else probabilities
-    thresholds = macro_thresholds(truth, probabilities)
+    thresholds = metrics.macro_thresholds(truth, probabilities)
     for y, p, threshold in zip(truth.T, probabilities.T, thresholds, strict=True):
         scores = {cut: f1(y, p >= cut) for cut in (threshold, 2.0, *p)}
         assert scores[threshold] == pytest.approx(max(scores.values()))
@@ -89,7 +80,7 @@ def test_thresholds_have_the_best_f1_of_all_decisions(rows, seed, coarse):
     held = truth.any(0).tolist()
     columns = zip(probabilities.T.tolist(), held, strict=True)
     cuts = [[2.0, *column] if known else [0.5] for column, known in columns]
-    chosen = micro_thresholds(truth, probabilities)
+    chosen = metrics.micro_thresholds(truth, probabilities)
     best = max(f1(truth, probabilities >= (a, b)) for a in cuts[0] for b in cuts[1])
     assert f1(truth, probabilities >= chosen) == pytest.approx(best)
     assert all(known or cut == 0.5 for cut, known in zip(chosen, held, strict=True))
@@ -103,15 +94,17 @@ def test_a_threshold_that_is_better_by_little_is_better():
         truth = draw.random(400) < probabilities
         truth[0] = True
         best = max(f1(truth, probabilities >= cut) for cut in probabilities)
-        (threshold,) = macro_thresholds(truth[:, None].astype(np.int64), probabilities[:, None])
+        (threshold,) = metrics.macro_thresholds(
+            truth[:, None].astype(np.int64), probabilities[:, None]
+        )
         assert f1(truth, probabilities >= threshold) == pytest.approx(best, abs=1e-12)
 
 
 def test_of_equally_good_thresholds_the_nearest_to_one_half_is_taken():
     truth, probabilities = np.array([[0], [1]]), np.array([[0.2], [0.9]])
-    assert macro_thresholds(truth, probabilities) == (pytest.approx(0.55),)
+    assert metrics.macro_thresholds(truth, probabilities) == (pytest.approx(0.55),)
     truth, probabilities = np.array([[1], [1], [0], [0]]), np.array([[0.9], [0.2], [0.6], [0.1]])
-    assert macro_thresholds(truth, probabilities) == (pytest.approx(0.15),)
+    assert metrics.macro_thresholds(truth, probabilities) == (pytest.approx(0.15),)
 
 
 @given(st.integers(2, 40), st.integers(0, 999), st.booleans())
@@ -121,19 +114,19 @@ def test_correlations_are_scipys(rows, seed, ties):
     truth = truth.round() + np.arange(rows) % 2 if ties else truth
     if np.ptp(truth) == 0:
         truth[0] += 1
-    found = correlation(truth, predicted)
+    found = metrics.correlation(truth, predicted)
     ranks = [stats.rankdata(column) for column in (truth, predicted)]
     assert found["pearson"] == pytest.approx(np.corrcoef(truth, predicted)[0, 1])
     assert found["spearman"] == pytest.approx(np.corrcoef(*ranks)[0, 1])
-    assert found["mse"] == pytest.approx(metrics.mean_squared_error(truth, predicted))
+    assert found["mse"] == pytest.approx(sklearn.mean_squared_error(truth, predicted))
 
 
 def test_what_does_not_vary_correlates_with_nothing():
     flat, rising = np.ones(4), np.arange(4.0)
     for pair in ((flat, rising), (rising, flat), (rising[:1], rising[:1])):
-        values = correlation(*pair)
+        values = metrics.correlation(*pair)
         assert (values["pearson"], values["spearman"]) == (0.0, 0.0)
-    assert correlation(flat + 1e-16 * rising, rising)["mse"] == pytest.approx(1.5)
+    assert metrics.correlation(flat + 1e-16 * rising, rising)["mse"] == pytest.approx(1.5)
 
 
 DRAW = np.random.default_rng(3)
@@ -170,7 +163,7 @@ def test_temperature_stays_where_nothing_is_wrong_and_within_its_range():
 
 def test_each_label_has_the_scale_and_offset_of_platt():
     logits = DRAW.normal(size=(800, 3)) * np.array([3.0, 1.0, 5.0])
-    chances = sigmoid(logits * np.array([0.5, 2.0, 0.3]) + np.array([1.0, -1, 0]))
+    chances = metrics.sigmoid(logits * np.array([0.5, 2.0, 0.3]) + np.array([1.0, -1, 0]))
     truth = chances > DRAW.random((800, 3))
     factor, offset = calibration.fit_scales(logits, truth)
     for label in range(3):
@@ -187,7 +180,7 @@ def test_each_label_has_the_scale_and_offset_of_platt():
 
 def test_rare_labels_share_one_temperature():
     logits, truth = DRAW.normal(size=(300, 3)) * 4, np.zeros((300, 3), dtype=bool)
-    truth[:, 0] = sigmoid(logits[:, 0] / 2) > DRAW.random(300)
+    truth[:, 0] = metrics.sigmoid(logits[:, 0] / 2) > DRAW.random(300)
     truth[:5, 1], truth[:19, 2] = True, True
     factor, offset = calibration.fit_scales(logits, truth)
     assert factor[1] == factor[2] != factor[0]
@@ -231,4 +224,4 @@ def test_conformal_threshold_is_the_right_order_statistic():
     ],
 )
 def test_differences_are_relative_to_errors(base, other, best, text):
-    assert errors_text(error_reduction(base, other, best)) == text
+    assert metrics.errors_text(metrics.error_reduction(base, other, best)) == text

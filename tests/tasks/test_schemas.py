@@ -9,25 +9,8 @@ import numpy as np
 import pytest
 
 from bothways.prediction.bulk.worker import part_content
+from bothways.tasks import predictions
 from bothways.tasks.catalogue import ALL_TASKS
-from bothways.tasks.predictions import (
-    AnswerPrediction,
-    AnswerSpan,
-    ChoicePrediction,
-    ClassPrediction,
-    Entity,
-    FillPrediction,
-    JointFilling,
-    LikelihoodPrediction,
-    MultilabelPrediction,
-    Prediction,
-    PreferencePrediction,
-    RankPrediction,
-    ScorePrediction,
-    TagPrediction,
-    TokenGuess,
-    VectorPrediction,
-)
 from bothways.tasks.schemas import arrow_fields, arrow_type, json_schema, prediction_type
 
 THIRD = 1 / 3
@@ -40,31 +23,31 @@ def listed(fields: str) -> str:
     return f"list<item: struct<{fields}>>"
 
 
-CASES: list[tuple[Prediction, str, dict[str, str]]] = [
+CASES: list[tuple[predictions.Prediction, str, dict[str, str]]] = [
     (
-        ClassPrediction("a", 0, {"a": 2 * THIRD, "b": THIRD}),
+        predictions.ClassPrediction("a", 0, {"a": 2 * THIRD, "b": THIRD}),
         '{"label": "a", "probabilities": {"a": 0.666667, "b": 0.333333}}',
         {"label": "string", "probabilities": CHANCES, "label_set": TEXTS},
     ),
     (
-        MultilabelPrediction(("a",), {"a": 1.0}),
+        predictions.MultilabelPrediction(("a",), {"a": 1.0}),
         '{"labels": ["a"], "probabilities": {"a": 1.0}}',
         {"labels": TEXTS, "probabilities": CHANCES},
     ),
-    (ScorePrediction(THIRD), '{"score": 0.333333}', {"score": "double"}),
+    (predictions.ScorePrediction(THIRD), '{"score": 0.333333}', {"score": "double"}),
     (
-        ChoicePrediction(1, "x", (THIRD, 2 * THIRD)),
+        predictions.ChoicePrediction(1, "x", (THIRD, 2 * THIRD)),
         '{"index": 1, "ending": "x", "probabilities": [0.333333, 0.666667]}',
         {"index": "int64", "ending": "string", "probabilities": "list<item: double>"},
     ),
     (
-        RankPrediction("q", ("a", "b"), (0.0, 2.0), (0.5, THIRD)),
+        predictions.RankPrediction("q", ("a", "b"), (0.0, 2.0), (0.5, THIRD)),
         '{"query": "q", "ranking": [{"index": 1, "score": 0.333333, "document": "b"}, '
         '{"index": 0, "score": 0.5, "document": "a"}]}',
         {"query": "string", "ranking": listed("index: int64, score: double, document: string")},
     ),
     (
-        FillPrediction(((TokenGuess("a", THIRD),),), (JointFilling(("a",), THIRD, "t"),)),
+        predictions.FillPrediction(((predictions.TokenGuess("a", THIRD),),), (predictions.JointFilling(("a",), THIRD, "t"),)),
         '{"text": "t", "masks": [[{"token": "a", "probability": 0.333333}]], '
         '"fillings": [{"tokens": ["a"], "probability": 0.333333, "text": "t"}]}',
         {
@@ -74,7 +57,7 @@ CASES: list[tuple[Prediction, str, dict[str, str]]] = [
         },
     ),
     (
-        LikelihoodPrediction(("a",), (-THIRD,)),
+        predictions.LikelihoodPrediction(("a",), (-THIRD,)),
         '{"log_likelihood": -0.333333, "pseudo_perplexity": 1.39561, "tokens": [["a", -0.333333]]}',
         {
             "log_likelihood": "double", "pseudo_perplexity": "double",
@@ -82,24 +65,24 @@ CASES: list[tuple[Prediction, str, dict[str, str]]] = [
         },
     ),
     (
-        LikelihoodPrediction((), ()),
+        predictions.LikelihoodPrediction((), ()),
         '{"log_likelihood": 0.0, "pseudo_perplexity": null, "tokens": []}',
         {},
     ),
     (
-        PreferencePrediction(-THIRD, -2.0),
+        predictions.PreferencePrediction(-THIRD, -2.0),
         '{"preferred": "first", "log_likelihoods": [-0.333333, -2.0]}',
         {"preferred": "string", "log_likelihoods": "list<item: double>"},
     ),
     (
-        TagPrediction(("a",), ("B-X",), np.eye(1), (Entity("X", "a", 0, 1, THIRD),)),
+        predictions.TagPrediction(("a",), ("B-X",), np.eye(1), (predictions.Entity("X", "a", 0, 1, THIRD),)),
         '{"entities": [{"type": "X", "text": "a", "start": 0, "end": 1, "score": 0.333333}], '
         '"words": ["a"], "tags": ["B-X"]}',
         {"entities": listed(f"type: string, {SPAN}"), "words": TEXTS, "tags": TEXTS},
     ),
-    (TagPrediction(("a",), ("X",), np.eye(1)), '{"words": ["a"], "tags": ["X"]}', {}),
+    (predictions.TagPrediction(("a",), ("X",), np.eye(1)), '{"words": ["a"], "tags": ["X"]}', {}),
     (
-        AnswerPrediction("1", "a", 0, 1, THIRD, -2.0, (AnswerSpan("a", 0, 1, 2.0, THIRD),)),
+        predictions.AnswerPrediction("1", "a", 0, 1, THIRD, -2.0, (predictions.AnswerSpan("a", 0, 1, 2.0, THIRD),)),
         '{"id": "1", "text": "a", "start": 0, "end": 1, "confidence": 0.333333, '
         '"null_difference": -2.0, "spans": [{"text": "a", "start": 0, "end": 1, "score": 2.0, '
         '"probability": 0.333333}]}',
@@ -109,7 +92,7 @@ CASES: list[tuple[Prediction, str, dict[str, str]]] = [
         },
     ),
     (
-        AnswerPrediction("2", "", None, None, 1.0, 0.0, ()),
+        predictions.AnswerPrediction("2", "", None, None, 1.0, 0.0, ()),
         '{"id": "2", "text": "", "start": null, "end": null, "confidence": 1.0, '
         '"null_difference": 0.0, "spans": []}',
         {},
@@ -155,20 +138,20 @@ def test_json_arrow_and_schema_agree(prediction, text, types):
 
 def test_every_task_declares_its_prediction():
     types = {prediction_type(task) for task in ALL_TASKS.values()}
-    assert types == {type(prediction) for prediction, *_ in CASES} | {VectorPrediction}
+    assert types == {type(prediction) for prediction, *_ in CASES} | {predictions.VectorPrediction}
 
 
 def test_attributes_are_described_by_their_docstrings():
-    schema = json_schema(AnswerPrediction)["properties"]
+    schema = json_schema(predictions.AnswerPrediction)["properties"]
     assert schema["start"]["type"] == ["integer", "null"]
     assert schema["id"]["description"] == "the id of the question."
-    ranking = json_schema(RankPrediction)["properties"]["ranking"]
+    ranking = json_schema(predictions.RankPrediction)["properties"]["ranking"]
     assert ranking["description"] == "The documents, best first; of equal ones the first."
     assert ranking["items"]["properties"]["score"]["description"] == "its score."
 
 
 @dataclass(frozen=True)
-class Kinds(Prediction):
+class Kinds(predictions.Prediction):
     """A prediction of another package."""
 
     numbers: Mapping[str, tuple[int, ...]]

@@ -110,25 +110,18 @@ def test_any_tags_become_sound_ones_of_any_scheme_with_the_same_entities(tags):
         assert [tag == "O" for tag in converted] == [tag == "O" for tag in tags]
 
 
-@pytest.mark.parametrize(
-    ("labels", "scheme"),
-    [
-        ("O B-X I-X B-Y I-Y", "iob2"),
-        ("B-X B-Y I-X I-Y O", "iob2"),  # in the order of their characters
-        ("O B-X B-Y I-Y", "iob2"),  # no X has two words
-        ("O", "iob2"),
-        ("O I-X I-Y", "iob1"),
-        ("B-X I-X I-Y O", "iob1"),  # two Y never stand side by side
-        ("O I-X B-X", "iob1"),  # in the order in which they occur, as IOB2 never has them
-        ("O I-X B-X B-Y I-Y", "iob2"),
-        ("O B-X I-X E-X S-X", "bioes"),
-        ("O B-X I-X L-X U-X", "bioes"),
-        ("O B-X M-X E-X S-X", "bioes"),
-        ("O S-X", "bioes"),
-    ],
-)
-def test_the_scheme_of_labels(labels, scheme):
-    assert scheme_of(labels.split()) == scheme
+OF_LABELS: dict[Spelling, list[str]] = {
+    # Also in the order of their characters, or where no X has two words.
+    "iob2": ["O B-X I-X B-Y I-Y", "B-X B-Y I-X I-Y O", "O B-X B-Y I-Y", "O", "O I-X B-X B-Y I-Y"],
+    # Also where two Y never stand side by side, or in an order as IOB2 never has it.
+    "iob1": ["O I-X I-Y", "B-X I-X I-Y O", "O I-X B-X"],
+    "bioes": ["O B-X I-X E-X S-X", "O B-X I-X L-X U-X", "O B-X M-X E-X S-X", "O S-X"],
+}
+
+
+@pytest.mark.parametrize("scheme", OF_LABELS)
+def test_the_scheme_of_labels(scheme):
+    assert {scheme_of(labels.split()) for labels in OF_LABELS[scheme]} == {scheme}
 
 
 LETTERS = {"BILOU": BILOU, "BMES": [tag.replace("I-", "M-") for tag in WELL_KNOWN["bioes"]]}

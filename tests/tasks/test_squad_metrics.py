@@ -9,14 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from bothways.tasks.question_answering import metrics
 from bothways.tasks.question_answering.examples import Question
-from bothways.tasks.question_answering.metrics import (
-    AnswerScores,
-    best_threshold,
-    grade_answer,
-    normalised,
-    unspaced,
-)
 
 
 def english(*answers: str, impossible: bool | None = None) -> Question:
@@ -49,7 +43,7 @@ def official_f1(text: str, right: str) -> float:
 def test_normalised():
     """Marks beyond ASCII's stay; for all others see `official_words`."""
     texts = {"«the» cat": "« » cat", "Ünter\tden\nLinden ": "ünter den linden", "the_end": "theend"}
-    assert {text: normalised(text) for text in texts} == texts
+    assert {text: metrics.normalised(text) for text in texts} == texts
 
 
 @pytest.mark.parametrize(
@@ -71,7 +65,7 @@ def test_normalised():
     ],
 )
 def test_grades_of_words(text, answers, exact, f1):
-    found = grade_answer(text, english(*answers))
+    found = metrics.grade_answer(text, english(*answers))
     assert (found.exact, found.f1) == (exact, pytest.approx(f1))
 
 
@@ -87,7 +81,7 @@ def test_grades_equal_the_official_formulas(found, rights):
     golds = [answer for answer in answers if official_words(answer)] or [""]
     exact = any(official_words(text) == official_words(gold) for gold in golds)
     f1 = max(official_f1(text, gold) for gold in golds)
-    result = grade_answer(text, english(*answers))
+    result = metrics.grade_answer(text, english(*answers))
     assert (result.exact, result.f1) == (exact, pytest.approx(f1))
 
 
@@ -111,7 +105,7 @@ def test_grades_equal_the_official_formulas(found, rights):
     ],
 )
 def test_grades_of_characters(text, answers, exact, f1):
-    found = grade_answer(text, chinese(*answers))
+    found = metrics.grade_answer(text, chinese(*answers))
     assert (found.exact, found.f1) == (exact, pytest.approx(f1))
 
 
@@ -120,18 +114,18 @@ def test_runs_are_the_longest(text, right):
     pieces = {text[i:j] for i in range(len(text)) for j in range(i + 1, len(text) + 1)}
     run = max((len(piece) for piece in pieces if piece in right), default=0)
     expected = float(text == right) if not text or not right else 2 * run / (len(text) + len(right))
-    assert grade_answer(text, chinese(right)).f1 == pytest.approx(expected)
+    assert metrics.grade_answer(text, chinese(right)).f1 == pytest.approx(expected)
 
 
 def test_texts_without_spaces():
-    assert all(map(unspaced, ["大莱龙铁路 SD", "これはペンです", "𠀀𠀁"]))
-    assert not any(map(unspaced, ["The cat sat.", "大莱龙铁路 in Shandong", "1998", ""]))
+    assert all(map(metrics.unspaced, ["大莱龙铁路 SD", "これはペンです", "𠀀𠀁"]))
+    assert not any(map(metrics.unspaced, ["The cat sat.", "大莱龙铁路 in Shandong", "1998", ""]))
 
 
 def random_graded(
     rng: random.Random, count: int, ties: bool
-) -> tuple[AnswerScores, list[Question], list[str], list[float]]:
-    graded, questions, bests, differences = AnswerScores(), [], [], []
+) -> tuple[metrics.AnswerScores, list[Question], list[str], list[float]]:
+    graded, questions, bests, differences = metrics.AnswerScores(), [], [], []
     for _ in range(count):
         answered = english("black cat", "dog", impossible=False)
         question = rng.choice([english(impossible=True), answered])
@@ -150,18 +144,18 @@ def test_the_best_threshold_is_the_best_of_all(count, ties, seed):
 
     def f1_at(threshold: float) -> float:
         rows = zip(questions, bests, differences, strict=True)
-        grades = [grade_answer("" if d > threshold else best, q).f1 for q, best, d in rows]
+        grades = [metrics.grade_answer("" if d > threshold else best, q).f1 for q, best, d in rows]
         return float(np.mean(grades))
 
     columns = graded.columns
-    threshold, best = best_threshold(columns.difference, columns.given_f1, columns.none)
+    threshold, best = metrics.best_threshold(columns.difference, columns.given_f1, columns.none)
     assert f1_at(threshold) == pytest.approx(best)
     assert best == pytest.approx(max(f1_at(place) for place in (-math.inf, *differences)))
     assert all(abs(threshold - difference) > 0 for difference in differences)
 
 
 def test_metrics_are_means_over_their_questions():
-    graded, none = AnswerScores(), english(impossible=True)
+    graded, none = metrics.AnswerScores(), english(impossible=True)
     rows = [  # question, prediction, best answer, difference
         (english("black cat"), "black cat", "black cat", -4.0),
         (english("black cat"), "cat", "cat", -1.0),
@@ -180,7 +174,7 @@ def test_metrics_are_means_over_their_questions():
 
 
 def test_metrics_where_every_question_has_an_answer_and_where_none_has():
-    graded, empty = AnswerScores(), AnswerScores()
+    graded, empty = metrics.AnswerScores(), metrics.AnswerScores()
     graded.add(english("cat"), "cat", "cat", 5.0)
     graded.add(english("cat"), "black cat", "black cat", -5.0)
     assert graded.metrics() == pytest.approx({"em": 0.5, "f1": 5 / 6, "f1_best": 5 / 6})

@@ -222,13 +222,12 @@ def write_rows(file: Path, rows: list[dict[str, object]]) -> Path:
     return write(file, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-NAMES = {"a.jsonl": ("words", "tags"), "a.jsonl.gz": ("tokens", "ner_tags")}
-NAMES["a.parquet"] = ("tokens", "labels")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_tables_of_lists(tmp_path, name):
-    words, tags = NAMES[name]
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [("a.jsonl", "words tags"), ("a.jsonl.gz", "tokens ner_tags"), ("a.parquet", "tokens labels")],
+)
+def test_tables_of_lists(tmp_path, name, names):
+    words, tags = names.split()
     row = {words: ["EU", "rejects"], tags: ["B-ORG", "O"], "pos_tags": [1, 2]}
     rows = [{**row, "text": "EU rejects"}]
     file = write_rows(tmp_path / name, rows)

@@ -19,16 +19,8 @@ from bothways.core.sequence import Sequence
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
-from bothways.prediction.analysis import report as survey
+from bothways.prediction.analysis import base, report as survey
 from bothways.prediction.analysis.analyses import ClassAnalysis
-from bothways.prediction.analysis.base import (
-    MAX_CLASSES,
-    SURE,
-    Calibration,
-    Judgement,
-    Traits,
-    confusion_sections,
-)
 from bothways.prediction.analysis.report import SHOWN, AnalysisResult, analyse, analysis_report
 from bothways.prediction.engine import PredictionCounts, evaluate_task, predict
 from bothways.prediction.predictor import Predictor, open_task
@@ -107,7 +99,7 @@ def test_confusions_and_classes_are_scikit_learns(analysed, pairs):
 
 
 def test_the_reliability_curve_is_of_equally_many_predictions(analysed, pairs):
-    calibration = Calibration()
+    calibration = base.Calibration()
     for example, prediction in pairs:
         chance = max(prediction.probabilities.values())
         calibration.add(chance, prediction.label == example.label)
@@ -151,7 +143,7 @@ def test_labels_are_doubted_by_how_far_the_model_is_from_them(analysed, pairs):
     doubts = []
     for example, prediction in pairs:
         top = max(prediction.probabilities.values())
-        if prediction.label != example.label and top >= SURE:
+        if prediction.label != example.label and top >= base.SURE:
             doubts.append((prediction.probabilities[example.label] - top, example.where))
     assert len({doubt for doubt, _ in doubts}) > 1
     shown = find(analysed.sections, s.ExampleSection, "Examples that may be mislabelled").examples
@@ -163,10 +155,10 @@ def test_of_equally_hard_examples_the_first_are_shown(opened, monkeypatch):
     class Even(ClassAnalysis):
         """Finds all examples equal, but for the last one."""
 
-        def add(self, example: TextExample, prediction: ClassPrediction) -> Judgement:
+        def add(self, example: TextExample, prediction: ClassPrediction) -> base.Judgement:
             super().add(example, prediction)
             last = example is EXAMPLES[-1]
-            return Judgement(1.0 + last, 0.5 if last else None)
+            return base.Judgement(1.0 + last, 0.5 if last else None)
 
     monkeypatch.setattr(survey, "analysis_of", lambda task_model: Even(task_model.classes))
     found = analyse(opened.task_model, EXAMPLES).sections
@@ -196,8 +188,8 @@ def test_of_many_classes_the_worst_are_shown():
     names = [f"class {place}" for place in range(size)]
     confused = [(40, 50)] * 8 + [(3, 40)] * 5 + [(60, 61)]
     right = [(place, place) for place in range(size)] * 9
-    matrix, pairs, table = confusion_sections(names, Confusion(size, right + confused))
-    assert len(matrix.labels) == MAX_CLASSES
+    matrix, pairs, table = base.confusion_sections(names, Confusion(size, right + confused))
+    assert len(matrix.labels) == base.MAX_CLASSES
     assert {names[place] for place in (3, 40, 50, 60, 61)} <= {*matrix.labels}
     at = [*matrix.labels].index
     assert matrix.counts[at("class 40")][at("class 50")] == 8
@@ -209,7 +201,7 @@ def test_of_many_classes_the_worst_are_shown():
     ]
     assert len(table.rows) == size
     assert [row[0] for row in table.rows[:2]] == ["class 40", "class 50"]
-    _, small = confusion_sections(["a", "b"], Confusion(2, [(1, 0)] * 3))
+    _, small = base.confusion_sections(["a", "b"], Confusion(2, [(1, 0)] * 3))
     assert small.rows[0][3:] == ["0.0 %", None, "0.0 %"]
 
 
@@ -225,7 +217,7 @@ def test_headline_has_the_majority_baseline(opened, analysed):
 
 
 def add_traits(
-    traits: Traits,
+    traits: base.Traits,
     length: int = 4,
     cut: int = 0,
     *,
@@ -239,13 +231,13 @@ def add_traits(
     traits.add(encoded, texts, 7, 0.5, 1.0)
 
 
-def slices_by(traits: Traits, name: str) -> dict[str, list[int]]:
+def slices_by(traits: base.Traits, name: str) -> dict[str, list[int]]:
     return {x.name: x.members.nonzero()[0].tolist() for x in traits.slices() if x.by == name}
 
 
 def test_unknown_tokens_are_counted_by_their_share():
     """On the edge of 5 % an example belongs to the lower part."""
-    traits = Traits()
+    traits = base.Traits()
     for unknown in (0, 1, 5, 6, 100, 0):
         add_traits(traits, 100, unknown=unknown)
     expected = {"none": [0, 5], "up to 5 %": [1, 2], "more than 5 %": [3, 4]}
@@ -254,7 +246,7 @@ def test_unknown_tokens_are_counted_by_their_share():
 
 @pytest.mark.parametrize("lengths", [[7, 7, 7], [1, 2, 2, 2, 2, 90], list(range(1, 41))])
 def test_quartiles_hold_each_example_once(lengths):
-    traits = Traits()
+    traits = base.Traits()
     for length in lengths:
         add_traits(traits, length)
     parts = slices_by(traits, "length (quartiles)")
@@ -266,7 +258,7 @@ def test_quartiles_hold_each_example_once(lengths):
 
 
 def test_of_a_single_example_no_interval_is_known():
-    traits = Traits()
+    traits = base.Traits()
     for cut in (0, 0, 1):
         add_traits(traits, cut=cut)
     rows = {row[1]: row[2:] for row in traits.table(None, "loss").rows}
@@ -276,7 +268,7 @@ def test_of_a_single_example_no_interval_is_known():
 
 def test_pairs_are_parted_by_the_words_that_they_share():
     """A quarter of the words is of the second part, all of them of the last; a single text is of none."""
-    traits = Traits()
+    traits = base.Traits()
     for texts in (("a", "b"), ("a b c", "c d"), ("a b", "b a"), ("a",), ("a b c", "b c")):
         add_traits(traits, texts=texts)
     assert slices_by(traits, "words that a pair shares") == {

@@ -15,15 +15,6 @@ from bothways.core.errors import ConfigError
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
 from bothways.prediction.analysis import analyses
-from bothways.prediction.analysis.analyses import (
-    NONE,
-    OUTCOMES,
-    AnswerAnalysis,
-    RankingAnalysis,
-    TagAnalysis,
-    classify_answer,
-    outcomes,
-)
 from bothways.prediction.analysis.base import TaskAnalysis, clip, guesses
 from bothways.prediction.analysis.report import analyse, analysis_of, analysis_report, is_analysed
 from bothways.tasks import predictions
@@ -87,7 +78,7 @@ def test_the_right_answer_is_shown_though_it_is_improbable():
 )  # fmt: skip
 def test_what_becomes_of_entities(truth, predicted, kinds):
     true, other = ([Chunk(*chunk) for chunk in row] for row in (truth, predicted))
-    assert [kind for _, kind in outcomes(true, other)] == kinds
+    assert [kind for _, kind in analyses.outcomes(true, other)] == kinds
 
 
 SENTENCES = st.lists(
@@ -99,7 +90,7 @@ SENTENCES = st.lists(
 @given(SENTENCES)
 def test_kinds_add_up_to_the_counts_of_the_scores(pairs):
     truth, predicted = (chunks([pair[at] for pair in pairs]) for at in (0, 1))
-    counts, found = EntityCounts(), [kind for _, kind in outcomes(truth, predicted)]
+    counts, found = EntityCounts(), [kind for _, kind in analyses.outcomes(truth, predicted)]
     counts.add(truth, predicted)
     assert found.count("right") == counts.right.total()
     assert len(found) - found.count("spurious") == counts.expected.total()
@@ -113,7 +104,7 @@ def tagged(tags: Sequence[str], chance: float = 0.9) -> predictions.TagPredictio
 
 
 def test_tags_are_counted_and_shown():
-    tags = TagAnalysis(TaggingTask(), TAGS)
+    tags = analyses.TagAnalysis(TaggingTask(), TAGS)
     example = TagExample(("Ada", "in", "Oslo"), ("B-PER", "O", "B-LOC"), "made:1")
     right, wrong = tagged(["B-PER", "O", "B-LOC"]), tagged(["B-LOC", "O", "O"])
     for prediction in (right, wrong):
@@ -122,7 +113,7 @@ def test_tags_are_counted_and_shown():
     *_, total = kinds.rows
     assert kinds.rows[:2] == [["LOC", 1, 0, 0, 0, 1, 0], ["PER", 1, 1, 0, 0, 0, 0]]
     assert total == ["all", 2, 1, 0, 0, 1, 0]
-    assert list(kinds.columns) == ["type", *OUTCOMES]
+    assert list(kinds.columns) == ["type", *analyses.OUTCOMES]
     assert confusions.counts[1] == [1, 1, 0, 0, 0]
     assert isinstance(by_tag, s.TableSection)
     assert curve.lines[0].y == pytest.approx([4 / 6])
@@ -140,7 +131,7 @@ def test_tags_are_counted_and_shown():
 def test_of_wrong_tags_the_surest_are_shown_first():
     words, chances = tuple("abcde"), (0.5, 0.9, 0.99, 0.7, 0.6)
     rows = np.array([[chance, *[(1 - chance) / 4] * 4] for chance in chances])
-    shown = TagAnalysis(TaggingTask(), TAGS).show(
+    shown = analyses.TagAnalysis(TaggingTask(), TAGS).show(
         TagExample(words, ("B-LOC", "B-LOC", "O", "B-LOC", "B-LOC"), "made:2"),
         predictions.TagPrediction(words, ("O",) * 5, rows),
     )
@@ -151,7 +142,7 @@ def test_of_wrong_tags_the_surest_are_shown_first():
 
 
 def test_plain_tags_have_no_kinds_of_errors():
-    tags = TagAnalysis(TaggingTask(scheme="plain"), TAGS)
+    tags = analyses.TagAnalysis(TaggingTask(scheme="plain"), TAGS)
     tags.add(TagExample(("Ada",), ("O",)), tagged(["O"]))
     kinds = [s.ConfusionMatrix, s.TableSection, s.Curves, s.Details]
     assert [type(part) for part in tags.sections()] == kinds
@@ -189,11 +180,11 @@ UNKNOWN = Question("q", "Who ran?", CONTEXT, (), True)
     ],
 )
 def test_what_becomes_of_questions(question, text, kind):
-    assert classify_answer(question, answered(text)) == kind
+    assert analyses.classify_answer(question, answered(text)) == kind
 
 
 def test_answers_are_counted_and_shown():
-    answers = AnswerAnalysis()
+    answers = analyses.AnswerAnalysis()
     for question, text in ((KNOWN, "cat"), (KNOWN, "Oslo"), (KNOWN, "cat sat"), (UNKNOWN, "")):
         answers.add(question, answered(text))
     table, curve, _ = answers.sections()
@@ -216,7 +207,10 @@ def test_answers_are_counted_and_shown():
     best = answers.show(KNOWN, answered("cat"))  # the first of the spans, which is shown once
     assert answers_of(best.guesses) == [("cat", True), ("mat", False), ("Oslo", False)]
     nothing = answers.show(UNKNOWN, answered(""))
-    assert (nothing.truth, nothing.guesses[0]) == (NONE, s.ReportGuess(NONE, 0.9, True))
+    assert (nothing.truth, nothing.guesses[0]) == (
+        analyses.NONE,
+        s.ReportGuess(analyses.NONE, 0.9, True),
+    )
 
 
 def test_of_a_long_context_what_is_near_the_answer_is_shown():
@@ -227,8 +221,8 @@ def test_of_a_long_context_what_is_near_the_answer_is_shown():
         for answer in (("cat", 300, 303), ("", None, None))
     )
     surroundings = ["… " + "x" * 200, s.Marked("cat"), "y" * 200 + " …"]
-    assert AnswerAnalysis().show(question, cat).parts[1:] == surroundings
-    assert AnswerAnalysis().show(question, none).parts[1:] == [clip(context)]
+    assert analyses.AnswerAnalysis().show(question, cat).parts[1:] == surroundings
+    assert analyses.AnswerAnalysis().show(question, none).parts[1:] == [clip(context)]
 
 
 def test_residuals_are_numpys():
@@ -335,7 +329,7 @@ def test_rankings_are_counted_and_shown():
         ranked("c", [1, 0], [1.0, 1.0]),  # equal scores: the relevant one stands last
         ranked("d", [0], [0.0]),
     )
-    rankings = RankingAnalysis()
+    rankings = analyses.RankingAnalysis()
     for pair in (first, split, rest, tied, none):
         rankings.add(*pair)
     curves, table, _, details = rankings.sections()
@@ -366,7 +360,7 @@ def test_rankings_are_counted_and_shown():
 
 
 def test_without_a_relevant_document_there_are_no_curves():
-    rankings = RankingAnalysis()
+    rankings = analyses.RankingAnalysis()
     rankings.add(*ranked("a", [0, 0], [1.0, 2.0]))
     table, *_ = rankings.sections()
     assert table.rows == [["no relevant document", 1, "100.0 %"]]
