@@ -17,13 +17,6 @@ from numpy.typing import NDArray
 
 from bothways.core.report import sections as s
 from bothways.prediction.analysis import base
-from bothways.prediction.analysis.base import (
-    GUESSES,
-    SURE,
-    Judgement,
-    TaskAnalysis,
-    clip,
-)
 from bothways.tasks import metrics, predictions as p
 from bothways.tasks.base import E, Metrics, P, required
 from bothways.tasks.choice.task import ChoiceExample
@@ -64,7 +57,7 @@ class Decisions(NamedTuple):
     chances: Many[Many[float]] | NDArray[np.float64]
 
 
-class DecisionAnalysis(TaskAnalysis[E, P]):
+class DecisionAnalysis(base.TaskAnalysis[E, P]):
     """Confusion of classes and calibration, where one of several classes is right.
 
     Args:
@@ -83,7 +76,7 @@ class DecisionAnalysis(TaskAnalysis[E, P]):
         """Return the decisions of an example."""
         raise NotImplementedError
 
-    def add(self, example: E, prediction: P) -> Judgement:
+    def add(self, example: E, prediction: P) -> base.Judgement:
         """Count the pairs of classes; the cost is −log p of the right ones, the doubt the greatest
         lead of a sure wrong class.
         """
@@ -94,9 +87,9 @@ class DecisionAnalysis(TaskAnalysis[E, P]):
         self.confusion.pairs.update(zip(truth.tolist(), predicted.tolist(), strict=True))
         top, true_chances = chances.max(1), chances[np.arange(len(truth)), truth]
         self.calibration.add(top, truth == predicted)
-        leads = (top - true_chances)[(top >= SURE) & (true_chances < top)]
+        leads = (top - true_chances)[(top >= base.SURE) & (true_chances < top)]
         loss = -float(np.log(np.maximum(true_chances, TINY)).sum())
-        return Judgement(loss, float(leads.max()) if len(leads) else None)
+        return base.Judgement(loss, float(leads.max()) if len(leads) else None)
 
     def baseline(self) -> Metrics:
         """Compute the accuracy of the most frequent class."""
@@ -143,13 +136,13 @@ class ChoiceAnalysis(DecisionAnalysis[ChoiceExample, p.ChoicePrediction]):
 
     def show(self, example: ChoiceExample, prediction: p.ChoicePrediction) -> s.ReportExample:
         """Show the context with the most probable endings."""
-        endings = [f"{n}. {clip(text)}" for n, text in enumerate(example.endings, 1)]
+        endings = [f"{n}. {base.clip(text)}" for n, text in enumerate(example.endings, 1)]
         truth = endings[required(example.label, example.where)]
         best = base.guesses(dict(zip(endings, prediction.probabilities, strict=True)), truth)
-        return s.ReportExample([clip(example.context)], truth, best, example.where)
+        return s.ReportExample([base.clip(example.context)], truth, best, example.where)
 
 
-class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
+class LabelSetAnalysis(base.TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
     """Counts of each label and calibration.
 
     Args:
@@ -164,7 +157,7 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
         self.examples = 0
         self.hits, self.true, self.predicted = np.zeros((3, len(labels)), dtype=np.int64)
 
-    def add(self, example: MultilabelExample, prediction: p.MultilabelPrediction) -> Judgement:
+    def add(self, example: MultilabelExample, prediction: p.MultilabelPrediction) -> base.Judgement:
         """Count each label; the cost is the mean cross-entropy of all of them."""
         truth, predicted = self._encode(example.labels), self._encode(prediction.labels)
         self.examples += 1
@@ -174,7 +167,7 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
         self.calibration.add(np.array([*prediction.probabilities.values()]), truth)
         misses = self._misses(example, prediction)
         loss, worst = -float(np.log(np.maximum(1 - misses, LEAST)).mean()), float(misses.max())
-        return Judgement(loss, worst if worst >= SURE else None)
+        return base.Judgement(loss, worst if worst >= base.SURE else None)
 
     def show(
         self, example: MultilabelExample, prediction: p.MultilabelPrediction
@@ -211,7 +204,7 @@ class LabelSetAnalysis(TaskAnalysis[MultilabelExample, p.MultilabelPrediction]):
         return np.where(self._encode(example.labels), 1 - chances, chances)
 
 
-class ScoreAnalysis(TaskAnalysis[TextExample, p.ScorePrediction]):
+class ScoreAnalysis(base.TaskAnalysis[TextExample, p.ScorePrediction]):
     """Predicted against true numbers, and the residuals: 16 bytes of each example are kept."""
 
     grade_name, cost_name = None, "squared error"
@@ -220,11 +213,11 @@ class ScoreAnalysis(TaskAnalysis[TextExample, p.ScorePrediction]):
         super().__init__()
         self._truth, self._predicted = array("d"), array("d")
 
-    def add(self, example: TextExample, prediction: p.ScorePrediction) -> Judgement:
+    def add(self, example: TextExample, prediction: p.ScorePrediction) -> base.Judgement:
         """Keep both numbers; the cost is the squared error."""
         self._truth.append(float(required(example.label, example.where)))
         self._predicted.append(prediction.score)
-        return Judgement((self._truth[-1] - prediction.score) ** 2)
+        return base.Judgement((self._truth[-1] - prediction.score) ** 2)
 
     def show(self, example: TextExample, prediction: p.ScorePrediction) -> s.ReportExample:
         """Show the texts with the true and the predicted number."""
@@ -331,7 +324,7 @@ class TagAnalysis(DecisionAnalysis[TagExample, TagPrediction]):
         words = example.words
         top = prediction.probabilities.max(1) if len(words) else np.zeros(0)
         errors = [index for index, (a, b) in enumerate(zip(gold, tags, strict=True)) if a != b]
-        worst = sorted(errors, key=lambda index: -top[index])[:GUESSES]
+        worst = sorted(errors, key=lambda index: -top[index])[: base.GUESSES]
         answers = [s.ReportGuess(f"{words[i]}: {tags[i]}", float(top[i]), False) for i in worst]
         truth = ", ".join(f"{words[index]}: {gold[index]}" for index in worst) or "as predicted"
         pieces: list[str | s.Marked] = []
@@ -384,7 +377,7 @@ def classify_answer(example: Question, prediction: AnswerPrediction) -> str:
     return "boundary wrong" if grade.f1 else "another place"
 
 
-class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
+class AnswerAnalysis(base.TaskAnalysis[Question, AnswerPrediction]):
     """Kinds of errors and calibration."""
 
     grade_name, cost_name = "F1", "confidence × (1 − F1)"
@@ -393,13 +386,13 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
         super().__init__()
         self.kinds: Counter[str] = Counter()
 
-    def add(self, example: Question, prediction: AnswerPrediction) -> Judgement:
+    def add(self, example: Question, prediction: AnswerPrediction) -> base.Judgement:
         """Doubt the label where a sure answer shares no word with a right one."""
         grade, confidence = grade_answer(prediction.text, example), prediction.confidence
         self.kinds[classify_answer(example, prediction)] += 1
         self.calibration.add(confidence, bool(grade.exact))
-        sure = confidence >= SURE and not grade.f1
-        return Judgement(confidence * (1 - grade.f1), confidence if sure else None)
+        sure = confidence >= base.SURE and not grade.f1
+        return base.Judgement(confidence * (1 - grade.f1), confidence if sure else None)
 
     def show(self, example: Question, prediction: AnswerPrediction) -> s.ReportExample:
         """Show the question, the surroundings of the answer, and other spans."""
@@ -412,7 +405,7 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
         ]
         truth = " / ".join(sorted({text for text, _ in example.answers})) or NONE
         context, start, end = example.context, prediction.start, prediction.end
-        pieces: list[str | s.Marked] = [clip(context)]
+        pieces: list[str | s.Marked] = [base.clip(context)]
         if start is not None and end is not None:  # the surroundings of the answer
             begin, stop = max(0, start - AROUND), end + AROUND
             pieces = [
@@ -421,7 +414,7 @@ class AnswerAnalysis(TaskAnalysis[Question, AnswerPrediction]):
                 context[end:stop] + (" …" if stop < len(context) else ""),
             ]
         pieces.insert(0, f"{example.question} ‖ ")
-        return s.ReportExample(pieces, truth, best[:GUESSES], example.where)
+        return s.ReportExample(pieces, truth, best[: base.GUESSES], example.where)
 
     def baseline(self) -> Metrics:
         """Return the share of questions without an answer, for which giving none is right."""
@@ -446,7 +439,7 @@ MAX_RANK = 100
 """The last rank of the curves."""
 
 
-class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
+class RankingAnalysis(base.TaskAnalysis[RankExample, RankPrediction]):
     """Ranks of relevant documents: 16 bytes of each document, and the queries, are kept.
 
     The documents of a query are one ranking, wherever they are in the data. Of documents with
@@ -459,7 +452,7 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
         super().__init__()
         self.rankings = Rankings()
 
-    def add(self, example: RankExample, prediction: RankPrediction) -> Judgement:
+    def add(self, example: RankExample, prediction: RankPrediction) -> base.Judgement:
         """Compute 1 − nDCG@10, and how far the first document leads over the relevant ones.
 
         The cost is 0 without a relevant document, since every order is as good.
@@ -472,7 +465,7 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
             self.rankings.add(example.query, logit, label)
         cost = 1 - ndcg(logits, labels) if labels.any() else 0.0
         lead = float(chances.max() - chances.max(where=relevant, initial=0.0))
-        return Judgement(cost, lead if lead > 0 and chances.max() >= SURE else None)
+        return base.Judgement(cost, lead if lead > 0 and chances.max() >= base.SURE else None)
 
     def show(self, example: RankExample, prediction: RankPrediction) -> s.ReportExample:
         """Show the query with the first documents and the first relevant one."""
@@ -480,16 +473,16 @@ class RankingAnalysis(TaskAnalysis[RankExample, RankPrediction]):
         chances = sigmoid(np.array(prediction.logits))
         ranking = [ranked.index for ranked in prediction.ranking]
         best = next(((n, index) for n, index in enumerate(ranking, 1) if labels[index] > 0), None)
-        indices, truth = ranking[:GUESSES], "no relevant document"
+        indices, truth = ranking[: base.GUESSES], "no relevant document"
         if best is not None:
             rank, index = best
             indices += [] if index in indices else [index]
-            truth = f"{clip(example.documents[index])} (place {rank:,} of {len(ranking):,})"
+            truth = f"{base.clip(example.documents[index])} (place {rank:,} of {len(ranking):,})"
         answers = [
-            s.ReportGuess(clip(example.documents[i]), float(chances[i]), bool(labels[i] > 0))
+            s.ReportGuess(base.clip(example.documents[i]), float(chances[i]), bool(labels[i] > 0))
             for i in indices
         ]
-        return s.ReportExample([clip(example.query)], truth, answers, example.where)
+        return s.ReportExample([base.clip(example.query)], truth, answers, example.where)
 
     def baseline(self) -> Metrics:
         """Compute the metrics of equal scores, which are the metrics of a random order."""

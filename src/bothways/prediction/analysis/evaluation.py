@@ -39,15 +39,7 @@ from bothways.prediction.analysis.report import analyse, analysis_report
 from bothways.prediction.engine import PredictConfig, PredictionCounts, counting, predict
 from bothways.prediction.predictor import Predictor, named_columns, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.tasks.base import (
-    Direction,
-    EncodedExample,
-    Metrics,
-    Output,
-    Reading,
-    TaskModel,
-    hashed,
-)
+from bothways.tasks import base
 from bothways.tasks.likelihood.task import MinimalPairTask
 from bothways.tasks.predictions import VectorPrediction
 from bothways.tasks.sentence_embedding import task as embedding
@@ -64,7 +56,7 @@ SHORT_SECONDS = 20.0
 class TimedMetrics:
     """The metrics in one precision, and the fewest seconds from texts to metrics."""
 
-    metrics: Metrics
+    metrics: base.Metrics
     seconds: float
 
 
@@ -79,7 +71,7 @@ class Int8Report:
     """
 
     metric: str
-    direction: Direction
+    direction: base.Direction
     fp32: TimedMetrics
     int8: TimedMetrics
 
@@ -126,7 +118,7 @@ class Int8Report:
 
 def measure_int8(
     open_in: Callable[[Literal["fp32", "int8"]], Predictor],
-    evaluate: Callable[[Predictor], Metrics],
+    evaluate: Callable[[Predictor], base.Metrics],
 ) -> Int8Report:
     """Measure the cost and gain of int8 now.
 
@@ -195,12 +187,12 @@ class Sweep:
         return {"pairs": self.pairs, "best": rows[self.cells.index(self.best)], "cells": rows}
 
 
-class _AllLayers(TaskModel[TextExample, VectorPrediction]):
+class _AllLayers(base.TaskModel[TextExample, VectorPrediction]):
     """A task that returns the vectors of all layers and poolings, cut to the task's components."""
 
     task: embedding.SentenceEmbeddingTask
 
-    def outputs(self, batch: Batch) -> list[Output]:
+    def outputs(self, batch: Batch) -> list[base.Output]:
         """Return the vectors of each sequence `(cells, components)`."""
         layers, skip = self.model.encoder(batch, keep_layers=True).layers, embedding.skipped(batch)
         cells = [
@@ -211,7 +203,7 @@ class _AllLayers(TaskModel[TextExample, VectorPrediction]):
         return list(torch.stack(cells, dim=1).cpu().numpy())
 
     def decode(
-        self, example: TextExample, encoded: EncodedExample, outputs: Many[Output]
+        self, example: TextExample, encoded: base.EncodedExample, outputs: Many[base.Output]
     ) -> VectorPrediction:
         """Return the vectors of an example's texts `(texts, cells, components)`."""
         return VectorPrediction(np.stack(outputs))
@@ -296,7 +288,7 @@ def open_pairs(
     *,
     length: int | None = None,
     device: str = "auto",
-) -> TaskModel[Any, Any]:
+) -> base.TaskModel[Any, Any]:
     """Open a model for the task "prefer"; without settings, masked models hide the rest of a word.
 
     Arguments and errors as `open_task_model`.
@@ -414,11 +406,11 @@ class EvaluationData:
     rows: list[Any] | None = None
 
     @contextmanager
-    def opened(self, predictor: Predictor) -> Iterator[tuple[Reading[Any], PredictionCounts]]:
+    def opened(self, predictor: Predictor) -> Iterator[tuple[base.Reading[Any], PredictionCounts]]:
         """Open the examples from the first one on."""
         task = predictor.task_model.task
         if self.examples is not None:
-            reading = Reading(task, iter(self.examples))
+            reading = base.Reading(task, iter(self.examples))
         else:
             columns = named_columns(task, **self.columns)
             data = self.name if self.rows is None else self.rows
@@ -431,19 +423,19 @@ class EvaluationData:
         }
         # The digest is complete when all examples have been read: the note comes after the scores.
         digest = hashlib.sha256()
-        examples = hashed(reading.examples, digest) if any(uses.values()) else reading.examples
+        examples = base.hashed(reading.examples, digest) if any(uses.values()) else reading.examples
         yield dataclasses.replace(reading, examples=examples), self.counts
         for use, source in uses.items():
             if source and source["sha256"] == digest.hexdigest():
                 message = f"note: this data {use} look better on it than on other data"
                 self.progress.message(message)
 
-    def score(self, predictor: Predictor) -> Metrics:
+    def score(self, predictor: Predictor) -> base.Metrics:
         """Return the metrics of a model."""
         with self.opened(predictor) as (reading, counts):
             return predictor.evaluate(reading, counts=counts)
 
-    def analyse(self, predictor: Predictor, report: Path) -> Metrics:
+    def analyse(self, predictor: Predictor, report: Path) -> base.Metrics:
         """Write the report; return the metrics."""
         with self.opened(predictor) as (reading, counts):
             analysis = analyse(predictor.task_model, reading.examples, counts=counts)
