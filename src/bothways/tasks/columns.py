@@ -122,9 +122,8 @@ class Column:
         )
         if numbered and not usual_columns(candidates, free):
             return {self.role: tuple(numbered)}
-        return {
-            self.role: (guess_column(self, [*candidates, *numbered], names, where, free, unclear),)
-        }
+        candidates += numbered
+        return {self.role: (guess_column(self, candidates, names, where, free, unclear),)}
 
 
 def choose_columns(

@@ -136,12 +136,9 @@ def multilabel_metrics(
         no example has or was assigned.
     """
     # Errors are FP + FN: F1 = 2·TP / (2·TP + FP + FN), of all labels together and of each
-    pooled = int(2 * correct.sum() + errors.sum())
+    f1_micro = 2 * int(correct.sum()) / max(1, int(2 * correct.sum() + errors.sum()))
     per_label = 2 * correct / np.maximum(1, 2 * correct + errors)
-    return {
-        "f1_micro": 2 * int(correct.sum()) / max(1, pooled),
-        "f1_macro": float(per_label.mean()),
-    }
+    return {"f1_micro": f1_micro, "f1_macro": float(per_label.mean())}
 
 
 class _Cuts(NamedTuple):
@@ -261,10 +258,9 @@ def ndcg(scores: Numbers, labels: Numbers) -> float:
     ideal = float(-np.sort(-labels) @ discounts[: len(labels)])
     if ideal == 0:
         return 0.0
-    gain = sum(
-        float(tied.mean() * discounts[start : start + len(tied)].sum())
-        for start, tied in _tied(scores, labels)
-    )
+    gain = 0.0
+    for start, tied in _tied(scores, labels):
+        gain += float(tied.mean() * discounts[start : start + len(tied)].sum())
     return gain / ideal
 
 

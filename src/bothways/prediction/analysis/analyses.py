@@ -503,12 +503,11 @@ class RankingAnalysis(base.TaskAnalysis[RankExample, RankPrediction]):
         ranges = np.searchsorted(RANKS, [ranks[0] for ranks, _ in answerable], "right")
         spans = zip(RANKS, (stop - 1 for stop in RANKS[1:]), strict=False)
         names = [f"{low}" if low == high else f"{low} to {high}" for low, high in spans]
-        counts = dict(
-            zip([*names, "beyond 100"], np.bincount(ranges, minlength=10)[1:], strict=True)
-        )
+        names.append("beyond 100")
+        counts = dict(zip(names, np.bincount(ranges, minlength=10)[1:].tolist(), strict=True))
         counts["no relevant document"] = len(queries) - len(answerable)
         rows: list[Many[s.Cell]] = [
-            [name, int(count), s.percentage(count / len(queries))]
+            [name, count, s.percentage(count / len(queries))]
             for name, count in counts.items()
             if count
         ]

@@ -229,11 +229,8 @@ def sweep_layers(
     for example, prediction in predict(all_layers, examples, PredictConfig(window=WINDOW), counts):
         agreement.add(gold_score(example), prediction.vectors)
     cell_names = itertools.product(range(task_model.model.config.depth + 1), POOLINGS)
-    cells = tuple(
-        Cell(*cell_name, value)
-        for cell_name, value in zip(cell_names, agreement.cells(), strict=True)
-    )
-    return Sweep(cells, len(agreement.scores))
+    cells = zip(cell_names, agreement.cells(), strict=True)
+    return Sweep(tuple(Cell(*name, value) for name, value in cells), len(agreement.scores))
 
 
 COLUMNS = TextColumns("sentence_good", "sentence_bad")

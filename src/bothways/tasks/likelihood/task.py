@@ -245,11 +245,8 @@ class PairScorer(MaskedScorer[PreferencePrediction]):
         hidden = self.model.encoder(batch)
         sums = torch.zeros(batch.layout.sequences, dtype=torch.float64, device=batch.ids.device)
         targets = batch.target("next", TokenTargets)
-        for rows, ids in zip(
-            torch.split(torch.as_tensor(targets.index), ROWS),
-            torch.split(torch.as_tensor(targets.ids), ROWS),
-            strict=True,
-        ):
+        chunks = (torch.split(torch.as_tensor(x), ROWS) for x in (targets.index, targets.ids))
+        for rows, ids in zip(*chunks, strict=True):
             # A few rows at a time: logits over the vocabulary of a whole batch would not fit.
             logits = self.model.heads["causal"](hidden.last[rows], hidden.table).float()
             logs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].double()

@@ -13,6 +13,7 @@ model's input is cut to a window around its masks.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Literal
@@ -47,22 +48,17 @@ class MaskFiller(TaskModel[TextExample, FillPrediction]):
         column: the token of each mask, and last the natural logarithm of the probability.
         """
         index, top = torch.as_tensor(batch.target("masked", TokenTargets).index), self.task.top
-        best = [
-            self._logs(chunk).topk(top) for chunk in vocabulary_logits(self.model, batch, index)
-        ]
+        best = [self._logs(x).topk(top) for x in vocabulary_logits(self.model, batch, index)]
         ids = torch.cat([chunk.indices for chunk in best])
         logs = torch.cat([chunk.values for chunk in best])
         owners = batch.layout.sequence_ids[index]
         counts = torch.bincount(owners, minlength=batch.layout.sequences).tolist()
-        bounds = batch.layout.cu_seqlens.tolist()
+        bounds = itertools.pairwise(batch.layout.cu_seqlens.tolist())
         chunks = zip(*(torch.split(x, counts) for x in (index, ids, logs)), strict=True)
         result = []
-        for start, stop, (positions, tokens, scores) in zip(
-            bounds, bounds[1:], chunks, strict=False
-        ):
-            joint, total = self._beam(
-                batch.ids[start:stop], positions - start, tokens[0], scores[0]
-            )
+        for (start, stop), (positions, tokens, scores) in zip(bounds, chunks, strict=True):
+            sequence = batch.ids[start:stop]
+            joint, total = self._beam(sequence, positions - start, tokens[0], scores[0])
             rows = torch.cat([tokens.float(), scores.exp(), joint.T.float(), total[None]])
             result.append(rows.cpu().numpy())
         return result

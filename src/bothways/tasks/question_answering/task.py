@@ -429,9 +429,7 @@ def span_scores(
     """
     tokens = chunks[-1].stop
     result = np.full((tokens, max_tokens), -np.inf, dtype=np.float32)
-    best_scores = np.full(
-        (tokens, max_tokens), -np.inf
-    )  # the context of each span in its best window
+    best_scores = np.full((tokens, max_tokens), -np.inf)  # of each span in its best window
     for score, chunk in zip(scores, chunks, strict=True):
         size, rows = chunk.stop - chunk.start, slice(chunk.start, chunk.stop)
         if not size:
@@ -458,7 +456,6 @@ def best_spans(table: NDArray[np.float32], count: int) -> list[tuple[int, int, f
         positions = positions[flat[positions] >= np.partition(flat[positions], -count)[-count]]
     selected = positions[np.argsort(-flat[positions], kind="stable")][:count]
     # A flat place i · longest + n is the span from token i to token i + n.
-    return [
-        (at // max_tokens, at // max_tokens + at % max_tokens, float(flat[at]))
-        for at in selected.tolist()
-    ]
+    starts, more = np.divmod(selected, max_tokens)
+    columns = (starts, starts + more, flat[selected])
+    return list(zip(*(column.tolist() for column in columns), strict=True))

@@ -80,19 +80,15 @@ class RegressionTask(LongTextTask[ScorePrediction]):
         return None if math.isnan(value) else value
 
     def check(self, train: Many[TextExample], dev: Many[TextExample]) -> list[Finding]:
-        errors = [
-            f"{e.where} ({e.label!r})"
-            for e in (*train, *dev)
-            if e.label is not None and math.isnan(number_of(e.label))
-        ]
-        large = [e.where for e in (*train, *dev) if abs(number_of(e.label)) > LARGEST]
+        numbers = [(e, number_of(e.label)) for e in (*train, *dev) if e.label is not None]
+        errors = [f"{e.where} ({e.label!r})" for e, number in numbers if math.isnan(number)]
+        large = [e.where for e, number in numbers if abs(number) > LARGEST]
         fix = f"Fix these rows, name another label column, or set {argument(task='classify')}."
+        fault = f"label(s) is|are {_TOO_LARGE}"
         findings = [
             *text_checks.check_examples(train, dev, self.texts, lambda e: e.label),
             *text_checks.report_rows("labels", errors, "label(s) is|are not numbers", fix),
-            *text_checks.report_rows(
-                "labels", large, f"label(s) is|are {_TOO_LARGE}", "Scale the scores."
-            ),
+            *text_checks.report_rows("labels", large, fault, "Scale the scores."),
         ]
         for name, examples in (("training", train), ("dev", dev)):
             scores = _numbers(examples)

@@ -95,11 +95,8 @@ class Ranker(text_task.NumberModel[RankExample, RankPrediction]):
 
     def losses(self, scores: Tensor, batch: Batch) -> Mapping[str, Loss]:
         """Return the binary cross-entropy of the scores."""
-        columns = (
-            column[:, None]
-            for column in (scores, text_task.targets_of(batch), text_task.window_weight(batch))
-        )
-        return {"label": binary_cross_entropy(*columns)}
+        columns = (scores, text_task.targets_of(batch), text_task.window_weight(batch))
+        return {"label": binary_cross_entropy(*(column[:, None] for column in columns))}
 
     def decode(
         self, example: RankExample, encoded: base.EncodedExample, outputs: Many[base.Output]

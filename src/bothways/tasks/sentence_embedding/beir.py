@@ -134,13 +134,10 @@ def score_run(run: Run, grades: Grades, cutoffs: Many[int] = (10, 100)) -> dict[
         >>> score_run({"q": {"a": 0.5, "b": 0.7}}, {"q": {"a": 1}}, cutoffs=[10])
         {'ndcg@10': 0.6309297535714575, 'mrr@10': 0.5, 'recall@10': 1.0, 'map@10': 0.5}
     """
-    values = [
-        _metrics(ranked(run.get(query, {}), query), relevance, cutoffs)
-        for query, relevance in grades.items()
-    ]
-    names = [
-        f"{name}@{k}" for name, k in itertools.product(("ndcg", "mrr", "recall", "map"), cutoffs)
-    ]
+    rankings = ((ranked(run.get(query, {}), query), graded) for query, graded in grades.items())
+    values = [_metrics(*ranking, cutoffs) for ranking in rankings]
+    pairs = itertools.product(("ndcg", "mrr", "recall", "map"), cutoffs)
+    names = [f"{name}@{k}" for name, k in pairs]
     return dict(zip(names, np.mean(values, axis=0).tolist(), strict=True))
 
 

@@ -127,11 +127,11 @@ class Agreement:
         texts = 2 * pairs
         # Σ_{i≠j} u_i·u_j = |Σ u|² − n, over n (n − 1) ordered pairs
         means = ((self.total**2).sum(-1) - texts) / (texts * (texts - 1))
-        values = [correlation(scores, column) for column in cosines.T]
-        return [
-            Correlation(value["pearson"], value["spearman"], float(mean))
-            for value, mean in zip(values, means, strict=True)
-        ]
+        cells = []
+        for column, mean in zip(cosines.T, means.tolist(), strict=True):
+            value = correlation(scores, column)
+            cells.append(Correlation(value["pearson"], value["spearman"], mean))
+        return cells
 
 
 def gold_score(example: TextExample) -> float:
