@@ -32,12 +32,7 @@ from bothways.tasks.text_task import TextExample
 from closeness import assert_close
 from commands import run_line
 from spread import in_turn
-from toy_masked import make_masked, make_masked_text
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> tuple:
-    return make_masked(tmp_path_factory.mktemp("masked"))
+from toy_masked import make_masked_text
 
 
 @torch.no_grad()

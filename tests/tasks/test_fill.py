@@ -20,11 +20,6 @@ from toy_masked import MASK, log_probabilities, make_masked, make_masked_text
 from toy_task import VOCABULARY
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> tuple:
-    return make_masked(tmp_path_factory.mktemp("masked"))
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_tokens_and_probabilities_are_those_of_transformers(made, training):
     """Also in training mode: predictions are without dropout, and the mode stays."""

@@ -22,11 +22,6 @@ from toy_masked import likelihoods, make_masked, make_masked_text
 from toy_task import VOCABULARY
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> tuple:
-    return make_masked(tmp_path_factory.mktemp("masked"))
-
-
 @pytest.mark.parametrize(("variant", "training"), [("original", False), ("word_l2r", True)])
 def test_it_is_that_of_a_plain_loop(made, variant, training):
     model, tokenizer, theirs = made

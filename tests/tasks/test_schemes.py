@@ -26,7 +26,7 @@ from bothways.tasks.tagging.schemes import (
 )
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.text.tokenizer import Tokenizer
-from toy_task import bind_small, make_tokenizer
+from toy_task import bind_small
 
 WELL_KNOWN: dict[Spelling, list[str]] = {
     # "U.N. official Rolf Ekeus heads for New York , Paris Lyon" – two entities of one type side by side
@@ -159,11 +159,6 @@ SCHEMES: dict[str, tuple[Spelling, str]] = {
     "iob2": ("iob2", "I-PER B-PER B-LOC I-LOC O"),
     "bare": ("iob2", "O B I"),
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @functools.cache

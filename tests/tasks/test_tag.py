@@ -21,16 +21,11 @@ from bothways.tasks.tagging.table_rows import TagColumns
 from bothways.tasks.tagging.task import Tagger, TaggingTask
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_vocabulary
-from toy_task import VOCABULARY, bind_small, make_tokenizer
+from toy_task import VOCABULARY, bind_small
 from toy_tasks import TAGS as LABELS, make_sentences
 
 ENTITIES, PLAIN = TaggingTask(), TaggingTask(scheme="plain")
 UNKNOWN, CLS, SEP = 1, 2, 3
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> Tokenizer:
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def make_task(
@@ -52,18 +47,6 @@ def targets_of(made: EncodedExample) -> list[tuple[int, int]]:
     pairs = [(sequence.ids, sequence.targets["tag"]) for sequence in made.sequences]
     places = np.concatenate([ids[target.index] for ids, target in pairs]).tolist()
     return list(zip(places, np.concatenate([x.ids for _, x in pairs]).tolist(), strict=True))
-
-
-def test_a_short_sentence_is_one_sequence_with_a_target_at_each_first_token(tokenizer):
-    example = TagExample(("apes", "see", "bee-s"), ("I-PER", "O", "I-LOC"))
-    (made,) = TaggingTask().encode([example], tokenizer, LABELS, 16)
-    (sequence,) = made.sequences
-    ape, s, bee = (VOCABULARY.index(token) for token in ("ape", "##s", "bee"))
-    assert sequence.ids.tolist() == [CLS, ape, s, UNKNOWN, bee, UNKNOWN, UNKNOWN, SEP]
-    assert sequence.segments.tolist() == [0] * 8
-    assert sequence.targets["tag"].index.tolist() == [1, 3, 4]
-    assert sequence.targets["tag"].ids.tolist() == [3, 0, 1]
-    assert (made.tokens, made.cut) == (6, 0)
 
 
 @given(st.data())

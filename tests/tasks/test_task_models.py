@@ -12,15 +12,9 @@ from bothways.core.errors import DataError
 from bothways.core.sequence import Sequence
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from parity import batch_of, check_gradients, check_sum, make_theirs, padded
-from toy_task import make_tokenizer
 from toy_tasks import TOY_TASKS
 
 ALL = pytest.mark.parametrize("name", TOY_TASKS)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def peer_output(theirs: Any, sequence: Sequence) -> tuple[Tensor, Tensor, int]:

@@ -22,7 +22,6 @@ from toy_masked import MASK, likelihoods, log_probabilities, make_masked, make_m
 from toy_task import VOCABULARY, make_tokenizer
 
 ROOM = 10
-VARIANTS = ("original", "word_l2r", "causal", "both")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def made(tmp_path_factory) -> tuple:
     return folder / "model", tokenizer, masked, causal
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["word_l2r", "causal", "both"])
 def test_tokens_and_pairs_have_the_likelihoods_of_transformers(made, variant):
     draw = random.Random(5)
     texts = [make_masked_text(draw, 12, 0) for _ in range(6)]

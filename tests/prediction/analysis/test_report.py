@@ -98,17 +98,6 @@ def test_confusions_and_classes_are_scikit_learns(analysed, pairs):
         assert row[3:] == [s.percentage(value) for value in expected]
 
 
-def test_the_reliability_curve_is_of_equally_many_predictions(analysed, pairs):
-    calibration = base.Calibration()
-    for example, prediction in pairs:
-        chance = max(prediction.probabilities.values())
-        calibration.add(chance, prediction.label == example.label)
-    line = find(analysed.sections, s.Curves, "Confidence against accuracy").lines[0]
-    assert line.x == [part.confidence for part in calibration.groups]
-    assert line.y == [part.accuracy for part in calibration.groups]
-    assert len(line.x) > 1
-
-
 def test_slices_hold_what_they_say(opened, analysed, pairs):
     table = find(analysed.sections, s.TableSection, "Parts of the data")
     inputs = opened.task_model.encode(EXAMPLES)
