@@ -26,9 +26,8 @@ def place(tmp_path_factory) -> Path:
     loaded = load_model(make_folder(folder / "bert", dropout=0.0))
     model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
     record = {"task": {"kind": "classify", "columns": {"text": "review", "label": "label"}}}
-    save_model(
-        folder / "classifier", model, loaded.tokenizer(), labels=("neg", "pos"), extra=record
-    )
+    options = {"labels": ("neg", "pos"), "extra": record}
+    save_model(folder / "classifier", model, loaded.tokenizer(), **options)
     (folder / "new 1.txt").write_text("a good film\n")
     (folder / "new 2.txt").write_text("a bad play\n")
     return folder
@@ -83,10 +82,9 @@ def test_what_is_a_text(word, is_text, place, monkeypatch):
 
 def test_a_glob_in_quotes_stands_for_its_files(lines, tmp_path, capsys):
     predict("new ?.txt", "--out", str(tmp_path / "out"), "--format", "jsonl")
-    parts = sorted((tmp_path / "out").rglob("*.jsonl"))
-    assert [json.loads(part.read_text())["label"] for part in parts] == [
-        json.loads(line)["label"] for line in lines
-    ]
+    parts = [part.read_text() for part in sorted((tmp_path / "out").rglob("*.jsonl"))]
+    labels = [[json.loads(text)["label"] for text in texts] for texts in (parts, lines)]
+    assert labels[0] == labels[1]
     predict("new 2*")
     assert capsys.readouterr().out == lines[1] + "\n"
     with pytest.raises(ConfigError, match="2 files"):
@@ -141,10 +139,7 @@ def test_a_home_of_nobody_is_a_name_like_others(place, tmp_path, monkeypatch):
     "line",
     ["evaluate none new.tsv", "finetune bert none.tsv --out OUT", "embed bert none.txt --out OUT"],
 )
-def test_nothing_is_said_of_kernels_before_an_error(
-    line, place, tmp_path, monkeypatch,
-    capsys
-):  # fmt: skip
+def test_nothing_is_said_of_kernels_before_an_error(line, place, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(place)
     words = line.replace("OUT", str(tmp_path / "out")).split()
     with pytest.raises(BothwaysError):

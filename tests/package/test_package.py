@@ -97,19 +97,14 @@ def test_no_package_is_left_out_of_the_layers():
 def shape_annotations(source: str) -> list[ast.Subscript]:
     """The `Float[...]` of a module, by the names that it imports from jaxtyping."""
     tree = ast.parse(source)
-    dtypes = {
-        alias.asname or alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "jaxtyping"
-        for alias in node.names
-    }
-    return [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript)
-        and isinstance(node.value, ast.Name)
-        and node.value.id in dtypes
-    ]
+    dtypes, found = set[str](), list[ast.Subscript]()
+    for node in ast.walk(tree):  # imports, at the top of the tree, come first
+        match node:
+            case ast.ImportFrom(module="jaxtyping", names=names):
+                dtypes |= {alias.asname or alias.name for alias in names}
+            case ast.Subscript(value=ast.Name(id=name)) if name in dtypes:
+                found.append(node)
+    return found
 
 
 def test_shape_annotations_are_of_classes():
@@ -151,20 +146,20 @@ app(["--help"])
 def test_import_and_help_are_light():
     heavy = {"torch", "datasets", "transformers", "matplotlib", "numpy", "pydantic"}
     words = ["-m", "bothways", "--help"]
-    imports = subprocess.run(
-        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, check=True
-    ).stderr
-    imported = {line.rpartition("|")[2].strip() for line in imports.splitlines()}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
+
+    lines = run("-X", "importtime", *words).stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines}
     assert "rich.markdown" in imported
     assert not imported & heavy
     seconds, reference = list[float](), list[float]()
     for _ in range(3):
         start = processor_time()
-        subprocess.run([sys.executable, "-c", COMMANDS], capture_output=True, check=True)
+        run("-c", COMMANDS)
         middle = processor_time()
-        shown = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, check=True
-        ).stdout
+        shown = run(*words).stdout
         reference.append(middle - start)
         seconds.append(processor_time() - middle)
     # Neighbours on a core slow both down; on a quiet one it is 1.4 times.

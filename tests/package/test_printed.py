@@ -26,12 +26,8 @@ def printed_lines(printed: Any, width: int = 200) -> list[str]:
 
 def shown(printed: object) -> list[list[str]]:
     """The cells of a table as they are printed, row by row."""
-    rows = [
-        line.strip().replace("┃", "│")[1:-1].split("│")
-        for line in printed_lines(printed)
-        if line.strip()[0] in "│┃"
-    ]
-    return [[cell.strip() for cell in row] for row in rows]
+    lines = [line.strip().replace("┃", "│") for line in printed_lines(printed)]
+    return [[*map(str.strip, line[1:-1].split("│"))] for line in lines if line[0] == "│"]
 
 
 def test_a_line_is_printed_as_it_is():

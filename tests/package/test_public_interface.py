@@ -51,22 +51,14 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def examples(name: str) -> Iterator[doctest.DocTest]:
-    value = getattr(bothways, name)
-    parser = doctest.DocTestParser()
-    yield parser.get_doctest(
-        value.__doc__ or "", {"bothways": bothways, name: value}, name, None, 0
-    )
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_examples_of_a_public_name_run(name, place, monkeypatch):
     monkeypatch.chdir(place)
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    for test in examples(name):
-        assert test.examples, f"{name} has no example"
-        runner.run(test)
-    assert runner.summarize(verbose=False).failed == 0
+    runner, value = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS), getattr(bothways, name)
+    names = {"bothways": bothways, name: value}
+    test = doctest.DocTestParser().get_doctest(value.__doc__ or "", names, name, None, 0)
+    assert test.examples, f"{name} has no example"
+    assert runner.run(test).failed == 0
 
 
 def docstrings(value: object) -> Iterator[str]:
@@ -130,10 +122,8 @@ def test_files_frames_data_sets_and_rows_are_accepted_and_folders_may_be_strings
     rows = [{"text": "a good film", "label": "yes"}, {"text": "a bad play", "label": "no"}]
     frame, dataset = pandas.DataFrame(rows), datasets.Dataset.from_list(rows)
     model = str(place / "my-bert")
-    found = [
-        bothways.finetune(model, train, dev=rows, task="classify", epochs=1).metrics
-        for train in (rows, frame, dataset)
-    ]
+    options = {"dev": rows, "task": "classify", "epochs": 1}
+    found = [bothways.finetune(model, x, **options).metrics for x in (rows, frame, dataset)]
     assert found[0] == found[1] == found[2]
     folder = str(tmp_path / "run")
     files = str(place / "train.tsv"), str(place / "dev.tsv")
