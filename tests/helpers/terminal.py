@@ -1,11 +1,15 @@
 """The command line in this process, with standard error on a pseudo-terminal and standard output elsewhere."""
 
 import contextlib
+import dataclasses
 import fcntl
+import glob
 import io
 import os
 import pty
+import re
 import select
+import shlex
 import signal
 import struct
 import sys
@@ -14,11 +18,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bothways.cli import main as cli
 
+NUMBERS = re.compile(rb"[\d,.:%e-]*\d[\d,.:%e-]*")
+"""Numbers in an output, which may be times."""
 _SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
 
 
@@ -138,3 +145,15 @@ def run_command(
         b"" if reader_ends else output.read_bytes(),
         b"".join(messages),
     )
+
+
+def run_line(line: str, folder: Path, name: str, **options: Any) -> Run:
+    """Run words as in a shell, with a new place for OUT; in the output that is its name again."""
+    out = folder / f"out-{name}"
+    words = [
+        word.replace("OUT", str(out))
+        for pattern in shlex.split(line)
+        for word in (sorted(glob.glob(pattern)) if "*" in pattern else [pattern])
+    ]
+    done = run_command(words, folder / f"{name}.output", **options)
+    return dataclasses.replace(done, output=done.output.replace(str(out).encode(), b"OUT"))

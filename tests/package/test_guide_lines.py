@@ -4,7 +4,6 @@ The folder where it runs has files and models of the names on the pages, small o
 take hours is made short by `SHORTER`, and what cannot run here is in `ELSEWHERE` with its reason.
 """
 
-import glob
 import gzip
 import itertools
 import json
@@ -19,7 +18,7 @@ import pytest
 from test_docs import GUIDE, ROOT, commands
 
 import bothways
-from terminal import Run, run_command
+from terminal import NUMBERS, run_command, run_line
 from toy_bulk import make_rows, write_rows
 from toy_folder import make_examples, make_folder, write_tsv
 
@@ -71,23 +70,18 @@ MADE_BY = {
     "runs/rank": "finetune bert rerank/train.tsv --task rerank --dev rerank/train.tsv --epochs 1",
 }
 SAME = {
-    "bert": ["bert-large", "my-bert", "bert-base-uncased", "bert-base-cased", "big-bert", "half"],
+    "bert": [
+        "bert-large", "my-bert", "bert-base-uncased", "bert-base-cased", "big-bert", "half",
+        "bert-base-chinese", "run/model", "MODEL", "runs/mine/model", "multilingual",
+    ],
     "runs/sst": [
-        "tuned",
-        "films",
-        "runs/a",
-        "runs/b",
-        "grid",
-        "teacher",
-        "runs/topics",
-        "calibrated",
+        "tuned", "films", "runs/a", "runs/b", "grid", "teacher", "runs/topics", "calibrated"
     ],
     "runs/rank": ["cross-encoder"],
     "english": ["chinese"],
     "corpus": [f"corpora/{name}" for name in ("en", "zh", "is", "domain", "general")],
-}
+}  # fmt: skip
 """Further names of what is made."""
-SAME["bert"] += ["bert-base-chinese", "run/model", "MODEL", "runs/mine/model", "multilingual"]
 SMALL_RUN = "batch.kind=examples batch.n=2 evaluation_tokens=400"
 SHORTER = [
     (r"--until \"[^\"]+\"|training\.until=\"[^\"]+\"", ""),
@@ -116,12 +110,6 @@ SHORTER = [
     (r"--folds 5", "--folds 2"),
     (r"--grid paper", "--grid lr=1e-3,1e-4"),
 ]
-_NUMBERS = re.compile(rb"[\d,.:%e-]*\d[\d,.:%e-]*")
-
-
-def gzipped(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(gzip.compress(text.encode()))
 
 
 def write_lines(file: Path, rows: list[dict[str, object]]) -> None:
@@ -135,8 +123,9 @@ def write_texts(folder: Path) -> None:
     for name in ("text", "articles", "crawl", "artikel", "dump", "divided", "wiki", "contracts"):
         (folder / name).mkdir()
         (folder / name / "a.txt").write_text(text)
+    (folder / "books").mkdir()
     for name in ("books/a", "wiki", "en", "zh", "is"):
-        gzipped(folder / f"{name}.txt.gz", text)
+        (folder / f"{name}.txt.gz").write_bytes(gzip.compress(text.encode()))
     for name in ("new", "lines", "queries", "sentences", "held-out"):
         write_rows(folder / f"{name}.txt", make_rows(6))
     write_rows(folder / "sample.txt", make_rows(6))
@@ -167,17 +156,19 @@ def write_tables(folder: Path) -> None:
         for row in pairs
         for number, document in enumerate((row["sentence2"], "the rain"))
     ]
-    without = {"rte": "score", "sts": "label"}
-    for group, dropped in without.items():
-        for name in ("train", "dev"):
-            kept = [{key: row[key] for key in row if key != dropped} for row in pairs]
-            table(f"{group}/{name}.tsv", kept)
+
+    def without(dropped: str) -> list[dict[str, object]]:
+        return [{key: row[key] for key in row if key != dropped} for row in pairs]
+
+    for name in ("train", "dev"):
+        table(f"rte/{name}.tsv", without("score"))
+        table(f"sts/{name}.tsv", without("label"))
     relations = ("entailment", "neutral", "contradiction")
     table("nli.tsv", [
         {"premise": row["sentence1"], "hypothesis": row["sentence2"], "label": relations[n % 3]}
         for n, row in enumerate(pairs)
     ])  # fmt: skip
-    table("sts.tsv", [{key: row[key] for key in row if key != "label"} for row in pairs])
+    table("sts.tsv", without("label"))
     table("rerank/train.tsv", ranked)
     table("reviews.tsv", [{"review": text} for text in texts])
     rows = [
@@ -186,11 +177,10 @@ def write_tables(folder: Path) -> None:
     ]
     table("tickets.csv", rows)
     table("new.csv", [{"id": number, "text": text} for number, text in enumerate(texts)])
+    (folder / "cola").mkdir()
     for name in ("train", "dev"):
-        (folder / "cola").mkdir(exist_ok=True)
-        (folder / "cola" / f"{name}.tsv").write_text(
-            "".join(f"x\t{n % 2}\t\t{text}\n" for n, text in enumerate(texts))
-        )
+        cola = [f"x\t{n % 2}\t\t{text}\n" for n, text in enumerate(texts)]
+        (folder / "cola" / f"{name}.tsv").write_text("".join(cola))
     labelled = [{"text": text, "labels": ["a", "b"][: n % 3]} for n, text in enumerate(texts)]
     for name in ("topics", "dev"):
         write_lines(folder / f"{name}.jsonl", labelled)
@@ -199,37 +189,20 @@ def write_tables(folder: Path) -> None:
     for name in ("train", "val"):
         table(f"swag/{name}.csv", swag)
     (folder / "codah").mkdir()
-    (folder / "codah" / "train.tsv").write_text(
-        "".join(f"o\t{text}\ta\tb\tthe\tfilm\t{n % 4}\n" for n, text in enumerate(texts))
-    )
+    codah = [f"o\t{text}\ta\tb\tthe\tfilm\t{n % 4}\n" for n, text in enumerate(texts)]
+    (folder / "codah" / "train.tsv").write_text("".join(codah))
+    rows = [{"query": "a film", "documents": texts[:3], "labels": [1, 0, 0]}] * 6
     for name in ("train", "candidates"):
-        write_lines(
-            folder / f"{name}.jsonl",
-            [{"query": "a film", "documents": texts[:3], "labels": [1, 0, 0]}] * 6,
-        )
-    for place, suffix in (
-        ("reviews", "parquet"),
-        ("reviews", "jsonl"),
-        ("new", "parquet"),
-        ("texts", "jsonl"),
-    ):
-        (folder / place).mkdir(exist_ok=True)
-        write_rows(folder / place / f"a.{suffix}", make_rows(6))
+        write_lines(folder / f"{name}.jsonl", rows)
+    for name in ("reviews/a.parquet", "reviews/a.jsonl", "new/a.parquet", "texts/a.jsonl"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_rows(folder / name, make_rows(6))
     words = "the O\nfilm B-X\nwas O\ngood O\n\n" * 8
     for name in ("train.conll", "dev.conll", "test.conll", "train.txt", "dev.txt"):
         (folder / name).write_text(words)
-    paragraph = {
-        "context": "the film was good",
-        "qas": [
-            {
-                "id": str(number),
-                "question": "a film",
-                "answers": [{"text": "film", "answer_start": 4}],
-                "is_impossible": False,
-            }
-            for number in range(4)
-        ],
-    }
+    answered = {"answers": [{"text": "film", "answer_start": 4}], "is_impossible": False}
+    questions = [{"id": str(n), "question": "a film", **answered} for n in range(4)]
+    paragraph = {"context": "the film was good", "qas": questions}
     squad = json.dumps({"version": "v2.0", "data": [{"title": "a", "paragraphs": [paragraph]}]})
     for name in ("train-v2.0.json", "dev-v2.0.json", "questions.json"):
         (folder / name).write_text(squad)
@@ -245,15 +218,12 @@ def write_texts_to_compare(folder: Path) -> None:
         negative = {"negative": "the rain"} if name == "hard" else {}
         rows = [{"anchor": a, "positive": b, **negative} for a, b in itertools.pairwise(texts)]
         write_lines(folder / "vectors" / f"{name}.jsonl", rows)
-    write_lines(
-        folder / "texts.jsonl", [{"id": f"doc-{n}", "text": text} for n, text in enumerate(texts)]
-    )
+    rows = [{"id": f"doc-{n}", "text": text} for n, text in enumerate(texts)]
+    write_lines(folder / "texts.jsonl", rows)
+    documents = [{"_id": str(n), "text": text} for n, text in enumerate(texts)]
     for name in ("scifact", "nano-beir/a", "nano-beir/b"):
         (folder / name / "qrels").mkdir(parents=True)
-        write_lines(
-            folder / name / "corpus.jsonl",
-            [{"_id": str(n), "text": x} for n, x in enumerate(texts)],
-        )
+        write_lines(folder / name / "corpus.jsonl", documents)
         write_lines(folder / name / "queries.jsonl", [{"_id": "q", "text": texts[0]}])
         (folder / name / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\t0\t1\n")
 
@@ -293,29 +263,9 @@ def shortened(line: str) -> str:
     return line
 
 
-def run_line(line: str, folder: Path, name: str, *, terminal: bool) -> Run:
-    """Run a line with a new place for what it writes; its name is OUT in the output again."""
-    out = folder / f"out-{name}"
-    words = [
-        word
-        for pattern in shlex.split(line)[1:]
-        for word in (sorted(glob.glob(pattern)) if "*" in pattern else [pattern])
-    ]
-    done = run_command(
-        [word.replace("OUT", str(out)) for word in words],
-        folder / f"{name}.output",
-        terminal=terminal,
-        stdin="the [MASK] was good\n",
-        columns=200,
-    )
-    return Run(done.status, done.output.replace(str(out).encode(), b"OUT"), done.messages)
-
-
 def test_each_line_runs_here_or_elsewhere():
-    unused = {
-        pattern for pattern in ELSEWHERE if not any(re.search(pattern, line) for line in LINES)
-    }
-    assert unused == set()
+    unused = [each for each in ELSEWHERE if not any(re.search(each, line) for line in LINES)]
+    assert unused == []
 
 
 @pytest.mark.slow
@@ -326,12 +276,13 @@ def test_a_line_of_the_guide_runs_as_it_is(line, world, tmp_path, monkeypatch):
     """Numbers may be times, and are not compared."""
     monkeypatch.chdir(world)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words, options = shortened(line).removeprefix("bothways "), {"stdin": "the [MASK] was good\n"}
     plain, shown = (
-        run_line(shortened(line), tmp_path, name, terminal=name == "terminal")
+        run_line(words, tmp_path, name, terminal=name == "terminal", columns=200, **options)
         for name in ("plain", "terminal")
     )
     assert (plain.status, shown.status) == (0, 0), shown.messages.decode()
     assert b"Traceback" not in shown.messages
-    compared = [_NUMBERS.sub(b"#", run.output).split() for run in (plain, shown)]
+    compared = [NUMBERS.sub(b"#", run.output).split() for run in (plain, shown)]
     assert compared[0] == compared[1]
     assert b"\x1b" not in shown.output

@@ -3,7 +3,6 @@
 import os
 import pty
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 from bothways.cli import main as cli
 from bothways.cli.main import app
 from spread import in_turn
-from terminal import run_command
+from terminal import NUMBERS, run_line
 from toy_bulk import make_classifier, make_rows, write_rows
 from toy_folder import make_examples, write_tsv
 
@@ -69,15 +68,6 @@ SERVERS = {"serve": "serve classifier --port 0", "play": "play classifier --no-b
 ELSEWHERE = {"reproduce squad", "reproduce swag", "reproduce ner"}
 """Commands that are the function of another line."""
 _COLOURS = re.compile(rb"\x1b\[[\d;]*m")
-_NUMBERS = re.compile(rb"[\d,.:%e-]*\d[\d,.:%e-]*")
-
-
-def run_line(line: str, folder: Path, name: str, **options: object) -> tuple[int, bytes, bytes]:
-    """Run a command with a new place for what it writes, whose name is OUT in its output again."""
-    out = folder / f"out-{name}"
-    words = [word.replace("OUT", str(out)) for word in shlex.split(line)]
-    done = run_command(words, folder / f"{name}.output", **options)
-    return done.status, done.output.replace(str(out).encode(), b"OUT"), done.messages
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +104,8 @@ def whole_place(place) -> Path:
         (place / "glue" / "CoLA" / f"{name}.tsv").write_text(cola)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        status, _, messages = run_line(SLOW["pretrain"].replace("OUT", "run"), place, "run")
-        assert status == 0, messages
+        done = run_line(SLOW["pretrain"].replace("OUT", "run"), place, "run")
+        assert done.status == 0, done.messages
     shutil.copytree(place / "run", place / "copy")
     return place
 
@@ -133,33 +123,33 @@ def test_a_terminal_changes_no_byte_of_the_output(name, kind, place, tmp_path, m
     monkeypatch.chdir(place)
     plain = run_line(QUICK[name], tmp_path, "plain", terminal=False)
     shown = run_line(QUICK[name], tmp_path, "shown", columns=200)
-    assert (plain[0], shown[0]) == (0, 0), shown[2]
-    assert shown[1] == plain[1]
-    assert shown[1] or "OUT" in QUICK[name]
+    assert (plain.status, shown.status) == (0, 0), shown.messages
+    assert shown.output == plain.output
+    assert shown.output or "OUT" in QUICK[name]
     environment = ENVIRONMENTS[kind]
     if kind != "dumb":  # which is as without a terminal
         plain = run_line(QUICK[name], tmp_path, "other", terminal=False, environment=environment)
     shown = run_line(QUICK[name], tmp_path, kind, columns=200, environment=environment)
-    assert shown[:2] == plain[:2]
-    assert b"\x1b" not in _COLOURS.sub(b"", shown[1])
+    assert (shown.status, shown.output) == (plain.status, plain.output)
+    assert b"\x1b" not in _COLOURS.sub(b"", shown.output)
 
 
 @pytest.mark.parametrize("name", [name for name in QUICK if "OUT" not in QUICK[name]])
 def test_a_reader_that_ends_is_no_error(name, place, tmp_path, monkeypatch):
     """As with `| head -1`, whose pipe is closed while there is more to write."""
     monkeypatch.chdir(place)
-    status, _, messages = run_line(QUICK[name], tmp_path, "ended", reader_ends=True)
-    assert status == 0
-    assert b"Traceback" not in messages
-    assert b"rror" not in messages
+    ended = run_line(QUICK[name], tmp_path, "ended", reader_ends=True)
+    assert ended.status == 0
+    assert b"Traceback" not in ended.messages
+    assert b"rror" not in ended.messages
 
 
 def test_no_bar_is_drawn_where_it_could_not_be_erased(place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
-    assert b"predicting" in run_line(QUICK["predict"], tmp_path, "bar")[2]
+    assert b"predicting" in run_line(QUICK["predict"], tmp_path, "bar").messages
     for terminal, environment in ((False, {"FORCE_COLOR": "1"}), (True, {"TERM": "dumb"})):
         options = {"terminal": terminal, "environment": environment}
-        _, _, messages = run_line(QUICK["predict"], tmp_path, "plain", **options)
+        messages = run_line(QUICK["predict"], tmp_path, "plain", **options).messages
         assert b"predicting" not in messages
         assert b"\x1b" not in messages
 
@@ -173,13 +163,13 @@ def test_a_terminal_changes_no_output_of_training(name, whole_place, tmp_path, m
         run_line(SLOW[name], tmp_path, str(terminal), terminal=terminal, columns=200)
         for terminal in (False, True)
     )
-    assert (plain[0], shown[0]) == (0, 0), shown[2]
-    lines = [[_NUMBERS.sub(b"#", word) for word in each[1].split()] for each in (plain, shown)]
+    assert (plain.status, shown.status) == (0, 0), shown.messages
+    lines = [NUMBERS.sub(b"#", run.output).split() for run in (plain, shown)]
     if name != "quickstart":  # whose examples depend on the time
         assert lines[0] == lines[1]
-    assert b"\x1b" not in shown[1]
+    assert b"\x1b" not in shown.output
     if not {"OUT", "OUT.html"} & {*SLOW[name].split()}:
-        assert plain[1]
+        assert plain.output
 
 
 @pytest.mark.slow

@@ -101,15 +101,15 @@ def weights(run: Path, role: str = "model") -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def learned(corpus, tmp_path_factory) -> PretrainResult:
-    """A run of 100 steps."""
-    return pretrain(settings(corpus, 100), corpus, tmp_path_factory.mktemp("learned"))
+    """A run of 70 steps."""
+    return pretrain(settings(corpus, 70), corpus, tmp_path_factory.mktemp("learned"))
 
 
 def test_it_learns_and_the_folder_opens_in_transformers_with_equal_outputs(corpus, learned):
     from transformers import AutoTokenizer, BertForPreTraining
 
     done, folder = learned, learned.folder
-    assert done.finished(settings(corpus, 100).training)
+    assert done.finished(settings(corpus, 70).training)
     assert done.metrics["held-out/loss/masked"] < done.metrics["unigram/loss/masked"] - 0.5
     assert done.metrics["held-out/accuracy/masked"] > done.metrics["unigram/accuracy/masked"] + 0.1
     assert done.metrics["held-out/perplexity"] == pytest.approx(
