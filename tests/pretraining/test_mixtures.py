@@ -15,7 +15,7 @@ from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import Masking
-from bothways.data.mixture import ByWeight, Corpora, Smoothed
+from bothways.data.mixture import ByWeight, Corpora
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -129,10 +129,6 @@ def test_phases_read_mixtures_at_rates_of_their_own(corpora, tmp_path):
 def test_mistakes_are_named(corpora, tmp_path, corpus):
     with pytest.raises(ConfigError, match="mixture: there is one corpus"):
         bothways.pretrain(corpora["large"], "bert-tiny", mixture={"alpha": 0.3})
-    with pytest.raises(ConfigError, match="mixture: there is one corpus"):
-        Corpora.of(corpus, Smoothed())
-    with pytest.raises(DataError, match="there is no corpus"):
-        Corpora.of({}, None)
     (tmp_path / "vocab.txt").write_text("\n".join([*WORDS, "more"]) + "\n", encoding="utf8")
     other = Tokenizer.load(tmp_path / "vocab.txt")
     texts = [Document("The cat sleeps.", f"{n}") for n in range(3)]

@@ -201,11 +201,12 @@ def test_what_cannot_be_shown_is_refused(corpus, my_bert, tmp_path):
         refused(my_bert, "a film", match=f"{name}: is of a text in training", **unread)
     refused(corpus, count=0, match=r"count: must be at least 1")
     short = [Document(f"the {word} sleeps.", word) for word in ANIMALS]
-    for count, settings, message in (
-        (None, {"objective": "masked-lm-sop", "objective.segments.single": "drop"}, "no pairs"),
-        (2, {"objective": "masked-lm-nsp"}, "and the corpus has 2 documents"),
+    orders = {"objective": "masked-lm-sop", "objective.segments.single": "drop"}
+    for name, documents, settings, message in (
+        ("single", short, orders, "there are no pairs"),
+        ("two", short[:2], {"objective": "masked-lm-nsp"}, "and the corpus has 2 documents"),
     ):
-        few = write_corpus(short[:count], corpus.tokenizer, tmp_path / f"{count}", workers=1)
+        few = write_corpus(documents, corpus.tokenizer, tmp_path / name, workers=1)
         refused(few, match=message, error=BothwaysError, **settings)
     assert bothways.show(corpus, "the dog sleeps", objective="masked-lm-sbo", progress=False)
 
