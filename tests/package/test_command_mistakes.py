@@ -38,7 +38,11 @@ def mistake(line: str) -> tuple[str | None, str]:
 @pytest.mark.parametrize(
     ("line", "where", "named"),
     [
-        ("corpus build x.txt --out c", "--tokenizer", ["is missing", "tokenizer.json", "--help"]),
+        (
+            "corpus build x.txt --out c",
+            "--tokenizer",
+            ["is missing", "tokenizer.json", "corpus build --help"],
+        ),
         ("finetune", "MODEL", ["is missing"]),
         ("finetune m d.tsv --out", "--out", ["needs a value"]),
         ("finetune m d.tsv --lr abc", "--lr", ["'abc'", "number"]),
