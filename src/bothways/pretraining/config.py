@@ -154,12 +154,9 @@ class PretrainConfig:
         require_at_least(
             1, microbatch_tokens=self.microbatch_tokens, evaluation_tokens=self.evaluation_tokens
         )
-        if list(self.word_milestones) != sorted({*self.word_milestones}) or not all(
-            target > 0 for target in self.word_milestones
-        ):
-            message = (
-                f"must be ascending numbers above 0, not {listed(map(str, self.word_milestones))}"
-            )
+        milestones = self.word_milestones
+        if [*milestones] != sorted({target for target in milestones if target > 0}):
+            message = f"must be ascending numbers above 0, not {listed(map(str, milestones))}"
             raise ConfigError(message, where="word_milestones")
         if len(self.probe_names) < len(self.probes):
             message = f"two have one name: {', '.join(self.probes)}"

@@ -128,14 +128,10 @@ class HeldOut:
     def _majority(self) -> dict[str, float]:
         """Compute the baselines of class frequencies."""
         result, predicts = {}, self._training_module.predicts
-        classes = self._targets(LabelTargets, "labels") | {
-            name: ids
-            for name, ids in self._targets(TokenTargets, "ids").items()
-            if name not in predicts
-        }
+        classes = self._targets(LabelTargets, "labels") | self._targets(TokenTargets, "ids")
         for name, labels in classes.items():
-            if not np.issubdtype(labels.dtype, np.integer):
-                continue  # scores
+            if name in predicts or not np.issubdtype(labels.dtype, np.integer):
+                continue  # tokens of the vocabulary, and scores
             labelled = labels[labels != IGNORED]
             highest = all_gather(self._plan, torch.tensor(labelled.max(initial=0))).max()
             counts = np.bincount(labelled, minlength=int(highest) + 1)
