@@ -1,7 +1,6 @@
 """Mistakes of a command line: one form, names that are near, and options under names of other libraries."""
 
 import errno
-import io
 import os
 import shlex
 import socket
@@ -11,11 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from cyclopts import CycloptsError
-from rich.console import Console
 
 from bothways.cli import main as cli, mistakes
 from bothways.cli.mistakes import explain_mistake, rename_options
-from bothways.cli.options import run_progress, stop_saved
+from bothways.cli.options import stop_saved, training
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError, render
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
@@ -275,29 +273,27 @@ def test_an_output_is_full_only_if_it_is(tmp_path):
 
 @pytest.mark.parametrize("saved", ["", "run/step-3", "seed-0/step-3"])
 def test_a_run_that_is_interrupted_outside_of_a_step_says_how_to_go_on(
-    saved, tmp_path, monkeypatch
+    saved, tmp_path, monkeypatch, capsys
 ):
     """While it reads the data or saves the model."""
-    console = Console(file=io.StringIO(), width=300)
     monkeypatch.setattr(sys, "argv", ["bothways", "pretrain", "corpus", "--out", "run"])
     if saved:
         (tmp_path / saved).mkdir(parents=True)
         (tmp_path / saved / "manifest.json").touch()
-    with pytest.raises(KeyboardInterrupt), run_progress(tmp_path, console):
+    with pytest.raises(KeyboardInterrupt), training(tmp_path, False, "cpu"):
         raise KeyboardInterrupt
-    said = console.file.getvalue()
+    said = capsys.readouterr().err
     assert ("The checkpoints are kept. To resume: bothways pretrain corpus" in said) == bool(saved)
     assert ("--resume" in said) == bool(saved)
     again = "Stopped before the first checkpoint: the same command begins again."
     assert (again in said) != bool(saved)
 
 
-def test_the_line_that_goes_on_is_the_one_that_was_given(monkeypatch):
-    console = Console(file=io.StringIO(), width=300)
+def test_the_line_that_goes_on_is_the_one_that_was_given(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bothways", "finetune", "m", "d.tsv", "fresh=[pooler]"])
     with pytest.raises(KeyboardInterrupt):
-        stop_saved(console)
-    assert "fresh=[pooler]" in console.file.getvalue()
+        stop_saved("Saved.")
+    assert "fresh=[pooler]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

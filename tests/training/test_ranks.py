@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from torch.distributed import DistNetworkError, HashStore, TCPStore
 
 from bothways.cli import main as cli
@@ -243,7 +242,7 @@ def test_every_rank_of_an_interrupted_run_ends_as_interrupted(rank, monkeypatch,
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     done = PretrainResult(Toy(), RunState(steps=7), {})
     with pytest.raises(KeyboardInterrupt):
-        conclude_pretraining(done, Console(stderr=True))
+        conclude_pretraining(done)
     said = "Saved after step 7. If torchrun does not start it again: bothways"
     assert (said in capsys.readouterr().err) == (rank == "0")
 

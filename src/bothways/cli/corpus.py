@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.cli import options
-from bothways.core.progress import error_console, terminal_progress
-from bothways.core.terminal import output_console, quantity, say
+from bothways.core.progress import terminal_progress
+from bothways.core.terminal import output_console, quantity, write_stderr
 
 if TYPE_CHECKING:
     from bothways.data.cleaning.config import Cleaning
@@ -86,7 +86,6 @@ def build(
     files, settings = options.split_inputs(inputs)
     if not files:
         raise DataError("no input was given", fix="Name files, folders, globs or Hub data sets.")
-    console = error_console()
     complete = (out / MANIFEST).exists()
     with options.resumable(out) as progress:
         result = bothways.build_corpus(
@@ -95,7 +94,7 @@ def build(
             cleaning=cleaning.cleaning(settings), workers=workers, progress=progress,
         )  # fmt: skip
     if complete:
-        say(console, f"{out} already has the corpus of these inputs; nothing to do.")
+        write_stderr(f"{out} already has the corpus of these inputs; nothing to do.")
     options.show_tables(_counts(result, out))
 
 

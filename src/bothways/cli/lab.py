@@ -12,7 +12,7 @@ from cyclopts import Parameter
 import bothways
 from bothways.cli import options
 from bothways.core.progress import error_console, terminal_progress
-from bothways.core.terminal import output_console, say
+from bothways.core.terminal import output_console, say, write_stderr
 
 if TYPE_CHECKING:
     from bothways.core.report.sections import TableSection
@@ -26,7 +26,7 @@ def demo(folder: Path) -> None:
     from bothways.lab.demo import COMMANDS
 
     files = bothways.demo(folder)
-    say(error_console(), f"{len(files)} files are in {folder}. In this folder, these commands run:")
+    write_stderr(f"{len(files)} files are in {folder}. In this folder, these commands run:")
     for line in (f"cd {shlex.quote(str(folder))}", *(f"bothways {line}" for line in COMMANDS)):
         say(output_console(), line)
 
@@ -71,7 +71,7 @@ def quickstart(
     report = quickstart_report(result)
     write_html(report, out / "report.html")
     show(report, output_console())
-    say(error_console(), f"Report with curves: {out / 'report.html'}")
+    write_stderr(f"Report with curves: {out / 'report.html'}")
 
 
 Layers = Literal[
@@ -296,7 +296,6 @@ def _reproduce(
     from bothways.lab.paper import run as benchmarks
     from bothways.lab.paper.experiment import Request
 
-    console = error_console()
     out, device = settings.out, settings.device
     request = Request(
         settings.model,
@@ -312,7 +311,7 @@ def _reproduce(
 
     def report_cost(table: TableSection) -> None:
         """Print what begins, above the bar."""
-        console.print(render_report(table))
+        error_console().print(render_report(table))
 
     if not settings.dry_run:
         options.say_kernels(device)
@@ -331,7 +330,7 @@ def _reproduce(
         return
     show(done, output_console())
     for file in (out / "results.json", out / "report.html"):
-        say(console, f"Written: {file}")
+        write_stderr(f"Written: {file}")
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -411,9 +410,8 @@ def pretraining(  # noqa: PLR0913 – one option per question
         None if budget is None else duration(budget),
         _names(tasks), _names(cells), seeds, pretraining_seeds, limit, overrides, finetuning,
     )  # fmt: skip
-    console = error_console()
     cost = render_report(table_cost(request, device=device))
-    (output_console() if dry_run else console).print(cost)
+    (output_console() if dry_run else error_console()).print(cost)
     if dry_run:
         return
     options.say_kernels(device)
@@ -428,4 +426,4 @@ def pretraining(  # noqa: PLR0913 – one option per question
     write_html(report, out / "report.html")
     show(report, output_console())
     for file in (out / "results.json", out / "report.html"):
-        say(console, f"Written: {file}")
+        write_stderr(f"Written: {file}")

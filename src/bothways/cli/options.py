@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn,
 from cyclopts import Parameter
 
 from bothways.core.files import is_url
-from bothways.core.progress import announce, error_console, terminal_progress
-from bothways.core.terminal import output_console, say, show_lines, write_stderr
+from bothways.core.progress import announce, terminal_progress
+from bothways.core.terminal import output_console, show_lines, write_stderr
 from bothways.finetuning import FinetuneRecipe
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bothways.core.progress import Progress
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -280,9 +278,8 @@ def resumable(out: Path, subject: str = "Finished work") -> Iterator[Progress]:
 
     Report on Ctrl-C which work is kept, in a folder or a file, and how to resume.
     """
-    console = error_console()
     try:
-        with terminal_progress(console) as progress:
+        with terminal_progress() as progress:
             yield progress
     except KeyboardInterrupt:
         left = "Nothing is finished, and nothing is left behind."
@@ -290,42 +287,41 @@ def resumable(out: Path, subject: str = "Finished work") -> Iterator[Progress]:
             left = f"{subject} is kept in {out}; run the same command to continue."
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one would cut the message
         try:
-            say(console, f"Stopped. {left}")
+            write_stderr(f"Stopped. {left}")
         finally:
             signal.signal(signal.SIGINT, handler)
         raise
 
 
 @contextmanager
-def training(out: Path, resume: bool, device: str) -> Iterator[Progress]:
-    """Begin a run in a folder, and show its progress."""
-    if resume and not out.exists():
-        write_stderr(f"note: {out} has no run to resume: starting one")
-    say_kernels(device)
-    with run_progress(out, error_console()) as progress:
-        yield progress
-
-
-@contextmanager
-def run_progress(out: Path, console: Console) -> Iterator[Progress]:
-    """Show the progress of runs in a folder; if interrupted outside of a step, say how to go on.
+def training(out: Path, resume: bool, device: str, notes: Iterable[str] = ()) -> Iterator[Progress]:
+    """Begin a run in a folder, and show its progress; if interrupted outside of a step, say how to
+    go on.
 
     A run that is interrupted in a step saves and returns (`training.signals`).
+
+    Args:
+        notes: messages about the settings of the run.
     """
     from bothways.training.parallel import is_main, plan_here
 
-    with terminal_progress(console) as progress:
-        try:
+    if resume and not out.exists():
+        write_stderr(f"note: {out} has no run to resume: starting one")
+    say_kernels(device)
+    try:
+        with terminal_progress() as progress:
+            for note in notes:
+                progress.message(note)
             yield progress
-        except KeyboardInterrupt:
-            if next(out.rglob("step-*/manifest.json"), None) is not None:
-                stop_saved(console, "The checkpoints are kept.")
-            if is_main(plan_here()):
-                say(console, "Stopped before the first checkpoint: the same command begins again.")
-            raise
+    except KeyboardInterrupt:
+        if next(out.rglob("step-*/manifest.json"), None) is not None:
+            stop_saved("The checkpoints are kept.")
+        if is_main(plan_here()):
+            write_stderr("Stopped before the first checkpoint: the same command begins again.")
+        raise
 
 
-def ended_here(console: Console, finished: bool, saved: str = "Saved.") -> bool:
+def ended_here(finished: bool, saved: str = "Saved.") -> bool:
     """Return True in the process that prints results.
 
     Raises:
@@ -334,11 +330,11 @@ def ended_here(console: Console, finished: bool, saved: str = "Saved.") -> bool:
     from bothways.training.parallel import is_main, plan_here
 
     if not finished:
-        stop_saved(console, saved)
+        stop_saved(saved)
     return is_main(plan_here())
 
 
-def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:
+def stop_saved(saved: str) -> NoReturn:
     """Print the command that resumes an interrupted run, then raise KeyboardInterrupt.
 
     The main rank prints. All raise: a rank that ended with status 0 would tell torchrun that its
@@ -350,5 +346,5 @@ def stop_saved(console: Console, saved: str = "Saved.") -> NoReturn:
     if is_main(plan_here()):
         restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
         condition = "If torchrun does not start it again" if restarts else "To resume"
-        say(console, f"{saved} {condition}: {resume_command(sys.argv[1:])}")
+        write_stderr(f"{saved} {condition}: {resume_command(sys.argv[1:])}")
     raise KeyboardInterrupt

@@ -15,8 +15,8 @@ from cyclopts import Parameter
 import bothways
 from bothways.cli import options
 from bothways.core.errors import ConfigError
-from bothways.core.progress import error_console, terminal_progress
-from bothways.core.terminal import output_console, quantity, say
+from bothways.core.progress import terminal_progress
+from bothways.core.terminal import output_console, quantity, say, write_stderr
 
 
 @options.documented_by(bothways.predict)
@@ -123,7 +123,7 @@ def _predict_parts(
     were = "was" if done.again == 1 else "were"
     repeated = f", {done.again:,} of which {were} finished before" if done.again else ""
     count = "" if is_one_file else f", in {quantity(done.parts, 'part(s)')}"
-    say(error_console(), f"{quantity(done.rows, 'row(s)')} in {out}{count}{repeated}")
+    write_stderr(f"{quantity(done.rows, 'row(s)')} in {out}{count}{repeated}")
     for warning in done.warnings:
         print(warning, file=sys.stderr)
     if done.rejected:

@@ -11,8 +11,8 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.cli import options
-from bothways.core.progress import error_console, terminal_progress
-from bothways.core.terminal import quantity, say
+from bothways.core.progress import terminal_progress
+from bothways.core.terminal import quantity, write_stderr
 
 
 @options.documented_by(bothways.build_index)
@@ -47,7 +47,7 @@ def index(  # noqa: PLR0913 – one option per question
             graph=graph, delete=delete, length=length, precision=precision, device=device,
             progress=progress, **options.settings_for(bothways.build_index, words),
         )  # fmt: skip
-    say(error_console(), f"{quantity(len(done), 'document(s)')} in {out}")
+    write_stderr(f"{quantity(len(done), 'document(s)')} in {out}")
 
 
 @options.documented_by(bothways.search)
@@ -119,8 +119,7 @@ def mine(  # noqa: PLR0913 – one option per question
     likely = (
         f"{quantity(done.likely, 'likely positive(s)')} of {quantity(done.with_likely, 'row(s)')}"
     )
-    say(
-        error_console(),
+    write_stderr(
         f"{mined} in {out}; {done.short:,} have fewer than {negatives}. {likely} are in "
         f"{done.likely_file}.",
     )

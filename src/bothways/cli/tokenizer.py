@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 import bothways
 from bothways.cli.options import INPUTS, documented_by
-from bothways.core.progress import error_console, terminal_progress
+from bothways.core.progress import terminal_progress
 from bothways.core.terminal import output_console, show_lines
 from bothways.texts import read_document_texts, read_sample
 
@@ -112,7 +112,7 @@ def train(
     texts: Any = read_documents(inputs, column=column)
     if alpha is not None:
         texts, values["alpha"] = {name: name for name in inputs}, alpha
-    with replace_folder(out) as folder, terminal_progress(error_console()) as progress:
+    with replace_folder(out) as folder, terminal_progress() as progress:
         bothways.train_tokenizer(
             texts, kind=kind, ceiling=ceiling, seed=seed, column=column, out=folder,
             progress=progress, **{"size": KINDS[kind]().size} | values,

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import bothways
 from bothways.cli import options
 from bothways.core.errors import ConfigError
-from bothways.core.progress import error_console, terminal_progress
-from bothways.core.terminal import output_console, quantity, say
+from bothways.core.progress import terminal_progress
+from bothways.core.terminal import output_console, quantity, say, write_stderr
 from bothways.pretraining import DistilRecipe, PretrainRecipe
 from bothways.training_runs import finetune_settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bothways.finetuning.result import FinetuneResult
     from bothways.lab.sweeps.folds import CrossValidation
     from bothways.lab.sweeps.runs import Series
@@ -102,15 +100,15 @@ def pretrain(  # noqa: PLR0913 – one option per question a run answers
             progress=progress,
             **settings,
         )
-    conclude_pretraining(done, error_console())
+    conclude_pretraining(done)
 
 
-def conclude_pretraining(done: PretrainResult, console: Console) -> None:
+def conclude_pretraining(done: PretrainResult) -> None:
     """Print the metrics of a finished run; raises KeyboardInterrupt if the run was interrupted."""
     from bothways.hub.hf_config import format_note
 
     steps, tokens = done.progress.steps, done.progress.tokens
-    if not options.ended_here(console, done.folder is not None, f"Saved after step {steps:,}."):
+    if not options.ended_here(done.folder is not None, f"Saved after step {steps:,}."):
         return
     assert done.folder is not None
     title = f"After {steps:,} steps and {tokens:,} tokens, on held-out documents"
@@ -120,9 +118,9 @@ def conclude_pretraining(done: PretrainResult, console: Console) -> None:
             lambda name, value: f"{value:.1%}" if "accuracy" in name else f"{value:,.3f}",
         )
     )  # fmt: skip
-    say(console, f"The model is in {done.folder}. {format_note(done.folder)}".strip())
+    write_stderr(f"The model is in {done.folder}. {format_note(done.folder)}".strip())
     if (page := done.folder.parent / "report.html").exists():
-        say(console, f"Curves, metrics and settings: {page}")
+        write_stderr(f"Curves, metrics and settings: {page}")
 
 
 @options.documented_by(bothways.adapt)
@@ -154,7 +152,6 @@ def adapt(
         fix = "Name files, folders or a corpus: bothways adapt MODEL TEXTS --out FOLDER"
         raise ConfigError("names no text of the domain", where="texts", fix=fix)
     settings = options.settings_for(bothways.adapt, words, until=end.duration)
-    console = error_console()
     try:
         with options.training(out, resume, device) as progress:
             done = bothways.adapt(
@@ -162,9 +159,9 @@ def adapt(
                 resume=resume, device=device, progress=progress, **settings,
             )  # fmt: skip
     except KeyboardInterrupt:
-        options.stop_saved(console, "What is finished is kept.")
+        options.stop_saved("What is finished is kept.")
     saved = f"Saved after step {done.run.progress.steps:,}."
-    if not options.ended_here(console, done.folder is not None, saved):
+    if not options.ended_here(done.folder is not None, saved):
         return
     from bothways.pretraining.adapt import head_note
 
@@ -182,7 +179,7 @@ def adapt(
     say(output_console(), f"Are new words worth adding? {done.vocabulary.answer}")
     if done.new_head:
         say(output_console(), head_note(done.before))
-    say(console, f"The model is in {done.folder}. The report: {out / 'report.html'}")
+    write_stderr(f"The model is in {done.folder}. The report: {out / 'report.html'}")
 
 
 @options.documented_by(bothways.distil)
@@ -235,11 +232,11 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
             **settings,
         )
     if isinstance(done, StaticResult):
-        say(error_console(), f"{done!r}")
+        write_stderr(f"{done!r}")
     elif isinstance(done, FinetuneResult):
-        conclude_finetuning(done, out, error_console())
+        conclude_finetuning(done, out)
     else:
-        conclude_pretraining(done, error_console())
+        conclude_pretraining(done)
 
 
 @options.documented_by(bothways.finetune)
@@ -318,11 +315,9 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
             model, train, dev, task, settings, recipe=recipe, config=config
         )
         seed_list = parse_seeds(seeds, base.seed)
-        with options.training(out, resume, device) as progress:
-            for note in notes:
-                progress.message(note)
+        with options.training(out, resume, device, notes) as progress:
             series = finetune_seeds(base, seed_list, SweepFolder(out, resume, device, progress))
-        print_series(series, out, error_console())
+        print_series(series, out)
         return
     with options.training(out, resume, device) as progress:
         done = bothways.finetune(
@@ -340,9 +335,9 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
             **settings,
         )
     if isinstance(done, CrossValidation):
-        print_folds(done, out, error_console())
+        print_folds(done, out)
     else:
-        conclude_finetuning(done, out, error_console())
+        conclude_finetuning(done, out)
 
 
 def task_settings(
@@ -353,14 +348,14 @@ def task_settings(
     return options.settings_for(bothways.finetune, words, columns=names or None, **arguments)
 
 
-def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> None:
+def conclude_finetuning(done: FinetuneResult, out: Path) -> None:
     """Print the result of a single run; see `print_series`."""
     from bothways.hub.hf_config import format_note
 
-    if not options.ended_here(console, done.finished, f"Saved after step {done.progress.steps:,}."):
+    if not options.ended_here(done.finished, f"Saved after step {done.progress.steps:,}."):
         return
     if done.failure is not None:
-        say(console, f"warning: {done.failure}")
+        write_stderr(f"warning: {done.failure}")
     if done.metrics:
         # The metrics next to the majority baseline's, where that has them.
         columns = {"model": done.metrics}
@@ -375,9 +370,9 @@ def conclude_finetuning(done: FinetuneResult, out: Path, console: Console) -> No
             )
         )
         if (page := out / "report.html").is_file():  # not of vectors, or without matplotlib
-            say(console, f"Error analysis: {page}")
+            write_stderr(f"Error analysis: {page}")
     sentences = (f"The model is in {done.folder}.", format_note(done.folder), _try(out))
-    say(console, " ".join(sentence for sentence in sentences if sentence))
+    write_stderr(" ".join(sentence for sentence in sentences if sentence))
 
 
 def _try(out: Path) -> str:
@@ -385,30 +380,30 @@ def _try(out: Path) -> str:
     return f"Try it: bothways predict {folder} FILE, or in a browser: bothways play {folder}"
 
 
-def print_series(series: Series, out: Path, console: Console) -> None:
+def print_series(series: Series, out: Path) -> None:
     """Print the results of a series; raise KeyboardInterrupt if the last run was interrupted."""
-    if not options.ended_here(console, series.finished):
+    if not options.ended_here(series.finished):
         return
     options.show_tables(_series_table(series))
     if series.best is not None:
         name, model = series.best.name, out / "model"
         success = f"The best model, of {name}, is in {model}. {_try(out)}"
         failed = f"warning: every run has probably failed. The model of {name} is in {model}."
-        say(console, failed if series.all_failed else success)
+        write_stderr(failed if series.all_failed else success)
 
 
-def print_folds(scores: CrossValidation, out: Path, console: Console) -> None:
+def print_folds(scores: CrossValidation, out: Path) -> None:
     """Print mean and deviation of each metric; raise KeyboardInterrupt if a run was interrupted."""
     from bothways.lab.sweeps.folds import PREDICTIONS
 
-    if not options.ended_here(console, scores.series.finished):
+    if not options.ended_here(scores.series.finished):
         return
     columns = {"mean": scores.metrics, "deviation": scores.deviations}
     title = (
         f"{quantity(len(scores.series.scored), 'fold(s)')}, each scored by the model of the others"
     )
     options.show_tables(options.metric_table(title, columns))
-    say(console, f"A prediction for each row is in {out / PREDICTIONS}.")
+    write_stderr(f"A prediction for each row is in {out / PREDICTIONS}.")
 
 
 def _series_table(series: Series) -> options.CommandTable:
@@ -475,8 +470,6 @@ def sweep(  # noqa: PLR0913 – one option per question
     columns = {"text": text, "text_b": text_b, "label": label}
     settings = task_settings(overrides, columns, group=group)
     base, notes = finetune_settings(model, train, dev, task, settings, recipe=recipe, config=config)
-    with options.training(out, resume, device) as progress:
-        for note in notes:
-            progress.message(note)
+    with options.training(out, resume, device, notes) as progress:
         series = sweep_grid(base, parse_grid(grid), SweepFolder(out, resume, device, progress))
-    print_series(series, out, error_console())
+    print_series(series, out)

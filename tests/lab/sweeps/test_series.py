@@ -13,7 +13,6 @@ import pytest
 
 from bothways.cli.training import print_series
 from bothways.core import errors
-from bothways.core.progress import error_console
 from bothways.finetuning import run as job
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.result import FinetuneResult
@@ -288,13 +287,13 @@ def test_sweep_and_compare_commands(base, tmp_path, monkeypatch, capsys):
 
 def test_the_model_of_failed_runs_is_not_announced_as_the_best(tmp_path, capsys):
     failed = SweepOutcome("seed-0", {"m": 0.5}, ("it answers 'x' for all",), "m")
-    print_series(Series((failed,)), tmp_path, error_console())
+    print_series(Series((failed,)), tmp_path)
     shown = capsys.readouterr()
     assert "warning: every run has probably failed. The model of seed-0 is in" in shown.err
     assert "best model" not in shown.err
     assert [line.split()[3] for line in shown.out.splitlines() if "deviation" in line] == ["–"]
     good = SweepOutcome("seed-1", {"m": 0.6}, (), "m")
-    print_series(Series((failed, good)), tmp_path, error_console())
+    print_series(Series((failed, good)), tmp_path)
     assert "The best model, of seed-1, is in" in capsys.readouterr().err
 
 
