@@ -110,9 +110,7 @@ def pretrain(  # noqa: PLR0913 – one option per question
     text, config_values, notes = _open_run(
         corpus, model, objective, start, recipe, config, device, overrides
     )
-    with shown_progress(progress) as reporter:
-        for note in notes:
-            reporter.message(note)
+    with shown_progress(progress, notes) as reporter:
         return run.pretrain(
             config_values,
             text,
@@ -165,9 +163,7 @@ def find_lr(  # noqa: PLR0913 – one option per question
     text, values, notes = _open_run(
         corpus, model, objective, start, recipe, config, device, overrides
     )
-    with shown_progress(progress) as reporter:
-        for note in notes:
-            reporter.message(note)
+    with shown_progress(progress, notes) as reporter:
         return run_rate_test(values, text, steps, device, reporter)
 
 
@@ -348,9 +344,7 @@ def show(  # noqa: PLR0913 – one option per question
         run_settings, notes = pretrain_settings(
             encoder, objective, settings, first, recipe, config, mixed=mixed
         )
-    with shown_progress(progress) as reporter:
-        for note in notes:
-            reporter.message(note)
+    with shown_progress(progress, notes) as reporter:
         if text is not None:
             texts = (text,) if text_b is None else (text, text_b)
             return training_inputs.show_text(
@@ -543,9 +537,7 @@ def finetune(  # noqa: PLR0913 – one option per question
         model, train, source, task, settings,
         seed=seed, recipe=recipe, config=config, metrics=metrics,
     )  # fmt: skip
-    with shown_progress(progress) as reporter:
-        for note in notes:
-            reporter.message(note)
+    with shown_progress(progress, notes) as reporter:
         common: Any = {
             "resume": resume,
             "device": device,
@@ -679,7 +671,7 @@ def distil(  # noqa: PLR0913 – one option per question
     from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.recipes import distillation
 
-    folder = _run_folder(out, settings, resume)
+    folder, teacher = _run_folder(out, settings, resume), _model_name(teacher, "teacher")
     name = None if student is None else _model_name(student, "student")
     if until is not None:
         settings["until"] = until
@@ -696,9 +688,8 @@ def distil(  # noqa: PLR0913 – one option per question
             fix = f"Leave it out; train them afterwards: {call('finetune', 'MODEL', task='embed')}"
             raise ConfigError(message, where=unused[0], fix=fix)
         corpus: Any = Corpus.open(data) if isinstance(data, str | Path) else data
-        teacher, model_folder = _model_name(teacher, "teacher"), folder and folder / "model"
+        model_folder, width = folder and folder / "model", 256 if width is None else width
         with shown_progress(progress) as reporter:
-            width = 256 if width is None else width
             return distil_static(teacher, corpus, width, model_folder, device, reporter)
     if to != "model" or width is not None:
         where, message = ("to", f"unknown: {to!r}") if width is None else ("width", "is for static")
@@ -711,20 +702,18 @@ def distil(  # noqa: PLR0913 – one option per question
                 message, where="dev", fix="Leave it out; held_out=0.01 sets aside text."
             )
         text = data if isinstance(data, Corpus) else Corpus.open(data)  # type: ignore[arg-type]
-        base: Any = distillation(_model_name(teacher, "teacher"), text, name, recipe)
+        base: Any = distillation(teacher, text, name, recipe)
         config_values: Any = load_pretraining(base, settings, _path(config))
         run: Any = functools.partial(pretraining.pretrain, config_values, text)
     else:
         assert not isinstance(data, Corpus)
         train = source_name(data, "data")  # type: ignore[arg-type]  # which refuses None
-        model = _model_name(teacher, "teacher")
-        base = taught_finetuning(model, train, name, recipe, dev_name(dev))
+        base = taught_finetuning(teacher, train, name, recipe, dev_name(dev))
         config_values = load_config(base, settings, _path(config))
         common |= {"train": data, "dev": None if isinstance(dev, int | float) else dev}
         run = functools.partial(finetuning.finetune, config_values)
-    with shown_progress(progress) as reporter:
-        for note in replaced_members(config_values, base):
-            reporter.message(f"note: {note}")
+    notes = [f"note: {note}" for note in replaced_members(config_values, base)]
+    with shown_progress(progress, notes) as reporter:
         result: PretrainResult | FinetuneResult = run(folder, progress=reporter, **common)
         return result
 

@@ -179,7 +179,7 @@ def test_progress_is_shown_hidden_or_received(place, tmp_path, capfd):
             "text 1: is of type dict",
         ),
         (lambda: bothways.finetune("x", [], recipe="old"), r"recipe: unknown recipe 'old'"),
-        (lambda: shown_progress(print), r"progress: is .*, which has no methods stage"),
+        (shown_progress(print).__enter__, r"progress: is .*, which has no methods stage"),
     ],
 )
 def test_a_wrong_argument_is_one_message(call, message):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence as Many
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence as Many
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -122,18 +122,24 @@ def announce(text: str) -> None:
     _ANNOUNCED[:] = [text]
 
 
-def shown_progress(progress: Any) -> AbstractContextManager[Progress]:
-    """Return the receiver of progress: of standard error, none, or the given one.
+@contextmanager
+def shown_progress(progress: Any, notes: Iterable[str] = ()) -> Iterator[Progress]:
+    """Yield the receiver of progress: of standard error, none, or the given one.
+
+    Args:
+        notes: messages to begin with.
 
     Raises:
         ConfigError: it is neither a truth value nor a receiver.
     """
-    if progress is True:
-        return terminal_progress()
-    if progress is not False and not isinstance(progress, Progress):
+    if not isinstance(progress, bool | Progress):
         message = f"is {progress!r}, which has no methods stage, advance and message"
         raise ConfigError(message, where="progress", fix="Give True, False or an object that has.")
-    return nullcontext(SILENT if progress is False else progress)
+    receiver: Any = SILENT if progress is False else progress
+    with terminal_progress() if progress is True else nullcontext(receiver) as reporter:
+        for note in notes:
+            reporter.message(note)
+        yield reporter
 
 
 @contextmanager
