@@ -19,7 +19,6 @@ was; a finished one is not repeated.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -48,7 +47,7 @@ from bothways.data import encode_shards as shards, manifest as manifests
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions
 from bothways.data.epoch_order import AllExcept
-from bothways.data.left_out import SHINGLES, SIGNATURES, large_steps, nothing_left, unsuited_steps
+from bothways.data.left_out import large_steps, nothing_left, unsuited_steps
 from bothways.data.merge_shards import merge_shards
 from bothways.data.sentences import AUTO, check_language
 from bothways.data.words import Words, words_name
@@ -274,7 +273,6 @@ def write_corpus(
     settings = manifests.CorpusSettings(
         tokenizer.fingerprint, language, shards.splitter_version(), finder, cleaning or Cleaning()
     )
-    recipe = shards.EncodingSettings(tokenizer, language, words, settings.cleaning)
     # Before the lock is taken: none is left in a folder of something else.
     with os_errors(path, "Choose another folder."):
         entries = (
@@ -286,7 +284,7 @@ def write_corpus(
         raise DataError(message, where=path, fix="Choose another folder.")
     with lock_folder(path), discard_begun(path, (WORK, *TOKENIZER), (manifests.MANIFEST, SHARDS)):
         if (path / manifests.MANIFEST).exists():
-            _check_same(path, settings, documents, recipe)
+            _check_same(path, settings, documents)
         else:
             for note in unsuited_steps(settings.cleaning, language):
                 progress.message(note)
@@ -295,7 +293,9 @@ def write_corpus(
                 check_versions(path / WORK, _sources(documents)[0])
             # Without segments: whether a model has them is up to the model.
             Tokenizer(tokenizer.backend, tokenizer.specials, words=tokenizer.words).save(path)
-            names = _encode_all(path, recipe, documents, workers or usable_cores(), progress)
+            names = _encode_all(
+                path, settings, words, documents, workers or usable_cores(), progress
+            )
             _finish(path, settings, documents, names, tokenizer, progress)
     return Corpus.open(path)
 
@@ -336,10 +336,7 @@ def _text_digest(names: Iterable[str]) -> str:
 
 
 def _check_same(
-    folder: Path,
-    settings: manifests.CorpusSettings,
-    documents: Iterable[Document],
-    recipe: shards.EncodingSettings,
+    folder: Path, settings: manifests.CorpusSettings, documents: Iterable[Document]
 ) -> None:
     """Raise DataError unless the existing corpus is the one that these inputs give."""
     built = manifests.read_manifest(folder)
@@ -357,7 +354,7 @@ def _check_same(
     if not has_times or (origins, reading) != (built.origins, built.reading):
         # Files that were only copied or touched hold the same text; reading them is fast
         # compared to encoding them.
-        names = (job.name for job in shards.cut_shards(documents, recipe))
+        names = (job.name for job in shards.cut_shards(documents, settings))
         if _text_digest(names) != built.text:
             raise DataError("holds a corpus of other documents", where=folder, fix=fix)
     # A build that was killed after it wrote the manifest leaves its work.
@@ -366,7 +363,8 @@ def _check_same(
 
 def _encode_all(
     folder: Path,
-    recipe: shards.EncodingSettings,
+    settings: manifests.CorpusSettings,
+    words: Words | None,
     documents: Iterable[Document],
     workers: int,
     progress: Progress,
@@ -379,13 +377,13 @@ def _encode_all(
     def missing() -> Iterator[shards.Job]:
         """Yield the jobs without a shard; note the names of all."""
         # Finished shards of an interrupted build are found by their names, digests of their text.
-        for job in shards.cut_shards(documents, recipe):
+        for job in shards.cut_shards(documents, settings):
             names.append(job.name)
             if not (folder / WORK / job.name).exists():
                 yield job
 
-    stored = dataclasses.replace(recipe, tokenizer=Tokenizer.load(folder))
-    jobs = map_in_order(functools.partial(shards.encode_shard, stored), missing(), workers)
+    encode = functools.partial(shards.encode_shard, Tokenizer.load(folder), words, settings)
+    jobs = map_in_order(encode, missing(), workers)
     with contextlib.closing(jobs) as results:
         for name, shard in results:
             shards.store_shard(folder / WORK / name, shard)
@@ -403,19 +401,17 @@ def _finish(
 ) -> None:
     """Run the second stage, write the manifest, and delete the shards."""
     work, cleaning = folder / WORK, settings.cleaning
-    arrays = [manifests.TOKENS, manifests.SENTENCES, manifests.DOCUMENTS]
-    arrays += [] if settings.words is None else [manifests.WORDS]
     with os_errors(folder, _RESUME):
         try:
             merged = merge_shards([work / name for name in names], work, settings, progress)
         # A full disk: without the unfinished arrays there is room to try again; the shards stay.
         except OSError:
-            for name in (*arrays, SIGNATURES, SHINGLES):
-                (work / name).unlink(missing_ok=True)
+            for array in work.glob("*.bin"):
+                array.unlink()
             raise
         if not merged.counts.documents:
             raise nothing_left(folder, cleaning, merged.read.documents, merged.steps)
-        for name in arrays:
+        for name in merged.files:
             (work / name).replace(folder / name)
         present = [name for name in TOKENIZER if (folder / name).exists()]
         files = merged.files | {name: manifests.describe_file(folder / name) for name in present}

@@ -24,12 +24,12 @@ from bothways.core.config.reader import fingerprint
 from bothways.core.errors import DataError
 from bothways.core.files import replace_file, without_surrogates
 from bothways.data.cleaning.apply import clean_texts
-from bothways.data.cleaning.config import Cleaning
 from bothways.data.cleaning.near_duplicates import SignedTexts
 from bothways.data.cleaning.shingles import ShingleTable
 from bothways.data.documents import Document
+from bothways.data.manifest import CorpusSettings
 from bothways.data.sentences import AUTO, detect_language, split_sentences
-from bothways.data.words import Words, encode_words, words_name
+from bothways.data.words import Words, encode_words
 from bothways.text.tokenizer import Tokenizer
 
 SHARD_CHARACTERS = 2**22
@@ -38,32 +38,6 @@ SHARD_CHARACTERS = 2**22
 DIGEST_BYTES = 16
 _LAYOUT = "3"  # of the files: those of another layout are made again
 _ARRAYS = ("ids", "lengths", "counts", "sizes", "digests", "bytes", "words", "fates", "removed")
-
-
-@dataclass(frozen=True)
-class EncodingSettings:
-    """The settings that decide the ids of a document.
-
-    Attributes:
-        tokenizer: it goes to the workers with the recipe, so they need no folder.
-        language: the language of the sentence splitter.
-        words: how sentences are divided into words; None if no words are stored.
-        cleaning: the steps before sentences are split.
-    """
-
-    tokenizer: Tokenizer
-    language: str
-    words: Words | None = None
-    cleaning: Cleaning = Cleaning()
-
-    @property
-    def key(self) -> bytes:
-        """Bytes that are equal for recipes that give equal ids."""
-        words = [] if self.words is None else [words_name(self.words)]
-        # Fewer tokens than a number are counted when the shards are joined.
-        steps = fingerprint(dataclasses.replace(self.cleaning, min_tokens=1))
-        fields = [_LAYOUT, self.tokenizer.fingerprint, self.language, splitter_version(), *words]
-        return "\0".join([*fields, steps]).encode()
 
 
 @dataclass(frozen=True)
@@ -115,22 +89,28 @@ def token_type(size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if size <= 2**16 else "uint32"
 
 
-def cut_shards(documents: Iterable[Document], recipe: EncodingSettings) -> Iterator[Job]:
+def cut_shards(documents: Iterable[Document], settings: CorpusSettings) -> Iterator[Job]:
     """Group documents into jobs of about four million characters each, in order."""
+    words = [] if settings.words is None else [settings.words]
+    # Fewer tokens than a number are counted when the shards are joined.
+    steps = fingerprint(dataclasses.replace(settings.cleaning, min_tokens=1))
+    fields = [_LAYOUT, settings.tokenizer, settings.language, settings.splitter, *words, steps]
+    key = "\0".join(fields).encode()
     texts: list[str] = []
     size = number = 0
     for document in documents:
         texts.append(document.text)
         size += len(document.text)
         if size >= SHARD_CHARACTERS:
-            yield _job(number, texts, recipe)
+            yield _job(number, texts, key)
             texts, size, number = [], 0, number + 1
     if texts:
-        yield _job(number, texts, recipe)
+        yield _job(number, texts, key)
 
 
-def _job(number: int, texts: list[str], recipe: EncodingSettings) -> Job:
-    digest = hashlib.blake2b(recipe.key, digest_size=DIGEST_BYTES)
+def _job(number: int, texts: list[str], key: bytes) -> Job:
+    """Return the job of some texts; `key` is equal for settings that give equal ids."""
+    digest = hashlib.blake2b(key, digest_size=DIGEST_BYTES)
     for text in texts:
         raw = text.encode("utf-8", "surrogatepass")
         digest.update(len(raw).to_bytes(8, "little"))
@@ -138,16 +118,17 @@ def _job(number: int, texts: list[str], recipe: EncodingSettings) -> Job:
     return Job(f"{number:07d}-{digest.hexdigest()}.npz", texts)
 
 
-def encode_shard(recipe: EncodingSettings, job: Job) -> tuple[str, Shard]:
+def encode_shard(
+    tokenizer: Tokenizer, words: Words | None, settings: CorpusSettings, job: Job
+) -> tuple[str, Shard]:
     """Split and encode the documents of a job; return the name of its file and its contents.
 
     Example: the texts ["A b. C.", "D."] → sentences A b. | C. | D.; lengths [3, 2, 2]; counts
     [2, 1]; sizes [5, 2].
     """
-    tokenizer = recipe.tokenizer
     texts = [without_surrogates(text) for text in job.texts]
-    languages = [recipe.language] * len(texts)
-    if recipe.language == AUTO:
+    languages = [settings.language] * len(texts)
+    if settings.language == AUTO:
         languages = [detect_language(text) for text in texts]
     splits = dict[tuple[str, str], list[str]]()  # a rule may have counted the sentences
 
@@ -157,7 +138,7 @@ def encode_shard(recipe: EncodingSettings, job: Job) -> tuple[str, Shard]:
             splits[text, language] = split_sentences(text, language)
         return splits[text, language]
 
-    cleaned = clean_texts(texts, languages, recipe.cleaning, split)
+    cleaned = clean_texts(texts, languages, settings.cleaning, split)
     # Documents that a rule rejects have no sentences.
     documents = [
         [] if fate else split(text, language)
@@ -165,10 +146,10 @@ def encode_shard(recipe: EncodingSettings, job: Job) -> tuple[str, Shard]:
     ]
     flat = [*itertools.chain.from_iterable(documents)]
     begins = None
-    if recipe.words is None:
+    if words is None:
         ids, lengths = tokenizer.encode_flat(flat)
     else:
-        flat, ids, lengths, begins = encode_words(tokenizer, flat, recipe.words)
+        flat, ids, lengths, begins = encode_words(tokenizer, flat, words)
     sizes = [*map(len, documents)]
     owners = np.repeat(np.arange(len(documents)), sizes)
     filled = lengths > 0  # a sentence of control characters has no tokens

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -32,26 +31,17 @@ SHORT, DUPLICATE, NEAR = "min_tokens", "duplicates", "near_duplicates"
 """The names of the steps that follow the rules."""
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """The fates of the D documents of all shards.
-
-    Attributes:
-        steps: the names of the steps that leave out documents, in their order.
-        fates: `(D)` 0 for a document that stays, or 1 + the place of the step that leaves it out.
-    """
-
-    steps: tuple[str, ...]
-    fates: NDArray[np.uint8]
-
-
 def choose_documents(
     shards: Sequence[Path], folder: Path, cleaning: Cleaning, progress: Progress = SILENT
-) -> LeftOut:
-    """Decide which documents of all shards stay.
+) -> tuple[tuple[str, ...], NDArray[np.uint8]]:
+    """Decide which of the D documents of all shards stay.
 
     Args:
         folder: for files that are deleted afterwards.
+
+    Returns:
+        The names of the steps that leave out documents, in their order; `(D)` 0 for a document that
+        stays, or 1 + the place of the step that leaves it out.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written.
@@ -69,7 +59,7 @@ def choose_documents(
     fates, rows = np.concatenate(shard_fates), np.concatenate(digests)
     fates[(fates == 0) & ~first_occurrences(rows)] = fate[DUPLICATE]
     if cleaning.near_duplicates is None:
-        return LeftOut(steps, fates)
+        return steps, fates
     remaining = np.flatnonzero(fates == 0)
     # What is compared of the documents that stay so far is written to files, which are mapped.
     offset, counts = 0, [np.zeros(1, dtype=np.int64)]
@@ -94,7 +84,7 @@ def choose_documents(
     for name in (SIGNATURES, SHINGLES):
         (folder / name).unlink()
     fates[remaining[repeated]] = fate[NEAR]
-    return LeftOut(steps, fates)
+    return steps, fates
 
 
 def first_occurrences(digests: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -84,13 +84,12 @@ def merge_shards(
         OSError: the disk is full, or the folder cannot be written.
         DataError: a shard is damaged.
     """
-    left_out = choose_documents(shards, folder, settings.cleaning, progress)
+    step_names, all_fates = choose_documents(shards, folder, settings.cleaning, progress)
     removed = np.zeros((len(settings.cleaning.line_rules), 2), dtype=np.int64)
     # Documents and bytes by fate: 0 for those that stay, then a row for each step.
-    by_fate = np.zeros((len(left_out.steps) + 1, 2), dtype=np.int64)
-    documents_read = 0
+    by_fate = np.zeros((len(step_names) + 1, 2), dtype=np.int64)
     progress.stage("merging", len(shards))
-    tokens = sentences = documents = words = 0
+    tokens = sentences = documents_read = words = 0
     with contextlib.ExitStack() as open_files:
         columns = {
             name: _Column(open_files.enter_context((folder / name).open("wb")))
@@ -104,7 +103,7 @@ def merge_shards(
         columns[manifest.DOCUMENTS].append(np.zeros(1, dtype=np.uint64))
         for number, path in enumerate(shards, 1):
             shard = load_shard(path)
-            fates = left_out.fates[documents_read : documents_read + len(shard.counts)]
+            fates = all_fates[documents_read : documents_read + len(shard.counts)]
             documents_read += len(fates)
             removed += shard.removed
             by_fate[:, 0] += np.bincount(fates, minlength=len(by_fate))
@@ -124,7 +123,6 @@ def merge_shards(
             columns[manifest.SENTENCES].append(tokens + np.cumsum(lengths, dtype=np.uint64))
             columns[manifest.DOCUMENTS].append(sentences + np.cumsum(counts, dtype=np.uint64))
             tokens, sentences = tokens + len(ids), sentences + len(lengths)
-            documents += len(counts)
             words += int(shard.words[remaining].sum())
             progress.advance(number)
         files = {name: column.finish() for name, column in columns.items()}
@@ -135,7 +133,7 @@ def merge_shards(
     )
     steps = (
         manifest.StepCounts(name, int(count), int(size))
-        for name, (count, size) in zip(left_out.steps, by_fate[1:], strict=True)
+        for name, (count, size) in zip(step_names, by_fate[1:], strict=True)
     )
-    counted = manifest.Counts(documents, sentences, tokens, words)
+    counted = manifest.Counts(int(by_fate[0, 0]), sentences, tokens, words)
     return Merged(counted, text_read, (*lines, *steps), files)
