@@ -3,43 +3,18 @@
 import functools
 import importlib
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from bothways.core.errors import ResourceError
-from bothways.core.jobs.process_pool import NUMBER, map_in_order
+from bothways.core.jobs.process_pool import map_in_order
 from bothways.core.runtime.process import usable_cores
 from child_processes import alive, assert_they_end
-
-
-def slow_square(number: int) -> int:
-    time.sleep(0.02 * (number % 3))
-    print("printing must not disturb the replies")
-    return number * number
-
-
-def process_id(_: int) -> int:
-    time.sleep(0.02)
-    return os.getpid()
-
-
-def scaled(scale: int, numbers: list[int]) -> list[int]:
-    return [scale * number for number in numbers]
-
-
-def fail(number: int) -> int:
-    raise ValueError(f"job {number} is bad")
-
-
-def die(number: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+from pool_jobs import die, die_once, fail, process_id, scaled, sleepy_id, slow_square
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -50,12 +25,6 @@ def test_results_come_in_order(workers):
 def test_no_job_and_one_job_start_no_process():
     assert list(map_in_order(process_id, [], 3)) == []
     assert list(map_in_order(process_id, [0], 3)) == [os.getpid()]
-
-
-def test_the_work_is_done_in_as_many_other_processes():
-    seen = set(map_in_order(process_id, range(20), 2))
-    assert len(seen) == 2
-    assert os.getpid() not in seen
 
 
 def test_workers_import_modules_of_the_current_folder_as_the_parent_does(tmp_path, monkeypatch):
@@ -114,10 +83,9 @@ def test_an_error_of_the_jobs_stops_the_workers():
 
 # A script without a main guard.
 SCRIPT = """
-from bothways.core.jobs.process_pool import NUMBER, map_in_order
-import os, sys, time
-sys.path.insert(0, sys.argv[1])
-from test_process_pool import process_id
+from bothways.core.jobs.process_pool import map_in_order
+import time
+from pool_jobs import process_id
 results = map_in_order(process_id, range(10**6), 2)
 pids = set()
 while len(pids) < 2:
@@ -130,18 +98,13 @@ time.sleep(60)
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of Unix")
 def test_workers_end_with_a_parent_that_is_killed():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SCRIPT, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", SCRIPT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2
         assert all(map(alive, pids))
         parent.kill()
     assert_they_end(pids)
-
-
-def sleepy_id(number: int) -> int:
-    time.sleep(0.05 if number < 2 else 60)
-    return os.getpid()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of Unix")
@@ -167,15 +130,6 @@ def test_usable_cores(monkeypatch):
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert usable_cores() == os.cpu_count()
-
-
-def die_once(mark: str, number: int) -> tuple[int, str]:
-    """End this process at the first call of all processes with this number."""
-    place = Path(f"{mark}-{number}")
-    if number % 3 == 0 and not place.exists():
-        place.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return number, os.environ[NUMBER]
 
 
 def test_a_job_whose_worker_was_killed_is_begun_again(tmp_path):
