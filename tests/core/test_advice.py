@@ -11,36 +11,29 @@ from bothways.core.errors import DataError, Finding, argument, call, interface, 
 
 
 @pytest.mark.parametrize(
-    ("used", "columns", "others", "command"),
+    ("used", "columns", "others"),
     [
-        (
-            "python",
-            'text=NAME, label="class"',
-            'task="embed", resume=True, n=3',
-            "bothways.export_model(MODEL, out=FOLDER)",
-        ),
-        (
-            "command",
-            "--text NAME --label class",
-            "--task embed --resume --n 3",
-            "bothways export MODEL --out FOLDER",
-        ),
-        (
-            "json",
-            '"text": NAME, "label": "class"',
-            '"task": "embed", "resume": true, "n": 3',
-            "bothways export MODEL --out FOLDER",
-        ),
+        ("python", 'text=NAME, label="class"', 'task="embed", resume=True, n=3'),
+        ("command", "--text NAME --label class", "--task embed --resume --n 3"),
+        ("json", '"text": NAME, "label": "class"', '"task": "embed", "resume": true, "n": 3'),
     ],
 )
-def test_parameters_are_spelled_for_an_interface(used, columns, others, command):
+def test_parameters_are_spelled_for_an_interface(used, columns, others):
     assert render(f"<{argument(text='NAME', label='class')}>", used) == f"<{columns}>"
     assert render(argument(task="embed", resume=True, n=3), used) == others
-    assert render(call("export", "MODEL", out="FOLDER"), used) == command
 
 
-def test_a_command_without_a_function_stays_a_command():
-    assert render(call("convert", "F", out="G"), "python") == "bothways convert F --out G"
+@pytest.mark.parametrize(
+    ("used", "command", "expected"),
+    [
+        ("python", "export", "bothways.export_model(MODEL, out=FOLDER)"),
+        ("command", "export", "bothways export MODEL --out FOLDER"),
+        ("json", "export", "bothways export MODEL --out FOLDER"),
+        ("python", "convert", "bothways convert MODEL --out FOLDER"),  # which is no function
+    ],
+)
+def test_commands_are_spelled_for_an_interface(used, command, expected):
+    assert render(call(command, "MODEL", out="FOLDER"), used) == expected
 
 
 def test_errors_and_findings_have_the_words_of_the_process():

@@ -11,10 +11,15 @@ from bothways.core.errors import ConfigError, DataError, ResourceError, os_error
 from bothways.core.files import replace_file, replace_folder, replace_text
 
 
+def write_model(parent: Path, text: str) -> Path:
+    """Replace a folder by one with a file of this text."""
+    with replace_folder(parent / "model") as hidden:
+        (hidden / "a").write_text(text)
+    return parent / "model"
+
+
 def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(tmp_path, monkeypatch):
-    place, usual = tmp_path / "model", Path.rename
-    with replace_folder(place) as hidden:
-        (hidden / "a").write_text("former")
+    place, usual = write_model(tmp_path, "former"), Path.rename
 
     def rename(path: Path, target: Path) -> Path:
         if path.name.startswith(".writing-new-"):
@@ -22,8 +27,8 @@ def test_a_folder_that_cannot_take_its_place_leaves_what_stood_there(tmp_path, m
         return usual(path, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(ResourceError), replace_folder(place) as hidden:
-        (hidden / "a").write_text("later")
+    with pytest.raises(ResourceError):
+        write_model(tmp_path, "later")
     assert (place / "a").read_text() == "former"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -41,13 +46,14 @@ def test_files_in_folders_within_are_flushed_too(tmp_path, monkeypatch):
 
 
 def test_a_file_without_a_folder_is_told_before_it_is_written(tmp_path):
-    with pytest.raises(ResourceError, match=r"v\.npy: the parent folder does not exist"):
-        replace_file(tmp_path / "nowhere" / "v.npy", lambda place: place.write_text("all"))
-    with pytest.raises(ResourceError, match="is a folder, not a file"):
-        replace_file(tmp_path, lambda place: place.write_text("all"))
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ResourceError, match="is a pipe or a device"):
-        replace_file(tmp_path / "pipe", lambda place: place.write_text("all"))
+    for name, message in (
+        ("nowhere/v.npy", r"v\.npy: the parent folder does not exist"),
+        (".", "is a folder, not a file"),
+        ("pipe", "is a pipe or a device"),
+    ):
+        with pytest.raises(ResourceError, match=message):
+            replace_file(tmp_path / name, Path.touch)
 
 
 def test_a_text_with_a_name_that_is_not_utf8_is_refused(tmp_path):
@@ -89,11 +95,9 @@ def test_the_current_folder_is_not_replaced(tmp_path, monkeypatch, name):
 
 
 def test_a_replacement_that_was_killed_between_its_renames_is_undone(tmp_path):
-    place = tmp_path / "model"
-    with replace_folder(place) as hidden:
-        (hidden / "a").write_text("former")
+    place = write_model(tmp_path, "former")
     place.rename(tmp_path / ".writing-old-model")
-    with pytest.raises(ZeroDivisionError), replace_folder(place) as hidden:
+    with pytest.raises(ZeroDivisionError), replace_folder(place):
         raise ZeroDivisionError
     assert (place / "a").read_text() == "former"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -102,9 +106,7 @@ def test_a_replacement_that_was_killed_between_its_renames_is_undone(tmp_path):
 def test_a_reader_that_takes_the_pause_between_two_renames_for_a_crash_does_no_harm(
     tmp_path, monkeypatch
 ):
-    place, usual, tries = tmp_path / "model", Path.rename, iter(range(2))
-    with replace_folder(place) as hidden:
-        (hidden / "a").write_text("former")
+    place, usual, tries = write_model(tmp_path, "former"), Path.rename, iter(range(2))
 
     def rename(path: Path, target: Path) -> Path:
         if path.name.startswith(".writing-new-") and next(tries) == 0:
@@ -112,8 +114,7 @@ def test_a_reader_that_takes_the_pause_between_two_renames_for_a_crash_does_no_h
         return usual(path, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    with replace_folder(place) as hidden:
-        (hidden / "a").write_text("later")
+    write_model(tmp_path, "later")
     assert (place / "a").read_text() == "later"
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -38,41 +38,28 @@ def cpu_of(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("line", "probes", "expected"),
+    ("line", "probes", "bf16", "int8"),
     [
-        ("flags\t\t: fpu avx512f avx512_bf16 amx_tile", {}, True),
-        ("flags\t\t: fpu avx512f amx_bf16", {}, True),
-        ("Features\t: fp asimd bf16 i8mm", {}, True),
-        ("flags\t\t: fpu avx2 avx512f avx512bw", {}, False),
-        ("Features\t: fp asimd", {}, False),
-        ("", {"_is_avx512_bf16_supported": True}, True),
-        ("", {"_is_amx_tile_supported": True}, True),
-        ("", {}, False),
+        ("flags\t\t: fpu avx512f avx512_bf16 amx_tile", {}, True, False),
+        ("flags\t\t: fpu avx512f amx_bf16", {}, True, False),
+        ("flags\t\t: fpu avx512f avx512_vnni", {}, False, True),
+        ("flags\t\t: fpu avx2 avx_vnni", {}, False, True),
+        ("flags\t\t: fpu amx_int8", {}, False, True),
+        ("flags\t\t: fpu avx2 avx512f avx512bw", {}, False, False),
+        ("Features\t: fp asimd bf16 i8mm", {}, True, False),
+        ("Features\t: fp asimd", {}, False, False),
+        ("", {"_is_avx512_bf16_supported": True}, True, False),
+        ("", {"_is_amx_tile_supported": True}, True, False),
+        ("", {"_is_vnni_supported": True}, False, True),
+        ("", {}, False, False),
     ],
 )
-def test_bf16_is_looked_for_and_never_assumed(cpu_of, line, probes, expected):
+def test_instructions_are_looked_for_and_never_assumed(cpu_of, line, probes, bf16, int8):
     cpu_of(line, **probes)
-    assert has_bf16(CPU) is expected
-    assert resolve_precision("auto", CPU) is (torch.bfloat16 if expected else torch.float32)
-    assert resolve_precision("fp32", CPU) is torch.float32
-
-
-@pytest.mark.parametrize(
-    ("line", "probes", "expected"),
-    [
-        ("flags\t\t: fpu avx512f avx512_vnni", {}, True),
-        ("flags\t\t: fpu avx2 avx_vnni", {}, True),
-        ("flags\t\t: fpu amx_int8", {}, True),
-        ("flags\t\t: fpu avx2 avx512f avx512bw", {}, False),
-        ("Features\t: fp asimd i8mm", {}, False),
-        ("", {"_is_vnni_supported": True}, True),
-        ("", {}, False),
-    ],
-)
-def test_int8_is_looked_for_and_never_assumed(cpu_of, line, probes, expected):
-    cpu_of(line, **probes)
-    assert has_int8(CPU) is expected
+    assert (has_bf16(CPU), has_int8(CPU)) == (bf16, int8)
     assert not has_int8(CUDA)
+    assert resolve_precision("auto", CPU) is (torch.bfloat16 if bf16 else torch.float32)
+    assert resolve_precision("fp32", CPU) is torch.float32
 
 
 def test_a_torch_without_these_probes_is_asked_nothing(cpu_of, monkeypatch):
@@ -137,13 +124,9 @@ def test_memory_is_what_the_system_and_the_container_leave(monkeypatch, tmp_path
     assert memory_available(CPU) == 4000 * 1024
     limit = 2150
     assert memory_available(CPU) == 2150
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (123, 456))
-    assert memory_available(CUDA) == 123
-
-
-def test_without_such_files_memory_is_not_known(monkeypatch):
-    monkeypatch.setattr(hardware, "read_system_file", lambda path: [])
-    monkeypatch.setattr(hardware, "group_memory", lambda: None)
+    files.clear()
+    assert memory_available(CPU) == 2150
+    limit = None
     assert memory_available(CPU) is None
 
 
@@ -151,7 +134,7 @@ def test_what_was_freed_and_kept_is_given_back_before(monkeypatch):
     given = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (123, 456))
-    memory_available(CUDA)
+    assert memory_available(CUDA) == 123
     monkeypatch.setattr(hardware, "give_back", lambda device: given.append(device.type))
     memory_available(CPU)
     assert given == ["cuda", "cpu"]
