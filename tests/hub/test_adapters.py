@@ -335,9 +335,7 @@ def test_commands_write_and_compare_adapters(tmp_path, capsys):
     base = make_folder(tmp_path / "base")
     train = write_tsv(tmp_path / "train.tsv", make_examples(32, 0))
     out = tmp_path / "runs"
-    for seed in (0, 1):
-        words = ["finetune", base, train, "--dev", train, "--epochs", 1, "--adapter-only"]
-        words += ["--out", out / f"seed-{seed}", f"seed={seed}"]
-        run_line(*words)
-        assert f"The model is in {out / f'seed-{seed}'}" in capsys.readouterr().err
-    assert folders(str(out)) == [str(out / "seed-0"), str(out / "seed-1")]
+    words = ["finetune", base, train, "--dev", train, "--epochs", 1, "--adapter-only"]
+    run_line(*words, "--out", out / "seed-0")
+    assert f"The model is in {out / 'seed-0'}" in capsys.readouterr().err
+    assert folders(str(out)) == [str(out / "seed-0")]
