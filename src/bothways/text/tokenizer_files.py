@@ -317,9 +317,7 @@ def _from_merges(
     pipeline = tokenizer_class.pipeline(config, file)
     if ends != isinstance(pipeline, classes.WordEnds):
         marks = "marks" if ends else "does not mark"
-        title = f"{tokenizer_class.name}, the class of the folder"
-        message = f"{marks} the ends of words by </w>, "
-        message += f"and {title}, not" if ends else f"as {title}"
+        message = f"{marks} the ends of words by </w>, unlike {tokenizer_class.name}, its class"
         fix = (
             f'Name its class in {classes.CONFIG}: "tokenizer_class": "HerbertTokenizer" or '
             '"OpenAIGPTTokenizer", which lower-cases, for </w>, "RobertaTokenizer" for bytes.'
