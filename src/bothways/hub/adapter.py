@@ -141,10 +141,7 @@ def read_adapter(folder: Path) -> Adapter | None:
         settings, file, task_type=str, use_rslora=bool, fan_in_fan_out=bool, rank_pattern=dict,
         alpha_pattern=dict,
     )  # fmt: skip
-    for pattern in {
-        **(settings.get("rank_pattern") or {}),
-        **(settings.get("alpha_pattern") or {}),
-    }:
+    for pattern in [*(settings.get("rank_pattern") or ()), *(settings.get("alpha_pattern") or ())]:
         try:
             re.compile(pattern)
         except re.error as error:
@@ -166,12 +163,9 @@ def read_adapter(folder: Path) -> Adapter | None:
         raise FolderError("names no base model", where=file, fix=fix)
     # A relative path may begin at the adapter's folder; one from the current folder goes first.
     beside = folder / base_name
+    is_beside = beside.is_dir() and not local_path(base_name).exists()
     try:
-        base = resolve(
-            beside
-            if not local_path(base_name).exists() and beside.is_dir()
-            else resolve_run(base_name)
-        )
+        base = resolve(beside if is_beside else resolve_run(base_name))
     except FolderError as error:
         message = f"names a base model that cannot be read: {error.where}: {error.what}"
         raise FolderError(message, where=file, fix=fix) from error

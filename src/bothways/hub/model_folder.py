@@ -52,12 +52,12 @@ from bothways.model.heads import HEADS, Head, LabelHead, PoolerHead, TagHead, wi
 from bothways.model.init import without_weights
 from bothways.model.model import Model
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.tokenizer_files import FILES
 
 logger = logging.getLogger(__name__)
 
 VERSION = "bothways"
 VOCABULARY = "vocabulary"
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model")
 UNTRAINED = "untrained"
 """The keys in `bothways.json` for the library's version, the digest of the vocabulary, and heads
 that the class of transformers has and the model that was saved had not."""
@@ -220,9 +220,8 @@ def load_model(
     extra, tokenizer_folder = read_record(folder), None
     if (adapter := read_adapter(folder)) is not None:
         # PEFT saves neither tokenizer nor poolings; other programs write theirs next to it.
-        tokenizer_folder = (
-            folder if any((folder / f).is_file() for f in TOKENIZER) else adapter.base
-        )
+        is_beside = any((folder / name).is_file() for name in FILES)
+        tokenizer_folder = folder if is_beside else adapter.base
         folder = folder if extra or (folder / MODULES).is_file() else adapter.base
     return LoadedModel(
         model, report, folder, labels, config.problem, extra, faults, untrained, tokenizer_folder
