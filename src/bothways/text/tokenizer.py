@@ -108,7 +108,7 @@ class Tokenizer:
         if words is not None:
             self._spec = {**self._spec, "words": words.settings}
         self._compiled = compile_wordpiece(backend, self._spec)
-        cuttable = is_cuttable(self._spec)
+        cuttable = self._compiled is None and is_cuttable(self._spec)
         self._rows_of = PieceTable(backend).rows if cuttable else self._backend_rows
 
     def __repr__(self) -> str:
