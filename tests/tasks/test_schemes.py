@@ -189,14 +189,6 @@ def test_what_a_model_says_in_its_own_scheme_is_right_in_every_spelling(tokenize
         assert task.grade(example, prediction) == 1
 
 
-def test_the_targets_of_training_are_those_of_scores(tokenizer):
-    labels = tuple(SCHEMES["bioes"][1].split())
-    example = TagExample(("ape", "bee", "cat"), ("B-PER", "I-PER", "B-LOC"))
-    (made,) = TaggingTask().encode([example], tokenizer, labels, 16)
-    targets = made.sequences[0].targets["tag"].ids.tolist()
-    assert [labels[place] for place in targets] == ["B-PER", "E-PER", "S-LOC"]
-
-
 def test_entities_that_the_labels_cannot_spell_are_refused(tokenizer):
     task = bind_small(TaggingTask(), tokenizer, ("O", "I-PER", "I-LOC"))
     message = r"^a:6: tag 'S-PER' of word 2 \(in the model's scheme 'B-PER'\) is not among the model's 3 labels; did you mean 'I-PER'"

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from sklearn.calibration import calibration_curve
 
 from bothways.prediction.analysis.base import Calibration
 
@@ -13,17 +12,6 @@ def filled(confidence: np.ndarray, right: np.ndarray) -> Calibration:
     for one, hit in zip(confidence.tolist(), right.tolist(), strict=True):
         calibration.add(one, hit)
     return calibration
-
-
-def test_bins_are_scikit_learns():
-    rng = np.random.default_rng()
-    confidence = rng.beta(4, 1, 500)
-    right = rng.random(500) < confidence**2
-    right[:2] = True, False
-    accuracy, mean = calibration_curve(right, confidence, n_bins=15)
-    made = filled(confidence, right).bins
-    assert [part.accuracy for part in made] == pytest.approx(accuracy)
-    assert [part.confidence for part in made] == pytest.approx(mean)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60))
