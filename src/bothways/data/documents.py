@@ -294,17 +294,7 @@ def _read_unchanged(
         )
         documents = _column_documents(table.rows, column, table.close)
     else:
-        # With --json wiki-extractor writes JSON lines, under the same names.
-        head = (
-            next((line for _, line in text_io.read_lines(name, split=True) if line.strip()), "")
-            if _is_wiki(name)
-            else ""
-        )
-        if head.lstrip().startswith("{"):
-            lines = text_io.read_lines(name, bytes_read)
-            documents = _column_documents(tables.json_rows(name, lines), column, lines.close)
-        else:
-            documents = _text_documents(name, boundary, bytes_read)
+        documents = _text_documents(name, column, boundary, bytes_read)
     if isinstance(origin.modified, str) and (current := origin_of(origin.name)) != origin:
         raise _change(origin.name, origin.modified, current.modified, "Run the same command again")
     yield from documents
@@ -328,9 +318,9 @@ def _column_documents(
 
 
 def _text_documents(
-    path: str, boundary: Boundary, bytes_read: text_io.BytesRead
+    path: str, column: str, boundary: Boundary, bytes_read: text_io.BytesRead
 ) -> Iterator[Document]:
-    """Read a plain text file; one that begins with `<doc ` is wiki-extractor's."""
+    """Read a plain text file, or one of wiki-extractor's, which begins with `<doc ` or `{`."""
     lines = text_io.read_lines(path, bytes_read, split=True)
     head, size = list[tuple[int, str]](), 0
     for number, line in lines:
@@ -340,8 +330,12 @@ def _text_documents(
             break
     # The form is recognised by the first lines, which are then read again from memory.
     numbered = itertools.chain(head, lines)
-    if next((line for _, line in head if line.strip()), "").startswith("<doc "):
+    first_line = next((line for _, line in head if line.strip()), "")
+    if first_line.startswith("<doc "):
         return _wiki_documents(path, numbered)
+    # With --json wiki-extractor writes JSON lines, under the same names.
+    if _is_wiki(path) and first_line.lstrip().startswith("{"):
+        return _column_documents(tables.json_rows(path, numbered), column, lines.close)
     if boundary is Boundary.AUTO:
         inner = "\n".join(line.strip() for _, line in head).strip()
         boundary = Boundary.BLANK if "\n\n" in inner else Boundary.LINE

@@ -178,15 +178,12 @@ class Selection:
                 f"sentences and {len(self.documents) - 1} documents do not fit their offsets"
             )
             raise DataError(message, fix="Build the corpus again.")
-        base = ids
-        while isinstance(base, RestOfEpoch):
-            base = base.ids
-        if isinstance(base, AllExcept):
-            base = np.array([0, base.total - 1])
-        if len(base) and not 0 <= base.min() <= base.max() < len(self.documents) - 1:
-            message = f"documents {base.min()} to {base.max()} were chosen; "
-            message += f"the corpus has 0 to {len(self.documents) - 2}"
-            raise DataError(message, fix="Split the corpus again.")
+        if not isinstance(ids, RestOfEpoch) and len(ids):  # whose ids were checked
+            bounds = (0, ids.total - 1) if isinstance(ids, AllExcept) else (ids.min(), ids.max())
+            if not 0 <= bounds[0] <= bounds[1] < len(self.documents) - 1:
+                message = f"documents {bounds[0]} to {bounds[1]} were chosen; "
+                message += f"the corpus has 0 to {len(self.documents) - 2}"
+                raise DataError(message, fix="Split the corpus again.")
         if isinstance(ids, np.ndarray):
             filled = self.documents[ids + 1] > self.documents[ids]
             ids = ids[filled].astype(np.int64, copy=False)

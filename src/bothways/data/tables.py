@@ -141,8 +141,6 @@ def open_table(
         numbered = enumerate(hub.rows(), 1)
         rows = (TableRow(values, f"{source}:row {number}") for number, values in numbered)
         table = Table(source, (), rows, classes=hub.classes)
-    elif source == text_io.STDIN:
-        table = _pipe(text_io.STANDARD_INPUT, text_io.standard_input(), columns)
     else:
         table = _open_file(source, columns, only, bytes_read)
     try:
@@ -176,10 +174,13 @@ def _open_file(
     )
     if source.endswith(".parquet"):
         return _parquet(source, only, bytes_read)
-    if text_io.suffix_of(source) == ".json":
+    suffix = text_io.suffix_of(source)
+    if suffix == ".json":
         return Table(source, (), _array_rows(source, bytes_read))
+    if source == text_io.STANDARD_INPUT or (not suffix and text_io.is_pipe(source)):
+        suffix = ".jsonl" if columns else ".txt"  # a pipe is such as /dev/fd/63
     try:
-        match text_io.suffix_of(source):
+        match suffix:
             case ".csv":
                 table = _delimited(source, _csv_records(source, lines), columns)
             case ".tsv":
@@ -187,11 +188,10 @@ def _open_file(
                 table = _delimited(source, records, columns)
             case ".jsonl":
                 table = Table(source, (), json_rows(source, lines))
-            case ".txt":
-                table = _plain_lines(source, lines)
-            case "" if text_io.is_pipe(source):  # such as /dev/fd/63
-                table = _pipe(source, lines, columns)
-            case suffix:
+            case ".txt":  # an empty line is a row, too: predictions stay aligned with lines
+                rows = (TableRow({"text": line}, f"{source}:{number}") for number, line in lines)
+                table = Table(source, ("text",), rows)
+            case _:
                 fix = f"Supported are {KINDS}.{_OTHER_TASKS.get(suffix, '')}"
                 raise DataError(f"unsupported file type {suffix!r}", where=source, fix=fix)
     except BaseException:
@@ -229,18 +229,6 @@ def open_lines(source: str, fix: str, bytes_read: text_io.BytesRead | None = Non
     lines = text_io.read_lines(source, counted)
     share = lambda: counted.position / size if size else 0.0  # noqa: E731
     return LineFile(source, lines, share, lines.close)
-
-
-def _pipe(location: str, lines: Lines, columns: Many[str]) -> Table:
-    if columns:
-        return Table(location, (), json_rows(location, lines))
-    return _plain_lines(location, lines)
-
-
-def _plain_lines(location: str, lines: Lines) -> Table:
-    """Make each line a row, an empty one too: predictions stay aligned with lines."""
-    rows = (TableRow({"text": line}, f"{location}:{number}") for number, line in lines)
-    return Table(location, ("text",), rows)
 
 
 # Delimited text

@@ -49,9 +49,6 @@ _NULS = 0.1
 out with a warning."""
 _HEAD = 8192
 _BLOCK = 1 << 17
-# Bytes that are decompressed at once: a few can expand to 128 KiB (zstd), a thousand to one (gzip),
-# 7,000 to one (xz) or 900 kB (bz2), and what they expand to is held.
-_COMPRESSED_BLOCKS = {".gz": 1 << 12, ".xz": 1 << 8, ".zst": 1 << 10, ".bz2": 1 << 9}
 _OTHER_MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
@@ -104,9 +101,9 @@ class _Decompressed(io.RawIOBase):
         raw: io.BufferedReader,
         block: int,
         begin: Callable[[], Any],
-        errors: tuple[type[Exception], ...],
+        error: type[Exception],
     ) -> None:
-        self._raw, self._block, self._begin, self._errors = raw, block, begin, errors
+        self._raw, self._block, self._begin, self._error = raw, block, begin, error
         # Decompressors of zlib, lzma, bz2 and zstandard are alike: decompress, eof, unused_data.
         self._stream: Any = None
         self._rest = b""
@@ -144,7 +141,7 @@ class _Decompressed(io.RawIOBase):
             self._stream = self._begin()
         try:
             self._ready = memoryview(self._stream.decompress(block))
-        except self._errors as error:
+        except (self._error, EOFError) as error:
             message = f"the stream from byte {self._start:,} on cannot be read: {error}"
             raise EOFError(message) from error
         if self._stream.eof:
@@ -152,23 +149,23 @@ class _Decompressed(io.RawIOBase):
 
 
 def _decompressed(raw: io.BufferedReader, suffix: str) -> io.BufferedReader:
-    begin: Callable[[], Any]
-    error: type[Exception]
+    # The bytes that are decompressed at once: a few can expand to 128 KiB (zstd), a thousand to one
+    # (gzip), 7,000 to one (xz) or 900 kB (bz2), and what they expand to is held.
     match suffix:
         case ".gz":
-            begin, error = functools.partial(zlib.decompressobj, 16 + zlib.MAX_WBITS), zlib.error
+            begin_gzip = functools.partial(zlib.decompressobj, 16 + zlib.MAX_WBITS)
+            stream = _Decompressed(raw, 1 << 12, begin_gzip, zlib.error)
         case ".xz":
-            begin, error = lzma.LZMADecompressor, lzma.LZMAError
+            stream = _Decompressed(raw, 1 << 8, lzma.LZMADecompressor, lzma.LZMAError)
         case ".bz2":
-            begin, error = bz2.BZ2Decompressor, OSError
+            stream = _Decompressed(raw, 1 << 9, bz2.BZ2Decompressor, OSError)
         case ".zst":
             with optional("data", "reading .zst files"):
                 import zstandard
-            begin = lambda: zstandard.ZstdDecompressor().decompressobj()  # noqa: E731
-            error = zstandard.ZstdError
+            begin_zstd = lambda: zstandard.ZstdDecompressor().decompressobj()  # noqa: E731
+            stream = _Decompressed(raw, 1 << 10, begin_zstd, zstandard.ZstdError)
         case _:
             return raw
-    stream = _Decompressed(raw, _COMPRESSED_BLOCKS[suffix], begin, (error, EOFError))
     return io.BufferedReader(stream, _BLOCK)
 
 
