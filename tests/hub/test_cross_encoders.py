@@ -46,16 +46,14 @@ def changed(source: Path, place: Path, name: str, **settings: Any) -> Path:
     return place
 
 
-def theirs(folder: Path) -> Any:
+def theirs(folder: Path, **settings: Any) -> Any:
     from sentence_transformers import CrossEncoder
 
-    return CrossEncoder(str(folder), device="cpu")
+    return CrossEncoder(str(folder), device="cpu", **settings)
 
 
 def newest(source: Path, place: Path, **settings: Any) -> Path:
-    from sentence_transformers import CrossEncoder
-
-    CrossEncoder(str(source), device="cpu", **settings).save_pretrained(str(place))
+    theirs(source, **settings).save_pretrained(str(place))
     return place
 
 

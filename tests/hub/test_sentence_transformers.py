@@ -55,10 +55,14 @@ def vectors(task: Any, texts: list[str]) -> np.ndarray:
     )
 
 
-def theirs(folder: Path, texts: list[str]) -> np.ndarray:
+def sentence_transformer(folder: Path | None = None, **settings: Any) -> Any:
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(str(folder), device="cpu").encode(texts, show_progress_bar=False)
+    return SentenceTransformer(None if folder is None else str(folder), device="cpu", **settings)
+
+
+def theirs(folder: Path, texts: list[str]) -> np.ndarray:
+    return sentence_transformer(folder).encode(texts, show_progress_bar=False)
 
 
 def test_minilm_gives_the_vectors_of_sentence_transformers():
@@ -73,7 +77,6 @@ def test_minilm_gives_the_vectors_of_sentence_transformers():
 @pytest.mark.parametrize("name", ["MPNet", "NomicBert"])
 def test_new_families_give_vectors_of_sentence_transformers(name, tmp_path):
     import transformers
-    from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import (
         Normalize,
         Pooling,
@@ -92,9 +95,8 @@ def test_new_families_give_vectors_of_sentence_transformers(name, tmp_path):
     kind(vocab=vocabulary, model_max_length=12, **masks).save_pretrained(tmp_path / "bare")
     module = Module(str(tmp_path / "bare"))
     pooling = Pooling(module.get_embedding_dimension(), "mean")
-    SentenceTransformer(modules=[module, pooling, Normalize()], device="cpu").save(
-        str(tmp_path / "whole")
-    )
+    modules = [module, pooling, Normalize()]
+    sentence_transformer(modules=modules).save(str(tmp_path / "whole"))
     texts = ["the cats sat", "a dog.", "the cat sat on a mat. the dogs sat on the cat", "The MAT"]
     opened = open_task_model(str(tmp_path / "whole"))
     expected = theirs(tmp_path / "whole", texts)
@@ -150,7 +152,6 @@ def test_what_is_written_is_read_by_both(tmp_path, pooling, normalised):
 
 def saved_with_dense(folder: Path, pooling: Any, dense: Any) -> Path:
     """A folder as sentence-transformers saves it, with Dense layers before Normalize."""
-    from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer import modules
 
     task = made(folder.with_name("vocabulary"), pooling="mean")
@@ -159,7 +160,7 @@ def saved_with_dense(folder: Path, pooling: Any, dense: Any) -> Path:
     first = modules.Transformer(str(folder.with_name("plain")))
     layers = [modules.Dense(*shape, activation_function=f, bias=b) for *shape, f, b in dense]
     chain = [first, modules.Pooling(16, pooling), *layers, modules.Normalize()]
-    SentenceTransformer(modules=chain, device="cpu").save(str(folder))
+    sentence_transformer(modules=chain).save(str(folder))
     return folder
 
 
@@ -237,15 +238,13 @@ def test_pooling_that_the_dense_layer_does_not_read_is_refused(dense):
 
 
 def test_prompts_are_not_pooled_in_any_way(tmp_path):
-    from sentence_transformers import SentenceTransformer
-
     for number, pooling in enumerate(get_args(Pooling)):
         task = made(
             tmp_path / f"vocabulary{number}", pooling=pooling, include_prompt=False,
             prompts={"query": "the cat "},
         )  # fmt: skip
         save_sentence_encoder(tmp_path / pooling, task)
-        other = SentenceTransformer(str(tmp_path / pooling), device="cpu")
+        other = sentence_transformer(tmp_path / pooling)
         expected = other.encode(TEXTS[:3], prompt_name="query", show_progress_bar=False)
         encoded = open_task(str(tmp_path / pooling)).encode(TEXTS[:3], prompt_name="query")
         assert_close(encoded, expected, message=pooling)
@@ -254,12 +253,9 @@ def test_prompts_are_not_pooled_in_any_way(tmp_path):
 @pytest.mark.parametrize(("components", "normalised"), in_turn([(5,), (40,)], [True, False]))
 def test_vectors_are_cut_as_the_other_cuts_them(tmp_path, components, normalised):
     """After they were scaled to length 1, not before; to no more than there is. Written again, it says so again."""
-    from sentence_transformers import SentenceTransformer
-
     save_sentence_encoder(tmp_path / "plain", made(tmp_path / "vocabulary", normalised=normalised))
-    SentenceTransformer(str(tmp_path / "plain"), device="cpu", truncate_dim=components).save(
-        str(tmp_path / "theirs")
-    )
+    cut = sentence_transformer(tmp_path / "plain", truncate_dim=components)
+    cut.save(str(tmp_path / "theirs"))
     expected = theirs(tmp_path / "theirs", SENTENCES)
     task = open_task_model(str(tmp_path / "theirs"))
     assert task.task == SentenceEmbeddingTask(
@@ -278,24 +274,17 @@ PROMPTS = {"query": "the cat", "document": "a dog"}
 
 
 def with_prompts(folder: Path) -> Path:
-    from sentence_transformers import SentenceTransformer
-
     save_sentence_encoder(folder / "plain", made(folder / "vocabulary", pooling="max"))
-    opened = SentenceTransformer(
-        str(folder / "plain"), device="cpu", prompts=PROMPTS, similarity_fn_name="dot"
-    )
+    settings = {"prompts": PROMPTS, "similarity_fn_name": "dot"}
+    opened = sentence_transformer(folder / "plain", **settings)
     opened.save(str(folder / "theirs"))
     return folder / "theirs"
 
 
 def test_prompts_and_similarity_are_kept(tmp_path):
-    from sentence_transformers import SentenceTransformer
-
     task = open_task_model(str(with_prompts(tmp_path)))
     save_sentence_encoder(tmp_path / "ours", task)
-    first, second = (
-        SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("theirs", "ours")
-    )
+    first, second = (sentence_transformer(tmp_path / name) for name in ("theirs", "ours"))
     assert (second.prompts, second.similarity_fn_name) == (first.prompts, "dot")
     expected = first.encode_query(["sat on a mat"], show_progress_bar=False)
     named = Predictor(task).encode(["sat on a mat"], prompt_name="query")
