@@ -27,8 +27,6 @@ from bothways.hub.resolve import (
     resolve_run,
 )
 
-PATHS = ("model", "train", "dev")
-"""The settings of a run that are paths."""
 _DECISIVE = tuple(
     name for name in (*MODEL_FILES, *PICKLE_FILES) if name not in (*SENTENCE_FILES, RECORD)
 )
@@ -38,7 +36,7 @@ _DECISIVE = tuple(
 def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run as plain values, without paths."""
     plain = json.loads(json.dumps(settings))
-    return {name: value for name, value in plain.items() if name not in PATHS}
+    return {name: plain[name] for name in plain if name not in ("model", "train", "dev")}
 
 
 def digest_of_model(name: str, *, whole: bool = False) -> str:
@@ -64,7 +62,7 @@ def digest_of_model(name: str, *, whole: bool = False) -> str:
     inner = [file for path in matching if path.is_dir() for file in path.rglob("*")]
     files = sorted(file for file in (*matching, *inner) if file.is_file())
     names = ((file.relative_to(folder).as_posix(), file) for file in files)
-    lines = "".join(f"{path} {digest_of_file(file)}\n" for path, file in names)
+    lines = "".join(f"{path} {_digest(file, stamp(file))}\n" for path, file in names)
     digest, adapter = hashlib.sha256(lines.encode()).hexdigest(), read_adapter(folder)
     if adapter is None:
         return digest
@@ -114,13 +112,9 @@ def today() -> str:
     return f"{datetime.now(timezone.utc):%Y-%m-%d}"
 
 
-def digest_of_file(file: Path) -> str:
-    """Return the SHA-256 of a file, computed once until the file changes."""
-    return _digest(file, stamp(file))
-
-
 @functools.lru_cache
 def _digest(file: Path, written: tuple[int, int] | None) -> str:
+    """Return the SHA-256 of a file, computed once until it changes."""
     return file_digest(file)
 
 
