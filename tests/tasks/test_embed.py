@@ -54,6 +54,7 @@ def test_vectors_are_those_of_a_plain_loop(made, pooling, layers, combine):
     model, tokenizer, theirs = made
     draw = random.Random()
     texts = [make_masked_text(draw, longest, 0) for longest in (1, 5, 9, 3, 60)] + [""]
+    hidden = {text: layers_of(theirs, tokenizer, text) for text in texts}
     for normalised, components in ((False, None), (True, None), (False, 5), (True, 20)):
         settings = {"pooling": pooling, "layers": layers, "combine": combine}
         settings |= {"normalised": normalised, "components": components}
@@ -62,7 +63,7 @@ def test_vectors_are_those_of_a_plain_loop(made, pooling, layers, combine):
         found = predict(task, map(TextExample, texts), PredictConfig(tokens=30, window=4))
         for text, (example, prediction) in zip(texts, found, strict=True):
             assert example.text == text
-            chosen = [layers_of(theirs, tokenizer, text)[layer] for layer in layers]
+            chosen = [hidden[text][layer] for layer in layers]
             joined = np.concatenate(chosen, -1) if combine == "concat" else np.mean(chosen, 0)
             expected = POOL[pooling](joined)
             expected = (expected / (np.linalg.norm(expected) if normalised else 1))[:components]
