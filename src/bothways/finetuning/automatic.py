@@ -23,8 +23,9 @@ import torch
 
 from bothways.core.errors import Finding
 from bothways.core.terminal import quantity
+from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import FinetuneConfig
-from bothways.finetuning.data import LabelledData, updates_per_epoch
+from bothways.finetuning.data import LabelledData
 from bothways.finetuning.lora import LoRA
 from bothways.hub.model_folder import LoadedModel
 from bothways.model.config import EncoderConfig
@@ -110,7 +111,9 @@ def choose_automatic(
         training = dataclasses.replace(training, optimizer=dataclasses.replace(optimizer, lr=rate))
         notes.append(Finding("training", "note", message, "training.optimizer.lr"))
     if training.until == "auto":
-        updates = updates_per_epoch(data, settings)
+        of_examples = isinstance(settings.batch, ExampleBudget)
+        size = len(data.sequences) if of_examples else data.tokens
+        updates = max(1.0, size / settings.batch.n)
         epochs = enough_epochs(updates, len(data.labels))
         training = dataclasses.replace(training, until=Epochs(float(epochs)))
         labels = f" and {quantity(len(data.labels), 'label(s)')}" if data.labels else ""

@@ -30,7 +30,7 @@ from bothways.core.sequence import Sequence
 from bothways.core.terminal import listed
 from bothways.data import tables as memory
 from bothways.data.list_source import ListPlan, ListSource
-from bothways.data.loader import ExampleBudget, Loader, Share, unchanged
+from bothways.data.loader import Loader, Share, unchanged
 from bothways.data.tables import TableRow, WatchedRow
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.metrics import scored
@@ -173,12 +173,6 @@ def train_loader(
     """Return the steps over training sequences, shuffled in each epoch."""
     source = ListSource(sequences, seed)
     return Loader(source, unchanged, settings.batch, settings.microbatch_tokens, seed, share)
-
-
-def updates_per_epoch(data: LabelledData, settings: FinetuneConfig) -> float:
-    """Return the number of updates in which the training data is read once; at least 1."""
-    of_examples = isinstance(settings.batch, ExampleBudget)
-    return max(1.0, (len(data.sequences) if of_examples else data.tokens) / settings.batch.n)
 
 
 def dev_windows(data: LabelledData) -> Iterator[tuple[list[Any], list[base.EncodedExample]]]:

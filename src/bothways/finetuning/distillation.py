@@ -33,7 +33,7 @@ from bothways.finetuning.data import LabelledData
 from bothways.objectives.distillation import Teacher, check_teacher, soft_divergence
 from bothways.prediction.engine import prepare_task_model
 from bothways.prediction.predictor import open_task_model
-from bothways.tasks.base import EncodedExample, Scale, TaskModel
+from bothways.tasks.base import EncodedExample, TaskModel
 from bothways.tasks.text_task import window_weight
 
 TARGET, SOFT = "teacher", "soft"
@@ -80,18 +80,78 @@ class TaughtModule(TrainingModule):
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the weights of the task, and the number of the teacher's answers."""
         [task_model] = self._task_model
-        answers = _answers(self._scale, batch, _target(batch))
+        answers = self._answers(batch, _target(batch))
         return {**task_model.weights(batch), SOFT: float(answers.sum(dtype=torch.float64))}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
         """Return the losses of the task, and the soft one."""
         [task_model] = self._task_model
-        scores, target = task_model.scores(batch), _target(batch)
-        weight = _answers(self._scale, batch, target)
-        total = soft_loss(
-            self._scale, scores, target.nan_to_num(0.0), weight, batch, self._temperature
-        )
-        return {**task_model.losses(scores, batch), SOFT: Loss(total)}
+        scores = task_model.scores(batch)
+        return {**task_model.losses(scores, batch), SOFT: Loss(self._soft_loss(scores, batch))}
+
+    def _answers(
+        self, batch: Batch, target: Float[Tensor, "rows columns"]
+    ) -> Float[Tensor, " answers"]:
+        """Return the weight of each answer that is compared: a row, a question, or a sequence."""
+        scored = ~target[:, 0].isnan()
+        match self._scale:
+            case "classes":
+                return scored * (window_weight(batch) if "weight" in batch.targets else 1.0)
+            case "labels" | "number":
+                return scored * window_weight(batch) * target.shape[1]
+            case "choices":
+                counts = torch.as_tensor(batch.target("label", ChoiceTargets).counts)
+                # One answer a question: the first of its choices counts for all.
+                return scored[counts.cumsum(0) - counts].double()
+            case "span":
+                return scored[batch.layout.first_tokens].double()
+            case _:
+                assert_never(self._scale)
+
+    def _soft_loss(self, scores: Tensor, batch: Batch) -> Float[Tensor, ""]:
+        """Return Σ over answers of weight · the soft loss; see `Teacher`.
+
+        Args:
+            scores: scores of the student, as `TaskModel.scores` returns them.
+        """
+        target, temperature = _target(batch), self._temperature
+        weight = self._answers(batch, target)
+        target = target.nan_to_num(0.0).to(torch.promote_types(scores.dtype, torch.float32))
+        match self._scale:
+            case "classes":
+                return soft_divergence(scores, target, weight, temperature)
+            case "labels":
+                # T² · KL between the probabilities σ(z/T) of each label
+                z, t = scores.to(target.dtype) / temperature, target / temperature
+                p = t.sigmoid()
+                crossed, entropy = (
+                    F.binary_cross_entropy_with_logits(x, p, reduction="none") for x in (z, t)
+                )
+                return ((temperature**2 * (crossed - entropy)).mean(1) * weight).sum()
+            case "number":
+                return ((scores.to(target.dtype) - target[:, 0]).square() * weight).sum()
+            case "choices":
+                counts = torch.as_tensor(batch.target("label", ChoiceTargets).counts)
+                filled = torch.arange(int(counts.max()), device=scores.device) < counts[:, None]
+                logits, target_logits = (
+                    values.new_full(filled.shape, ABSENT).masked_scatter(filled, values)
+                    for values in (scores, target[:, 0])
+                )
+                return soft_divergence(logits, target_logits, weight, temperature)
+            case "span":
+                layout = batch.layout
+                # a row for the starts and one for the ends of each sequence
+                logits, target_logits = (
+                    x.new_full((layout.sequences, layout.max_seqlen, 2), ABSENT)
+                    .index_put((layout.sequence_ids, layout.positions), x)
+                    .transpose(1, 2)
+                    .flatten(0, 1)
+                    for x in (scores, target)
+                )
+                weights = weight.repeat_interleave(2) / 2  # the mean of start and end
+                return soft_divergence(logits, target_logits, weights, temperature)
+            case _:
+                assert_never(self._scale)
 
     def train(self, mode: bool = True) -> TaughtModule:
         """Set the mode, of the task too."""
@@ -101,78 +161,6 @@ class TaughtModule(TrainingModule):
 
 def _target(batch: Batch) -> Float[Tensor, "rows columns"]:
     return torch.as_tensor(batch.target(TARGET, TeacherTargets).scores)
-
-
-def _answers(
-    scale: Scale, batch: Batch, target: Float[Tensor, "rows columns"]
-) -> Float[Tensor, " answers"]:
-    """Return the weight of each answer that is compared: a row, a question, or a sequence."""
-    scored = ~target[:, 0].isnan()
-    match scale:
-        case "classes":
-            return scored * (window_weight(batch) if "weight" in batch.targets else 1.0)
-        case "labels" | "number":
-            return scored * window_weight(batch) * target.shape[1]
-        case "choices":
-            counts = torch.as_tensor(batch.target("label", ChoiceTargets).counts)
-            # One answer a question: the first of its choices counts for all.
-            return scored[counts.cumsum(0) - counts].double()
-        case "span":
-            return scored[batch.layout.first_tokens].double()
-        case _:
-            assert_never(scale)
-
-
-def soft_loss(
-    scale: Scale,
-    scores: Tensor,
-    target: Float[Tensor, "rows columns"],
-    weight: Float[Tensor, " answers"],
-    batch: Batch,
-    temperature: float,
-) -> Float[Tensor, ""]:
-    """Return Σ over answers of weight · the soft loss; see `Teacher`.
-
-    Args:
-        scores: scores of the student, as `TaskModel.scores` returns them.
-        target: scores of the teacher, a row for each of the student's.
-    """
-    target = target.to(torch.promote_types(scores.dtype, torch.float32))
-    match scale:
-        case "classes":
-            return soft_divergence(scores, target, weight, temperature)
-        case "labels":
-            # T² · KL between the probabilities σ(z/T) of each label
-            z, t = scores.to(target.dtype) / temperature, target / temperature
-            p = t.sigmoid()
-            crossed, entropy = (
-                F.binary_cross_entropy_with_logits(x, p, reduction="none") for x in (z, t)
-            )
-            return ((temperature**2 * (crossed - entropy)).mean(1) * weight).sum()
-        case "number":
-            return ((scores.to(target.dtype) - target[:, 0]).square() * weight).sum()
-        case "choices":
-            counts = torch.as_tensor(batch.target("label", ChoiceTargets).counts)
-            filled = torch.arange(int(counts.max()), device=scores.device) < counts[:, None]
-            logits, target_logits = (
-                values.new_full(filled.shape, ABSENT).masked_scatter(filled, values)
-                for values in (scores, target[:, 0])
-            )
-            return soft_divergence(logits, target_logits, weight, temperature)
-        case "span":
-            layout = batch.layout
-            # a row for the starts and one for the ends of each sequence
-            logits, target_logits = (
-                x.new_full((layout.sequences, layout.max_seqlen, 2), ABSENT)
-                .index_put((layout.sequence_ids, layout.positions), x)
-                .transpose(1, 2)
-                .flatten(0, 1)
-                for x in (scores, target)
-            )
-            weights = weight.repeat_interleave(2) / 2  # the mean of start and end
-            return soft_divergence(logits, target_logits, weights, temperature)
-        case _:
-            assert_never(scale)
 
 
 def with_teacher_scores(

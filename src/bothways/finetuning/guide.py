@@ -17,8 +17,7 @@ from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
 from bothways.finetuning.data import LabelledData
 from bothways.prediction.engine import PredictionCounts, predict, prepare_task_model
-from bothways.prediction.predictor import open_task_model
-from bothways.tasks.metrics import TINY
+from bothways.prediction.predictor import open_task_model, unit
 from bothways.tasks.sentence_embedding.losses import InBatchSoftmax, TextTargets
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.text_task import EncodedTexts
@@ -54,10 +53,8 @@ def with_guide_vectors(
     train = list[EncodedTexts]()
     for item, (_, prediction) in zip(data.train, results, strict=True):
         assert isinstance(item, EncodedTexts)
-        lengths = np.linalg.norm(prediction.vectors, axis=1, keepdims=True)
-        units = prediction.vectors / np.maximum(lengths, TINY)
         # A text that is read in windows has one vector for all of them.
-        rows = np.repeat(units, item.windows, axis=0)[:, None]
+        rows = np.repeat(unit(prediction.vectors), item.windows, axis=0)[:, None]
         sequences = tuple(
             dataclasses.replace(
                 sequence,

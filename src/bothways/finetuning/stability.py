@@ -118,12 +118,11 @@ def apply_stability(
             f"weights), not {stability.frozen}"
         )
         raise ConfigError(message, where="stability.frozen", fix=f"Set it to {freezable} or less.")
-    blocks = [(f"encoder.blocks.{i}.", block) for i, block in enumerate(model.encoder.blocks)]
-    pooler = [("heads.pooler.", model.heads["pooler"])] if "pooler" in model.heads else []
+    pooler = [model.heads["pooler"]] if "pooler" in model.heads else []
     # A generator of its own: other random draws of the run stay as they are.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng(seed, "reinitialise").integers(2**63)))
-        for _, module in [*blocks[depth - new :], *pooler] if new else []:
+        for module in [*list(model.encoder.blocks)[depth - new :], *pooler] if new else []:
             initialise(module, model.config)
     for name, parameter in model.named_parameters():
         if level(name, depth) < stability.frozen:
