@@ -138,9 +138,8 @@ def test_features_are_computed_once(settings, data, tmp_path, monkeypatch):
     more = open_features(tmp_path / "dev", encoder, inputs, (4, 5))
     assert more.layers == (3, 4, 5)
     np.testing.assert_array_equal(more.values[:, :2], first.values)
-    np.testing.assert_array_equal(
-        more.values[:, 2:], open_features(tmp_path / "5", encoder, inputs, (5,)).values
-    )
+    alone = open_features(tmp_path / "5", encoder, inputs, (5,))
+    np.testing.assert_array_equal(more.values[:, 2:], alone.values)
     assert calls.pop() == (5,)
     open_features(tmp_path / "dev", encoder, inputs[:-1], (5,))
     with torch.no_grad():
@@ -168,9 +167,8 @@ def test_only_tagger_is_trained(data, settings, choice):
     np.testing.assert_array_equal(values, data.train.values)
     torch.manual_seed(settings.seed)
     fresh = build_tagger(data, run).state_dict()
-    assert all(
-        not torch.equal(fresh[name], tensor) for name, tensor in done.tagger.state_dict().items()
-    )
+    trained = done.tagger.state_dict()
+    assert not any(torch.equal(fresh[name], tensor) for name, tensor in trained.items())
     weighted = {"weighted_last_four": 4, "weighted_all": 5}.get(choice, 0)
     assert len(done.shares) == weighted
     assert sum(done.shares) == pytest.approx(1.0 if weighted else 0.0)
@@ -189,10 +187,8 @@ def test_tagger_matches_reference(data, settings):
     expected = tagger.dense(torch.cat(alone))
     torch.testing.assert_close(tagger.logits(batch), expected)
     labels = torch.from_numpy(data.dev.labels[: len(rows)])
-    loss = tagger(batch)["tag"]
-    torch.testing.assert_close(
-        loss.total, torch.nn.functional.cross_entropy(expected, labels, reduction="sum")
-    )
+    loss = torch.nn.functional.cross_entropy(expected, labels, reduction="sum")
+    torch.testing.assert_close(tagger(batch)["tag"].total, loss)
     assert tagger.weights(batch) == {"tag": len(rows)}
     tagger.train()
     assert not torch.equal(tagger.logits(batch), tagger.logits(batch))
@@ -201,12 +197,12 @@ def test_tagger_matches_reference(data, settings):
 def test_stored_features_may_have_more_layers(data, settings):
     layers = data.train.layers
     more = (*layers, layers[-1] + 1)[::-1]
-    values = np.stack(
-        [data.dev.values[:, layers.index(layer) if layer in layers else 0] for layer in more], 1
+    places = [layers.index(layer) if layer in layers else 0 for layer in more]
+    other = dataclasses.replace(data.dev, values=data.dev.values[:, places], layers=more)
+    tagger, usual = (
+        FeatureTagger([data.train, dev], "concat_last_four", 5, 3, BiLSTMTagger(8, 1, 0.0))
+        for dev in (other, data.dev)
     )
-    other = dataclasses.replace(data.dev, values=values, layers=more)
-    tagger = FeatureTagger([data.train, other], "concat_last_four", 5, 3, BiLSTMTagger(8, 1, 0.0))
-    usual = FeatureTagger([data.train, data.dev], "concat_last_four", 5, 3, BiLSTMTagger(8, 1, 0.0))
     batch = pack(data.dev.sequences(len(data.train.values))[:4])
     assert torch.equal(tagger.read(batch), usual.read(batch))
 
@@ -237,11 +233,8 @@ def test_tagger_learns_from_context(settings, tmp_path):
 def test_dev_sentences_keep_order(data, settings):
     first = data.dev_examples[0]
     held = (TagExample((), ()), *data.dev_examples)
-    with_empty = dataclasses.replace(
-        data,
-        dev_examples=held,
-        dev=dataclasses.replace(data.dev, offsets=np.concatenate([[0], data.dev.offsets])),
-    )
+    dev = dataclasses.replace(data.dev, offsets=np.concatenate([[0], data.dev.offsets]))
+    with_empty = dataclasses.replace(data, dev_examples=held, dev=dev)
     tagger = build_tagger(data, settings)
     tagger.train()
     pairs = list(tag_words(tagger, with_empty, words=20))
@@ -284,10 +277,9 @@ def test_mistakes_are_errors(data, settings, tmp_path):
     only_last = dataclasses.replace(data, train=dataclasses.replace(data.train, layers=(5,)))
     with pytest.raises(ConfigError, match="do not hold layer 4"):
         build_tagger(only_last, dataclasses.replace(settings, layers="second_to_last"))
+    long = dataclasses.replace(settings, length=400)
     with pytest.raises(BothwaysError, match="positions"):
-        prepare_features(
-            dataclasses.replace(settings, length=400), tmp_path, ["last"], device="cpu"
-        )
+        prepare_features(long, tmp_path, ["last"], device="cpu")
     for wrong in ({"hidden": 0}, {"depth": 0}, {"dropout": 1.0}):
         with pytest.raises(ConfigError, match=f"tagger.{next(iter(wrong))}"):
             BiLSTMTagger(**wrong)

@@ -103,9 +103,8 @@ def test_settings_match_papers(place, tmp_path):
     }
     assert (tagged.seeds, tagged.restarts, tagged.cells) == (5, "mean", 18 + 4)
     assert all(settings.task.context == "document" for settings in tagged.grid)
-    alone, *_ = benchmarks.ner_plan(
-        request_of(place, "ner", tmp_path, grid="none", overrides=())
-    ).experiments
+    single = request_of(place, "ner", tmp_path, grid="none", overrides=())
+    alone, *_ = benchmarks.ner_plan(single).experiments
     assert [type(entry) for entry in by_layers] == [Experiment] * 3 + [NotRun] * 2 + [Experiment]
     reason = "'weighted_last_four' needs more blocks than the encoder's 2"
     assert by_layers[3] == NotRun("sum-last-four", reason)
@@ -127,11 +126,8 @@ def test_conll_test_data_has_own_column(place, tmp_path):
 
 
 def test_metrics_are_of_best_run_or_mean(tmp_path):
-    first, second, third = (
-        fake(name, value) for name, value in (("a", 0.25), ("b", 0.75), ("c", 0.75))
-    )
-    series = Series((first, second, third))
-    outcome = CellOutcome(Experiment("x", ()), tmp_path, series, (first, second))
+    runs = tuple(fake(name, value) for name, value in (("a", 0.25), ("b", 0.75), ("c", 0.75)))
+    outcome = CellOutcome(Experiment("x", ()), tmp_path, Series(runs), runs[:2])
     assert outcome.best == tmp_path / "b"
     assert outcome.metrics == {"f1": 0.5, "em": 0.5}
 
@@ -146,9 +142,8 @@ def test_metrics_are_of_best_run_or_mean(tmp_path):
 )
 def test_missing_data_is_reported(benchmark, reasons, tmp_path):
     planned = PLANS[benchmark](Request("bert", str(tmp_path), tmp_path))
-    assert [entry.reason for entry in planned.experiments if isinstance(entry, NotRun)] == [
-        r + str(tmp_path) for r in reasons
-    ]
+    actual = [entry.reason for entry in planned.experiments if isinstance(entry, NotRun)]
+    assert actual == [f"{reason}{tmp_path}" for reason in reasons]
     with pytest.raises(ConfigError, match=r"tasks: unknown name 'other'; there are: "):
         PLANS[benchmark](Request("bert", str(tmp_path), tmp_path, ("other",)))
 
@@ -182,12 +177,10 @@ def test_squad_runs(place, tmp_path):
 def test_swag_runs(place, tmp_path):
     assert reproduce("swag", request_of(place, "swag", tmp_path, limit=6), device="cpu") is not None
     results = json.loads((tmp_path / "results.json").read_text())
-    assert results["measured"] == {
-        "this run": {"dev": 100 * results["tasks"]["SWAG"]["metrics"]["accuracy"]}
-    }
-    rows = [
-        json.loads(line) for line in (tmp_path / "data" / "train-6.jsonl").read_text().splitlines()
-    ]
+    accuracy = results["tasks"]["SWAG"]["metrics"]["accuracy"]
+    assert results["measured"] == {"this run": {"dev": 100 * accuracy}}
+    lines = (tmp_path / "data" / "train-6.jsonl").read_text().splitlines()
+    rows = [*map(json.loads, lines)]
     assert len(rows) == 6
     assert rows[1] == {
         "context": "the film", "endings": ['it is "good", fine', "it is bad", "it ends", "it was rain"], "label": 1,
@@ -208,15 +201,12 @@ def test_ner_averages_restarts_of_best_setting(place, tmp_path, monkeypatch):
     assert again["settings"]["batch"] == chosen["settings"]["batch"]
     assert [cell["settings"]["seed"] for cell in entry["cells"]] == [0, 0, 1]
     for metric in ("f1", "test/f1", "loss"):
-        assert entry["metrics"][metric] == pytest.approx(
-            (chosen["metrics"][metric] + again["metrics"][metric]) / 2
-        )
-    assert (tmp_path / "data" / "train-2.conll").read_text() == SENTENCES[
-        : SENTENCES.index("-DOCSTART-", 1)
-    ]
-    assert "-DOCSTART- -X- O O\n\nrain" in "".join(
-        f"{line}\n" for line in benchmarks.first_sentences(SENTENCES.splitlines(), 9)
-    )
+        mean = (chosen["metrics"][metric] + again["metrics"][metric]) / 2
+        assert entry["metrics"][metric] == pytest.approx(mean)
+    written = (tmp_path / "data" / "train-2.conll").read_text()
+    assert written == SENTENCES[: SENTENCES.index("-DOCSTART-", 1)]
+    lines = SENTENCES.splitlines()
+    assert [*benchmarks.first_sentences(lines, 9)] == lines
 
 
 def test_frozen_features_average_bilstms(place, tmp_path, monkeypatch):
@@ -289,9 +279,8 @@ def test_cost_matches_tokens_of_runs(place, tmp_path, monkeypatch):
 
 
 def test_restarts_start_at_configured_seed(place, tmp_path):
-    request = request_of(
-        place, "squad", tmp_path, overrides=(*PLENTY, "seed=5"), tasks=("v1.1",), seeds=3
-    )
+    overrides = (*PLENTY, "seed=5")
+    request = request_of(place, "squad", tmp_path, overrides=overrides, tasks=("v1.1",), seeds=3)
     (experiment,) = benchmarks.squad_plan(request).experiments
     assert [run.settings.seed for run in runner.first_runs(experiment, tmp_path)] == [5, 6, 7]
 
