@@ -90,7 +90,7 @@ def test_every_corpus_is_read_in_its_own_order_and_its_own_epochs():
         assert own == list(itertools.islice(alone, len(own)))
     end = read[-1][1]
     assert end.parts[1].epoch >= 3 > end.parts[0].epoch  # 7 and 40 sequences an epoch
-    by_source = source.epochs_by_source(end)
+    by_source = [stream.epochs(at) for stream, at in zip(source._sources, end.parts, strict=True)]
     assert source.epochs(end) == pytest.approx((200 * by_source[0] + 35 * by_source[1]) / 235)
 
 

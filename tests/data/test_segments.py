@@ -396,7 +396,7 @@ def test_windows_hold_runs_from_everywhere():
         picked = Selection(corpus, chosen)
         assert picked.windows == 4
         epochs = [opened(picked, 1, epoch) for epoch in range(2)]
-        places = selection._places(990, selection._runs(990, 4, 8, 1, 0, 2, 3), 8)
+        places = selection._places(990, selection._runs(990, 4, 1, 0, 2, 3))
     assert sorted(np.concatenate(epochs[0])) == list(range(990))
     assert max(len(block) for block in epochs[0]) == 25
     assert np.concatenate(epochs[0]).tolist() != np.concatenate(epochs[1]).tolist()
@@ -417,11 +417,11 @@ def test_the_rest_of_an_epoch_takes_no_memory_for_later_windows():
         assert len(rest.runs) in range(60, 66)
         nested = Selection(corpus_of([[1, 1]] * 1000), rest)
         later = np.concatenate(opened(nested, 1, 0))
-    assert len(rest) == len(np.asarray(rest)) == len(set(rest))
-    read = np.concatenate(blocks)[: first - 2].tolist() + begun.tolist()
-    assert sorted([*picked.ids[np.array(read)], *rest]) == picked.ids[:].tolist()
-    assert sorted(later) == list(range(len(rest)))
-    assert share == pytest.approx(len(rest) / 990, abs=0.01)
+        assert len(rest) == len(np.asarray(rest)) == len(set(rest))
+        read = np.concatenate(blocks)[: first - 2].tolist() + begun.tolist()
+        assert sorted([*picked.ids[np.array(read)], *rest]) == picked.ids[:].tolist()
+        assert sorted(later) == list(range(len(rest)))
+        assert share == pytest.approx(len(rest) / 990, abs=0.01)
 
 
 def test_one_window_has_the_order_of_a_plain_permutation():

@@ -112,24 +112,22 @@ class RestOfEpoch(ComputedIds):
         ids: all documents of the epoch.
         left: `(N)`, places of those of the open window among the chosen ones, ascending.
         runs: `(R)`, the places where runs of later windows begin, ascending.
-        run: documents of a run.
     """
 
     ids: DocumentIds
     left: Whole
     runs: Whole
-    run: int
 
     def __len__(self) -> int:
         # Only the last run may be shorter.
-        missing = max(0, int(self.runs[-1]) + self.run - len(self.ids)) if len(self.runs) else 0
-        return len(self.left) + self.run * len(self.runs) - missing
+        missing = max(0, int(self.runs[-1]) + RUN - len(self.ids)) if len(self.runs) else 0
+        return len(self.left) + RUN * len(self.runs) - missing
 
     def _ids(self, positions: Whole) -> Any:
         near, far = positions < len(self.left), positions - len(self.left)
         selected = np.empty_like(positions)
         selected[near] = self.left[positions[near]]
-        selected[~near] = self.runs[far[~near] // self.run] + far[~near] % self.run
+        selected[~near] = self.runs[far[~near] // RUN] + far[~near] % RUN
         return self.ids[selected]
 
 
@@ -159,7 +157,6 @@ class Selection:
     Attributes:
         ids: their ids.
         windows: the number of windows of an epoch.
-        run: neighbours that come into a window together.
     """
 
     def __init__(self, corpus: Corpus, ids: DocumentIds) -> None:
@@ -191,9 +188,9 @@ class Selection:
                 message = f"none of the {len(filled)} chosen documents has a sentence"
                 raise DataError(message, fix="Give a corpus with text, or choose other documents.")
         self.ids: DocumentIds = ids
-        self.run, self.windows = RUN, -(-len(ids) // WINDOW)
+        self.windows = -(-len(ids) // WINDOW)
         self._window = functools.lru_cache(maxsize=1)(
-            functools.partial(_plan_window, self.documents, ids, self.windows, self.run)
+            functools.partial(_plan_window, self.documents, ids, self.windows)
         )
 
     def __len__(self) -> int:
@@ -234,14 +231,14 @@ class Selection:
         opened = self._window(seed, epoch, window)
         # Documents of earlier blocks of the window, and those that this block has begun.
         begun_positions = np.concatenate([opened.owners[: opened.edges[index]], begun])
-        count, windows, run = len(self), self.windows, self.run
-        positions = _places(count, _runs(count, windows, run, seed, epoch, window, window + 1), run)
-        later_runs = _runs(count, windows, run, seed, epoch, window + 1, windows)
+        count, windows = len(self), self.windows
+        positions = _places(count, _runs(count, windows, seed, epoch, window, window + 1))
+        later_runs = _runs(count, windows, seed, epoch, window + 1, windows)
         left = np.setdiff1d(positions, begun_positions)
         sentences = opened.sizes[np.isin(opened.owners, left)].sum(dtype=np.int64)
         inside = sentences / opened.sentences_before[-1]
         share = float(windows - window - 1 + inside) / windows
-        remaining = RestOfEpoch(self.ids, left, later_runs, run)
+        remaining = RestOfEpoch(self.ids, left, later_runs)
         return remaining if len(later_runs) else np.asarray(remaining), share
 
     def open(self, seed: int, epoch: int, block: int) -> EpochBlock:
@@ -266,13 +263,11 @@ class Selection:
 
 
 def _plan_window(
-    documents: Whole, document_ids: DocumentIds, windows: int, run: int,
-    seed: int, epoch: int, window: int,
-) -> _Window:  # fmt: skip
+    documents: Whole, document_ids: DocumentIds, windows: int, seed: int, epoch: int, window: int
+) -> _Window:
     """Split the documents of a window into parts, permute these, and find where blocks begin."""
     count = len(document_ids)
-    runs = _runs(count, windows, run, seed, epoch, window, window + 1)
-    positions = _places(count, runs, run)
+    positions = _places(count, _runs(count, windows, seed, epoch, window, window + 1))
     split = []
     for at in range(0, len(positions), CHUNK):
         chunk = positions[at : at + CHUNK]
@@ -294,19 +289,17 @@ def _plan_window(
     return _Window(owners[order], firsts[order], sizes, np.append(edges, len(order)), sentences)
 
 
-def _runs(
-    count: int, windows: int, run: int, seed: int, epoch: int, begin: int, stop: int
-) -> Whole:
-    """Return the first index of each run of the windows `[first, stop)` in `count` documents."""
-    runs = np.arange(-(-count // run), dtype=np.uint32)
+def _runs(count: int, windows: int, seed: int, epoch: int, begin: int, stop: int) -> Whole:
+    """Return the first index of each run of the windows `[begin, stop)` in `count` documents."""
+    runs = np.arange(-(-count // RUN), dtype=np.uint32)
     rng(seed, "windows", epoch=epoch).shuffle(runs)
     mine = runs[len(runs) * begin // windows : len(runs) * stop // windows]
-    return np.sort(mine).astype(np.int64) * run
+    return np.sort(mine).astype(np.int64) * RUN
 
 
-def _places(count: int, runs: Whole, run: int) -> Whole:
+def _places(count: int, runs: Whole) -> Whole:
     """Return the places of the documents of some runs among `count` chosen ones, ascending."""
-    positions = (runs[:, None] + np.arange(run)).reshape(-1)
+    positions = (runs[:, None] + np.arange(RUN)).reshape(-1)
     return positions[positions < count]
 
 

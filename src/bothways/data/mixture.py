@@ -290,12 +290,8 @@ class MixedSource:
 
     def epochs(self, cursor: Cursor) -> float:
         """Return the epochs before this cursor: the mean over the corpora, by size."""
-        return float(self._weights @ self.epochs_by_source(cursor))
-
-    def epochs_by_source(self, cursor: Cursor) -> list[float]:
-        """Return the epochs of each stream before this cursor."""
         pairs = zip(self._sources, self._parts(cursor), strict=True)
-        return [source.epochs(stream_cursor) for source, stream_cursor in pairs]
+        return float(self._weights @ [source.epochs(part) for source, part in pairs])
 
     def _parts(self, cursor: Cursor) -> tuple[Cursor, ...]:
         from bothways.core.source import Cursor
