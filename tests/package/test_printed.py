@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bothways.cli import lab, training
-from bothways.cli.options import CommandTable, metric_table
-from bothways.core.report.terminal import text_table
+from bothways.cli.options import metric_table
 from bothways.core.terminal import say, show_lines
 from bothways.lab.sweeps.runs import Series, SweepOutcome
 from bothways.text.trainers import WordPiece, train_vocabulary
@@ -20,7 +19,7 @@ METRICS = {"f1": 0.25, "f1/[/x]": 1.0}
 
 def printed_lines(printed: Any, width: int = 200) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    console.print(text_table(*printed) if isinstance(printed, CommandTable) else printed)
+    console.print(printed)
     return console.file.getvalue().splitlines()
 
 
@@ -77,7 +76,7 @@ def test_a_path_is_never_broken():
     title = f"runs/{'a-long-name/' * 9}model on data.tsv"
     console = Console(file=io.StringIO(), width=80)
     table = metric_table(title, {"f1": {"f1": 0.5}})
-    show_lines(console, Text(title, "bold"), text_table(*table))
+    show_lines(console, Text(title, "bold"), table)
     lines = console.file.getvalue().splitlines()
     assert lines[0] == lines[1] == title
     assert all(len(line) <= 80 for line in lines[2:])

@@ -22,6 +22,8 @@ from bothways.core.terminal import output_console, show_lines, write_stderr
 from bothways.finetuning import FinetuneRecipe
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from bothways.core.progress import Progress
 
 Command = TypeVar("Command", bound=Callable[..., object])
@@ -240,6 +242,13 @@ class CommandTable(NamedTuple):
     rows: Sequence[Sequence[str]]
     left: int = 1
 
+    def __rich__(self) -> RenderableType:
+        """Return the table with its title above it."""
+        from bothways.core.report.terminal import FittedTable, titled
+
+        numeric = [index >= self.left for index in range(len(self.columns))]
+        return titled(self.title, FittedTable(self.columns, self.rows, numeric, framed=True))
+
 
 def metric_table(
     title: str,
@@ -257,9 +266,7 @@ def metric_table(
 
 def show_tables(*tables: CommandTable) -> None:
     """Print tables as the result of a command."""
-    from bothways.core.report.terminal import text_table
-
-    show_lines(output_console(), *(text_table(*table) for table in tables))
+    show_lines(output_console(), *tables)
 
 
 def say_kernels(device: str) -> None:

@@ -11,12 +11,13 @@ from hypothesis import given, strategies as st
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from bothways.cli.options import CommandTable
 from bothways.core.errors import ResourceError
 from bothways.core.report import charts as figures, html, sections
 from bothways.core.report.charts import draw
 from bothways.core.report.html import metrics_html, to_html, write_html
 from bothways.core.report.sections import TableSection
-from bothways.core.report.terminal import render_report, show, sparkline, table_cells, text_table
+from bothways.core.report.terminal import render_report, show, sparkline, table_cells
 from bothways.core.terminal import show_lines
 from bothways.tasks import predictions
 
@@ -427,7 +428,7 @@ def test_a_table_that_is_too_wide_has_a_line_for_each_cell():
         "  published           1.000",
     ]
     models = [f"/runs/a-model-[{number}]" for number in range(6)]
-    lines = printed(text_table("", ["metric", *models], [["accuracy", *["0.5000"] * 6]]))
+    lines = printed(CommandTable("", ["metric", *models], [["accuracy", *["0.5000"] * 6]]))
     assert lines[:2] == ["accuracy", "  /runs/a-model-[0]  0.5000"]
 
 

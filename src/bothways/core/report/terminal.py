@@ -252,14 +252,6 @@ class TokenRows:
             start = stop
 
 
-def text_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1
-) -> RenderableType:
-    """Build a table of texts: names in the first columns, then numbers, aligned to the right."""
-    numeric = [index >= left for index in range(len(columns))]
-    return titled(title, FittedTable(columns, rows, numeric, framed=True))
-
-
 @dataclass(frozen=True)
 class FittedTable:
     """A table with whole words and numbers at any width.
