@@ -56,9 +56,7 @@ def require_local(folder: Path) -> None:
     """
     require_utf8(folder)
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", folder.as_posix()):
-        fix = (
-            "Name a folder of this machine; copy it from or to the URL with the tools of its store."
-        )
+        fix = "Name a folder here; copy it from or to the URL with the tools of its store."
         raise ConfigError("is a URL, not a folder of this machine", where=folder, fix=fix)
 
 
@@ -219,10 +217,8 @@ def file_digest(file: Path) -> str:
     except FileNotFoundError:
         raise
     except OSError as error:
-        message, fix = (
-            f"cannot be read: {error.strerror or error}",
-            "Check the disk and permissions.",
-        )
+        message = f"cannot be read: {error.strerror or error}"
+        fix = "Check the disk and permissions."
         raise ResourceError(message, where=file, fix=fix) from error
     return result.hexdigest()
 
@@ -317,15 +313,10 @@ def parse_json(
 
 
 def parse_object(
-    text: str,
-    where: object,
-    error: type[BothwaysError] = DataError,
-    fix: str = _CORRECT,
-    *,
-    unique: bool = False,
+    text: str, where: object, error: type[BothwaysError] = DataError, fix: str = _CORRECT
 ) -> dict[str, Any]:
     """Return the object in a JSON text; errors as `parse_json`, also for any other value."""
-    value = parse_json(text, where, error, fix, unique=unique)
+    value = parse_json(text, where, error, fix)
     if not isinstance(value, dict):
         message = f"holds a JSON {type(value).__name__}, not an object"
         raise error(message, where=str(where), fix=fix)

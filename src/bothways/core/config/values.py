@@ -265,12 +265,11 @@ def require_choice(choices: object, location: str, *values: object, fix: str | N
             raise ConfigError(f"unknown {location} {value!r}", where=location, fix=fix)
 
 
-def require_seed(location: str = "", **seeds: int | None) -> None:
+def require_seed(**seeds: int | None) -> None:
     """Check that seeds have at most 62 bits; arguments and errors as `require_at_least`."""
     for name, seed in seeds.items():
         if seed is not None and not -(2**62) <= seed <= 2**62:
-            message = f"must be from -2**62 to 2**62, not {seed}"
-            raise ConfigError(message, where=join_path(location, name))
+            raise ConfigError(f"must be from -2**62 to 2**62, not {seed}", where=name)
 
 
 def require_probability(location: str = "", **rates: float | int | None) -> None:

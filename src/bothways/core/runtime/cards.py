@@ -38,28 +38,23 @@ class Accelerator:
     link: float
 
 
-def _card(
-    name: str, title: str, gigabytes: int, teraflops: int, gigabytes_second: int, link: int
-) -> Accelerator:
-    return Accelerator(
-        name, title, gigabytes * 1e9, teraflops * 1e12, gigabytes_second * 1e9, link * 1e9
-    )
-
-
-_ALL = (
-    _card("l4", "NVIDIA L4", 24, 121, 300, 32),
-    _card("a10", "NVIDIA A10", 24, 125, 600, 32),
-    _card("rtx3090", "NVIDIA GeForce RTX 3090", 24, 71, 936, 32),
-    _card("rtx4090", "NVIDIA GeForce RTX 4090", 24, 165, 1008, 32),
-    _card("a100-40", "NVIDIA A100 SXM 40 GB", 40, 312, 1555, 300),
-    _card("l40s", "NVIDIA L40S", 48, 362, 864, 32),
-    _card("a100", "NVIDIA A100 SXM 80 GB", 80, 312, 2039, 300),
-    _card("h100", "NVIDIA H100 SXM", 80, 989, 3350, 450),
-    _card("h200", "NVIDIA H200 SXM", 141, 989, 4800, 450),
-    _card("b200", "NVIDIA B200 (HGX)", 180, 2250, 7700, 900),
-    _card("mi300x", "AMD Instinct MI300X", 192, 1307, 5300, 448),
+_DATA_SHEETS = (  # GB, 10¹² operations, GB/s of the memory, GB/s of the link
+    ("l4", "NVIDIA L4", 24, 121, 300, 32),
+    ("a10", "NVIDIA A10", 24, 125, 600, 32),
+    ("rtx3090", "NVIDIA GeForce RTX 3090", 24, 71, 936, 32),
+    ("rtx4090", "NVIDIA GeForce RTX 4090", 24, 165, 1008, 32),
+    ("a100-40", "NVIDIA A100 SXM 40 GB", 40, 312, 1555, 300),
+    ("l40s", "NVIDIA L40S", 48, 362, 864, 32),
+    ("a100", "NVIDIA A100 SXM 80 GB", 80, 312, 2039, 300),
+    ("h100", "NVIDIA H100 SXM", 80, 989, 3350, 450),
+    ("h200", "NVIDIA H200 SXM", 141, 989, 4800, 450),
+    ("b200", "NVIDIA B200 (HGX)", 180, 2250, 7700, 900),
+    ("mi300x", "AMD Instinct MI300X", 192, 1307, 5300, 448),
 )
-CARDS = {card.name: card for card in _ALL}
+CARDS = {
+    name: Accelerator(name, title, memory * 1e9, bf16 * 1e12, bandwidth * 1e9, link * 1e9)
+    for name, title, memory, bf16, bandwidth, link in _DATA_SHEETS
+}
 """By name, the smallest memory first."""
 
 
