@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bothways.core.errors import ResourceError, installed, optional
+from bothways.core.errors import installed, optional, os_errors
 from bothways.core.report import sections
 from bothways.core.report.charts import draw
 from bothways.core.report.sections import Report, percentage, readable_number
@@ -52,14 +52,9 @@ def write_html(report: Report, file: Path) -> None:
         ResourceError: the file cannot be written.
     """
     page = to_html(report)
-    try:
+    with os_errors(file, "Free some space, or choose another path."):
         # Names of files may hold bytes that are not UTF-8.
         file.write_text(page, encoding="utf8", errors="replace")
-    except OSError as error:
-        message = f"cannot be written: {error.strerror}"
-        raise ResourceError(
-            message, where=file, fix="Free some space, or choose another path."
-        ) from error
 
 
 @functools.cache
