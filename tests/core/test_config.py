@@ -70,19 +70,11 @@ optimizers = st.builds(lambda kind, values: {**values, "kind": kind}, kinds, ada
     "muon", lr=st.floats(1e-300, 1e3), momentum=rates, decay=rates, others=adams
 )
 warmups = rates | durations
+shapes = st.sampled_from(["linear", "sqrt"])
 schedules = (
-    st.sampled_from(["linear", "google_linear", "constant"]).flatmap(
-        lambda kind: table(kind, warmup=warmups)
-    )
+    table("linear", warmup=warmups)
     | table("polynomial", warmup=warmups, power=positive, floor=rates)
-    | table("cosine", warmup=warmups, floor=rates)
-    | table(
-        "wsd",
-        warmup=warmups,
-        decay=warmups,
-        shape=st.sampled_from(["linear", "sqrt"]),
-        floor=rates,
-    )
+    | table("wsd", warmup=warmups, decay=warmups, shape=shapes, floor=rates)
 )
 names = st.text(min_size=1).filter(lambda text: text != "none")
 bests = st.fixed_dictionaries(
@@ -93,9 +85,7 @@ trainings = st.fixed_dictionaries(
         "until": durations,
         "optimizer": optimizers,
         "schedule": schedules,
-        "precision": st.sampled_from(["auto", "fp32", "bf16"]),
         "clip_norm": st.none() | positive,
-        "ema": st.none() | rates,
         "evaluate": st.none() | durations,
         "keep": st.fixed_dictionaries({"last": counts, "best": st.none() | bests}),
     }
@@ -109,13 +99,10 @@ encoders = st.builds(
             "vocab": st.integers(10, 10**6),
             "depth": counts,
             "intermediate_size": counts,
-            "segments": st.integers(0, 4),
             "position": table("learned", max_positions=st.integers(10**6, 10**7)),
             "order": table("post") | table("pre") | st.sampled_from(["post", "pre"]),
-            "activation": st.sampled_from(["gelu", "gelu_tanh", "relu", "silu"]),
             "norm_epsilon": positive,
             "dropout": st.fixed_dictionaries({"hidden": rates, "attention": rates}),
-            "initial_range": positive,
             "pad": st.none() | st.integers(0, 9),
         }
     ),
@@ -124,19 +111,14 @@ maskings = st.fixed_dictionaries(
     {
         "rate": rates,
         "unit": st.sampled_from(["tokens", "whole_words"]),
-        "mask": st.floats(0, 0.5),
-        "random": st.floats(0, 0.5),
         "max_predictions": st.none() | counts,
-        "replacements": st.sampled_from(["any", "ordinary"]),
     }
 )
 lengths = st.integers(5, 10**4)
 pairs = st.fixed_dictionaries({"length": lengths, "short": rates})
 spans = st.fixed_dictionaries({"length": lengths, "cross": st.booleans()})
-objectives = (
-    table("masked_lm", segments=spans, masking=maskings)
-    | table("masked_lm_nsp", segments=pairs, masking=maskings)
-    | table("masked_lm_sop", segments=pairs, masking=maskings)
+objectives = table("masked_lm", segments=spans, masking=maskings) | table(
+    "masked_lm_nsp", segments=pairs, masking=maskings
 )
 phases = [
     [{"length": 128, "share": 1}],
@@ -148,8 +130,7 @@ pretrainings = st.fixed_dictionaries(
         "training": trainings,
         "objective": objectives,
         "phases": st.sampled_from(phases),
-        "batch": table("examples", n=counts)
-        | table("tokens", n=counts)
+        "batch": table("tokens", n=counts)
         | table("token_ramp", start=st.just(1), n=counts, over=counts),
         "data_copies": st.none() | counts,
         "seed": st.integers(-(2**62), 2**62),
