@@ -235,11 +235,10 @@ def compare(  # noqa: PLR0913 – one option per question
     from bothways.prediction.predictor import named_columns, open_task
 
     task_name = task or significance.default_task(significance.folders(a)[0])
-    names = {"text": text, "text_b": text_b, "label": label}
     columns = None
-    if any(names.values()):
+    if text or text_b or label:
         opened = open_task(significance.folders(a)[0], task_name, device="cpu")
-        columns = named_columns(opened.task_model.task, **names)
+        columns = named_columns(opened.task_model.task, text=text, text_b=text_b, label=label)
     with terminal_progress() as progress:
         comparison = significance.compare_runs(
             a, b, data, columns, device=device, task=task_name, progress=progress

@@ -57,7 +57,6 @@ def plan(  # noqa: PLR0913 – one option per question
     price
         Price of a card, or of this machine, per hour, in any currency.
     """
-    import dataclasses
     import json as json_format
 
     from bothways.core.config.reader import replaced_members
@@ -70,15 +69,16 @@ def plan(  # noqa: PLR0913 – one option per question
     from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.forecast import UTILISATION, Cards, Here, forecast_run
     from bothways.pretraining.recipes import chosen_settings, distillation
-    from bothways.training.schedules import Tokens
 
     text = None if corpus is None else Corpus.open(corpus)
     length = [] if end.duration is None else [f"training.until={end.duration}"]
-    if tokens is not None and length:
-        message = f"is given as tokens={tokens:g}, and the length of the run once more"
-        raise ConfigError(message, where="tokens", fix="Give one of them.")
-    if tokens is not None and not 1 <= tokens < math.inf:
-        raise ConfigError(f"must be at least 1 and finite, not {tokens:g}", where="tokens")
+    if tokens is not None:
+        if length:
+            message = f"is given as tokens={tokens:g}, and the length of the run once more"
+            raise ConfigError(message, where="tokens", fix="Give one of them.")
+        if not 1 <= tokens < math.inf:
+            raise ConfigError(f"must be at least 1 and finite, not {tokens:g}", where="tokens")
+        settings = (f"training.until={int(tokens)} tokens", *settings)
     if hardware == "here":
         for name, changed in (("ranks", ranks != 1), ("utilisation", utilisation is not None)):
             if changed:
@@ -93,9 +93,6 @@ def plan(  # noqa: PLR0913 – one option per question
 
     def with_settings(base: PretrainConfig) -> PretrainConfig:
         """Return the settings of a recipe with those of this call."""
-        if tokens is not None:
-            training = dataclasses.replace(base.training, until=Tokens(int(tokens)))
-            base = dataclasses.replace(base, training=training)
         return load_pretraining(base, [*settings, *length], config)
 
     if teacher is None:

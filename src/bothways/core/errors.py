@@ -287,7 +287,6 @@ Check = Literal[
     "ids", "positions", "casing", "truncation", "unknown", "disk", "memory", "time",
     "rows", "labels", "pairs", "balance", "overlap", "heads", "masking", "training",
 ]  # fmt: skip
-SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -331,4 +330,4 @@ def report_findings(findings: Iterable[Finding]) -> list[Finding]:
 
 def places(items: Many[str]) -> str:
     """Join the first five places with commas, followed by the number of others."""
-    return listed(items, SHOWN)
+    return listed(items, 5)
