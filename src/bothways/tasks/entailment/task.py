@@ -122,17 +122,15 @@ class ZeroShotTask(ClassScores, TextTask[ClassPrediction]):
         self, examples: Many[TextExample], tokenizer: Tokenizer, labels: Many[str], length: int
     ) -> list[base.EncodedExample]:
         """Return a pair for each candidate, of which only the text is cut."""
-        hypotheses = tokenizer.encode([*self.hypotheses])
-        room = length - tokenizer.template.pair - max(map(len, hypotheses))
+        hypotheses, template = tokenizer.encode([*self.hypotheses]), tokenizer.template
+        both = length - template.pair  # the tokens of a text and a sentence
+        room = both - max(map(len, hypotheses))
         if room < 1:
             message = f"leaves no room for a text: a sequence has {length} tokens"
             raise ConfigError(message, where="template", fix="Shorten template or labels.")
         results = []
         for ids in tokenizer.encode([example.text for example in examples]):
-            pairs = (
-                assemble(ids[: length - tokenizer.template.pair - len(b)], b, tokenizer.template)
-                for b in hypotheses
-            )
+            pairs = (assemble(ids[: both - len(b)], b, template) for b in hypotheses)
             # [CLS], which the head reads, is global in Longformer.
             sequences = tuple(
                 dataclasses.replace(pair, global_attention_mask=np.arange(len(pair)) == 0)
