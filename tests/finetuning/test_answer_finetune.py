@@ -44,7 +44,7 @@ def place(tmp_path_factory) -> Path:
     )
     words += "task.stride=6 task.longest=3 training.optimizer.lr=3e-3"
     with pytest.MonkeyPatch.context() as patch:
-        call(patch, folder, *words.split(), "training.until=4 epochs")
+        call(patch, folder, *words.split(), "training.until=3 epochs")
     return folder
 
 

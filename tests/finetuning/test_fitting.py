@@ -173,6 +173,7 @@ def test_a_separable_task_is_learned_from_both_starts(folder, data):
         assert [epochs for epochs, _ in done.history] == [1, 2, 3, 4, 5, 6]
         assert done.metrics["accuracy"] == max(metrics["accuracy"] for _, metrics in done.history)
         assert_scored(done, data)
+        assert done.failure is None
         assert not done.task_model.training
         assert not done.task_model.model.encoder.embedding.token.sparse
 

@@ -50,7 +50,7 @@ def test_the_merged_layer_computes_the_same(training):
 def test_scores_far_from_0_are_learned_and_saved_in_a_usual_head(folder, tmp_path, settings):
     done = bothways.finetune(
         str(folder), train=make_rows(160, 0), dev=make_rows(40, 1), out=tmp_path / "run",
-        task=RegressionTask(), until="60 steps", lr=1e-2, length=16, progress=False,
+        task=RegressionTask(), until="40 steps", lr=1e-2, length=16, progress=False,
         **settings,
     )  # fmt: skip
     assert done.metrics["mse"] < done.baseline["mse"] / 3

@@ -103,7 +103,7 @@ FORMS: dict[str, Any] = {
 @pytest.mark.parametrize(
     "form",
     [
-        pytest.param(form, marks=pytest.mark.slow if form in ("negatives", "classes") else ())
+        pytest.param(form, marks=() if form in ("pairs", "scores") else pytest.mark.slow)
         for form in FORMS
     ],
 )

@@ -46,9 +46,9 @@ def run(tmp_path_factory) -> tuple[FinetuneResult, Path]:
         length=12,
         training=dataclasses.replace(
             finetune_adam(),
-            until=Epochs(5.0),
+            until=Epochs(4.0),
             optimizer=AdamW(lr=3e-3),
-            evaluate=Epochs(2.5),
+            evaluate=Epochs(2.0),
             precision="fp32",
         ),
         task=TaggingTask(context="document"),
