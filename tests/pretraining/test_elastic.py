@@ -30,7 +30,7 @@ from bothways.pretraining.run import pretrain
 from bothways.pretraining.run_page import read_records
 from bothways.training import saved_state
 from bothways.training.checkpoint import checkpoints
-from bothways.training.optimizers import AdamW, Muon
+from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Sharding
 from bothways.training.run import Event, Training
 from bothways.training.schedules import Linear, Steps
@@ -56,9 +56,7 @@ def shape_of(corpus: Corpus, name: str, dropout: float = 0.0) -> EncoderConfig:
 
 def config_of(corpus: Corpus, objective: Objective, sharding: Sharding | None) -> PretrainConfig:
     small = shape_of(corpus, "electra-small-discriminator")
-    two = isinstance(objective, ReplacedTokens)
-    optimizer = Muon(others=AdamW(lr=3e-3)) if two else AdamW(lr=3e-3)
-    training = Training(Steps(LENGTH), optimizer, Linear(0.1), precision="fp32")
+    training = Training(Steps(LENGTH), AdamW(lr=3e-3), Linear(0.1), precision="fp32")
     return PretrainConfig(
         small, training, objective, (PretrainPhase(48),), ExampleBudget(8), held_out=0.1,
         evaluation_tokens=400, microbatch_tokens=130, sharding=sharding,
