@@ -19,6 +19,8 @@ OPSET, IR_VERSION = 17, 8
 """The first opset with LayerNormalization, which runtimes since 2022 read."""
 LOWEST = float(np.finfo(np.float32).min)
 """Bias for the score of a hidden key. Finite: a row of −∞ would give NaN."""
+Input = str | float | tuple[int, ...]
+"""A value by its name, or a constant: a float in fp32, an int or a vector of ints in int64."""
 
 
 class GraphBuilder:
@@ -34,24 +36,31 @@ class GraphBuilder:
     def __init__(self, names: Mapping[int, str]) -> None:
         self._names = names
         self._nodes: list[onnx.NodeProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
         self._constants: dict[object, tuple[str, TensorProto]] = {}
         self.scope = ""
 
-    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+    def op(self, kind: str, *inputs: Input, **attributes: Any) -> str:
         """Append a node with one output; return the name of the output."""
-        return self.split(kind, inputs, 1, **attributes)[0]
+        return self._append(kind, inputs, 1, **attributes)[0]
 
-    def split(self, kind: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
-        """Append a node with several outputs; return their names."""
+    def split(self, x: str, *sizes: int) -> list[str]:
+        """Divide the last axis into slices of these sizes; return their names."""
+        return self._append("Split", (x, sizes), len(sizes), axis=-1)
+
+    def _append(
+        self, kind: str, inputs: Sequence[Input], count: int, **attributes: Any
+    ) -> list[str]:
+        names = [value if isinstance(value, str) else self._constant(value) for value in inputs]
         name = f"{self.scope}/{kind}_{len(self._nodes)}"
         outputs = [name if count == 1 else f"{name}:{at}" for at in range(count)]
-        self._nodes.append(helper.make_node(kind, list(inputs), outputs, name, **attributes))
+        self._nodes.append(helper.make_node(kind, names, outputs, name, **attributes))
         return outputs
 
-    def rename(self, value: str, name: str) -> str:
-        """Give a value the name of an output of the graph."""
+    def output(self, name: str, value: str, *axes: str | int) -> None:
+        """Make a value in fp32 an output of the graph; the names or the lengths of its axes."""
         self._nodes.append(helper.make_node("Identity", [value], [name], f"/{name}"))
-        return name
+        self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, axes))
 
     def weight(self, tensor: Tensor, *, transposed: bool = False) -> str:
         """Return the name of a parameter, or of its transpose."""
@@ -67,20 +76,8 @@ class GraphBuilder:
             self._keep(name, name, values)
         return name
 
-    def number(self, value: float) -> str:
-        """Return the name of a scalar in fp32."""
-        return self._constant(np.float32(value))
-
-    def whole(self, value: int) -> str:
-        """Return the name of a scalar in int64."""
-        return self._constant(np.int64(value))
-
-    def wholes(self, *values: int) -> str:
-        """Return the name of a vector in int64, such as axes or a shape."""
-        return self._constant(np.array(values, dtype=np.int64))
-
-    def _constant(self, value: NDArray[Any] | np.generic) -> str:
-        array = np.asarray(value)
+    def _constant(self, value: float | tuple[int, ...]) -> str:
+        array = np.array(value, np.float32 if isinstance(value, float) else np.int64)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             self._keep(key, f"constant_{len(self._constants)}", array)
@@ -91,13 +88,14 @@ class GraphBuilder:
         values = np.array(array, order="C")
         self._constants[key] = (name, numpy_helper.from_array(values, name))
 
-    def slice(self, x: str, start: str, stop: str, axis: int) -> str:
-        """Return the part `[start, stop)` of an axis; both are vectors of one number."""
-        return self.op("Slice", x, start, stop, self.wholes(axis))
+    def slice(self, x: str, start: str | int, stop: str | int, axis: int) -> str:
+        """Return the part `[start, stop)` of an axis; a value by name is a vector of one number."""
+        bounds = [at if isinstance(at, str) else (at,) for at in (start, stop)]
+        return self.op("Slice", x, *bounds, (axis,))
 
     def unsqueeze(self, x: str, *axes: int) -> str:
         """Insert axes of length 1."""
-        return self.op("Unsqueeze", x, self.wholes(*axes))
+        return self.op("Unsqueeze", x, axes)
 
     def dense(self, x: str, layer: nn.Linear) -> str:
         """Apply a dense layer to the last axis."""
@@ -108,14 +106,11 @@ class GraphBuilder:
         """Apply a LayerNorm or RMSNorm; an `nn.Identity` changes nothing."""
         if isinstance(layer, nn.RMSNorm):
             squares = self.op("ReduceMean", self.op("Mul", x, x), axes=(-1,), keepdims=1)
-            root = self.op("Sqrt", self.op("Add", squares, self.number(layer.eps or 0.0)))
+            root = self.op("Sqrt", self.op("Add", squares, layer.eps or 0.0))
             return self.op("Mul", self.op("Div", x, root), self.weight(layer.weight))
         if not isinstance(layer, nn.LayerNorm):
             return x
-        parameters = [
-            parameter for parameter in (layer.weight, layer.bias) if parameter is not None
-        ]
-        weights = map(self.weight, parameters)
+        weights = [self.weight(value) for value in (layer.weight, layer.bias) if value is not None]
         return self.op("LayerNormalization", x, *weights, axis=-1, epsilon=layer.eps)
 
     def activate(self, name: str, x: str) -> str:
@@ -127,26 +122,21 @@ class GraphBuilder:
                 return self.op("Mul", x, self.op("Sigmoid", x))
             # x / 2 · (1 + erf(x / √2)), in the order of nodes that runtimes recognise.
             case "gelu":
-                inner = self.op("Erf", self.op("Div", x, self.number(2**0.5)))
-                product = self.op("Mul", x, self.op("Add", inner, self.number(1.0)))
-                return self.op("Mul", product, self.number(0.5))
+                inner = self.op("Erf", self.op("Div", x, 2**0.5))
+                product = self.op("Mul", x, self.op("Add", inner, 1.0))
+                return self.op("Mul", product, 0.5)
             # x / 2 · (1 + tanh(√(2 / π) · (x + 0.044715 x³))).
             case "gelu_tanh":
-                cube = self.op(
-                    "Mul", self.op("Mul", self.op("Mul", x, x), x), self.number(0.044715)
-                )
-                inner = self.op("Mul", self.op("Add", x, cube), self.number((2 / np.pi) ** 0.5))
-                product = self.op(
-                    "Mul", x, self.op("Add", self.op("Tanh", inner), self.number(1.0))
-                )
-                return self.op("Mul", product, self.number(0.5))
+                cube = self.op("Mul", self.op("Mul", self.op("Mul", x, x), x), 0.044715)
+                inner = self.op("Mul", self.op("Add", x, cube), (2 / np.pi) ** 0.5)
+                product = self.op("Mul", x, self.op("Add", self.op("Tanh", inner), 1.0))
+                return self.op("Mul", product, 0.5)
             case _:
                 raise AssertionError(f"no activation {name}")
 
     def model(
         self,
         inputs: Mapping[str, Sequence[str]],
-        outputs: Mapping[str, Sequence[str | int]],
         metadata: Mapping[str, str],
         producer: tuple[str, str],
     ) -> onnx.ModelProto:
@@ -154,7 +144,6 @@ class GraphBuilder:
 
         Args:
             inputs: the names of the axes of each input, all in int64.
-            outputs: the names or lengths of the axes of each output, in fp32.
             metadata: notes for the user of the file.
             producer: a name and a version.
         """
@@ -162,7 +151,7 @@ class GraphBuilder:
             self._nodes,
             "bothways",
             [helper.make_tensor_value_info(n, TensorProto.INT64, a) for n, a in inputs.items()],
-            [helper.make_tensor_value_info(n, TensorProto.FLOAT, a) for n, a in outputs.items()],
+            self._outputs,
             [tensor for _, tensor in self._constants.values()],
         )
         model = helper.make_model(

@@ -15,9 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import assert_never
 
@@ -81,8 +79,8 @@ class EncoderGraph:
         op = graph.op
         self.length = op("Shape", self.ids, start=1, end=2)
         self.keep = graph.unsqueeze(op("Cast", self.mask, to=9), 1, 2)
-        end = op("Squeeze", self.length, graph.wholes(0))
-        self.places = op("Range", graph.whole(0), end, graph.whole(1))
+        end = op("Squeeze", self.length, (0,))
+        self.places = op("Range", 0, end, 1)
         self.separators, self.rule = separators, rule
         self.global_tokens = self._global_tokens() if self.config.has_global_attention else None
         self._relative = self._relative_rows()
@@ -134,7 +132,7 @@ class EncoderGraph:
         if not mlp.gated:
             return graph.dense(graph.activate(mlp.activation, x), mlp.down)
         inner = self.config.intermediate_size
-        hidden, gate = graph.split("Split", (x, graph.wholes(inner, inner)), 2, axis=-1)
+        hidden, gate = graph.split(x, inner, inner)
         x = graph.op("Mul", graph.activate(mlp.activation, hidden), gate)
         return graph.dense(x, mlp.down)
 
@@ -143,30 +141,26 @@ class EncoderGraph:
         graph.scope = "/embedding"
         x = graph.op("Gather", graph.weight(embedding.token.weight), self.ids)
         if embedding.scale != 1.0:
-            x = graph.op("Mul", x, graph.number(embedding.scale))
+            x = graph.op("Mul", x, embedding.scale)
         match embedding.position:
             case LearnedPositions(offset=offset) as table:
                 rows = graph.weight(table.weight)
-                stop = graph.op("Add", self.length, graph.wholes(offset))
-                x = graph.op("Add", x, graph.slice(rows, graph.wholes(offset), stop, 0))
+                stop = graph.op("Add", self.length, (offset,))
+                x = graph.op("Add", x, graph.slice(rows, offset, stop, 0))
             case SinusoidalPositions(width=width, interleaved=interleaved):
-                rows = graph.array("sinusoids", self._sinusoids(width, interleaved))
+                positions = torch.arange(self.config.max_positions)
+                rows = graph.array("sinusoids", sinusoids(positions, width, interleaved).numpy())
                 x = graph.op("Add", x, self._first_rows(rows))
         if embedding.segment is not None:
             # One row is the same for all tokens, and no input.
-            at = graph.whole(0) if self.segments is None else self.segments
+            at = 0 if self.segments is None else self.segments
             x = graph.op("Add", x, graph.op("Gather", graph.weight(embedding.segment.weight), at))
         if embedding.task is not None:
             tasks = graph.weight(embedding.task.weight)
-            x = graph.op("Add", x, graph.op("Gather", tasks, graph.whole(0)))
+            x = graph.op("Add", x, graph.op("Gather", tasks, 0))
         if embedding.late:
             return graph.norm(self._project(x), embedding.norm)
         return self._project(graph.norm(x, embedding.norm))
-
-    def _sinusoids(self, width: int, interleaved: bool) -> NDArray[np.float32]:
-        positions = torch.arange(self.config.max_positions)
-        values: NDArray[np.float32] = sinusoids(positions, width, interleaved).numpy()
-        return values
 
     def _project(self, x: str) -> str:
         layer = self.encoder.embedding.project
@@ -174,7 +168,7 @@ class EncoderGraph:
 
     def _first_rows(self, table: str) -> str:
         """Return the rows of a table for the positions of the input."""
-        return self.graph.slice(table, self.graph.wholes(0), self.length, 0)
+        return self.graph.slice(table, 0, self.length, 0)
 
     def _convolve(self, module: NgramConvolution, embeddings: str, x: str) -> str:
         graph, conv = self.graph, module.conv
@@ -200,7 +194,7 @@ class EncoderGraph:
             q, k = self._rotate(q, base), self._rotate(k, base)
         count = 1 + len(module.terms)
         scale = (config.width // config.heads * count) ** -0.5
-        q = graph.op("Mul", q, graph.number(scale))
+        q = graph.op("Mul", q, scale)
         added = self._position_scores(module, q, k, scale)
         result = self._product(q, k, v, [*added, self._bias(pattern)])
         if self.global_tokens is not None and module.global_qkv is not None:
@@ -209,7 +203,7 @@ class EncoderGraph:
             is_global = graph.unsqueeze(self.global_tokens, 1, 3)  # (rows, 1, length, 1)
             result = graph.op("Where", is_global, global_result, result)
         joined = graph.op("Transpose", result, perm=(0, 2, 1, 3))
-        return graph.op("Reshape", joined, graph.wholes(0, 0, config.width))
+        return graph.op("Reshape", joined, (0, 0, config.width))
 
     def _qkv(self, module: Attention, x: str) -> str:
         if isinstance(module.qkv, GroupedProjection):
@@ -226,19 +220,19 @@ class EncoderGraph:
         """Return queries, keys and values, those of a group repeated for its heads."""
         graph, heads, size = self.graph, self.config.heads, projection.size
         projected = graph.dense(x, projection.key_value)  # (rows, length, 2 · groups · size)
-        apart = graph.op("Reshape", projected, graph.wholes(0, 0, 2 * projection.groups, size))
+        apart = graph.op("Reshape", projected, (0, 0, 2 * projection.groups, size))
         # The group of each head: those of keys, then those of values.
         numbers = torch.arange(2 * projection.groups).repeat_interleave(projection.repeats)
         name = f"groups_{projection.groups}"
         repeated = graph.op("Gather", apart, graph.array(name, numbers.numpy()), axis=2)
-        joined = graph.op("Reshape", repeated, graph.wholes(0, 0, 2 * heads * size))
+        joined = graph.op("Reshape", repeated, (0, 0, 2 * heads * size))
         return graph.op("Concat", graph.dense(x, projection.query), joined, axis=-1)
 
     def _split_heads(self, x: str) -> tuple[str, str, str]:
         """Return queries, keys and values `(rows, heads, length, d)`."""
         graph, width, heads = self.graph, self.config.width, self.config.heads
-        tensors = graph.split("Split", (x, graph.wholes(width, width, width)), 3, axis=-1)
-        shape = graph.wholes(0, 0, heads, width // heads)
+        tensors = graph.split(x, width, width, width)
+        shape = (0, 0, heads, width // heads)
         q, k, v = (
             graph.op("Transpose", graph.op("Reshape", tensor, shape), perm=(0, 2, 1, 3))
             for tensor in tensors
@@ -268,7 +262,7 @@ class EncoderGraph:
             self._rotary[base] = cos, sin
         cos, sin = self._rotary[base]
         # (a, b) → (a cos − b sin, b cos + a sin), with a and b the halves of a head's vector.
-        half, second = graph.split("Split", (x, graph.wholes(pairs, pairs)), 2, axis=-1)
+        half, second = graph.split(x, pairs, pairs)
         turned = (
             graph.op("Sub", graph.op("Mul", half, cos), graph.op("Mul", second, sin)),
             graph.op("Add", graph.op("Mul", second, cos), graph.op("Mul", half, sin)),
@@ -279,8 +273,8 @@ class EncoderGraph:
         """Compute the attention of global tokens to all tokens; other rows are arbitrary."""
         graph = self.graph
         if self.rule == "first":  # only its row is computed, and repeated
-            q = graph.slice(q, graph.wholes(0), graph.wholes(1), 2)
-        q = graph.op("Mul", q, graph.number(scale))
+            q = graph.slice(q, 0, 1, 2)
+        q = graph.op("Mul", q, scale)
         return self._product(q, k, v, [self._bias(Full())])
 
     # Masks
@@ -293,16 +287,16 @@ class EncoderGraph:
             return None
         keep = graph.op("Cast", self.mask, to=9)
         if rule == "first":
-            is_first = graph.op("Less", self.places, graph.whole(1))
+            is_first = graph.op("Less", self.places, 1)
             return graph.op("And", graph.unsqueeze(is_first, 0), keep)
         assert self.separators is not None
-        is_separator = graph.op("Equal", self.ids, graph.whole(self.separators.id))
+        is_separator = graph.op("Equal", self.ids, self.separators.id)
         is_separator = graph.op("And", is_separator, keep)
         # ArgMax is the first place of the largest value: the first separator.
         at = graph.op("ArgMax", graph.op("Cast", is_separator, to=7), axis=1, keepdims=1)
         if rule == "question":
             return graph.op("Less", self.places, at)
-        begin = graph.op("Add", at, graph.whole(self.separators.between))
+        begin = graph.op("Add", at, self.separators.between)
         is_ending = graph.op("GreaterOrEqual", self.places, begin)
         return graph.op("And", is_ending, keep)
 
@@ -311,11 +305,10 @@ class EncoderGraph:
         if pattern not in self._masks:
             graph, scope = self.graph, self.graph.scope
             graph.scope = "/mask"
-            zero, lowest = graph.number(0.0), graph.number(LOWEST)
             if isinstance(pattern, Blocks):
                 self._masks[pattern] = self._block_bias(pattern)
             else:
-                self._masks[pattern] = graph.op("Where", self._seen(pattern), zero, lowest)
+                self._masks[pattern] = graph.op("Where", self._seen(pattern), 0.0, LOWEST)
             graph.scope = scope
         return self._masks[pattern]
 
@@ -328,7 +321,7 @@ class EncoderGraph:
                 return self.keep
             case Window(radius):
                 far = op("Abs", op("Sub", query, self.places))
-                near = op("LessOrEqual", far, graph.whole(radius))
+                near = op("LessOrEqual", far, radius)
                 if self.global_tokens is not None:
                     near = op("Or", near, graph.unsqueeze(self.global_tokens, 1, 2))
             case Causal():
@@ -343,25 +336,20 @@ class EncoderGraph:
         A key that is read n times has the weight n in the softmax, which is log n on its score.
         """
         graph, op, size = self.graph, self.graph.op, pattern.size
-        zero, lowest = graph.number(0.0), graph.number(LOWEST)
-        lengths = graph.unsqueeze(op("ReduceSum", self.mask, graph.wholes(1)), 2, 3)
-        end_block = op(
-            "Div", op("Sub", lengths, graph.whole(1)), graph.whole(size)
-        )  # (rows, 1, 1, 1)
-        key = op("Div", self.places, graph.whole(size))
+        lengths = graph.unsqueeze(op("ReduceSum", self.mask, (1,)), 2, 3)
+        end_block = op("Div", op("Sub", lengths, 1), size)  # (rows, 1, 1, 1)
+        key = op("Div", self.places, size)
         query = graph.unsqueeze(key, 1)
-        ends = [self._is_end(block, end_block) for block in (query, key)]
-        near = op("LessOrEqual", op("Abs", op("Sub", query, key)), graph.whole(1))
-        short = op("LessOrEqual", lengths, graph.whole(pattern.dense))
+        ends = [
+            op("Or", op("Equal", block, 0), op("Equal", block, end_block)) for block in (query, key)
+        ]
+        near = op("LessOrEqual", op("Abs", op("Sub", query, key)), 1)
+        short = op("LessOrEqual", lengths, pattern.dense)
         dense_rows = op("Or", short, ends[0])  # rows of queries that attend to all
         visible = op("And", op("Or", op("Or", near, ends[1]), dense_rows), self.keep)
-        repeated = op("And", op("Equal", key, graph.whole(0)), op("Not", dense_rows))
-        often = op("Where", repeated, graph.number(math.log(1 + pattern.random)), zero)
-        return op("Where", visible, often, lowest)
-
-    def _is_end(self, block: str, end_block: str) -> str:
-        op = self.graph.op
-        return op("Or", op("Equal", block, self.graph.whole(0)), op("Equal", block, end_block))
+        repeated = op("And", op("Equal", key, 0), op("Not", dense_rows))
+        often = op("Where", repeated, math.log(1 + pattern.random), 0.0)
+        return op("Where", visible, often, LOWEST)
 
     # Relative positions
 
@@ -377,8 +365,8 @@ class EncoderGraph:
         graph.scope = "/relative"
         max_positions = position.max_positions
         # The tables are for the longest sequence; the middle 2 · length rows are those of this one.
-        start = graph.op("Sub", graph.wholes(max_positions), self.length)
-        stop = graph.op("Add", graph.wholes(max_positions), self.length)
+        start = graph.op("Sub", (max_positions,), self.length)
+        stop = graph.op("Add", (max_positions,), self.length)
         falling = row_of(position, torch.arange(max_positions - 1, -max_positions - 1, -1)).numpy()
         rising = row_of(position, torch.arange(1 - max_positions, max_positions + 1)).numpy()
         return (
@@ -396,7 +384,7 @@ class EncoderGraph:
         graph.scope, max_positions = "/relative", position.max_positions
         buckets = bucket_of(position.bias, torch.arange(1 - max_positions, max_positions)).numpy()
         query = graph.unsqueeze(self.places, 1)
-        distances = op("Add", op("Sub", query, self.places), graph.whole(max_positions - 1))
+        distances = op("Add", op("Sub", query, self.places), max_positions - 1)
         rows = op("Gather", graph.array("buckets", buckets), distances)
         values = op("Gather", graph.weight(relative.table.weight), rows)  # (length, length, heads)
         return graph.unsqueeze(op("Transpose", values, perm=(2, 0, 1)), 0)
@@ -415,7 +403,7 @@ class EncoderGraph:
         if keys is not None:
             result.append(self._diagonals(q, graph.op("Gather", keys, falling)))
         if queries is not None:
-            scaled = graph.op("Mul", graph.op("Gather", queries, rising), graph.number(scale))
+            scaled = graph.op("Mul", graph.op("Gather", queries, rising), scale)
             turned = self._diagonals(k, scaled)  # keys by queries
             result.append(graph.op("Transpose", turned, perm=(0, 1, 3, 2)))
         return result
@@ -424,13 +412,9 @@ class EncoderGraph:
         """Return keys and queries of relative positions `(rows, width)`, constant in the graph."""
         graph, width = self.graph, self.config.width
         if module.position_key is None and module.position_query is None:
-            projected = self._qkv(module, table)
-            queries, keys, _ = graph.split(
-                "Split", (projected, graph.wholes(width, width, width)), 3, axis=-1
-            )
-            return keys if "c2p" in module.terms else None, (
-                queries if "p2c" in module.terms else None
-            )
+            queries, keys, _ = graph.split(self._qkv(module, table), width, width, width)
+            terms = module.terms
+            return keys if "c2p" in terms else None, queries if "p2c" in terms else None
         keys_queries = (module.position_key, module.position_query)
         vectors = [None if layer is None else graph.dense(table, layer) for layer in keys_queries]
         return vectors[0], vectors[1]
@@ -446,14 +430,14 @@ class EncoderGraph:
         from the number n − 1 on: each row begins one place further left. See
         `attention.relative.along_diagonals`.
         """
-        graph, op, single = self.graph, self.graph.op, self.graph.wholes(1)
+        graph, op = self.graph, self.graph.op
         heads = self.config.heads
-        apart = op("Reshape", vectors, graph.wholes(0, heads, self.config.width // heads))
+        apart = op("Reshape", vectors, (0, heads, self.config.width // heads))
         products = op("MatMul", x, op("Transpose", apart, perm=(1, 2, 0)))
-        flat = op("Reshape", products, graph.wholes(0, 0, -1))
-        start = op("Sub", self.length, single)
+        flat = op("Reshape", products, (0, 0, -1))
+        start = op("Sub", self.length, (1,))
         row = op("Add", self.length, start)  # 2n − 1
         stop = op("Add", start, op("Mul", self.length, row))
         diagonal = graph.slice(flat, start, stop, 2)
-        shape = op("Concat", graph.wholes(0, 0), self.length, row, axis=0)
-        return graph.slice(op("Reshape", diagonal, shape), graph.wholes(0), self.length, 3)
+        shape = op("Concat", (0, 0), self.length, row, axis=0)
+        return graph.slice(op("Reshape", diagonal, shape), 0, self.length, 3)

@@ -53,57 +53,49 @@ with optional("export", "exporting a model"):
 
 def with_int8_weights(graph: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of a graph with its matrices in int8, each stored once."""
-    readers = defaultdict(list)
+    readers = defaultdict[str, set[tuple[str, int]]](set)
     for node in graph.graph.node:
         for position, name in enumerate(node.input):
-            readers[name].append((node.op_type, position))
-    matrices = {
-        tensor.name: tensor
+            readers[name].add((node.op_type, position))
+    matrices = [
+        tensor.name
         for tensor in graph.graph.initializer
         if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2
-    }
-    # A matrix that other nodes read as well stays in fp32.
-    dense = {name for name in matrices if set(readers[name]) == {("MatMul", 1)}}
-    tables = {name for name in matrices if set(readers[name]) == {("Gather", 0)}}
-    nodes, initializers, done = [], [], set[str]()
-    for node in graph.graph.node:
-        for name in (name for name in node.input if name in dense and name not in done):
-            codes, scales = rounded(numpy_helper.to_array(matrices[name]), 0)
-            zeros = numpy_helper.from_array(np.zeros(len(scales), np.int8), f"{name}.zero")
-            tensors = [*_parts(name, codes, scales), zeros]
-            initializers += tensors
-            tensor_names = [part.name for part in tensors]
-            nodes.append(
-                helper.make_node("DequantizeLinear", tensor_names, [name], f"{name}.fp32", axis=1)
-            )
-            done.add(name)
-        name = node.input[0] if node.input else ""
-        if node.op_type == "Gather" and name in tables:
-            if name not in done:
-                codes, scales = rounded(numpy_helper.to_array(matrices[name]), 1)
-                initializers += _parts(name, codes, scales[:, None])
-                done.add(name)
-            # Rows are looked up in int8 and scaled.
-            [_, index], [out] = node.input, node.output
-            nodes += [
-                helper.make_node("Gather", [f"{name}.int8", index], [f"{out}.int8"], f"{out}.int8"),
-                helper.make_node(
-                    "Gather", [f"{name}.scale", index], [f"{out}.scale"], f"{out}.scale"
-                ),
-                helper.make_node(
-                    "Cast", [f"{out}.int8"], [f"{out}.cast"], f"{out}.cast", to=TensorProto.FLOAT
-                ),
-                helper.make_node("Mul", [f"{out}.cast", f"{out}.scale"], [out], f"{out}.scaled"),
-            ]
-        else:
-            nodes.append(node)
+    ]
+    # A matrix that other nodes read as well stays in fp32, as biases and norms do.
+    dense = {name for name in matrices if readers[name] == {("MatMul", 1)}}
+    tables = {name for name in matrices if readers[name] == {("Gather", 0)}}
     result = onnx.ModelProto()
     result.CopyFrom(graph)
     del result.graph.node[:], result.graph.initializer[:]
-    result.graph.node.extend(nodes)
-    # Tensors in int8 replace their originals; biases and norms are kept.
-    unchanged = (each for each in graph.graph.initializer if each.name not in done)
-    result.graph.initializer.extend([*unchanged, *initializers])
+
+    def add(kind: str, inputs: list[str], output: str, **attributes: int) -> None:
+        result.graph.node.append(helper.make_node(kind, inputs, [output], output, **attributes))
+
+    for tensor in graph.graph.initializer:
+        name = tensor.name
+        if name not in dense | tables:
+            result.graph.initializer.append(tensor)
+            continue
+        codes, scales = rounded(numpy_helper.to_array(tensor), 0 if name in dense else 1)
+        arrays = {f"{name}.int8": codes, f"{name}.scale": scales}
+        if name in dense:
+            arrays[f"{name}.zero"] = np.zeros(len(scales), np.int8)
+            add("DequantizeLinear", [*arrays], name, axis=1)
+        else:
+            arrays[f"{name}.scale"] = scales[:, None]
+        for key, values in arrays.items():
+            result.graph.initializer.append(numpy_helper.from_array(values, key))
+    for node in graph.graph.node:
+        if node.op_type != "Gather" or node.input[0] not in tables:
+            result.graph.node.append(node)
+            continue
+        # Rows are looked up in int8 and scaled.
+        [table, index], [out] = node.input, node.output
+        add("Gather", [f"{table}.int8", index], f"{out}.int8")
+        add("Gather", [f"{table}.scale", index], f"{out}.scale")
+        add("Cast", [f"{out}.int8"], f"{out}.cast", to=TensorProto.FLOAT)
+        add("Mul", [f"{out}.cast", f"{out}.scale"], out)
     return result
 
 
@@ -113,15 +105,6 @@ def rounded(values: NDArray[np.float32], axis: int) -> tuple[NDArray[np.int8], N
     scales[scales == 0] = 1
     codes = np.clip(np.rint(values / scales), -127, 127).astype(np.int8)
     return codes, scales.squeeze(axis).astype(np.float32)
-
-
-def _parts(
-    name: str, codes: NDArray[np.int8], scales: NDArray[np.float32]
-) -> list[onnx.TensorProto]:
-    return [
-        numpy_helper.from_array(codes, f"{name}.int8"),
-        numpy_helper.from_array(scales, f"{name}.scale"),
-    ]
 
 
 TOLERANCE = 1e-4

@@ -29,7 +29,7 @@ from bothways.model.model import Model
 from bothways.prediction.export.builder import LOWEST, GraphBuilder
 from bothways.prediction.export.encoder_graph import EncoderGraph, GlobalRule, Separators
 from bothways.prediction.session_model import HEAD
-from bothways.tasks.sentence_embedding.task import projection_of
+from bothways.tasks.sentence_embedding.task import projection_of, sentence_encoder
 
 if TYPE_CHECKING:
     import onnx
@@ -97,12 +97,12 @@ def build_graph(model: Model, exported: ExportedPart) -> onnx.ModelProto:
     if choice:
         length = graph.op("Shape", "input_ids", start=2)
         # (questions, choices, length) → (questions · choices, length): a row for each choice.
-        shape = graph.op("Concat", graph.wholes(-1), length, axis=0)
+        shape = graph.op("Concat", (-1,), length, axis=0)
         rows = [graph.op("Reshape", name, shape) for name in names]
     inputs = rows[0], rows[1], rows[2] if len(rows) > 2 else None
     vectors = EncoderGraph(graph, encoder, inputs, exported.global_rule, exported.separators)
-    outputs = _HeadGraph(graph, vectors, model).outputs(exported)
-    return graph.model(dict.fromkeys(names, axes), outputs, {HEAD: kind}, ("bothways", __version__))
+    _HeadGraph(graph, vectors, model).append(exported)
+    return graph.model(dict.fromkeys(names, axes), {HEAD: kind}, ("bothways", __version__))
 
 
 class _HeadGraph:
@@ -111,58 +111,44 @@ class _HeadGraph:
     def __init__(self, graph: GraphBuilder, encoder: EncoderGraph, model: Model) -> None:
         self.graph, self.encoder, self.model = graph, encoder, model
         self.layers = encoder.layers()
-        self.causal = encoder.config.is_causal
 
-    def outputs(self, exported: ExportedPart) -> dict[str, tuple[str | int, ...]]:
-        """Append the head; return the outputs with their axes."""
+    def append(self, exported: ExportedPart) -> None:
+        """Append the head and name the outputs."""
         graph, x, kind = self.graph, self.layers[-1], exported.head
-        graph.scope = f"/{kind}"
-        head = nn.Identity() if kind == "none" else self.model.heads[kind]
-        width = self.encoder.config.width
+        graph.scope, config = f"/{kind}", self.encoder.config
+        if kind == "none":
+            graph.output("last_hidden_state", x, ROWS, LENGTH, config.width)
+            if exported.sentence is not None:
+                vector = self._sentence(x, exported.sentence)
+                width = sentence_encoder(exported.sentence).width(self.model)
+                graph.output("sentence_embedding", vector, ROWS, width)
+            return
+        head = self.model.heads[kind]
+        [outputs] = [head.outputs for head in self.model.specification if head.kind == kind]
+        count = config.vocab if outputs is None else outputs
         match kind:
-            case "none":
-                graph.rename(x, "last_hidden_state")
-                axes: dict[str, tuple[str | int, ...]] = {
-                    "last_hidden_state": (ROWS, LENGTH, width)
-                }
-                if exported.sentence is not None:
-                    graph.rename(self._sentence(x, exported.sentence), "sentence_embedding")
-                    axes["sentence_embedding"] = (ROWS, self._width(exported.sentence))
-                return axes
             case "span":
-                starts, ends = graph.split(
-                    "Split", (self._rows(head, x), graph.wholes(1, 1)), 2, axis=-1
-                )
-                for name, value in (("start_logits", starts), ("end_logits", ends)):
-                    graph.rename(graph.op("Squeeze", value, graph.wholes(-1)), name)
-                return {"start_logits": (ROWS, LENGTH), "end_logits": (ROWS, LENGTH)}
+                logits = graph.split(self._rows(head, x), 1, 1)
+                for name, value in zip(("start_logits", "end_logits"), logits, strict=True):
+                    graph.output(name, graph.op("Squeeze", value, (-1,)), ROWS, LENGTH)
             case "choice":
-                logits = self._rows(head, self._pooled(head, x))
+                scores = self._rows(head, self._pooled(head, x))
                 shape = graph.op("Shape", "input_ids", start=0, end=2)
-                graph.rename(graph.op("Reshape", logits, shape), "logits")
-                return {"logits": (ROWS, "choices")}
+                graph.output("logits", graph.op("Reshape", scores, shape), ROWS, "choices")
             case "labels" | "pair":
-                count = self._head_outputs(kind)
-                graph.rename(self._rows(head, self._pooled(head, x)), "logits")
-                return {"logits": (ROWS, count)}
-            case "masked":
-                if self.model.config.readout.shifted:
+                scores = self._rows(head, self._pooled(head, x))
+                graph.output("logits", scores, ROWS, count)
+            case "replaced":
+                scores = graph.op("Squeeze", self._rows(head, x), (-1,))
+                graph.output("logits", scores, ROWS, LENGTH)
+            case "masked" | "causal" | "tags":
+                if kind == "masked" and self.model.config.readout.shifted:
                     message = "its masked LM head predicts a token from the vector before it"
                     fix = "Programs that read graphs do not expect it: export the encoder alone."
                     raise FolderError(message, fix=fix)
                 if isinstance(head, head_modules.MaskedOutput) and head.position is not None:
                     x = self.encoder.decode(self.layers[-2], head.position.weight)
-                graph.rename(self._rows(head, x), "logits")
-            case "replaced":
-                graph.rename(graph.op("Squeeze", self._rows(head, x), graph.wholes(-1)), "logits")
-                return {"logits": (ROWS, LENGTH)}
-            case "causal" | "tags":
-                graph.rename(self._rows(head, x), "logits")
-        return {"logits": (ROWS, LENGTH, self._head_outputs(kind))}
-
-    def _head_outputs(self, kind: str) -> int:
-        [value] = [head for head in self.model.specification if head.kind == kind]
-        return self.encoder.config.vocab if value.outputs is None else value.outputs
+                graph.output("logits", self._rows(head, x), ROWS, LENGTH, count)
 
     def _rows(self, head: nn.Module, x: str) -> str:
         """Apply a head to vectors of tokens, or to pooled ones."""
@@ -218,66 +204,55 @@ class _HeadGraph:
 
     def _first(self, x: str) -> str:
         """Return the vector of the first token `(rows, 1, width)`."""
-        return self.graph.slice(x, self.graph.wholes(0), self.graph.wholes(1), 1)
+        return self.graph.slice(x, 0, 1, 1)
 
     def _representative(self, x: str) -> str:
         """Return the vector of the first token, or in a causal encoder of the last one."""
-        graph = self.graph
-        if not self.causal:
-            return graph.op("Squeeze", self._first(x), graph.wholes(1))
-        end = graph.op("Sub", self._lengths(), graph.whole(1))  # (rows, 1)
-        return graph.op("GatherND", x, end, batch_dims=1)
+        return self._pool(x, "lasttoken" if self.encoder.config.is_causal else "cls")
 
     def _lengths(self) -> str:
-        return self.graph.op("ReduceSum", self.encoder.mask, self.graph.wholes(1), keepdims=1)
+        return self.graph.op("ReduceSum", self.encoder.mask, (1,), keepdims=1)
 
     def _mean(self, x: str) -> str:
         """Return the mean of the tokens of each row; zeros for a row of padding."""
         graph = self.graph
         keep = graph.unsqueeze(graph.op("Cast", self.encoder.mask, to=1), 2)
-        total = graph.op("ReduceSum", graph.op("Mul", x, keep), graph.wholes(1), keepdims=0)
-        count = graph.op("Max", graph.op("Cast", self._lengths(), to=1), graph.number(1.0))
+        total = graph.op("ReduceSum", graph.op("Mul", x, keep), (1,), keepdims=0)
+        count = graph.op("Max", graph.op("Cast", self._lengths(), to=1), 1.0)
         return graph.op("Div", total, count)
 
     def _unit(self, x: str) -> str:
         """Return vectors scaled to length 1."""
         norm = self.graph.op("ReduceL2", x, axes=(-1,), keepdims=1)
-        return self.graph.op("Div", x, self.graph.op("Max", norm, self.graph.number(1e-12)))
-
-    def _width(self, config: SentenceEncoderConfig) -> int:
-        """Return the number of components of a text's vector."""
-        projection = projection_of(self.model)
-        modes = 1 if isinstance(config.pooling, str) else len(config.pooling)
-        width = self.encoder.config.width * modes if projection is None else projection.outputs
-        return min(config.components or width, width)
+        return self.graph.op("Div", x, self.graph.op("Max", norm, 1e-12))
 
     def _pool(self, x: str, pooling: Pooling) -> str:
         """Return the pooled vector of each row."""
         graph = self.graph
         match pooling:
             case "cls":
-                return graph.op("Squeeze", self._first(x), graph.wholes(1))
+                return graph.op("Squeeze", self._first(x), (1,))
             case "lasttoken":
-                end = graph.op("Sub", self._lengths(), graph.whole(1))  # (rows, 1)
+                end = graph.op("Sub", self._lengths(), 1)  # (rows, 1)
                 return graph.op("GatherND", x, end, batch_dims=1)
             case "mean":
                 return self._mean(x)
             case "max":
                 keep = graph.unsqueeze(graph.op("Cast", self.encoder.mask, to=9), 2)
-                masked = graph.op("Where", keep, x, graph.number(LOWEST))
+                masked = graph.op("Where", keep, x, LOWEST)
                 return graph.op("ReduceMax", masked, axes=(1,), keepdims=0)
             case "mean_sqrt_len_tokens":
-                count = graph.op("Max", graph.op("Cast", self._lengths(), to=1), graph.number(1.0))
+                count = graph.op("Max", graph.op("Cast", self._lengths(), to=1), 1.0)
                 return graph.op("Mul", self._mean(x), graph.op("Sqrt", count))
             case "weightedmean":
                 # Tokens from 1 on; the padding after them counts on and is masked.
                 mask = graph.op("Cast", self.encoder.mask, to=1)
-                counts = graph.op("CumSum", mask, graph.whole(1))
+                counts = graph.op("CumSum", mask, 1)
                 weights = graph.op("Mul", counts, mask)  # (rows, length)
                 keep = graph.unsqueeze(weights, 2)
-                total = graph.op("ReduceSum", graph.op("Mul", x, keep), graph.wholes(1), keepdims=0)
-                weight = graph.op("ReduceSum", weights, graph.wholes(1), keepdims=1)
-                return graph.op("Div", total, graph.op("Max", weight, graph.number(1.0)))
+                total = graph.op("ReduceSum", graph.op("Mul", x, keep), (1,), keepdims=0)
+                weight = graph.op("ReduceSum", weights, (1,), keepdims=1)
+                return graph.op("Div", total, graph.op("Max", weight, 1.0))
             case _:
                 assert_never(pooling)
 
@@ -295,5 +270,5 @@ class _HeadGraph:
         if config.normalised:
             x = self._unit(x)
         if config.components is not None:
-            x = graph.slice(x, graph.wholes(0), graph.wholes(config.components), 1)
+            x = graph.slice(x, 0, config.components, 1)
         return x
