@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from bothways.core.batch import Batch, cut_to_predict, pack
-from bothways.core.errors import ConfigError, DivergedError, render
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import DivergedError, render
 from bothways.core.progress import Progress
 from bothways.core.runtime.devices import device_of
 from bothways.core.runtime.tuning import TUNING
@@ -45,9 +46,7 @@ class PredictConfig:
     window: int = 4096
 
     def __post_init__(self) -> None:
-        for name, value in (("tokens", self.tokens), ("window", self.window)):
-            if value is not None and value < 1:
-                raise ConfigError(f"must be at least 1, not {value}", where=name)
+        require_at_least(1, tokens=self.tokens, window=self.window)
 
 
 @dataclass
