@@ -196,14 +196,10 @@ class _Change:
         if self.index is None:
             return []
         self.index.deleted |= np.isin(self.index.ids, np.array([*added, *_array(delete)], "S"))
-        live = [
-            int((~self.index.deleted[start : start + segment.rows]).sum())
-            for start, segment in zip(
-                self.index.vectors.starts.tolist(), self.record.segments, strict=False
-            )
-        ]
+        positions = range(len(self.record.segments))
+        live = [int((~self.index.deleted_in(position)).sum()) for position in positions]
         joined, size = list[int](), len(added)
-        for position in reversed(range(len(live))):
+        for position in reversed(positions):
             # A document is copied again only when its segment has doubled.
             mostly_deleted = 2 * live[position] < self.record.segments[position].rows
             if mostly_deleted or (added and live[position] <= size):
@@ -240,12 +236,12 @@ class _Change:
         start = self.added
         for position in joined:
             assert self.index is not None
-            first, segment = int(self.index.vectors.starts[position]), record.segments[position]
-            keep = np.flatnonzero(~self.index.deleted[first : first + segment.rows])
+            keep = np.flatnonzero(~self.index.deleted_in(position))
             codes[start : start + len(keep)] = self.index.vectors.segments[position][keep]
             start += len(keep)
             if record.stored == "binary":
-                old = np.load(self.folder / f"signs-{segment.number}.npy")
+                number = record.segments[position].number
+                old = np.load(self.folder / f"signs-{number}.npy")
                 signs.append(old[:, keep])
         codes.flush()
         if signs:
@@ -277,10 +273,8 @@ class _Change:
         for position, segment in enumerate(self.record.segments):
             if position not in joined:
                 assert self.index is not None
-                first = int(self.index.vectors.starts[position])
                 # Rows are numbered again from 0 over the segments that stay.
-                gone = np.flatnonzero(self.index.deleted[first : first + segment.rows])
-                rows.append(gone + start)
+                rows.append(np.flatnonzero(self.index.deleted_in(position)) + start)
                 start += segment.rows
         deleted = np.concatenate([np.empty(0, np.int64), *rows])
         if len(deleted):

@@ -246,8 +246,8 @@ class Index:
         """
         score = dot_products(queries, self.vectors)
         nearest = Nearest(k, score, np.zeros(len(queries)), self.ids)
-        for segment, start in zip(self.record.segments, self.vectors.starts.tolist(), strict=False):
-            gone = self.deleted[start : start + segment.rows]
+        for position, segment in enumerate(self.record.segments):
+            start, gone = int(self.vectors.starts[position]), self.deleted_in(position)
             if segment.graph:
                 # A graph is approximate and does not know of deletions: more candidates for both.
                 depth = min(segment.rows, 2 * k + int(gone.sum()))
@@ -403,12 +403,17 @@ class Index:
         """The rows of documents that count, in the order of `words`."""
         return np.flatnonzero(~self.deleted)
 
+    def deleted_in(self, position: int) -> NDArray[np.bool_]:
+        """Return True for the deleted rows of a segment."""
+        start, stop = self.vectors.starts[position : position + 2]
+        return self.deleted[start:stop]
+
     def documents(self, position: int) -> Iterator[tuple[str, str]]:
         """Yield ids and texts of the documents of a segment that count."""
-        start, number = int(self.vectors.starts[position]), self.record.segments[position].number
+        number, deleted = self.record.segments[position].number, self.deleted_in(position)
         with (self.folder / f"texts-{number}.jsonl").open("rb") as file:
-            for row, line in enumerate(file, start):
-                if not self.deleted[row]:
+            for line, gone in zip(file, deleted, strict=True):
+                if not gone:
                     values = json.loads(line)
                     yield values["id"], values["text"]
 
