@@ -142,24 +142,18 @@ def test_parquet_row_groups(tmp_path):
     assert "is not a complete Parquet file" in failure(cut)
 
 
-def test_parquet_with_a_damaged_page(tmp_path):
-    path, table = tmp_path / "a.parquet", pa.table({"text": [f"Document {i}." for i in range(300)]})
-    parquet.write_table(table, path, compression="snappy", use_dictionary=False)
-    content = path.read_bytes()
-    begin = content.index(b"ment 0.")
-    write(path, content[:begin] + b"\xff" * 100 + content[begin + 100 :])
-    assert f"{path}: is not a complete Parquet file (" in failure(path)
-
-
 def test_hub(monkeypatch):
     asked: list[tuple[Any, ...]] = []
+    errors = {
+        "no/such": ValueError("no such data set\nmore"),
+        "old/script": RuntimeError("scripts are no longer supported"),
+        "no/net": ConnectionError("no network\nat all"),
+    }
 
     def fake(name: str, config: str | None, *, split: str, streaming: bool) -> Any:
         asked.append((name, config, split, streaming))
-        if name == "no/such":
-            raise ValueError("no such data set\nmore")
-        if name == "old/script":
-            raise RuntimeError("scripts are no longer supported")
+        if name in errors:
+            raise errors[name]
         return iter([{"text": "One.", "n": 1}, {"text": "Two.", "n": 2}])
 
     fake_hub(monkeypatch, fake)
@@ -174,6 +168,7 @@ def test_hub(monkeypatch):
     assert read_documents(["hub:a/b"]).origins == (Origin("hub:a/b", modified="0a1b2c"),)
     assert "hub:no/such: cannot be read: no such data set\n" in failure("hub:no/such")
     assert "scripts are no longer supported" in failure("hub:old/script")
+    assert "hub:no/net: cannot be read: no network\n" in failure("hub:no/net")
     message = failure("hub:a/b", column="body")
     assert "hub:a/b:row 1: has no column 'body'; it has text, n" in message
     assert "not the name of a Hub data set" in failure("hub:a/b:c:d:e")

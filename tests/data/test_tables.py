@@ -190,17 +190,6 @@ def test_lists_of_classes_have_their_names_in_every_release_of_datasets():
     assert class_names(features) == {name: ["no", "yes"] for name in features}
 
 
-def test_a_data_set_that_cannot_be_fetched_is_an_error(monkeypatch):
-    def load(*arguments: object, **options: object) -> object:
-        raise ConnectionError("no network\nat all")
-
-    fake_hub(monkeypatch, load)
-    with pytest.raises(
-        DataError, match=r"^hub:owner/name: cannot be read: no network\n  Check the name"
-    ):
-        open_table("hub:owner/name")
-
-
 @pytest.mark.parametrize(("name", "content", "where", "message"), [
     ("none.csv", None, "", "no such file\n  Check the name. Supported are"),
     (".", None, "", "is a folder\n  Name a file in it"),
