@@ -112,7 +112,7 @@ def test_each_form_of_data_is_learned_and_saved(form: str, model: Path, tmp_path
 
     make, loss, metric = FORMS[form]
     dev = make(60, 1)
-    result = bothways.finetune(model, make(96, 0), dev, "embed", epochs=6, **FAST)
+    result = bothways.finetune(model, make(96, 0), dev, "embed", epochs=4, **FAST)
     untrained = bothways.load(model, "embed", device="cpu", loss={"kind": loss})
     before = untrained.evaluate(dev)[metric]
     assert result.task_model.task.loss.kind == loss
