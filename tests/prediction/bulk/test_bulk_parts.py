@@ -175,19 +175,16 @@ def stamps(out: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("at", [1, 6, 13])
-def test_an_interrupted_run_continues_where_it_stopped(model, tmp_path, at):
-    asked = request(model, tmp_path)
-    reference = predict_files(asked, tmp_path / "reference")
-    assert (reference.rows, reference.parts, reference.again) == (40, 10, 0)
-    out = tmp_path / "out"
+def test_an_interrupted_run_continues_where_it_stopped(begun, tmp_path, at):
+    (asked, reference), out = begun, tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         predict_files(asked, out, progress=Interrupting(at))
     before = stamps(out)
     assert not (out / SUCCESS).exists()
     done = predict_files(asked, out)
-    assert done == replace(reference, again=len(before))
+    assert done == run.BulkResult(rows=40, parts=10, again=len(before))
     assert {name: stamps(out)[name] for name in before} == before
-    assert parts(out) == parts(tmp_path / "reference")
+    assert parts(out) == parts(reference)
     assert predict_files(asked, out).again == 10
 
 
@@ -492,10 +489,10 @@ def test_options_of_parts_need_a_folder(model, tmp_path):
         predict_files(request(model, tmp_path), tmp_path / "out", processes=0)
 
 
-def test_finished_parts_have_markers(model, tmp_path):
-    predict_files(request(model, tmp_path), tmp_path / "out")
-    markers = sorted((tmp_path / "out" / PARTS).iterdir())
+def test_finished_parts_have_markers(begun):
+    _, out = begun
+    markers = sorted((out / PARTS).iterdir())
     assert len(markers) == 10
     first = json.loads(markers[0].read_text())
     assert (first["rows"], first["rejected"]) == (4, 0)
-    assert first["size"] == (tmp_path / "out" / "part-00000-00000.jsonl").stat().st_size
+    assert first["size"] == (out / "part-00000-00000.jsonl").stat().st_size
