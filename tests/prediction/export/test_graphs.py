@@ -209,11 +209,11 @@ def test_deberta_at_every_length():
 @pytest.mark.parametrize("name", ["window", "blocks", "causal", "deberta", "mean of the tokens"])
 def test_a_row_of_padding_is_finite_and_changes_nothing(name):
     model, part = shaped(name)
-    run = in_session(build_graph(model, part))
-    ids = np.arange(36).reshape(2, 18) % 50
+    graph = build_graph(model, part)
+    run, ids = in_session(graph), np.arange(36).reshape(2, 18) % 50
     mask = np.array([[1] * 18, [0] * 18])
     given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": ids * 0}
-    given = {name: given[name] for name in [v.name for v in build_graph(model, part).graph.input]}
+    given = {name: given[name] for name in [v.name for v in graph.graph.input]}
     alone = run({name: value[:1] for name, value in given.items()})
     for key, values in run(given).items():
         assert np.isfinite(values).all()
