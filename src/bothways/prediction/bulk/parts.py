@@ -91,12 +91,16 @@ class BulkRequest:
         for name in self.files:
             if not name.startswith(HUB) and not is_stream(name):
                 file_at(name)
-        kept_columns(self.keep)
+        new = [name for _, name in self.kept]
+        if len({*new}) < len(new):
+            message = f"names a column twice: {', '.join(new)}"
+            fix = f"Rename one, such as {argument(keep='old=new')}."
+            raise ConfigError(message, where="keep", fix=fix)
 
     @property
     def kept(self) -> list[tuple[str, str]]:
         """The columns to copy: their names in the input and in the output."""
-        return kept_columns(self.keep)
+        return [(old, new or old) for old, _, new in (name.partition("=") for name in self.keep)]
 
     def open(self, device: str | None = None) -> Predictor:
         """Open the model with its task; a row has the same prediction in every part."""
@@ -176,22 +180,6 @@ class BulkRequest:
         values["sha256 of the model"] = digest_of_model(self.model)
         plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
         return plain
-
-
-def kept_columns(keep: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return columns to copy, "name" or "old=new", with their names in the input and the output.
-
-    Raises:
-        ConfigError: two have one name in the output.
-    """
-    pairs = [(old, new or old) for old, _, new in (name.partition("=") for name in keep)]
-    new = [name for _, name in pairs]
-    if len({*new}) < len(new):
-        message = f"names a column twice: {', '.join(new)}"
-        raise ConfigError(
-            message, where="keep", fix=f"Rename one, such as {argument(keep='old=new')}."
-        )
-    return pairs
 
 
 def expand_patterns(names: Iterable[str]) -> Iterator[str]:
