@@ -98,14 +98,11 @@ def rank_by_vectors(
 def rank_by_words(data: RetrievalData, k: int) -> Run:
     """Return the k + 1 best documents of each query by BM25, of those that share a word with it."""
     counted, ids = BM25.of(data.documents.values()), list(data.documents)
-    found = {
-        query: counted.search(text, k + 1, names=_names(ids))
-        for query, text in data.queries.items()
-    }
-    return {
-        query: {ids[row]: float(score) for score, row in zip(scores, rows, strict=True)}
-        for query, (scores, rows) in found.items()
-    }
+    names, run = _names(ids), dict[str, dict[str, float]]()
+    for query, text in data.queries.items():
+        scores, rows = counted.search(text, k + 1, names=names)
+        run[query] = {ids[row]: float(score) for score, row in zip(scores, rows, strict=True)}
+    return run
 
 
 def _names(ids: Many[str]) -> np.ndarray:
