@@ -212,7 +212,11 @@ class Predictor:
             >>> classify.predict(["a good film", "a bad play"]).tolist()
             ['positive', 'negative']
         """
-        answers = [self._answer(item) for item in self._all(inputs, batch_size)]
+        answers = []
+        for prediction in self._all(inputs, batch_size):
+            if not hasattr(prediction, "answer"):
+                raise self._missing("predict")
+            answers.append(prediction.answer)
         if _is_one(inputs):
             return answers[0]
         if answers and isinstance(answers[0], tuple):
@@ -283,11 +287,6 @@ class Predictor:
         window = engine.PredictConfig.window if batch_size is None else batch_size
         items = [inputs] if _is_one(inputs) else inputs
         return self.stream(items, engine.PredictConfig(window=window), counts)
-
-    def _answer(self, prediction: Any) -> Any:
-        if not hasattr(prediction, "answer"):
-            raise self._missing("predict")
-        return prediction.answer
 
     def _missing(self, name: str) -> MissingMethod:
         message = f"a predictor for the task {self.task_model.task.name!r} has no {name}"
