@@ -114,10 +114,8 @@ class Answers:
 
     def __getitem__(self, query: str) -> set[int]:
         key = text_key(query)
-        start, end = (
-            np.searchsorted(self._queries, key),
-            np.searchsorted(self._queries, key, "right"),
-        )
+        start = np.searchsorted(self._queries, key)
+        end = np.searchsorted(self._queries, key, "right")
         return {*self._positives[start:end].tolist()}
 
 
