@@ -150,10 +150,8 @@ def kept_tokens(tokenizer: Tokenizer) -> tuple[str, Int64[np.ndarray, " kept"]]:
     spec["added_tokens"] = [
         {**token, "id": new[token["id"]]} for token in spec["added_tokens"] if token["id"] in new
     ]
-    for step in [
-        spec["pre_tokenizer"] or {},
-        *(spec["pre_tokenizer"] or {}).get("pretokenizers", []),
-    ]:
+    splitter = spec["pre_tokenizer"] or {}
+    for step in [splitter, *splitter.get("pretokenizers", [])]:
         if step.get("type") == "ByteLevel":  # the first word of a text is as any other
             step["add_prefix_space"] = True
     spec |= {"post_processor": None, "truncation": None, "padding": None}
