@@ -19,15 +19,10 @@ from bothways.finetuning.config import FewShot
 from bothways.finetuning.few_shot import MOST_PAIRS, check_few_shot, pair_module, sample_pairs
 from bothways.tasks.sentence_embedding.losses import TextTargets
 from commands import run_line
-from toy_folder import make_examples, make_folder, make_rows, write_tsv
+from toy_folder import make_examples, make_rows, write_tsv
 
 FAST: dict[str, Any] = {"recipe": "few-shot", "device": "cpu", "lr": 3e-3, "length": 16}
 SMALL = {"progress": False, "few_shot": {"pairs": 4}}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("place") / "bert")
 
 
 def labelled(*labels: int) -> list[Sequence]:

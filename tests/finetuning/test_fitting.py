@@ -1,7 +1,6 @@
 """Fine-tuning in memory: equal to padded fine-tuning by transformers, equal for equal seeds, and the best weights are kept."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -37,11 +36,6 @@ from toy_task import fit_task
 LENGTH = 16
 FAST = replace(finetune_adam(), until=Epochs(6.0), optimizer=AdamW(lr=3e-3), precision="fp32")
 METHOD = FinetuneConfig(FAST, LENGTH)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("folder") / "theirs")
 
 
 @pytest.fixture(scope="module")

@@ -32,17 +32,12 @@ from bothways.training.schedules import Steps
 from commands import run_line
 from small_models import SHAPES, batch_for
 from spread import in_turn
-from toy_folder import VOCABULARY, file_settings, make_data, make_folder
+from toy_folder import VOCABULARY, file_settings, make_data
 from toy_task import fit_task, interrupt_score
 
 FAST = dataclasses.replace(
     finetune_adam(), until=Steps(60), evaluate=Steps(30), optimizer=AdamW(lr=1e-2), precision="fp32"
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("folder") / "theirs")
 
 
 @pytest.fixture

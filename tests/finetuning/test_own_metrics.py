@@ -11,17 +11,12 @@ import bothways
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError
 from bothways.finetuning.config import FinetuneConfig
-from toy_folder import make_folder, make_rows
+from toy_folder import make_rows
 
 
 def share_of_right(predictions: list[Any], examples: list[Any]) -> float:
     pairs = zip(predictions, examples, strict=True)
     return sum(prediction.label == example.label for prediction, example in pairs) / len(examples)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("own") / "bert")
 
 
 def run(model: Path, **settings: Any) -> Any:

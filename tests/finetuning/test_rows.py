@@ -1,6 +1,5 @@
 """Fine-tuning on rows: the result predicts, and its folder predicts the same."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +10,7 @@ from bothways.core.errors import BothwaysError, ConfigError
 from bothways.finetuning.data import read_examples
 from bothways.prediction.predictor import open_task
 from fake_hub import fake_hub
-from toy_folder import make_examples, make_folder, make_rows, write_tsv
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("place") / "bert")
+from toy_folder import make_examples, make_rows, write_tsv
 
 
 def pairs(form: Any) -> list[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """Scores far from 0: learned in their own units, and saved in a usual head."""
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,14 +12,8 @@ import bothways
 from bothways.finetuning.scaled_head import ScaledLinear
 from bothways.tasks.base import OutputScale
 from bothways.tasks.regression.task import RegressionTask
-from toy_folder import make_folder
 
 WORDS = {"the": 0, "film": 0, "good": 1, "bad": -1, "fine": 1, "dull": -1, "and": 0}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("folder") / "theirs")
 
 
 def make_rows(count: int, seed: int) -> list[dict[str, object]]:

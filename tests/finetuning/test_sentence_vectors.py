@@ -40,11 +40,6 @@ from toy_training import enter_ranks, on_ranks
 FAST: dict[str, Any] = {"device": "cpu", "lr": 3e-3, "batch": 16, "length": 16}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("place") / "bert")
-
-
 def sentence(draw: random.Random, word: str) -> str:
     words = [word, *draw.choices(FILLERS[:-1], k=draw.randrange(1, 6))]
     draw.shuffle(words)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ from bothways.tasks.classification.task import TextClassifier
 from bothways.training.optimizers import AdamW, ParameterRule
 from bothways.training.run import TrainingRun
 from bothways.training.schedules import Constant, Steps
-from toy_folder import VOCABULARY, file_settings, make_data, make_examples, make_folder, write_tsv
+from toy_folder import VOCABULARY, file_settings, make_data, make_examples, write_tsv
 from toy_task import fit_task, interrupt_score
 
 FAST = replace(
@@ -37,11 +36,6 @@ FAST = replace(
 )
 METHOD = FinetuneConfig(FAST, 16)
 EVERYTHING = Stability(layer_decay=0.9, reinitialise=1, frozen=1, pull=1.0)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("folder") / "theirs")
 
 
 @pytest.fixture(scope="module")

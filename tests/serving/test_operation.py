@@ -13,43 +13,29 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 
 from bothways.cli.main import app as cli
 from bothways.core.errors import BothwaysError
 from bothways.hub.model_folder import load_model, save_model
 from bothways.hub.provenance import digest_of_model
-from bothways.model.heads import LabelHead, PoolerHead, TagHead
+from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model
 from bothways.serving import run
 from bothways.serving.app import requests_log
 from running_server import wait_for
-from toy_folder import make_folder
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("place") / "bert")
-
-
-def write(folder: Path, base: Path, seed: int, head: Any = None, scale: float = 1.0) -> Path:
-    """A model folder with random weights of a head."""
-    torch.manual_seed(seed)
-    loaded = load_model(base)
-    heads = (TagHead(3),) if head == "tag" else (PoolerHead(), LabelHead(2))
-    model = Model(loaded.model.config, heads, loaded.model.encoder)
-    for parameter in model.heads.parameters():
-        parameter.data.mul_(scale)
-    labels = ("O", "B-X", "I-X") if head == "tag" else ("neg", "pos")
-    shutil.rmtree(folder, ignore_errors=True)
-    save_model(folder, model, loaded.tokenizer(), labels=labels)
-    return folder
+@pytest.fixture
+def films(folder, tmp_path) -> Path:
+    """A model folder with a label head at random."""
+    loaded = load_model(folder)
+    model = Model(loaded.model.config, (PoolerHead(), LabelHead(2)), loaded.model.encoder)
+    save_model(tmp_path / "films", model, loaded.tokenizer(), labels=("neg", "pos"))
+    return tmp_path / "films"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_command_after_the_requests_under_way(
-    number, base, tmp_path, monkeypatch, capsys
-):
+def test_a_signal_ends_the_command_after_the_requests_under_way(number, films, monkeypatch, capsys):
     names = ("bothways.serving", "uvicorn.error", requests_log.name)
     loggers = [logging.getLogger(name) for name in names]
 
@@ -82,8 +68,7 @@ def test_a_signal_ends_the_command_after_the_requests_under_way(
         lines.append(pool.submit(ask))
 
     monkeypatch.setattr(run, "print_line", print_line)
-    folder = write(tmp_path / "films", base, 1)
-    cli(["serve", str(folder), "--port", "0", "--drain-delay", "0.5"], result_action="return_value")
+    cli(["serve", str(films), "--port", "0", "--drain-delay", "0.5"], result_action="return_value")
     assert lines[0].startswith("serving films (classify) on http://127.0.0.1:")
     assert lines[1].result() == [200, 200, 401, 200]
     log = capsys.readouterr().err
@@ -95,30 +80,28 @@ def test_a_signal_ends_the_command_after_the_requests_under_way(
     assert capsys.readouterr().err == ""
 
 
-def test_the_digest_is_of_what_predictions_depend_on(base, tmp_path):
-    folder = tmp_path / "copy"
-    shutil.copytree(base, folder)
-    digest = digest_of_model(str(folder), whole=True)
-    assert digest == digest_of_model(str(base), whole=True)
-    (folder / "notes.txt").write_text("a")
-    assert digest_of_model(str(folder), whole=True) == digest
+def test_the_digest_is_of_what_predictions_depend_on(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    digest = digest_of_model(str(copy), whole=True)
+    assert digest == digest_of_model(str(folder), whole=True)
+    (copy / "notes.txt").write_text("a")
+    assert digest_of_model(str(copy), whole=True) == digest
     for name in ("modules.json", "1_Pooling/config.json", "config.json"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(f'{{"{name}": 1}}')
-        assert digest_of_model(str(folder), whole=True) != digest
-        digest = digest_of_model(str(folder), whole=True)
+        (copy / name).parent.mkdir(exist_ok=True)
+        (copy / name).write_text(f'{{"{name}": 1}}')
+        assert digest_of_model(str(copy), whole=True) != digest
+        digest = digest_of_model(str(copy), whole=True)
 
 
-def test_a_server_needs_a_thread(base):
+def test_a_server_needs_a_thread(folder):
     with pytest.raises(BothwaysError, match="threads"):
-        cli(["serve", str(base), "--port", "0", "--threads", "0"], result_action="return_value")
+        cli(["serve", str(folder), "--port", "0", "--threads", "0"], result_action="return_value")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.slow
-def test_a_log_on_a_full_disk_is_told_on_the_output(base, tmp_path):
-    folder = write(tmp_path / "films", base, 1)
-    call = [sys.executable, "-m", "bothways", "serve", str(folder), "--port", "0"]
+def test_a_log_on_a_full_disk_is_told_on_the_output(films):
+    call = [sys.executable, "-m", "bothways", "serve", str(films), "--port", "0"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(call, stdout=-1, stderr=full, text=True, timeout=120, check=False)
     assert done.returncode == 2
