@@ -208,9 +208,9 @@ class ContinuedSource:
     the share of an epoch that its documents are, and the next epoch begins where it ends.
 
     Args:
-        before: the stream of the phase before.
+        previous: the stream of the phase before.
         end: where it ended.
-        after: the stream of this phase over all documents.
+        following: the stream of this phase over all documents.
     """
 
     def __init__(
