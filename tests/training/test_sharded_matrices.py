@@ -103,8 +103,8 @@ def session(case: str, folder: Path, until: int, plan: Plan = SINGLE) -> list[fl
     return found
 
 
-def work(rank: int, world: int, port: int, folder: Path) -> None:
-    """One of two ranks: three sessions of each run."""
+def work(rank: int, world: int, port: int, case: str, folder: Path) -> None:
+    """One of two ranks: three sessions of a run."""
     enter_ranks(rank, world, port)
     saved_state.WHOLE_BYTES = 0
     replicated = parallel.plan_here()
@@ -113,27 +113,20 @@ def work(rank: int, world: int, port: int, folder: Path) -> None:
         replicated,
         shard(replicated, Sharding(reshard_after_forward=False)),
     )
-    for case in CASES:
-        with parallel.connected(replicated, torch.device("cpu")):
-            found = [
-                value
-                for number, plan in enumerate(plans, 1)
-                for value in session(case, folder / case, 2 * number, plan)
-            ]
-        torch.save(found, folder / case / f"rank{rank}.pt")
-
-
-@pytest.fixture(scope="module")
-def trained_by_ranks(tmp_path_factory) -> Path:
-    """The folders of the runs, by case, after their sessions on two ranks."""
-    folder = tmp_path_factory.mktemp("ranks")
-    on_ranks(2, work, folder)
-    return folder
+    with parallel.connected(replicated, torch.device("cpu")):
+        found = [
+            value
+            for number, plan in enumerate(plans, 1)
+            for value in session(case, folder, 2 * number, plan)
+        ]
+    torch.save(found, folder / f"rank{rank}.pt")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_by_changing_ranks_is_that_of_one_process(case, trained_by_ranks, tmp_path):
-    folder, alone = trained_by_ranks / case, tmp_path / "alone"
+def test_a_run_by_changing_ranks_is_that_of_one_process(case, tmp_path):
+    folder, alone = tmp_path / "ranks", tmp_path / "alone"
+    folder.mkdir()
+    on_ranks(2, work, case, folder)
     first, second = (torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2))
     expected = session(case, alone, END)
     assert first == second
