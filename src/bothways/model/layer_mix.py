@@ -64,20 +64,12 @@ class LayerSum(nn.Module):
         return self.scale * torch.einsum("tlw,l->tw", x, self.weights.softmax(0))
 
 
-class LayerConcat(nn.Module):
-    """All layers of a token, concatenated."""
-
-    def forward(self, x: Float[Tensor, "tokens layers width"]) -> Float[Tensor, "tokens features"]:
-        """Concatenate the layers of each token."""
-        return x.flatten(1)
-
-
-def build_mix(choice: LayerChoice, layers: int) -> LayerSum | LayerConcat:
+def build_mix(choice: LayerChoice, layers: int) -> LayerSum | nn.Flatten:
     """Return the module that makes one vector of the layers of a choice."""
     match choice:
         case "weighted_last_four" | "weighted_all":
             return LayerSum(layers)
         case "embeddings" | "second_to_last" | "last" | "concat_last_four":
-            return LayerConcat()
+            return nn.Flatten()  # all layers of a token, concatenated
         case _:
             assert_never(choice)
