@@ -313,10 +313,10 @@ def test_a_file_that_the_disk_does_not_give_is_no_damage(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(Path, "open", failing)
     with pytest.raises(ResourceError, match="cannot be read: Input/output error") as caught:
-        FolderStore(tmp_path, CONFIG)._newest()
+        FolderStore(tmp_path, CONFIG)._choose()
     assert Path(caught.value.where) == bad
     monkeypatch.undo()
-    found, notes = FolderStore(tmp_path, CONFIG)._newest()
+    found, notes = FolderStore(tmp_path, CONFIG)._choose()
     assert (found.folder, notes) == (tmp_path / "step-2", [])
 
 

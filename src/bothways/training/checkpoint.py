@@ -330,8 +330,18 @@ class FolderStore:
 
     def _choose(self) -> tuple[Checkpoint | None, list[str]]:
         """Return the checkpoint to continue from, and notes."""
-        newest, notes = self._newest()
-        if newest is None:
+        notes: list[str] = []
+        failures: list[errors.CheckpointError] = []
+        for folder in reversed(checkpoints(self.folder)):
+            try:
+                newest = read_checkpoint(folder)
+                break
+            except DamagedError as error:
+                failures.append(error)
+                notes.append(f"note: skipped a damaged checkpoint: {error}")
+        else:
+            if failures:
+                raise failures[0]
             return None, notes
         # A run that is longer now continues from before the decay, not from the end of it.
         plateau = self.folder / f"step-{newest.progress.plateau}"
@@ -342,19 +352,6 @@ class FolderStore:
             return newest, notes
         notes.append(f"note: continues from {plateau.name}, where the decay of the rate began")
         return read_checkpoint(plateau), notes
-
-    def _newest(self) -> tuple[Checkpoint | None, list[str]]:
-        notes: list[str] = []
-        failures: list[errors.CheckpointError] = []
-        for folder in reversed(checkpoints(self.folder)):
-            try:
-                return read_checkpoint(folder), notes
-            except DamagedError as error:
-                failures.append(error)
-                notes.append(f"note: skipped a damaged checkpoint: {error}")
-        if failures:
-            raise failures[0]
-        return None, notes
 
     def save(self, tensors: RunTensors, state: RunState, metrics: Metrics, keep: Keep) -> None:
         """Write a checkpoint and delete those that need not stay; all ranks wait for it.
