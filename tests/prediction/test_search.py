@@ -247,10 +247,22 @@ def test_an_open_index_stays_as_it_was_though_its_files_are_replaced(
     assert found(index, "one") == hits
 
 
+def test_a_change_of_texts_cut_between_lines_is_refused(tmp_path: Path) -> None:
+    folder = add(tmp_path / "index", {"a": "one", "b": "two"}).folder
+    texts = folder / "texts-1.jsonl"
+    texts.write_bytes(texts.read_bytes().splitlines(keepends=True)[0])
+    with pytest.raises(FolderError, match=r"the index is damaged: texts-1"):
+        add(folder, {"c": "three"}, bm25=True)
+
+
 def test_a_record_with_impossible_values(tmp_path: Path) -> None:
-    folder = add(tmp_path / "index", {"a": "one"}).folder
+    folder = add(tmp_path / "index", {"a": "one", "b": "two"}).folder
+    add(folder, {}, ["a"])
     record = json.loads((folder / "index.json").read_text())
-    for change_ in ({"width": 0}, {"width": 71}, {"stored": "int8"}, {"scale": "x"}, {"new": 1}):
+    impossible: list[dict[str, Any]] = [
+        {"width": 0}, {"width": 71}, {"stored": "int8"}, {"scale": "x"}, {"new": 1}, {"segments": []},
+    ]  # fmt: skip
+    for change_ in impossible:
         (folder / "index.json").write_text(json.dumps(record | change_))
         with pytest.raises(FolderError, match="the index is damaged"):
             Index(folder)

@@ -349,7 +349,7 @@ ALTERNATIVES: Mapping[str, Many[shapes.Route]] = {
     **dict.fromkeys(shapes.CLASSIFIERS, (_CLASSIFICATION,)),
     **dict.fromkeys(("classify", "zero-shot"), (_CLASSIFICATION, _ZERO_SHOT)),
     "rerank": (_CLASSIFICATION, openai.RERANK),
-    "embed": (replace(tei.EMBED, read=partial(tei.embed, normalise=False)), tei.SIMILARITY),
+    "embed": (replace(tei.EMBED, read=partial(tei.embed_inputs, normalise=False)), tei.SIMILARITY),
     "tag": (
         shapes.Route(
             TaggingRequest, _token_classification, list[EntityGroup] | list[list[EntityGroup]]

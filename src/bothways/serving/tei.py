@@ -35,7 +35,7 @@ class EmbedRequest(requests.HostedRequest, shapes.VectorRequest):
     parameters: EmbedParameters = EmbedParameters()
 
 
-def embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> shapes.Query:
+def embed_inputs(models: Models, request: EmbedRequest, *, normalise: bool = True) -> shapes.Query:
     """Read a request of `/embed`; `normalise` is the default of `normalize`."""
     model, parameters = models.choose(request.model, ("embed",)), request.parameters
     for choice in (parameters.normalize, request.normalize):
@@ -48,7 +48,7 @@ def embed(models: Models, request: EmbedRequest, *, normalise: bool = True) -> s
 
 EMBED = shapes.Route(
     EmbedRequest,
-    embed,
+    embed_inputs,
     list[list[float]] | list[list[int]],
     "TEI: a vector for each text",
     ("embed",),

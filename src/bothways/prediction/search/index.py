@@ -411,11 +411,14 @@ class Index:
     def documents(self, position: int) -> Iterator[tuple[str, str]]:
         """Yield ids and texts of the documents of a segment that count."""
         number, deleted = self.record.segments[position].number, self.deleted_in(position)
-        with (self.folder / f"texts-{number}.jsonl").open("rb") as file:
-            for line, gone in zip(file, deleted, strict=True):
-                if not gone:
-                    values = json.loads(line)
-                    yield values["id"], values["text"]
+        try:
+            with (self.folder / f"texts-{number}.jsonl").open("rb") as file:
+                for line, gone in zip(file, deleted, strict=True):
+                    if not gone:
+                        values = json.loads(line)
+                        yield values["id"], values["text"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._damaged(f"texts-{number}.jsonl: {error}") from error
 
 
 def open_embedder(
