@@ -29,7 +29,7 @@ SOURCES, LIBRARY = "src/bothways/model/kernels/csrc", "src/bothways/model/kernel
 EMULATION = "tests/model/kernels/amx_emulation.h"
 
 # -ffp-contract=off: what PyTorch rounds twice is rounded twice here: int8 codes are the same.
-FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fopenmp", "-fPIC", "-fvisibility=hidden")
+FLAGS = ("-std=gnu11", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden")
 STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma")
 BF16 = (*AVX512, "-mavx512bf16")
@@ -46,7 +46,7 @@ REQUIRED = {
     "linear_vnni.c": (*AVX512, "-mavx512vnni"),
 }
 TOKENIZER = {"wordpiece.c": ()}
-"""A library of its own, `tokenizer_library`, which is loaded without PyTorch."""
+"""A library of its own, `tokenizer_library`, for any processor, which is loaded without PyTorch."""
 OPTIONAL = {
     "WITH_BF16": {"linear_bf16.c": BF16},  # gcc 10, clang 9
     "WITH_AMX": {"attention_amx.c": AMX, "linear_amx.c": AMX},  # gcc 11, clang 12
@@ -70,15 +70,18 @@ def build(
     *,
     strict: bool = False,
     emulate: bool = False,
+    kernels: bool = True,
 ) -> list[str]:
     """Compile and link; return the macros of the optional units that the compiler does not know.
 
     Args:
         root: of the source tree.
         library: the file to write, at once: a running process keeps the file that it has loaded.
+            The tokenizer is written next to it.
         options: for the compiler and the linker.
         strict: turn warnings into errors, and require all units that the compiler knows.
         emulate: compile AMX instructions into functions that do the same.
+        kernels: False compiles the tokenizer alone.
 
     Raises:
         CompileError: see there.
@@ -87,9 +90,7 @@ def build(
     emulation = ["-include", str(root / EMULATION), "-DEMULATED_AMX"] if emulate else []
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
 
-        def compile_files(
-            files: dict[str, tuple[str, ...]], macros: Sequence[str] = ()
-        ) -> list[str]:
+        def compile_files(files: dict[str, tuple[str, ...]], more: Sequence[str] = ()) -> list[str]:
             def compile_file(file: str) -> str:
                 target = str(Path(folder, file).with_suffix(".o"))
                 flags = [flag for flag in files[file] if not (emulate and flag.startswith("-mamx"))]
@@ -99,7 +100,7 @@ def build(
                         *command,
                         *flags,
                         *extra,
-                        *macros,
+                        *more,
                         "-c",
                         str(root / SOURCES / file),
                         "-o",
@@ -110,24 +111,24 @@ def build(
 
             return list(pool.map(compile_file, files))
 
-        objects, macros, missing = [], [], []
-        for macro, files in OPTIONAL.items():
+        # Without OpenMP: the tokenizer must not load the system's before PyTorch loads its own.
+        linked = {tokenizer_library(library): compile_files(TOKENIZER)}
+        objects, macros, missing = [], ["-fopenmp"], []
+        for macro, files in OPTIONAL.items() if kernels else ():
             try:
-                objects += compile_files(files)
+                objects += compile_files(files, ["-fopenmp"])
                 macros.append(f"-D{macro}")
             except CompileError:
                 if strict and all(map(_knows, files.values())):
                     raise
                 missing.append(macro)
-        objects += compile_files(REQUIRED, macros)
-        # As needed: the tokenizer must not load the system's OpenMP before PyTorch loads its own.
-        linking = ("-shared", "-pthread", "-Wl,--as-needed")
-        linked = {library: objects, tokenizer_library(library): compile_files(TOKENIZER)}
+        if kernels:
+            linked[library] = [*compile_files(REQUIRED, macros), *objects, "-fopenmp"]
         for target, parts in linked.items():
             # Another build may run at the same time.
             unfinished = target.with_suffix(f".{os.getpid()}.part")
             try:
-                run([*command, *linking, "-o", str(unfinished), *parts, "-lm"])
+                run([*command, "-shared", "-pthread", "-o", str(unfinished), *parts, "-lm"])
                 unfinished.replace(target)
             finally:
                 unfinished.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
 """Compile the kernels when the package is installed or a wheel is built (see `build_kernels.py`).
 
-Only on Linux on x86-64. Without a C compiler, or if it fails, the package is installed without them
-and works by PyTorch's operators; `BOTHWAYS_PURE=1` asks for that.
+Only on Linux, and on other processors than x86-64 the tokenizer alone. Without a C compiler, or if
+it fails, the package is installed without them and works by PyTorch's operators and the tokenizer
+of `tokenizers`; `BOTHWAYS_PURE=1` asks for that.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ class CompiledKernels(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile; a wheel with kernels is for this platform, and for any Python."""
-        if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        if platform.system() != "Linux":
             return
+        kernels = platform.machine() == "x86_64"
         build = runpy.run_path(str(Path(self.root, "build_kernels.py")))
         library = Path(self.root, build["LIBRARY"])
-        files = [library, build["tokenizer_library"](library)]
+        files = [build["tokenizer_library"](library), *([library] if kernels else [])]
         if os.environ.get("BOTHWAYS_PURE") == "1":
             _remove(files)
             return
         try:
-            missing = build["build"](Path(self.root), library)
+            missing = build["build"](Path(self.root), library, kernels=kernels)
         except (OSError, build["CompileError"]) as error:
             self.app.display_warning(
                 f"the kernels are not compiled, everything will be slower: {error}"
