@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -93,13 +93,14 @@ def build_index(  # noqa: PLR0913 – one option per question
     for is_used, package in ((bm25, "bm25s"), (graph, "usearch")):
         if is_used:
             require("search", "an index of this kind", package)
-    folder = Path(tempfile.mkdtemp()) if out is None else local_path(out)
-    old = Index(folder).record if (folder / RECORD).exists() else None
+    old = None
+    if out is not None and (local_path(out) / RECORD).exists():
+        old = Index(out).record
     if old is None and model is None:
         fix = "Name the model that makes the vectors."
         raise ConfigError("there is no index yet, and no model", where="model", fix=fix)
     if old is not None and (settings or stored not in (None, old.stored) or length):
-        message = f"{folder} has its settings already: vectors in {old.stored}"
+        message = f"{out} has its settings already: vectors in {old.stored}"
         raise ConfigError(message, where="settings", fix="Leave them out, or build a new index.")
     if isinstance(model, Predictor):
         if length or settings:
@@ -121,7 +122,10 @@ def build_index(  # noqa: PLR0913 – one option per question
         (task.role_prompt("query"), task.role_prompt("document")),
     )  # fmt: skip
     counts = PredictionCounts()
-    with shown_progress(progress) as reporter:
+    with shown_progress(progress) as reporter, contextlib.ExitStack() as temporary:
+        folder = local_path(
+            temporary.enter_context(tempfile.TemporaryDirectory()) if out is None else out
+        )
         index = change_index(
             folder, record, read_texts(texts, text, id),
             lambda items: embedder.encode(
@@ -133,9 +137,9 @@ def build_index(  # noqa: PLR0913 – one option per question
         )  # fmt: skip
         for warning in counts.warnings:
             reporter.message(warning)
+        # A temporary folder goes with the index; after an error it goes at once.
+        weakref.finalize(index, temporary.pop_all().close)
     index.embedders[None, precision, device] = embedder
-    if out is None:
-        weakref.finalize(index, shutil.rmtree, folder, ignore_errors=True)
     return index
 
 
@@ -222,8 +226,10 @@ def search(  # noqa: PLR0913 – one option per question
         >>> hit.id, hit.text, round(hit.score, 3)
         ('film', 'a good film', 1.0)
     """
+    from bothways.core.config.values import require_at_least
     from bothways.prediction.search.index import Index
 
+    require_at_least(1, top=top)
     opened = index if isinstance(index, Index) else Index(index)
     return opened.search(
         queries, top, mode=mode, exact=exact, rerank=rerank, depth=depth, model=model,

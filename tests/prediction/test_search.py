@@ -9,7 +9,8 @@ import os
 import pickle
 import random
 import shutil
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -445,9 +446,28 @@ def test_in_memory_of_an_open_predictor(tmp_path: Path, model: str) -> None:
     del index
     gc.collect()
     assert not folder.exists()
-    with pytest.raises(ConfigError) as caught:
-        bothways.build_index(rows, embed, pooling="mean")
-    assert caught.value.where == "settings"
+
+
+def test_mistakes_with_an_index_in_memory(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    embed = bothways.load(model, "embed")
+    index = bothways.build_index(["the cat"], embed, progress=False)
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: bothways.build_index(["a"], embed, pooling="mean"), "settings"),
+        (lambda: bothways.build_index(["a"], bothways.load(model, "fill")), "model"),
+        (lambda: bothways.build_index(["a", 5], embed, progress=False), "text 2"),
+        (lambda: index.search("a", model=bothways.load(model, "fill")), "model"),
+        (lambda: index.search("a", k=0), "k"),
+        (lambda: bothways.search(index, "a", top=0), "top"),
+    ]
+    for call, where in calls:
+        with pytest.raises(BothwaysError) as caught:
+            call()
+        assert caught.value.where == where
+    assert os.listdir(tmp_path / "temporary") == [index.folder.name]  # none is left of the others
 
 
 def test_an_index_belongs_to_its_model(tmp_path: Path, model: str) -> None:

@@ -302,10 +302,9 @@ def resumable(out: Path, subject: str = "Finished work") -> Iterator[Progress]:
 
 @contextmanager
 def training(out: Path, resume: bool, device: str, notes: Iterable[str] = ()) -> Iterator[Progress]:
-    """Begin a run in a folder, and show its progress; if interrupted outside of a step, say how to
-    go on.
+    """Begin a run in a folder, show its progress, and report on Ctrl-C how to resume.
 
-    A run that is interrupted in a step saves and returns (`training.signals`).
+    That is for Ctrl-C outside of a step: in a step, a run saves and returns (`training.signals`).
 
     Args:
         notes: messages about the settings of the run.

@@ -532,7 +532,8 @@ def find_class(folder: Path, config: Mapping[str, Any]) -> TokenizerClass | None
                     f"{key!r} is {config[key]!r:.60}, which {title}, "
                     "the tokenizer class of this folder, does not read"
                 )
-                fix = f'Remove it, or name the class that reads it, such as "{JAPANESE}".'
+                fix = "If the model was trained without it, remove it. If it is Japanese BERT, set "
+                fix += f'"tokenizer_class": "{JAPANESE}".'
                 raise TokenizerError(message, where=folder / CONFIG, fix=fix)
     if not (folder / "tokenizer.json").exists() and class_name is None:
         for name, owner in _OTHER_FILES.items():

@@ -29,9 +29,10 @@ from jaxtyping import Float32
 from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
-from bothways.core.config.values import require_at_least, require_choice
+from bothways.core.config.values import checked, require_at_least, require_choice
 from bothways.core.errors import ConfigError, DataError, FolderError, argument, call, optional
 from bothways.core.files import local_path, read_object
+from bothways.data.tables import given_rows
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.prepared_model import PredictPrecision
@@ -293,6 +294,7 @@ class Index:
         except (OSError, ValueError, KeyError) as error:
             raise self._damaged(f"bm25-{self.record.bm25}: {error}") from error
 
+    @checked
     def search(  # noqa: PLR0913 – one option per question
         self,
         queries: str | Iterable[str],
@@ -310,9 +312,13 @@ class Index:
 
         The model of the index stays open for the next search.
         """
-        require_at_least(1, top=k, depth=depth)
+        require_at_least(1, k=k, depth=depth)
         require_choice(Mode, "mode", mode)
-        texts = [queries] if isinstance(queries, str) else list(queries)
+        texts = [queries] if isinstance(queries, str) else list(given_rows(queries, "queries"))
+        for number, text in enumerate(texts, 1):
+            if not isinstance(text, str):
+                message = f"is of type {type(text).__name__}, not a text"
+                raise DataError(message, where=f"query {number}")
         if rerank is not None and not isinstance(rerank, Predictor):
             rerank = open_task(rerank, "rerank", precision=precision, device=device)
         vectors = None
@@ -436,10 +442,14 @@ def open_embedder(
 
     Raises:
         FolderError: it is another model.
-        ConfigError: its similarity is neither the cosine nor the dot product.
+        ConfigError: its similarity is neither the cosine nor the dot product, or the predictor is
+            for another task.
     """
     if isinstance(model, Predictor):
         embedder = model
+        if (task := model.task_model.task.name) != "embed":
+            fix = 'Open the model for vectors: bothways.load(FOLDER, "embed").'
+            raise ConfigError(f"is for the task {task}", where="model", fix=fix)
     else:
         if record is not None:
             if digest_of_model(model, whole=True) != record.digest:

@@ -436,7 +436,8 @@ def _chosen(fields: list[str], layout: ColumnLayout, location: str) -> tuple[str
         message = f"{description}; the word is to be column {word}"
         if tag is not None:
             message += f" and its tag {'the last one' if layout.fixed else f'column {tag}'}"
-        fix = f"Name other columns by number, from 0: {argument(text='1', label='3')}."
+        fix = "Each line is a word and its tag, separated by a tab or blanks; other columns by "
+        fix += f"number, from 0: {argument(text='1', label='3')}."
         raise DataError(message, where=location, fix=fix)
     return fields[word], None if tag is None else fields[tag]
 
