@@ -129,6 +129,8 @@ def place(tmp_path_factory) -> Path:
         ("bench --rounds 0", "rounds"),
         ("convert nobody/model --out x", "nobody/model"),
         ("plan bert-tiny --tokens 1e400", "tokens"),
+        ("plan bert-tiny --tokens 1e6 until=1hour", "tokens"),
+        ("plan bert-tiny --tokens 1e6 --until 1hour", "tokens"),
         ("adapt bert lr=3 --out x", "texts"),
         ("finetune bert train.tsv training.early_stopping=3", "training.early_stopping"),
         ("embed bert train.tsv --out none/v.npy", "none/v.npy"),

@@ -73,7 +73,7 @@ def plan(  # noqa: PLR0913 – one option per question
     text = None if corpus is None else Corpus.open(corpus)
     length = [] if end.duration is None else [f"training.until={end.duration}"]
     if tokens is not None:
-        if length:
+        if length or any(word.startswith(("until=", "training.until=")) for word in settings):
             message = f"is given as tokens={tokens:g}, and the length of the run once more"
             raise ConfigError(message, where="tokens", fix="Give one of them.")
         if not 1 <= tokens < math.inf:
