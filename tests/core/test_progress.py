@@ -1,6 +1,9 @@
 """Progress of long jobs."""
 
-from bothways.core.progress import Part, track
+import pytest
+
+from bothways.core.errors import ConfigError
+from bothways.core.progress import Part, shown_progress, track
 
 
 class _Record:
@@ -21,6 +24,19 @@ def test_tracked_items_report_their_number():
     record = _Record()
     assert list(track("abcde", record, "reading", interval=2)) == list("abcde")
     assert record.lines == [("reading", 5), 0, 2, 4, 5]
+
+
+def test_notes_come_first(capsys):
+    record = _Record()
+    with shown_progress(record, ["note: a", "note: b"]) as reporter:
+        reporter.message("begun")
+    assert record.lines == ["note: a", "note: b", "begun"]
+    for progress in (True, False):
+        with shown_progress(progress, ["note: a"]):
+            pass
+        assert capsys.readouterr() == ("", "note: a\n" if progress else "")
+    with pytest.raises(ConfigError), shown_progress("yes"):
+        pass
 
 
 def test_parts_of_a_job_give_a_warning_once():

@@ -297,6 +297,14 @@ def test_the_model_of_failed_runs_is_not_announced_as_the_best(tmp_path, capsys)
     assert "The best model, of seed-1, is in" in capsys.readouterr().err
 
 
+def test_of_an_interrupted_series_nothing_is_reported_or_kept(tmp_path):
+    (tmp_path / "seed-0" / "model").mkdir(parents=True)
+    series = Series((SweepOutcome("seed-0", {"m": 0.5}, (), "m"),), finished=False)
+    engine.keep_best(series, tmp_path)
+    engine.write_sweep_report(tmp_path / "seeds.json", {}, series)
+    assert [path.name for path in tmp_path.iterdir()] == ["seed-0"]
+
+
 def test_sweep_keeps_the_best_of_a_grid(base, tmp_path):
     rates = grid.parse_grid("training.optimizer.lr=1e-7,5e-3")
     series = grid.sweep_grid(base, rates, SweepFolder(tmp_path, device="cpu"))
