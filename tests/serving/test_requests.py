@@ -202,6 +202,13 @@ def test_parameters_of_answers_are_obeyed(client: httpx.Client, application: App
     assert "" not in [each["answer"] for each in ask(top_k=40)]
     assert several[0]["answer"] == certain[0]
     assert sum(each["score"] for each in several) == pytest.approx(1)
+    for parameters, code, param in [
+        ({"max_answer_len": 305_182_016}, "invalid", "parameters.max_answer_len"),
+        ({"top_k": 1_000_000}, "too_many_texts", "texts"),
+    ]:
+        body = {"inputs": QUESTION, "parameters": parameters}
+        assert refusal(client, "/models/answer", body)[1:3] == (code, param)
+    assert ask(max_answer_len=512, top_k=2048) == ask(max_answer_len=40, top_k=40 * 40)
     nothing = {"inputs": {"question": "a", "context": ""}, "parameters": {"top_k": 2}}
     expected = [{"answer": "", "score": 1.0, "start": 0, "end": 0}]
     assert answer(client, "/models/answer", nothing) == expected

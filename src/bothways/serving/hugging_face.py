@@ -70,7 +70,8 @@ class AnswerParameters(requests.Truncation):
     """Parameters of answers."""
 
     top_k: requests.Count = 1
-    max_answer_len: Annotated[requests.Count, Field(description="in tokens")] | None = None
+    # The scores of all spans are a table of tokens times this length.
+    max_answer_len: Annotated[requests.Count, Field(le=512, description="in tokens")] | None = None
     handle_impossible_answer: (
         Annotated[requests.Flag, Field(description="whether no answer is one; absent: as trained")]
         | None
@@ -268,6 +269,7 @@ def _question_answering(models: Models, request: AnswerRequest) -> shapes.Query:
     parameters, top = request.parameters, request.parameters.top_k
     task = model.task_model.task
     assert isinstance(task, QuestionAnsweringTask)
+    models.limits.check("texts", "top_k", top)
     settings: dict[str, Any] = {"n_best": max(top, task.n_best)}
     if parameters.max_answer_len is not None:
         settings["longest"] = parameters.max_answer_len

@@ -179,8 +179,9 @@ def _post(
         elif len(models.by_name) > 1:
             body["properties"]["model"] = {"enum": [*names, None]}
     body = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
+    # `/explain` draws masks without the model.
     headers = {
-        name: {"description": text, "required": True, "schema": TEXT}
+        name: {"description": text, "required": path != "/explain", "schema": TEXT}
         for name, text in HEADERS.items()
         if path != "/tokenize"
     }

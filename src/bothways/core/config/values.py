@@ -64,8 +64,10 @@ def split_overrides(texts: Iterable[str]) -> dict[str, str]:
             message = f"{text!r} is not a setting"
             fix = "Write key=value without blanks, such as training.optimizer.lr=3e-5."
             if os.path.exists(text):
-                message = f"{text!r} is a file, and settings follow here"
-                fix = f"Name a further file by its name, such as {argument(dev='FILE')}."
+                folder = os.path.isdir(text)
+                message = f"{text!r} is a {'folder' if folder else 'file'}, and settings follow here"
+                name = argument(corpus="FOLDER") if folder else argument(dev="FILE")
+                fix = f"Give it by its name, such as {name}."
             raise ConfigError(message, fix=fix)
         path, value = path.strip(), value.strip()
         if len(value) > 1 and value[0] == value[-1] == '"':

@@ -421,13 +421,15 @@ def span_scores(
 ) -> NDArray[np.float32]:
     """Return the scores of all spans of a text `(tokens, longest)`.
 
-    Entry `[i, n]` is the span of the n + 1 tokens from i on; −∞ if no window holds it.
+    Entry `[i, n]` is the span of the n + 1 tokens from i on; −∞ if no window holds it. The longest
+    span has `max_tokens`, or the tokens of the largest window.
 
     Args:
         scores: for each window `(its tokens, 2)`: of a start and of an end.
         chunks: the windows, which together are the whole text.
     """
     tokens = chunks[-1].stop
+    max_tokens = min(max_tokens, max(chunk.stop - chunk.start for chunk in chunks))
     result = np.full((tokens, max_tokens), -np.inf, dtype=np.float32)
     best_scores = np.full((tokens, max_tokens), -np.inf)  # of each span in its best window
     for score, chunk in zip(scores, chunks, strict=True):
