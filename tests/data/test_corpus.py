@@ -29,8 +29,8 @@ from bothways.data import corpus as corpus_module, encode_shards as shards
 from bothways.data.cleaning.config import Cleaning, make_cleaning
 from bothways.data.corpus import WORK, Corpus, length_percentiles, write_corpus
 from bothways.data.documents import Document, read_documents
-from bothways.data.left_out import first_occurrences
 from bothways.data.manifest import MANIFEST
+from bothways.data.merge_shards import first_occurrences
 from bothways.data.sentences import split_sentences
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS

@@ -47,8 +47,7 @@ from bothways.data import encode_shards as shards, manifest as manifests
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions
 from bothways.data.epoch_order import AllExcept
-from bothways.data.left_out import large_steps, nothing_left, unsuited_steps
-from bothways.data.merge_shards import merge_shards
+from bothways.data.merge_shards import large_steps, merge_shards, nothing_left, unsuited_steps
 from bothways.data.sentences import AUTO, check_language
 from bothways.data.words import Words, words_name
 from bothways.text.tokenizer import Tokenizer

@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from bothways.core.config.reader import fingerprint
 from bothways.core.errors import DataError
 from bothways.core.files import replace_file, without_surrogates
-from bothways.data.cleaning.apply import clean_texts
+from bothways.data.cleaning.config import clean_texts
 from bothways.data.cleaning.near_duplicates import SignedTexts
-from bothways.data.cleaning.shingles import ShingleTable
 from bothways.data.documents import Document
 from bothways.data.manifest import CorpusSettings
 from bothways.data.sentences import AUTO, detect_language, split_sentences
@@ -178,8 +177,8 @@ def store_shard(path: Path, shard: Shard) -> None:
     arrays = {name: getattr(shard, name) for name in _ARRAYS}
     if shard.signed:
         arrays["signatures"] = shard.signed.signatures
-        arrays["shingles"] = shard.signed.shingles.values
-        arrays["shingle_counts"] = shard.signed.shingles.counts
+        arrays["shingles"] = shard.signed.shingles
+        arrays["shingle_counts"] = shard.signed.counts
     if shard.begins is not None:
         arrays["begins"] = shard.begins
     replace_file(path, lambda file: np.savez(file, **arrays))
@@ -204,7 +203,7 @@ def load_signed(path: Path) -> SignedTexts:
     """Read only what near-duplicates are found by; errors as `load_shard`."""
     arrays = _read(path, ("signatures", "shingles", "shingle_counts"))
     edges = np.concatenate([[0], np.cumsum(arrays["shingle_counts"])])
-    return SignedTexts(ShingleTable(arrays["shingles"], edges), arrays["signatures"])
+    return SignedTexts(arrays["shingles"], edges, arrays["signatures"])
 
 
 def _read(path: Path, names: tuple[str, ...]) -> dict[str, Any]:
