@@ -52,18 +52,13 @@ class Progress(Protocol):
 
 
 class _Silent:
-    def stage(self, name: str, total: float | int | None = None) -> None:
+    def stage(self, *_: object, **__: object) -> None:
         """Show nothing."""
 
-    def advance(self, done: float | int, note: str | None = None) -> None:
-        """Show nothing."""
-
-    def message(self, text: str) -> None:
-        """Show nothing."""
+    advance = message = stage
 
 
 SILENT: Progress = _Silent()
-"""Reports nothing."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +76,9 @@ class Part:
     said: set[str] = field(default_factory=set)
 
     def stage(self, name: str, total: float | int | None = None) -> None:
-        """Begin a stage of this part."""
         self.whole.stage(f"{self.name}: {name}", total)
 
     def advance(self, done: float | int, note: str | None = None) -> None:
-        """Report what is done of the stage."""
         self.whole.advance(done, note)
 
     def message(self, text: str) -> None:

@@ -19,15 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import assert_never
 
-from bothways.core.errors import AGAIN, ConfigError, DataError
-from bothways.core.sequence import Ids, Sequence
-from bothways.core.source import rng
+from bothways.core.config.values import require_at_least
+from bothways.core.errors import AGAIN, DataError
+from bothways.core.source import Cursor, Sequence, rng
 from bothways.data.epoch_order import BLOCKS, DocumentIds, Selection
 from bothways.data.segments import PairPlan, Segments, SpanPlan
-from bothways.data.words import unpack_words
+from bothways.data.sentences import unpack_words
 
 if TYPE_CHECKING:
-    from bothways.core.source import Cursor
     from bothways.data.corpus import Corpus
     from bothways.text.template import Template
 
@@ -50,9 +49,7 @@ class CorpusSource:
             ConfigError: `data_copies` is below 1, or the template does not fit the segments.
             DataError: the documents have no text, or are too few for the segments.
         """
-        if data_copies is not None and data_copies < 1:
-            message = "must be at least 1, or absent to plan every epoch on its own, "
-            raise ConfigError(f"{message}not {data_copies}", where="data_copies")
+        require_at_least(1, data_copies=data_copies)
         self.template = template
         self.segments = segments
         self.seed = seed
@@ -78,8 +75,6 @@ class CorpusSource:
             DataError: the cursor is of another corpus, or no sequence can be made of these
                 documents.
         """
-        from bothways.core.source import Cursor
-
         epoch, block, item, _ = cursor
         _check_whole(self._offsets)
         self._check(cursor)
@@ -119,11 +114,9 @@ class CorpusSource:
         from bothways.core.batch import LabelTargets
 
         _check_whole(self._texts)
-        sequence = self._assembled(plan, self._slice)
+        sequence = self._assembled(plan, lambda start, stop: self._tokens[start:stop])
         if (words := self._corpus.words) is not None:
-            starts = self._assembled(
-                plan, lambda *bounds: unpack_words(words, *bounds).astype(np.int32)
-            )
+            starts = self._assembled(plan, functools.partial(unpack_words, words))
             sequence = dataclasses.replace(sequence, word_starts=starts.ids.astype(np.bool_))
         if not isinstance(plan, PairPlan):
             return sequence
@@ -131,7 +124,7 @@ class CorpusSource:
         return dataclasses.replace(sequence, targets={"pair": label})
 
     def _assembled(
-        self, plan: PairPlan | SpanPlan, read_slice: Callable[[int, int], NDArray[np.int32]]
+        self, plan: PairPlan | SpanPlan, read_slice: Callable[[int, int], NDArray[Any]]
     ) -> Sequence:
         """Return the texts of a plan with the special tokens around them."""
         from bothways.text.template import assemble
@@ -148,7 +141,6 @@ class CorpusSource:
                 assert_never(plan)
 
     def key(self, cursor: Cursor) -> tuple[int, int]:
-        """Return the key of the draws for the sequence at a cursor."""
         return self._view(cursor.epoch), cursor.number
 
     def epochs(self, cursor: Cursor) -> float:
@@ -179,9 +171,8 @@ class CorpusSource:
 
     def restricted(self, ids: DocumentIds) -> CorpusSource:
         """Return the same stream over other documents."""
-        return CorpusSource(
-            self._corpus, self.template, self.segments, ids, self.seed, self.data_copies
-        )
+        settings = (self.segments, ids, self.seed, self.data_copies)
+        return CorpusSource(self._corpus, self.template, *settings)
 
     def _view(self, epoch: int) -> int:
         return epoch if self.data_copies is None else epoch % self.data_copies
@@ -194,9 +185,6 @@ class CorpusSource:
             message = f"no data at block {cursor.block}, item {cursor.item} of epoch {cursor.epoch}"
             fix = "Continue with the same corpus, split, seed and segments as the run."
             raise DataError(message, fix=fix)
-
-    def _slice(self, start: int, stop: int) -> Ids:
-        return self._tokens[start:stop].astype(np.int32)
 
 
 class ContinuedSource:
@@ -228,8 +216,6 @@ class ContinuedSource:
 
     def read(self, cursor: Cursor) -> Iterator[tuple[PairPlan | SpanPlan, Cursor]]:
         """Yield plans from `cursor` on, each with the cursor of the next."""
-        from bothways.core.source import Cursor
-
         if cursor.epoch == self._first:
             for plan, following in self._rest.read(cursor) if self._rest else ():
                 yield plan, following
@@ -239,11 +225,9 @@ class ContinuedSource:
         yield from self._after.read(cursor)
 
     def build(self, plan: PairPlan | SpanPlan) -> Sequence:
-        """Return the sequence of a plan."""
         return self._after.build(plan)
 
     def key(self, cursor: Cursor) -> tuple[int, int]:
-        """Return the key of the draws for the sequence at a cursor."""
         return self._after.key(cursor)
 
     def epochs(self, cursor: Cursor) -> float:

@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import assert_never
 
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_share
 from bothways.core.errors import ConfigError
-from bothways.core.sequence import Ids, Sequence
+from bothways.core.source import Ids, Sequence
 from bothways.text.tokenizer import Tokenizer
 
 Places = NDArray[np.int64]
@@ -166,10 +166,7 @@ class Masking:
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise ConfigError(f"must be in (0, 1], not {self.rate}", where="masking.rate")
-        for name in ("mask", "random"):
-            if not 0 <= getattr(self, name) <= 1:
-                message = f"must be in [0, 1], not {getattr(self, name)}"
-                raise ConfigError(message, where=f"masking.{name}")
+        require_share("masking", mask=self.mask, random=self.random)
         # Sums of floating-point numbers may exceed 1 by a rounding error.
         if self.mask + self.random > 1 + 1e-9:
             message = f"mask {self.mask} and random {self.random} are more than 1 together"

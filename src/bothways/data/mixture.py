@@ -15,7 +15,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
+from collections.abc import Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -26,14 +26,12 @@ from typing_extensions import assert_never
 
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.files import local_path
-from bothways.core.sequence import Sequence
-from bothways.core.source import rng
+from bothways.core.source import Cursor, Sequence, rng
 from bothways.data.corpus import Corpus
 from bothways.data.segments import PairPlan, SpanPlan
-from bothways.text.sampling import smoothed_shares
+from bothways.text.trainers import smoothed_shares
 
 if TYPE_CHECKING:
-    from bothways.core.source import Cursor
     from bothways.data.corpus_source import ContinuedSource, CorpusSource
     from bothways.text.tokenizer import Tokenizer
 
@@ -87,17 +85,14 @@ def shares_of(
             return smoothed
         case ByWeight(weights):
             if weights.keys() != sizes.keys():
-                message = f"has weights for {_names(weights)}, and there are {_names(sizes)}"
+                actual, expected = (", ".join(sorted(names)) for names in (weights, sizes))
+                message = f"has weights for {actual or 'none'}, and there are {expected or 'none'}"
                 fix = "Give each corpus a weight, by its name."
                 raise ConfigError(message, where=f"{where}.weights", fix=fix)
             total = sum(weights.values())
             return {name: weights[name] / total for name in sizes}
         case _:
             assert_never(mixture)
-
-
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "none"
 
 
 @dataclass(frozen=True)
@@ -130,10 +125,8 @@ class Corpora:
         (first_name, reference), *remaining = corpora.items()
         for name, corpus in remaining:
             if corpus.tokenizer.fingerprint != reference.tokenizer.fingerprint:
-                message = (
-                    f"the corpora {first_name!r} ({reference.folder}) and {name!r} "
-                    f"({corpus.folder}) were built with different tokenizers"
-                )
+                names = f"{first_name!r} ({reference.folder}) and {name!r} ({corpus.folder})"
+                message = f"the corpora {names} were built with different tokenizers"
                 fix = "Build all of them with one: train it on text of all of them."
                 raise ConfigError(message, where="corpus", fix=fix)
         return cls(corpora, shares_of(mixture or Smoothed(), _sizes(corpora)))
@@ -233,10 +226,8 @@ class MixedSource:
     is their mean by size: one epoch is as much text as all corpora hold.
 
     Args:
-        sources: the streams.
         shares: the probability of each stream, which add up to 1.
         sizes: the tokens of each, for `epochs`.
-        seed: of the draws.
     """
 
     def __init__(
@@ -266,8 +257,6 @@ class MixedSource:
         Raises:
             DataError: the cursor is of other corpora.
         """
-        from bothways.core.source import Cursor
-
         cursors = self._parts(cursor)
         streams: dict[int, Iterator[tuple[Any, Cursor]]] = {}
         for index in itertools.count(cursor.item):
@@ -279,7 +268,6 @@ class MixedSource:
             yield MixedPlan(number, plan), Cursor(0, 0, index + 1, cursors)
 
     def build(self, plan: MixedPlan) -> Sequence:
-        """Return the sequence of a plan."""
         return self._sources[plan.number].build(plan.plan)
 
     def key(self, cursor: Cursor) -> tuple[int, int]:
@@ -294,8 +282,6 @@ class MixedSource:
         return float(self._weights @ [source.epochs(part) for source, part in pairs])
 
     def _parts(self, cursor: Cursor) -> tuple[Cursor, ...]:
-        from bothways.core.source import Cursor
-
         cursors = cursor.parts or (Cursor(),) * len(self._sources)
         if len(cursors) != len(self._sources) or cursor.epoch or cursor.block:
             message = f"no data at {cursor} of a mixture of {len(self._sources)} corpora"

@@ -26,11 +26,10 @@ from bothways.core.errors import (
 )
 from bothways.core.files import local_path, read_object
 from bothways.core.progress import SILENT, Progress, track
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.core.terminal import listed
 from bothways.data import tables as memory
-from bothways.data.list_source import ListPlan, ListSource
-from bothways.data.loader import Loader, Share, unchanged
+from bothways.data.loader import ListPlan, ListSource, Loader, Share, unchanged
 from bothways.data.tables import TableRow, WatchedRow
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.metrics import scored

@@ -100,7 +100,6 @@ def make_cleaning(
     """Return the cleaning with a set of filters.
 
     Args:
-        filters: the name of the set.
         near_duplicates: the threshold of `NearDuplicates`; None to leave out none.
         min_tokens: minimum number of tokens of a document.
 

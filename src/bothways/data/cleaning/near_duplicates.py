@@ -183,9 +183,7 @@ class NearDuplicates:
             message = f"must be above 0 and at most 1, not {self.threshold}"
             raise ConfigError(message, where="threshold")
         if retrieval_probability(self.threshold, self.permutations, 1) < FOUND:
-            message = (
-                f"{self.threshold} is too low to be found with {self.permutations} permutations"
-            )
+            message = f"{self.threshold} is too low for {self.permutations} permutations"
             raise ConfigError(message, where="threshold", fix="Set permutations higher.")
 
     @property
