@@ -91,7 +91,7 @@ def train(
     read: Read = {}
     make = Loader._step
 
-    def noted(self: Loader[Any], *arguments: Any) -> TrainingStep:
+    def noted(self: Loader, *arguments: Any) -> TrainingStep:
         step = make(self, *arguments)
         if self.batch == config.batch:  # not an evaluation
             read[step.cursor] = read_by(step.microbatches)

@@ -444,18 +444,16 @@ def lock_folder(folder: Path, patience: float = 0.0, progress: Progress = SILENT
             except Timeout:
                 if not patience:
                     raise
-                progress.message(
-                    f"note: {folder} is in use by {_owner(folder)}, which may be about to end"
-                )
+                owner = _owner(folder)
+                progress.message(f"note: {folder} is in use by {owner}, which may be about to end")
                 lock.acquire(timeout=patience)
         except Timeout as error:
             fix = "Wait for it, stop it, or choose another folder."
             raise ResourceError(f"is in use by {_owner(folder)}", where=folder, fix=fix) from error
     try:
         with os_errors(folder, "Choose another folder."):
-            (folder / OWNER).write_text(
-                json.dumps({"pid": os.getpid(), "host": platform.node()}), encoding="utf8"
-            )
+            record = json.dumps({"pid": os.getpid(), "host": platform.node()})
+            (folder / OWNER).write_text(record, encoding="utf8")
         yield folder
     except BaseException:
         (folder / OWNER).unlink(missing_ok=True)

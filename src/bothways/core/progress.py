@@ -203,17 +203,14 @@ class _Bar:
         self._line = bar.add_task("", total=None, visible=False, note="")
 
     def begin(self) -> None:
-        """Print what was announced."""
         while _ANNOUNCED:
             say(self._bar.console, _ANNOUNCED.pop())
 
     def stage(self, name: str, total: float | int | None = None) -> None:
-        """Begin a stage, from 0 on."""
         self._bar.remove_task(self._line)  # `reset` keeps a total where the new one is None
         self._line = self._bar.add_task(printable(name), total=total, note="")
 
     def advance(self, done: float | int, note: str | None = None) -> None:
-        """Move the bar; where there is none, print a line now and then."""
         if done:
             self.begin()
         task = self._bar.tasks[0]
@@ -231,5 +228,4 @@ class _Bar:
             say(self._bar.console, f"{task.description}: {', '.join(filter(None, fields_shown))}")
 
     def message(self, text: str) -> None:
-        """Print a line above the bar."""
         say(self._bar.console, text)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
     from bothways.core.batch import Batch, Targets, TargetsT
@@ -112,41 +111,27 @@ class Cursor(NamedTuple):
 
 
 @runtime_checkable
-class SequencePlan(Protocol):
-    """The description of a sequence that is not built yet."""
+class Source(Protocol):
+    """A stream of sequences that can start anywhere.
 
-    @property
-    def length(self) -> int:
-        """The number of tokens, special tokens included."""
-        ...
+    A plan, of any type, describes a sequence that is not built yet. Its `length` is the number of
+    tokens, special tokens included.
+    """
 
-
-P = TypeVar("P", bound=SequencePlan, default=SequencePlan)
-"""The type of plan that a source yields and builds."""
-
-
-@runtime_checkable
-class Source(Protocol[P]):
-    """A stream of sequences that can start anywhere."""
-
-    def read(self, cursor: Cursor) -> Iterator[tuple[P, Cursor]]:
+    def read(self, cursor: Cursor) -> Iterator[tuple[Any, Cursor]]:
         """Yield plans from `cursor` on, epoch after epoch, each with the cursor of the next."""
-        ...
 
-    def build(self, plan: P) -> Sequence:
+    def build(self, plan: Any) -> Sequence:
         """Build the sequence of a plan, without the targets that an objective adds."""
-        ...
 
     def key(self, cursor: Cursor) -> tuple[int, int]:
         """Return the epoch and the index that key the draws for the sequence at a cursor.
 
         They repeat where the stream repeats, draws included (static masking).
         """
-        ...
 
     def epochs(self, cursor: Cursor) -> float:
         """Return the number of epochs before a cursor, with a fraction."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from bothways.core.batch import Batch, cut_to_predict, pack
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.source import Cursor, Sequence, SequencePlan, Source, TrainingStep, rng
+from bothways.core.source import Cursor, Sequence, Source, TrainingStep, rng
 
 if TYPE_CHECKING:
     import torch
@@ -188,7 +188,6 @@ PREFETCHED = 4
 """Number of items prepared ahead."""
 
 T = TypeVar("T")
-P = TypeVar("P", bound=SequencePlan)
 Prepare = Callable[[Sequence, np.random.Generator], Sequence]
 
 
@@ -206,7 +205,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Loader(Generic[P]):
+class Loader:
     """Steps from a source.
 
     Attributes:
@@ -215,7 +214,7 @@ class Loader(Generic[P]):
         microbatch_tokens: maximum number of tokens per forward pass, unless one sequence is longer.
     """
 
-    source: Source[P]
+    source: Source
     prepare: Prepare
     batch: BatchSize
     microbatch_tokens: int
@@ -231,7 +230,7 @@ class Loader(Generic[P]):
         Args:
             tokens_read: tokens that the run has read before, over all ranks; for a ramp of batches.
         """
-        group: list[tuple[P, Cursor]] = []
+        group: list[tuple[Any, Cursor]] = []
         tokens = 0
         for plan, next_cursor in self.source.read(cursor):
             budget = budget_at(self.batch, tokens_read)
@@ -263,7 +262,7 @@ class Loader(Generic[P]):
             yield self._sequences(plan, cursor)
             cursor = following
 
-    def _step(self, group: list[tuple[P, Cursor]], next_cursor: Cursor) -> TrainingStep:
+    def _step(self, group: list[tuple[Any, Cursor]], next_cursor: Cursor) -> TrainingStep:
         lengths = [plan.length for plan, _ in group]
         mine = deal(lengths, self.share.world, self.microbatch_tokens)[self.share.rank]
         filler = min(range(len(group)), key=lengths.__getitem__)
@@ -278,7 +277,7 @@ class Loader(Generic[P]):
         epochs = self.source.epochs(next_cursor)
         return TrainingStep(tuple(microbatches), next_cursor, sum(lengths), len(group), epochs)
 
-    def _sequences(self, plan: P, position: Cursor) -> tuple[Sequence, Sequence]:
+    def _sequences(self, plan: Any, position: Cursor) -> tuple[Sequence, Sequence]:
         """Return a sequence without and with its targets."""
         epoch, index = self.source.key(position)
         original = self.source.build(plan)

@@ -61,7 +61,7 @@ SHARD_CHARACTERS = 2**22
 DIGEST_BYTES = 16
 _LAYOUT = "3"  # of the files: those of another layout are made again
 
-Shard = dict[str, NDArray[Any]]
+Shard = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -89,26 +89,19 @@ def cut_shards(documents: Iterable[Document], settings: manifest.CorpusSettings)
     steps = fingerprint(dataclasses.replace(settings.cleaning, min_tokens=1))
     fields = [_LAYOUT, settings.tokenizer, settings.language, settings.splitter, *words, steps]
     key = "\0".join(fields).encode()
-    texts: list[str] = []
-    size = number = 0
-    for document in documents:
-        texts.append(document.text)
-        size += len(document.text)
-        if size >= SHARD_CHARACTERS:
-            yield _job(number, texts, key)
+    texts, size, number = list[str](), 0, 0
+    for document in itertools.chain(documents, [None]):
+        if document is not None:
+            texts.append(document.text)
+            size += len(document.text)
+        if texts and (document is None or size >= SHARD_CHARACTERS):
+            digest = hashlib.blake2b(key, digest_size=DIGEST_BYTES)
+            for text in texts:
+                raw = text.encode("utf-8", "surrogatepass")
+                digest.update(len(raw).to_bytes(8, "little"))
+                digest.update(raw)
+            yield Job(f"{number:07d}-{digest.hexdigest()}.npz", texts)
             texts, size, number = [], 0, number + 1
-    if texts:
-        yield _job(number, texts, key)
-
-
-def _job(number: int, texts: list[str], key: bytes) -> Job:
-    """Return the job of some texts; `key` is equal for settings that give equal ids."""
-    digest = hashlib.blake2b(key, digest_size=DIGEST_BYTES)
-    for text in texts:
-        raw = text.encode("utf-8", "surrogatepass")
-        digest.update(len(raw).to_bytes(8, "little"))
-        digest.update(raw)
-    return Job(f"{number:07d}-{digest.hexdigest()}.npz", texts)
 
 
 def encode_shard(

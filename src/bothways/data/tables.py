@@ -623,8 +623,8 @@ def given_rows(data: Any, where: str) -> Iterable[Any]:
         case Mapping():
             columns = {str(name): plain_value(values) for name, values in data.items()}
             if not columns or not all(isinstance(v, list | tuple) for v in columns.values()):
-                names = ", ".join(columns) or "nothing"
-                message = f"is a {type(data).__name__} of {names}, not of columns of values"
+                items = ", ".join(columns) or "nothing"
+                message = f"is a {type(data).__name__} of {items}, not of columns of values"
                 raise DataError(message, where=where, fix=f"Give one of its items, or {FORMS}.")
             if len({*map(len, columns.values())}) > 1:
                 counts = ", ".join(f"{name} {len(values):,}" for name, values in columns.items())

@@ -374,13 +374,9 @@ class Tokenizer:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     @overload
-    def encode(self, texts: str) -> Ids:
-        """Return the ids of a text."""
-
+    def encode(self, texts: str) -> Ids: ...
     @overload
-    def encode(self, texts: list[str] | tuple[str, ...]) -> list[Ids]:
-        """Return the ids of each text."""
-
+    def encode(self, texts: list[str] | tuple[str, ...]) -> list[Ids]: ...
     def encode(self, texts: str | list[str] | tuple[str, ...]) -> Ids | list[Ids]:
         """Return the ids of a text, or a list with the ids of each text, without special tokens.
 

@@ -284,9 +284,10 @@ def parts(pipeline: Pipeline, ends: Ends) -> Parts:
     # The pieces of SentencePiece
     unprefixed = "first" if isinstance(pipeline, PieceDeberta) else "never"
     scheme = "always" if pipeline.prefix_space else unprefixed
-    spaces = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme)
-    charsmap, steps, cuts = pipeline.charsmap, list[normalizers.Normalizer](), [spaces]
-    compiled = [] if charsmap is None else [normalizers.Precompiled(charsmap)]
+    spaces: pre_tokenizers.PreTokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme)
+    charsmap, cuts, steps = pipeline.charsmap, [spaces], list[normalizers.Normalizer]()
+    maps = () if charsmap is None else (charsmap,)
+    compiled: list[normalizers.Normalizer] = [*map(normalizers.Precompiled, maps)]
     match pipeline:
         case XlmRoberta():
             cuts = [pre_tokenizers.WhitespaceSplit(), spaces]

@@ -6,7 +6,7 @@ import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import assert_never
 
@@ -269,25 +269,23 @@ class FittedTable:
     ) -> Iterator[RenderableType]:
         """Yield the form that fits."""
         room = options.max_width - 1
-        cells = [self._width(column) for column in range(len(self.columns))]
+        cells = list[int]()  # the least width of the cells of each column that breaks no word
+        for column in range(len(self.columns)):
+            texts = [row[column] for row in self.rows]
+            split = [word for text in texts for word in text.split()]
+            cells.append(min(max(_widths(*texts)), max(_LONG, *_widths(*split))))
         columns = [*zip(cells, self.columns, strict=True)]
         full_widths = [max(width, *_widths(title)) for width, title in columns]
         words = [max(width, *_widths(*title.split())) for width, title in columns]
         if sum(full_widths) + _FRAME * len(columns) <= room:
             yield self._table(self.columns, cells)
         elif sum(words) + _FRAME * len(columns) <= room:
-            unbroken = {"break_long_words": False, "break_on_hyphens": False}
+            unbroken: Any = {"break_long_words": False, "break_on_hyphens": False}
             pairs = zip(self.columns, words, strict=True)
             titles = [textwrap.fill(title, max(n, 1), **unbroken) for title, n in pairs]
             yield self._table(titles, cells)
         else:
             yield from self._lines()
-
-    def _width(self, column: int) -> int:
-        """Return the least width of the cells of a column that breaks no word."""
-        texts = [row[column] for row in self.rows]
-        widest = max(_widths(*texts))
-        return min(widest, max(_LONG, *_widths(*(word for text in texts for word in text.split()))))
 
     def _table(self, titles: Sequence[str], widths: Sequence[int]) -> RenderableType:
         from rich import box

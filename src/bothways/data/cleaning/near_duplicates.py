@@ -198,12 +198,6 @@ class NearDuplicates:
             key=lambda shape: shape[1],
         )
 
-    @property
-    def least_estimate(self) -> float:
-        """The estimated similarity from which a candidate is verified."""
-        deviation = math.sqrt(self.threshold * (1 - self.threshold) / self.permutations)
-        return self.threshold - MARGIN * deviation
-
 
 def retrieval_probability(similarity: float, bands: int, rows: int) -> float:
     """Return the probability that two texts of this similarity agree in at least one band."""
@@ -225,6 +219,9 @@ def find_near_duplicates(
         texts: their arrays may be memory-mapped.
     """
     documents, buckets, starts = _find_buckets(texts, settings, progress)
+    threshold = settings.threshold
+    deviation = math.sqrt(threshold * (1 - threshold) / settings.permutations)
+    least_estimate = threshold - MARGIN * deviation  # others are not verified
     progress.stage("verifying near-duplicates", len(documents))
     filled = np.zeros(len(starts), dtype=np.int64)
     members = np.empty(len(buckets), dtype=np.int64)  # of each bucket the documents that stay
@@ -239,8 +236,8 @@ def find_near_duplicates(
         estimates = (texts.signatures[candidates] == texts.signatures[document]).mean(axis=1)
         order = np.argsort(-estimates, kind="stable")
         if any(
-            texts.similarity(document, int(candidates[index])) >= settings.threshold
-            for index in order[estimates[order] >= settings.least_estimate].tolist()
+            texts.similarity(document, int(candidates[index])) >= threshold
+            for index in order[estimates[order] >= least_estimate].tolist()
         ):
             repeated.append(document)
         else:
