@@ -152,16 +152,13 @@ def terminal_progress(
     from rich.table import Column
 
     console = console or error_console()
+    note = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     columns = (
         rich_progress.TextColumn("{task.description}", markup=False),
         rich_progress.BarColumn(bar_width=16),
         rich_progress.TaskProgressColumn(),
         rich_progress.TimeRemainingColumn(),
-        rich_progress.TextColumn(
-            "{task.fields[note]}",
-            markup=False,
-            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-        ),
+        rich_progress.TextColumn("{task.fields[note]}", markup=False, table_column=note),
     )
     drawn = console.is_interactive and not (hidden or console.quiet)
     bar = rich_progress.Progress(

@@ -233,19 +233,14 @@ def write_corpus(
 
     Memory holds a few shards of four million characters for each worker, and 20 bytes a document
     at the end; the search for near-duplicates needs more (`cleaning.near_duplicates`). On disk the
-    tokens exist twice until the corpus is complete.
+    tokens exist twice until the corpus is complete. `language`, `words` and `workers` are those of
+    `bothways.build_corpus`; the corpus does not depend on the number of workers.
 
     Args:
         documents: in their order; `read_documents(…)` yields them with fingerprints of the files.
             Other documents are read again to find out whether they are the same.
         folder: new, empty, or with an earlier build.
-        language: of the sentences, as in `split_sentences`; "auto" chooses English or Chinese for
-            each document.
-        words: how sentences are divided into words that the tokens do not show, as in Chinese:
-            "jieba", "spaces", or a function that returns the words of a sentence. They are stored
-            for the masking of whole words; the ids do not depend on "jieba" or a function.
         cleaning: steps that drop text; None drops duplicates and documents without a token.
-        workers: processes; None for one per core. The corpus does not depend on their number.
         progress: receives the stages "encoding" (in bytes of the files) and "merging" (in shards),
             and notes about steps of the cleaning that do not fit the documents.
 

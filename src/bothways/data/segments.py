@@ -185,11 +185,13 @@ class PairSegments(Segments):
     Attributes:
         short: the share of documents that are read with a random shorter target length.
         one_sentence: the fate of pairs of one-sentence documents, as the end of a sentence.
+        drawn: the label of pairs whose B is drawn from elsewhere; -1 if there are none.
     """
 
     short: float = 0.0
     specials: ClassVar[int] = PAIR_SPECIALS
     one_sentence: ClassVar[str] = "these have no second sentence"
+    drawn: ClassVar[int] = -1
 
     def __post_init__(self) -> None:
         if self.length < self.specials + 2:
@@ -218,10 +220,6 @@ class PairSegments(Segments):
             findings.append(Finding("balance", "warning", message, "objective.segments", fix))
         return findings
 
-    def read_in_place(self, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return `(pairs)`: True where B is the text next to A, given the plans `(pairs, 5)`."""
-        return np.ones(len(pairs), dtype=np.bool_)
-
     def _unread_share(self, corpus: Corpus) -> float:
         """Return the share of tokens that no pair reads in their place, in the first documents."""
         documents = corpus.documents[: BLOCK + 1].astype(np.int64)
@@ -234,7 +232,7 @@ class PairSegments(Segments):
         borders = np.zeros(int(block.stops.max()) + 1, dtype=np.int64)
         # +1 where a span begins and −1 where it stops: the running sum counts the spans over each
         # sentence.
-        for begin, stop in ((pairs[:, :2]).T, pairs[self.read_in_place(pairs), 2:4].T):
+        for begin, stop in ((pairs[:, :2]).T, pairs[pairs[:, 4] != self.drawn, 2:4].T):
             np.add.at(borders, begin, 1)
             np.add.at(borders, stop, -1)
         return 1 - float((borders.cumsum() > 0).sum() / (block.stops - block.starts).sum())
@@ -265,6 +263,7 @@ class NextSentence(PairSegments):
 
     classes: ClassVar[tuple[str, ...]] = ("is next", "random")
     one_sentence: ClassVar[str] = "next-sentence pairs of those are all random"
+    drawn: ClassVar[int] = 1
     length: int = 128
     short: float = 0.1
     kind: Literal["next_sentence"] = "next_sentence"
@@ -283,9 +282,6 @@ class NextSentence(PairSegments):
             block.owners[document[random]], target_tokens, selection, rng
         )
         return shuffled_pairs((a, a_stop, b, b_stop), label, self.room, rng)
-
-    def read_in_place(self, pairs: Whole) -> NDArray[np.bool_]:
-        return np.asarray(pairs[:, 4] == 0)
 
     def check(self, corpus: Corpus) -> list[Finding]:
         """Return the findings about pairs, and about a corpus that is too small to split."""

@@ -27,7 +27,7 @@ import itertools
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -194,13 +194,8 @@ def _open_file(
     return replace(table, share=share, close=close)
 
 
-class LineFile(NamedTuple):
-    """The numbered lines of a file or of standard input; see `Table`."""
-
-    where: str
-    lines: Iterator[tuple[int, str]]
-    share: Callable[[], float] | None
-    close: Callable[[], None]
+LineFile = tuple[str, Iterator[tuple[int, str]], Callable[[], float] | None, Callable[[], None]]
+"""The name of a file, its numbered lines, and `share` and `close` of a `Table`."""
 
 
 def open_lines(source: str, fix: str, bytes_read: text_io.BytesRead | None = None) -> LineFile:
@@ -214,13 +209,13 @@ def open_lines(source: str, fix: str, bytes_read: text_io.BytesRead | None = Non
         ResourceError: permission denied.
     """
     if source == text_io.STDIN:
-        return LineFile(text_io.STANDARD_INPUT, text_io.standard_input(), None, lambda: None)
+        return text_io.STANDARD_INPUT, text_io.standard_input(), None, lambda: None
     counted, size = bytes_read or text_io.BytesRead(), 0
     if not is_url(source):
         path = text_io.file_at(source, fix)
         source, size = str(path), path.stat().st_size
     lines = text_io.read_lines(source, counted)
-    return LineFile(source, lines, lambda: counted.position / max(size, 1), lines.close)
+    return source, lines, lambda: counted.position / max(size, 1), lines.close
 
 
 # Delimited text

@@ -251,8 +251,6 @@ class FittedTable:
     not fit then either, the table has a line for each cell, below the first cell of the row.
 
     Attributes:
-        columns: titles.
-        rows: cells.
         numeric: whether each column is aligned to the right.
         framed: whether lines are drawn between the columns.
         total: whether the last row is a total.
