@@ -23,7 +23,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 from harness import against, interleaved, machine, span
 
-from bothways.core.sequence import Ids
+from bothways.core.source import Ids
 from bothways.data.documents import read_documents
 from bothways.text.tokenizer import Tokenizer
 

@@ -15,9 +15,8 @@ import toy
 
 import bothways
 from bothways.core.batch import Batch, TokenTargets
-from bothways.core.loss import Loss
-from bothways.core.sequence import Sequence
-from bothways.core.training_module import TrainingModule
+from bothways.core.source import Sequence
+from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from bothways.data.cleaning.config import Cleaning
     from bothways.data.corpus import Corpus
     from bothways.data.documents import Document
-    from bothways.data.words import Words
-    from bothways.text.sampling import Sample
+    from bothways.data.sentences import Words
     from bothways.text.tokenizer import Tokenizer
+    from bothways.text.trainers import Sample
 
 
 NOTED_MARKS = 0.0075
@@ -69,22 +69,22 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
         >>> tokenizer.size
         80
     """
-    from bothways.text import sampling, trainers
+    from bothways.text import trainers
 
     trainer_class: type[Any] = choice(kind, trainers.KINDS, "kind")
     trainer = configs.read(trainer_class, {"size": size, **settings}, where="tokenizer")
-    characters = sampling.characters_of(ceiling)
+    characters = trainers.characters_of(ceiling)
     with shown_progress(progress) as reporter:
         if isinstance(texts, Mapping):
             languages = {
                 name: read_document_texts(documents_of(source, column=column), reporter)
                 for name, source in texts.items()
             }
-            sample = sampling.sample_languages(languages, alpha, characters, seed)
+            sample = trainers.sample_languages(languages, alpha, characters, seed)
             share = f"a sample of {len(languages)} languages, alpha {alpha:g},"
         else:
             documents = documents_of(texts, column=column)
-            sample = sampling.sample(read_document_texts(documents, reporter), characters, seed)
+            sample = trainers.sample(read_document_texts(documents, reporter), characters, seed)
             even = f"an even sample ({sample.characters / max(1, sample.total):.1%})"
             share = "all" if sample.characters == sample.total else even
         tokenizer = trainers.learn(sample, trainer, lambda texts: read_sample(texts, reporter))

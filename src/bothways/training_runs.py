@@ -206,7 +206,7 @@ def pretrain_settings(
     Arguments and errors are those of `pretrain`; `mixed` is True for several corpora.
     """
     from bothways.core.runtime import devices
-    from bothways.data.mixture import Smoothed
+    from bothways.data.corpus_source import Smoothed
     from bothways.objectives.objective import Objective
     from bothways.pretraining.config import load_pretraining
     from bothways.pretraining.recipes import chosen_settings
@@ -287,8 +287,8 @@ def show(  # noqa: PLR0913 – one option per question
     """
     from bothways.core.config.values import require_at_least
     from bothways.data.corpus import Corpus
+    from bothways.data.corpus_source import Corpora as Mixed
     from bothways.data.manifest import holds_corpus
-    from bothways.data.mixture import Corpora as Mixed
     from bothways.hub.resolve import is_model_folder, resolve_run
     from bothways.model_folders import load_model
     from bothways.pretraining import training_inputs
@@ -763,7 +763,7 @@ def source_name(rows: Rows, name: str) -> str:
 def open_text(corpora: Corpora) -> Corpus | dict[str, Corpus]:
     """Open what is not open yet; the names of folders in a list are their own."""
     from bothways.data.corpus import Corpus
-    from bothways.data.mixture import corpus_names
+    from bothways.data.corpus_source import corpus_names
 
     def opened(source: str | Path | Corpus) -> Corpus:
         """Return a corpus, given it or its folder."""

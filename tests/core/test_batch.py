@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bothways.core.batch import LabelTargets, TokenTargets, pack
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 
 
 def test_targets_are_read_by_name_and_type():

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from bothways.core.errors import ConfigError, ResourceError, os_errors
-from bothways.core.files import replace_folder
-from bothways.core.folder_lock import LOCK, OWNER, lock_folder
+from bothways.core.files import LOCK, OWNER, lock_folder, replace_folder
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from bothways.core.folder_lock import lock_folder
+from bothways.core.files import lock_folder
 with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

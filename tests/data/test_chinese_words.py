@@ -12,14 +12,14 @@ import pytest
 
 from bothways.core.errors import BothwaysError, ConfigError, DataError, ResourceError
 from bothways.core.source import Cursor, rng
-from bothways.data import encode_shards
+from bothways.data import shards
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document
 from bothways.data.masking import Masking, NGrams, Spans, Vocabulary, WholeWords, mask_tokens
 from bothways.data.segments import FullSentences, NextSentence
-from bothways.data.words import Words, encode_words, unpack_words, words_name
+from bothways.data.sentences import Words, encode_words, unpack_words, words_name
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS, ByteBPE, Unigram, train_vocabulary
@@ -109,7 +109,7 @@ def test_a_corpus_with_words_has_the_same_tokens_and_one_bit_for_each(
     chinese, tmp_path, monkeypatch
 ):
     """Also over several shards, duplicates and short documents left out."""
-    monkeypatch.setattr(encode_shards, "SHARD_CHARACTERS", 40)
+    monkeypatch.setattr(shards, "SHARD_CHARACTERS", 40)
     order = np.random.default_rng(1).integers(0, 4, 30)
     texts = [PLAIN[kind] + PLAIN[n % 4][:n] for n, kind in enumerate(order)] + ["他。", PLAIN[0]]
     without = build(tmp_path / "without", chinese, None, texts, cleaning=Cleaning(min_tokens=4))

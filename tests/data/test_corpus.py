@@ -23,15 +23,14 @@ from hypothesis.extra import numpy as hnp
 from bothways.cli import corpus as commands
 from bothways.core.config.reader import read
 from bothways.core.errors import ConfigError, DataError, ResourceError
-from bothways.core.files import file_digest
-from bothways.core.folder_lock import lock_folder
-from bothways.data import corpus as corpus_module, encode_shards as shards
+from bothways.core.files import file_digest, lock_folder
+from bothways.data import corpus as corpus_module, shards
 from bothways.data.cleaning.config import Cleaning, make_cleaning
 from bothways.data.corpus import WORK, Corpus, length_percentiles, write_corpus
 from bothways.data.documents import Document, read_documents
-from bothways.data.left_out import first_occurrences
 from bothways.data.manifest import MANIFEST
 from bothways.data.sentences import split_sentences
+from bothways.data.shards import first_occurrences
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import SPECIALS
 from child_processes import assert_they_end, children
@@ -214,7 +213,7 @@ def test_any_workers_write_the_same_bytes(tmp_path, tokenizer):
 SCRIPT = """
 import sys, time
 from bothways.data.cleaning.config import make_cleaning
-from bothways.data import encode_shards as shards
+from bothways.data import shards
 from bothways.data.corpus import write_corpus
 from bothways.data.documents import read_documents
 from bothways.text.tokenizer import Tokenizer
@@ -603,7 +602,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 from bothways.data.corpus import write_corpus
-from bothways.data import encode_shards as shards
+from bothways.data import shards
 from bothways.data.documents import read_documents
 from bothways.text.tokenizer import Tokenizer
 shards.SHARD_CHARACTERS = 2**17

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from bothways.core.batch import IGNORED, Layout
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor
+from bothways.core.source import Cursor, Sequence
 from bothways.data.corpus_source import CorpusSource
-from bothways.data.list_source import ListSource
 from bothways.data.loader import (
     ExampleBudget,
+    ListSource,
     Loader,
     Share,
     TokenBudget,

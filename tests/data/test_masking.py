@@ -10,8 +10,7 @@ from scipy import stats
 
 from bothways.core.batch import LabelTargets
 from bothways.core.errors import ConfigError
-from bothways.core.sequence import Sequence
-from bothways.core.source import rng
+from bothways.core.source import Sequence, rng
 from bothways.data.masking import (
     AnyToken,
     CorpusToken,

@@ -10,9 +10,16 @@ from scipy.stats import chisquare
 
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.source import Cursor
-from bothways.data.corpus_source import ContinuedSource, CorpusSource
+from bothways.data.corpus_source import (
+    ByWeight,
+    ContinuedSource,
+    CorpusSource,
+    MixedSource,
+    Smoothed,
+    corpus_names,
+    shares_of,
+)
 from bothways.data.loader import ExampleBudget, Loader, Share
-from bothways.data.mixture import ByWeight, MixedSource, Smoothed, corpus_names, shares_of
 from bothways.data.segments import FullSentences
 from toy_template import TEMPLATE
 

@@ -504,20 +504,6 @@ def test_an_empty_sentence_is_named():
         epoch_of(source_of([[3, 4], [0, 5]], FullSentences(16)))
 
 
-@pytest.mark.parametrize("name", ["tokens", "sentences", "documents"])
-def test_a_corpus_that_contradicts_itself_is_refused(name):
-    broken = corpus_of([[3, 4], [2]])
-    setattr(broken, name, getattr(broken, name)[:-1])
-    with pytest.raises(DataError, match="inconsistent corpus"):
-        CorpusSource(broken, TEMPLATE, FullSentences(16), np.arange(2), 1)
-
-
-def test_documents_that_are_not_there_are_refused():
-    for chosen in ([0, 2], [-1, 1]):
-        with pytest.raises(DataError, match="the corpus has 0 to 1"):
-            source_of([[3], [4]], FullSentences(16), chosen=chosen)
-
-
 def test_a_place_of_another_corpus_is_refused():
     source = source_of([[3], [4]], NextSentence(16))
     assert len(taken(source, Cursor(5, 0, 1), 3)) == 3

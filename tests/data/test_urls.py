@@ -128,7 +128,7 @@ def test_an_interrupted_build_does_not_continue_with_a_data_set_that_has_changed
 
     status = (data_set / "train-0.jsonl").stat()
     with monkeypatch.context() as patch:
-        patch.setattr("bothways.data.corpus.merge_shards", lambda *_: 1 / 0)
+        patch.setattr("bothways.data.shards.merge_shards", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build()
     touch()

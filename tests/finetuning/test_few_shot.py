@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 import bothways
 from bothways.core.batch import LabelTargets
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.finetuning.config import FewShot
 from bothways.finetuning.few_shot import MOST_PAIRS, check_few_shot, pair_module, sample_pairs
 from bothways.tasks.sentence_embedding.losses import TextTargets

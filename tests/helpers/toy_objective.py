@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bothways.core.sequence import Sequence
-from bothways.core.source import rng
+from bothways.core.source import Sequence, rng
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
 from bothways.model.families.catalogue import preset

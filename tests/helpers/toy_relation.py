@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bothways.core.batch import IGNORED, Batch, Targets
-from bothways.core.loss import Loss
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
+from bothways.core.training_module import Loss
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy

@@ -24,11 +24,9 @@ from torch import Tensor, nn
 from bothways.core import files
 from bothways.core.batch import IGNORED, Batch, LabelTargets, TokenTargets, pack
 from bothways.core.errors import BothwaysError
-from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
-from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor, rng
-from bothways.core.training_module import TrainingModule
+from bothways.core.source import Cursor, Sequence, rng
+from bothways.core.training_module import Loss, TrainingModule
 from bothways.pretraining import run as pretraining_run
 from bothways.training import parallel
 from bothways.training.checkpoint import Best, FolderStore, Keep, Store

@@ -7,7 +7,7 @@ from torch import nn
 
 from bothways.core.batch import pack
 from bothways.core.errors import FolderError
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal

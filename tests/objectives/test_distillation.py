@@ -18,7 +18,7 @@ import bothways
 from bothways.core.batch import Batch, Layout, pack
 from bothways.core.config import reader
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import Document
 from bothways.data.masking import Vocabulary

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.data.corpus import Corpus
 from bothways.data.loader import ExampleBudget
 from bothways.hub.model_folder import load_model, save_model

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking
 from bothways.hub.model_folder import load_model

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.core.source import Cursor
+from bothways.core.source import Cursor, TrainingStep
 from bothways.data.corpus import Corpus
-from bothways.data.loader import LoadedStep, TokenBudget
+from bothways.data.loader import TokenBudget
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -195,7 +195,7 @@ def test_metrics_are_those_of_the_replaced_tokens(training_module):
         pack(draw_sequences(ReplacedTokens(), [9, 28, 12])),
         pack(draw_sequences(ReplacedTokens())[3:]),
     )
-    step = LoadedStep(batches, Cursor(), 0, 5, 0.0)
+    step = TrainingStep(batches, Cursor(), 0, 5, 0.0)
     seen: list[Tensor] = []
     head = training_module.model.heads["replaced"]
     hook = head.register_forward_hook(lambda module, arguments, output: seen.append(output))

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor
+from bothways.core.source import Cursor, Sequence
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.corpus_source import CorpusSource
 from bothways.data.documents import Document

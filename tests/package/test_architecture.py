@@ -108,7 +108,7 @@ def test_pretraining_enters_as_many_files_as_the_page_says(corpus):
     # Not the number itself: processors differ in their kernels.
     assert int(stated[1]) - 10 <= len(entered) <= int(stated[1]), sorted(entered)
     training = set(re.findall(r"`([\w/]+\.py):", path[path.index("\n4. ") :]))
-    assert training - entered == {"core/loss.py"}  # a value, whose constructor is generated
+    assert training <= entered
 
 
 def test_a_prediction_enters_as_many_files_as_the_page_says(tmp_path):

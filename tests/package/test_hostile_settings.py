@@ -8,8 +8,8 @@ import pytest
 
 import bothways
 from bothways.core.errors import ConfigError, ResourceError
-from bothways.core.folder_lock import lock_folder
-from bothways.core.loss import perplexity
+from bothways.core.files import lock_folder
+from bothways.core.training_module import perplexity
 from bothways.lab.features.run import FeatureConfig
 from bothways.tasks.predictions import LikelihoodPrediction
 from spread import first_of
@@ -41,7 +41,7 @@ def test_a_folder_that_nobody_may_change_is_one_message(tmp_path, monkeypatch):
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("bothways.core.folder_lock.FileLock.acquire", refused)
+    monkeypatch.setattr("filelock.FileLock.acquire", refused)
     message = "cannot be written: Operation not permitted"
     with pytest.raises(ResourceError, match=message), lock_folder(tmp_path):
         pass

@@ -8,7 +8,7 @@ import pytest
 
 import bothways
 from bothways.core.errors import BothwaysError
-from bothways.data.mixture import Corpora
+from bothways.data.corpus_source import Corpora
 from bothways.indexes import read_texts
 from bothways.sklearn import Classifier
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask

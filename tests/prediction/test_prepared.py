@@ -10,7 +10,7 @@ from torch import nn
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError
 from bothways.core.runtime.devices import has_bf16, has_int8, packs_weights
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.model.attention.patterns import Window
 from bothways.model.block import Block
 from bothways.model.config import EncoderConfig, Gated, PreNorm

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from bothways.core.batch import Batch, TokenTargets
+from bothways.core.source import TrainingStep
 from bothways.data.corpus import Corpus
-from bothways.data.loader import ExampleBudget, LoadedStep, Loader
+from bothways.data.loader import ExampleBudget, Loader
 from bothways.hub.model_folder import save_model
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
@@ -90,7 +91,7 @@ def train(
     read: Read = {}
     make = Loader._step
 
-    def noted(self: Loader[Any], *arguments: Any) -> LoadedStep:
+    def noted(self: Loader, *arguments: Any) -> TrainingStep:
         step = make(self, *arguments)
         if self.batch == config.batch:  # not an evaluation
             read[step.cursor] = read_by(step.microbatches)

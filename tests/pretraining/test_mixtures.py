@@ -12,10 +12,10 @@ import bothways
 from bothways.core.errors import BothwaysError, ConfigError, DataError, FolderError
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus, write_corpus
+from bothways.data.corpus_source import ByWeight, Corpora
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import Masking
-from bothways.data.mixture import ByWeight, Corpora
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset

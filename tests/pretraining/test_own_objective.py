@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from bothways.core.batch import Batch, LabelTargets, TokenTargets
-from bothways.core.loss import Loss
-from bothways.core.sequence import Sequence
-from bothways.core.training_module import TrainingModule
+from bothways.core.source import Sequence
+from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import FullSentences

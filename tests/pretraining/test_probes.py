@@ -10,7 +10,7 @@ import torch
 
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, ConfigError, DataError
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.data.loader import ExampleBudget
 from bothways.hub.model_folder import load_model
 from bothways.model.attention.patterns import Causal

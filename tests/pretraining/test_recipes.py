@@ -16,10 +16,10 @@ from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, interface, report_findings
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus, write_corpus
+from bothways.data.corpus_source import Corpora
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget, TokenBudget, TokenRamp
 from bothways.data.masking import AnyToken, CorpusToken, Masking, NGrams, Spans
-from bothways.data.mixture import Corpora
 from bothways.data.segments import FullSentences, NextSentence
 from bothways.hub.model_folder import load_model
 from bothways.model.config import Dropouts, EncoderConfig

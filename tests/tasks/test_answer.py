@@ -17,7 +17,7 @@ from hypothesis import given, strategies as st
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.finetuning import data as labelled
 from bothways.finetuning.data import examine
 from bothways.model.config import EncoderConfig

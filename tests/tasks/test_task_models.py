@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bothways.core.batch import ChoiceTargets, SpanTargets, TokenTargets, pack
 from bothways.core.errors import DataError
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.prediction.engine import PredictConfig, evaluate_task, predict
 from parity import batch_of, check_gradients, check_sum, make_theirs, padded
 from spread import in_turn

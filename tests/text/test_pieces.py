@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 from tokenizers import AddedToken
 
-from bothways.text import word_cache
-from bothways.text.word_cache import PieceTable, is_cuttable
+from bothways.text import tokenizer as tokenizer_module
+from bothways.text.tokenizer import PieceTable, is_cuttable
 from toy_text import hostile, load, roberta_backend
 
 
@@ -73,7 +73,7 @@ def test_what_is_not_cut_still_gives_the_backends_ids(tmp_path):
 
 
 def test_the_table_stays_within_its_memory(monkeypatch):
-    monkeypatch.setattr(word_cache, "MEMORY", 10_000)
+    monkeypatch.setattr(tokenizer_module, "MEMORY", 10_000)
     table = PieceTable(roberta_backend())
     texts = [f"hello{number} world" for number in range(200)]
     sizes, rows = [], []
@@ -86,7 +86,7 @@ def test_the_table_stays_within_its_memory(monkeypatch):
 
 
 def test_threads_share_a_table(monkeypatch):
-    monkeypatch.setattr(word_cache, "MEMORY", 4_000)
+    monkeypatch.setattr(tokenizer_module, "MEMORY", 4_000)
     table = PieceTable(roberta_backend())
     texts = [f"play{number % 37} un{number % 91}able" for number in range(400)]
     expected, results = PieceTable(roberta_backend()).rows(texts), []

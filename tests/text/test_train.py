@@ -15,17 +15,20 @@ from hypothesis import given
 import bothways
 from bothways.core.errors import ConfigError, DataError, TokenizerError
 from bothways.text import trainers
-from bothways.text.sampling import Sample, characters_of, sample, sample_languages
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.tokenizer_classes import Bert
 from bothways.text.tokenizer_files import bert_backend
 from bothways.text.trainers import (
     ByteBPE,
+    Sample,
     Unigram,
     WordPiece,
     _normal_characters,
     _steady,
+    characters_of,
     learn,
+    sample,
+    sample_languages,
     train_vocabulary,
 )
 from commands import run_line

@@ -6,8 +6,8 @@ import torch
 
 from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import BothwaysError, ConfigError
-from bothways.core.loss import Loss
 from bothways.core.source import Cursor
+from bothways.core.training_module import Loss
 from bothways.training.loop import Loop, evaluate_losses
 from bothways.training.meter import EvaluationScores, Meter
 from bothways.training.optimizers import AdamW, build_optimizer

@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from bothways.core.batch import pack
-from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor, rng
+from bothways.core.source import Cursor, Sequence, rng
 from bothways.core.training_module import TrainingModule
 from bothways.data.masking import Masking, Vocabulary
 from bothways.model.config import Dropouts, EncoderConfig, Sharing

@@ -187,7 +187,7 @@ def report(
     from bothways.core.config.values import require_at_least
     from bothways.core.report.terminal import titled
     from bothways.data.documents import read_documents
-    from bothways.text import sampling
+    from bothways.text import trainers
     from bothways.text.tokenizer import Tokenizer
     from bothways.text.vocabulary_report import vocabulary_report as examine
 
@@ -195,8 +195,8 @@ def report(
     model = Tokenizer.load(tokenizer)
     with terminal_progress() as progress:
         documents = read_documents(inputs, column=column)
-        texts = sampling.sample(
-            read_document_texts(documents, progress), sampling.characters_of(ceiling)
+        texts = trainers.sample(
+            read_document_texts(documents, progress), trainers.characters_of(ceiling)
         )
         summary = examine(model, read_sample(texts, progress), examples=examples)
     rows = {

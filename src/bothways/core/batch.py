@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 
 Move = Callable[[Tensor], Tensor]
 """Returns the same tensor elsewhere: on a device, in pinned memory."""
@@ -67,7 +67,6 @@ class Rectangle:
 
     Attributes:
         start, stop: the tokens `[start, stop)` of the batch.
-        rows, longest: its sides.
         slots: the place of each token in the flattened rectangle; None without padding.
         keep: True where a slot holds a token; None without padding.
     """
@@ -283,8 +282,20 @@ class Targets:
         )
 
     def without_weight(self: TargetsT) -> TargetsT:
-        """Return targets that add nothing to the loss, for a rank without sequences in a step."""
-        raise NotImplementedError
+        """Return targets that add nothing to the loss, for a rank without sequences in a step.
+
+        Here `labels` become unknown, and `weight` becomes 0.
+        """
+        nothing = dict[str, Any]()
+        for name, values in vars(self).items():
+            if name == "labels":
+                is_class = np.issubdtype(np.asarray(values).dtype, np.integer)
+                nothing[name] = np.full_like(values, IGNORED if is_class else np.nan)
+            elif name == "weight":
+                nothing[name] = np.zeros_like(values)
+        if not nothing:
+            raise NotImplementedError
+        return dataclasses.replace(self, **nothing)
 
 
 def target_of(targets: Mapping[str, Targets], name: str, cls: type[TargetsT]) -> TargetsT:
@@ -304,7 +315,6 @@ class TokenTargets(Targets):
     ids: NDArray[np.int64] | Tensor
 
     def without_weight(self) -> TokenTargets:
-        """Return targets without tokens."""
         return type(self)(self.index[:0], self.ids[:0])
 
 
@@ -322,11 +332,6 @@ class LabelTargets(Targets):
 
     labels: NDArray[Any] | Tensor
 
-    def without_weight(self) -> LabelTargets:
-        """Return unknown labels."""
-        empty = IGNORED if np.issubdtype(np.asarray(self.labels).dtype, np.integer) else np.nan
-        return type(self)(np.full_like(self.labels, empty))
-
 
 @dataclass(frozen=True)
 class MultilabelTargets(Targets):
@@ -337,20 +342,12 @@ class MultilabelTargets(Targets):
 
     labels: NDArray[np.float32] | Tensor
 
-    def without_weight(self) -> MultilabelTargets:
-        """Return unknown labels."""
-        return type(self)(np.full_like(self.labels, np.nan))
-
 
 @dataclass(frozen=True)
 class WindowWeight(Targets):
     """The weight of a sequence's label, `(1)`: 1/n for each of the n windows of a text."""
 
     weight: NDArray[np.float32] | Tensor
-
-    def without_weight(self) -> WindowWeight:
-        """Return the weight 0."""
-        return type(self)(np.zeros_like(self.weight))
 
 
 @dataclass(frozen=True)
@@ -362,10 +359,6 @@ class SpanTargets(Targets):
     end: NDArray[np.int64] | Tensor
     weight: NDArray[np.float32] | Tensor
 
-    def without_weight(self) -> SpanTargets:
-        """Return the same spans with weight 0."""
-        return type(self)(self.start, self.end, np.zeros_like(self.weight))
-
 
 @dataclass(frozen=True)
 class ChoiceTargets(Targets):
@@ -376,10 +369,6 @@ class ChoiceTargets(Targets):
 
     counts: NDArray[np.int64] | Tensor
     labels: NDArray[np.int64] | Tensor
-
-    def without_weight(self) -> ChoiceTargets:
-        """Return unknown labels."""
-        return type(self)(self.counts, np.full_like(self.labels, IGNORED))
 
 
 @dataclass(frozen=True)

@@ -60,16 +60,12 @@ def argument(**values: str | float | bool) -> str:
 
     Values in capitals, such as NAME, are placeholders. True and False are flags.
     """
-    return _marked(None, (), values)
+    return f"\x02{json.dumps([None, (), values])}\x03"
 
 
 def call(command: str, *inputs: str, **values: str | float | bool) -> str:
     """Return a call of a command, or of the function with its purpose, as `argument`."""
-    return _marked(command, inputs, values)
-
-
-def _marked(command: str | None, inputs: tuple[str, ...], values: Mapping[str, Any]) -> str:
-    return "\x02" + json.dumps([command, inputs, values]) + "\x03"
+    return f"\x02{json.dumps([command, inputs, values])}\x03"
 
 
 def render(text: str, interface: Interface | None = None) -> str:
@@ -294,11 +290,9 @@ class Finding:
     """A problem that a check found.
 
     Attributes:
-        check: the kind of check.
         severity: an error stops the run, a warning probably harms it, a note is information.
         what: the problem, as one sentence.
         where: a setting, a file or a line.
-        fix: what to change.
     """
 
     check: Check

@@ -52,18 +52,13 @@ class Progress(Protocol):
 
 
 class _Silent:
-    def stage(self, name: str, total: float | int | None = None) -> None:
+    def stage(self, *_: object, **__: object) -> None:
         """Show nothing."""
 
-    def advance(self, done: float | int, note: str | None = None) -> None:
-        """Show nothing."""
-
-    def message(self, text: str) -> None:
-        """Show nothing."""
+    advance = message = stage
 
 
 SILENT: Progress = _Silent()
-"""Reports nothing."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +76,9 @@ class Part:
     said: set[str] = field(default_factory=set)
 
     def stage(self, name: str, total: float | int | None = None) -> None:
-        """Begin a stage of this part."""
         self.whole.stage(f"{self.name}: {name}", total)
 
     def advance(self, done: float | int, note: str | None = None) -> None:
-        """Report what is done of the stage."""
         self.whole.advance(done, note)
 
     def message(self, text: str) -> None:
@@ -159,16 +152,13 @@ def terminal_progress(
     from rich.table import Column
 
     console = console or error_console()
+    note = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     columns = (
         rich_progress.TextColumn("{task.description}", markup=False),
         rich_progress.BarColumn(bar_width=16),
         rich_progress.TaskProgressColumn(),
         rich_progress.TimeRemainingColumn(),
-        rich_progress.TextColumn(
-            "{task.fields[note]}",
-            markup=False,
-            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-        ),
+        rich_progress.TextColumn("{task.fields[note]}", markup=False, table_column=note),
     )
     drawn = console.is_interactive and not (hidden or console.quiet)
     bar = rich_progress.Progress(
@@ -210,17 +200,14 @@ class _Bar:
         self._line = bar.add_task("", total=None, visible=False, note="")
 
     def begin(self) -> None:
-        """Print what was announced."""
         while _ANNOUNCED:
             say(self._bar.console, _ANNOUNCED.pop())
 
     def stage(self, name: str, total: float | int | None = None) -> None:
-        """Begin a stage, from 0 on."""
         self._bar.remove_task(self._line)  # `reset` keeps a total where the new one is None
         self._line = self._bar.add_task(printable(name), total=total, note="")
 
     def advance(self, done: float | int, note: str | None = None) -> None:
-        """Move the bar; where there is none, print a line now and then."""
         if done:
             self.begin()
         task = self._bar.tasks[0]
@@ -238,5 +225,4 @@ class _Bar:
             say(self._bar.console, f"{task.description}: {', '.join(filter(None, fields_shown))}")
 
     def message(self, text: str) -> None:
-        """Print a line above the bar."""
         say(self._bar.console, text)

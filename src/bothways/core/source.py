@@ -1,4 +1,4 @@
-"""Streams of training data, which start anywhere, and keyed randomness.
+"""Sequences, streams of them that start anywhere, and keyed randomness.
 
 A draw depends on its purpose and place, not on earlier draws.
 
@@ -12,15 +12,53 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence as Many
+from collections.abc import Iterator, Mapping, Sequence as Many
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from typing_extensions import TypeVar
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from bothways.core.batch import Batch
-    from bothways.core.sequence import Sequence
+    from bothways.core.batch import Batch, Targets, TargetsT
+
+
+Ids = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """An example that must not be split between batches: a text, a pair, or several choices.
+
+    Attributes:
+        ids: token ids `(n)`, [CLS] and [SEP] included.
+        segments: 0 for A, 1 for B `(n)`.
+        targets: by objective.
+        parts: the lengths of its texts, which do not attend to each other, such as the choices
+            of a question; empty for a single text.
+        global_attention_mask: True for global tokens `(n)`; None if there are none.
+        word_starts: True where a word begins `(n)`, any value at special tokens; None where the
+            vocabulary alone says so.
+        causal: whether each token attends to itself and to those before it alone, in an encoder
+            that is bidirectional otherwise.
+    """
+
+    ids: Ids
+    segments: NDArray[np.int8]
+    targets: Mapping[str, Targets] = field(default_factory=dict)
+    parts: tuple[int, ...] = ()
+    global_attention_mask: NDArray[np.bool_] | None = None
+    word_starts: NDArray[np.bool_] | None = None
+    causal: bool = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def target(self, name: str, cls: type[TargetsT]) -> TargetsT:
+        """Return the targets called `name`, which must be of type `cls`; its arrays are NumPy's."""
+        from bothways.core.batch import target_of
+
+        return target_of(self.targets, name, cls)
 
 
 @functools.lru_cache(maxsize=256)
@@ -73,68 +111,43 @@ class Cursor(NamedTuple):
 
 
 @runtime_checkable
-class SequencePlan(Protocol):
-    """The description of a sequence that is not built yet."""
+class Source(Protocol):
+    """A stream of sequences that can start anywhere.
 
-    @property
-    def length(self) -> int:
-        """The number of tokens, special tokens included."""
-        ...
+    A plan, of any type, describes a sequence that is not built yet. Its `length` is the number of
+    tokens, special tokens included.
+    """
 
-
-P = TypeVar("P", bound=SequencePlan, default=SequencePlan)
-"""The type of plan that a source yields and builds."""
-
-
-@runtime_checkable
-class Source(Protocol[P]):
-    """A stream of sequences that can start anywhere."""
-
-    def read(self, cursor: Cursor) -> Iterator[tuple[P, Cursor]]:
+    def read(self, cursor: Cursor) -> Iterator[tuple[Any, Cursor]]:
         """Yield plans from `cursor` on, epoch after epoch, each with the cursor of the next."""
-        ...
 
-    def build(self, plan: P) -> Sequence:
+    def build(self, plan: Any) -> Sequence:
         """Build the sequence of a plan, without the targets that an objective adds."""
-        ...
 
     def key(self, cursor: Cursor) -> tuple[int, int]:
         """Return the epoch and the index that key the draws for the sequence at a cursor.
 
         They repeat where the stream repeats, draws included (static masking).
         """
-        ...
 
     def epochs(self, cursor: Cursor) -> float:
         """Return the number of epochs before a cursor, with a fraction."""
-        ...
 
 
-@runtime_checkable
-class TrainingStep(Protocol):
-    """The data of one update: this rank's share, and the cursor after it."""
+@dataclass(frozen=True)
+class TrainingStep:
+    """The data of one update: this rank's share, and the cursor after it.
 
-    @property
-    def microbatches(self) -> tuple[Batch, ...]:
-        """This rank's batches, on the CPU: at least one, without weight if no data is left."""
-        ...
+    Attributes:
+        microbatches: batches of this rank, on the CPU, at least one and the same number on every
+            rank; a batch without weight where nothing is left for this rank.
+        cursor: the start of the next step; equal on all ranks, as are the counts below.
+        tokens, sequences: of this step over all ranks, special tokens included.
+        epochs: epochs before `cursor`, with a fraction.
+    """
 
-    @property
-    def cursor(self) -> Cursor:
-        """The start of the next step; equal on all ranks, as are the counts below."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens of this step over all ranks, special tokens included."""
-        ...
-
-    @property
-    def sequences(self) -> int:
-        """The number of sequences of this step over all ranks."""
-        ...
-
-    @property
-    def epochs(self) -> float:
-        """The number of epochs before `cursor`, with a fraction."""
-        ...
+    microbatches: tuple[Batch, ...]
+    cursor: Cursor
+    tokens: int
+    sequences: int
+    epochs: float

@@ -126,16 +126,13 @@ class ErrorStream(io.TextIOBase):
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        """Write a text."""
         self._attempt("write", text)
         return len(text)
 
     def flush(self) -> None:
-        """Write buffered text."""
         self._attempt("flush")
 
     def isatty(self) -> bool:
-        """Return True for a terminal."""
         return self._stream is not None and self._stream.isatty()
 
     def fileno(self) -> int:

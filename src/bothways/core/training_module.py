@@ -1,19 +1,46 @@
-"""The module that a run trains, from a batch to named losses."""
+"""The module that a run trains, from a batch to named losses.
+
+A loss is a sum, never a mean. A mean of means depends on how a batch was split; sums do not. The
+sums of all microbatches and ranks of a step are divided by the weight of the whole step, so that
+accumulation, batch split and number of ranks do not change the update. The weight follows from the
+targets alone (`TrainingModule.weights`), on the CPU, before the forward pass.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TypeVar
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch
-from bothways.core.loss import Loss
 
 ModuleT = TypeVar("ModuleT", bound="TrainingModule")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a batch.
+
+    Attributes:
+        total: the sum of the per-target losses, in nats, with its graph.
+        hits: the number of correct predictions; None for a regression.
+        counts: further numbers of targets, by name; `Objective.metrics` reads their shares.
+    """
+
+    total: Float[Tensor, ""]
+    hits: Int[Tensor, ""] | None = None
+    counts: Mapping[str, Int[Tensor, ""]] = field(default_factory=dict)
+
+
+def perplexity(loss: float) -> float:
+    """Return exp(loss) of a mean loss in nats, at most e⁷⁰⁰, as higher ones overflow."""
+    return math.exp(min(loss, 700.0))
 
 
 class TrainingModule(nn.Module):

@@ -11,7 +11,7 @@ reads.
 Example: the documents "A b. C." and "D." → tokens a b . c . d . | sentences 0 3 5 7 |
 documents 0 2 3.
 
-`write_corpus` works in two stages (`encode_shards`, `merge_shards`). The same documents and
+`write_corpus` works in two stages (`shards`). The same documents and
 settings give the same bytes with any number of processes. An interrupted build continues where it
 was; a finished one is not repeated.
 """
@@ -35,22 +35,17 @@ from numpy.typing import NDArray
 from bothways.core.config.reader import config_difference
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, DataError, os_errors
-from bothways.core.files import local_path, require_local
-from bothways.core.folder_lock import LOCK, OWNER, discard_begun, lock_folder
+from bothways.core.files import LOCK, OWNER, discard_begun, local_path, lock_folder, require_local
 from bothways.core.jobs.process_pool import map_in_order
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.process import usable_cores
-from bothways.core.sequence import Ids
-from bothways.core.source import rng
+from bothways.core.source import Ids, rng
 from bothways.core.terminal import quantity
-from bothways.data import encode_shards as shards, manifest as manifests
+from bothways.data import manifest as manifests, shards
 from bothways.data.cleaning.config import Cleaning
 from bothways.data.documents import Document, DocumentReader, Origin, check_versions
 from bothways.data.epoch_order import AllExcept
-from bothways.data.left_out import large_steps, nothing_left, unsuited_steps
-from bothways.data.merge_shards import merge_shards
-from bothways.data.sentences import AUTO, check_language
-from bothways.data.words import Words, words_name
+from bothways.data.sentences import AUTO, Words, check_language, words_name
 from bothways.text.tokenizer import Tokenizer
 
 WORK = ".building"
@@ -72,7 +67,6 @@ class Corpus:
     """D documents of S sentences of T tokens.
 
     Attributes:
-        folder: its folder.
         manifest: counts, settings, digests.
         tokenizer: the tokenizer that made the ids.
         tokens: `(T)` ids, memory-mapped.
@@ -214,10 +208,7 @@ class Corpus:
         if len(self) < 2:
             count_text = quantity(len(self), "document(s)")
             message = f"{count_text} cannot be split into training and held-out documents"
-            fix = (
-                "Give more documents; in a .txt file a blank line ends one "
-                "(see the boundary setting)."
-            )
+            fix = "Give more documents; in a .txt file a blank line ends one (see boundary)."
             raise DataError(message, where=self.folder, fix=fix)
         # Pairs of segments draw from a second document, also among the held-out ones.
         least = 2 if len(self) >= 4 else 1
@@ -242,19 +233,14 @@ def write_corpus(
 
     Memory holds a few shards of four million characters for each worker, and 20 bytes a document
     at the end; the search for near-duplicates needs more (`cleaning.near_duplicates`). On disk the
-    tokens exist twice until the corpus is complete.
+    tokens exist twice until the corpus is complete. `language`, `words` and `workers` are those of
+    `bothways.build_corpus`; the corpus does not depend on the number of workers.
 
     Args:
         documents: in their order; `read_documents(…)` yields them with fingerprints of the files.
             Other documents are read again to find out whether they are the same.
         folder: new, empty, or with an earlier build.
-        language: of the sentences, as in `split_sentences`; "auto" chooses English or Chinese for
-            each document.
-        words: how sentences are divided into words that the tokens do not show, as in Chinese:
-            "jieba", "spaces", or a function that returns the words of a sentence. They are stored
-            for the masking of whole words; the ids do not depend on "jieba" or a function.
         cleaning: steps that drop text; None drops duplicates and documents without a token.
-        workers: processes; None for one per core. The corpus does not depend on their number.
         progress: receives the stages "encoding" (in bytes of the files) and "merging" (in shards),
             and notes about steps of the cleaning that do not fit the documents.
 
@@ -286,17 +272,14 @@ def write_corpus(
         if (path / manifests.MANIFEST).exists():
             _check_same(path, settings, documents)
         else:
-            for note in unsuited_steps(settings.cleaning, language):
+            for note in shards.unsuited_steps(settings):
                 progress.message(note)
             with os_errors(path, _RESUME):
                 (path / WORK).mkdir(exist_ok=True)
                 check_versions(path / WORK, _sources(documents)[0])
             # Without segments: whether a model has them is up to the model.
             Tokenizer(tokenizer.backend, tokenizer.specials, words=tokenizer.words).save(path)
-            names = _encode_all(
-                path, settings, words, documents, workers or usable_cores(), progress
-            )
-            _finish(path, settings, documents, names, tokenizer, progress)
+            _build(path, settings, words, documents, workers or usable_cores(), progress)
     return Corpus.open(path)
 
 
@@ -361,16 +344,16 @@ def _check_same(
     shutil.rmtree(folder / WORK, ignore_errors=True)
 
 
-def _encode_all(
+def _build(
     folder: Path,
     settings: manifests.CorpusSettings,
     words: Words | None,
     documents: Iterable[Document],
     workers: int,
     progress: Progress,
-) -> list[str]:
-    """Run the first stage: make the shards that are missing, and return the names of all."""
-    names = list[str]()
+) -> None:
+    """Make the shards that are missing, join all, write the manifest, and delete the shards."""
+    work, names, tokenizer = folder / WORK, list[str](), Tokenizer.load(folder)
     reader = documents if isinstance(documents, DocumentReader) else None
     progress.stage("encoding", reader.total or None if reader else None)
 
@@ -379,47 +362,32 @@ def _encode_all(
         # Finished shards of an interrupted build are found by their names, digests of their text.
         for job in shards.cut_shards(documents, settings):
             names.append(job.name)
-            if not (folder / WORK / job.name).exists():
+            if not (work / job.name).exists():
                 yield job
 
-    encode = functools.partial(shards.encode_shard, Tokenizer.load(folder), words, settings)
-    jobs = map_in_order(encode, missing(), workers)
-    with contextlib.closing(jobs) as results:
+    encode = functools.partial(shards.encode_shard, tokenizer, words, settings)
+    with contextlib.closing(map_in_order(encode, missing(), workers)) as results:
         for name, shard in results:
-            shards.store_shard(folder / WORK / name, shard)
+            shards.store_shard(work / name, shard)
             progress.advance(reader.position if reader else 0)
-    return names
-
-
-def _finish(
-    folder: Path,
-    settings: manifests.CorpusSettings,
-    documents: Iterable[Document],
-    names: list[str],
-    tokenizer: Tokenizer,
-    progress: Progress,
-) -> None:
-    """Run the second stage, write the manifest, and delete the shards."""
-    work, cleaning = folder / WORK, settings.cleaning
     with os_errors(folder, _RESUME):
         try:
-            merged = merge_shards([work / name for name in names], work, settings, progress)
+            merged = shards.merge_shards([work / name for name in names], work, settings, progress)
         # A full disk: without the unfinished arrays there is room to try again; the shards stay.
         except OSError:
             for array in work.glob("*.bin"):
                 array.unlink()
             raise
-        if not merged.counts.documents:
-            raise nothing_left(folder, cleaning, merged.read.documents, merged.steps)
-        for name in merged.files:
+        counts, inputs, steps, files = merged
+        if not counts.documents:
+            raise shards.nothing_left(folder, settings.cleaning, inputs.documents, steps)
+        for name in files:
             (work / name).replace(folder / name)
         present = [name for name in TOKENIZER if (folder / name).exists()]
-        files = merged.files | {name: manifests.describe_file(folder / name) for name in present}
-        origins, reading = _sources(documents)
-        text, ids = _text_digest(names), shards.token_type(tokenizer.size)
-        inputs, steps = merged.read, merged.steps
-        for note in large_steps(cleaning, settings.language, inputs.documents, steps):
+        files |= {name: manifests.describe_file(folder / name) for name in present}
+        for note in shards.large_steps(settings, inputs.documents, steps):
             progress.message(note)
-        fields = (settings, origins, reading, text, inputs, steps, files)
-        manifests.write_manifest(folder, manifests.Manifest(merged.counts, ids, *fields))
+        ids = shards.token_type(tokenizer.size)
+        fields = (settings, *_sources(documents), _text_digest(names), inputs, steps, files)
+        manifests.write_manifest(folder, manifests.Manifest(counts, ids, *fields))
         shutil.rmtree(work)

@@ -92,7 +92,6 @@ class DocumentReader(Iterator[Document]):
 
     Attributes:
         origins: every file and data set, in reading order.
-        total: bytes of all files.
         settings: the other settings that decide which documents come out.
     """
 

@@ -85,7 +85,6 @@ class AllExcept(ComputedIds):
     """The ids of all documents of a corpus except some, ascending.
 
     Attributes:
-        total: the number of documents in the corpus.
         without: `(N)`, the excluded ids, ascending; none by default.
     """
 
@@ -152,35 +151,17 @@ class _Window(NamedTuple):
 
 
 class Selection:
-    """The chosen documents of a corpus that are not empty.
-
-    Attributes:
-        ids: their ids.
-        windows: the number of windows of an epoch.
-    """
+    """The chosen documents of a corpus that are not empty."""
 
     def __init__(self, corpus: Corpus, ids: DocumentIds) -> None:
         """Select documents by their ids; of `AllExcept`, none may be empty.
 
         Raises:
-            DataError: the offsets contradict each other, or all documents are empty.
+            DataError: all documents are empty.
         """
         # Signed: NumPy turns a mixture of unsigned and signed integers into floats.
         self.sentences = np.asarray(corpus.sentences).view(np.int64)
         self.documents = np.asarray(corpus.documents).view(np.int64)
-        ends = self.documents[-1], self.sentences[-1]
-        if ends != (len(self.sentences) - 1, len(corpus.tokens)):
-            message = (
-                f"inconsistent corpus: {len(corpus.tokens)} tokens, {len(self.sentences) - 1} "
-                f"sentences and {len(self.documents) - 1} documents do not fit their offsets"
-            )
-            raise DataError(message, fix="Build the corpus again.")
-        if not isinstance(ids, RestOfEpoch) and len(ids):  # whose ids were checked
-            bounds = (0, ids.total - 1) if isinstance(ids, AllExcept) else (ids.min(), ids.max())
-            if not 0 <= bounds[0] <= bounds[1] < len(self.documents) - 1:
-                message = f"documents {bounds[0]} to {bounds[1]} were chosen; "
-                message += f"the corpus has 0 to {len(self.documents) - 2}"
-                raise DataError(message, fix="Split the corpus again.")
         if isinstance(ids, np.ndarray):
             filled = self.documents[ids + 1] > self.documents[ids]
             ids = ids[filled].astype(np.int64, copy=False)

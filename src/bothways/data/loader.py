@@ -13,20 +13,20 @@ rectangles of a `Layout`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence as Many
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from bothways.core.batch import Batch, cut_to_predict, pack
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import ConfigError
-from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor, SequencePlan, Source, rng
+from bothways.core.errors import ConfigError, DataError
+from bothways.core.source import Cursor, Sequence, Source, TrainingStep, rng
 
 if TYPE_CHECKING:
     import torch
@@ -127,11 +127,67 @@ def deal(lengths: Many[int], world: int, budget: int) -> list[list[list[int]]]:
     return [microbatches + [[]] * (count - len(microbatches)) for microbatches in ranks]
 
 
+class ListPlan(NamedTuple):
+    """The position of a sequence in the list."""
+
+    row: int
+    length: int
+
+
+class ListSource:
+    """Sequences in memory as an endless stream (a `core.source.Source`); an epoch is one block.
+
+    Args:
+        seed: of the order, different in each epoch; None for the order of the list.
+
+    Raises:
+        DataError: there are no sequences.
+    """
+
+    def __init__(self, sequences: Many[Sequence], seed: int | None) -> None:
+        if not sequences:
+            raise DataError("there are no sequences to read", fix="Give at least one example.")
+        self.sequences = sequences
+        self._order = functools.lru_cache(maxsize=2)(
+            lambda epoch: (
+                np.arange(len(sequences))
+                if seed is None
+                else rng(seed, "order", epoch=epoch).permutation(len(sequences))
+            )
+        )
+
+    def read(self, cursor: Cursor) -> Iterator[tuple[ListPlan, Cursor]]:
+        """Yield plans from `cursor` on, each with the cursor of the next.
+
+        Raises:
+            DataError: the cursor belongs to a longer list.
+        """
+        epoch, block, item, _ = cursor
+        # A list has one block; another cursor is of other data.
+        if block > 0 or item >= len(self.sequences):
+            message = f"no data at block {block}, item {item} of {len(self.sequences)} sequences"
+            raise DataError(message, fix="Continue with the data that the run began with.")
+        while True:
+            indices = self._order(epoch)
+            for at, row in enumerate(indices[item:].tolist(), item + 1):
+                next_cursor = Cursor(epoch, 0, at) if at < len(indices) else Cursor(epoch + 1)
+                yield ListPlan(row, len(self.sequences[row])), next_cursor
+            epoch, item = epoch + 1, 0
+
+    def build(self, plan: ListPlan) -> Sequence:
+        return self.sequences[plan.row]
+
+    def key(self, cursor: Cursor) -> tuple[int, int]:
+        return cursor.epoch, cursor.number
+
+    def epochs(self, cursor: Cursor) -> float:
+        return cursor.epoch + cursor.item / len(self.sequences)
+
+
 PREFETCHED = 4
 """Number of items prepared ahead."""
 
 T = TypeVar("T")
-P = TypeVar("P", bound=SequencePlan)
 Prepare = Callable[[Sequence, np.random.Generator], Sequence]
 
 
@@ -149,39 +205,16 @@ class Share:
 
 
 @dataclass(frozen=True)
-class LoadedStep:
-    """The data of one update (a `core.source.TrainingStep`).
-
-    Attributes:
-        microbatches: batches of this rank, the same number on every rank; a batch without weight
-            where nothing is left for this rank.
-        cursor: the start of the next step.
-        tokens, sequences: totals of this step over all ranks.
-        epochs: epochs before `cursor`, with a fraction.
-    """
-
-    microbatches: tuple[Batch, ...]
-    cursor: Cursor
-    tokens: int
-    sequences: int
-    epochs: float
-
-
-@dataclass(frozen=True)
-class Loader(Generic[P]):
+class Loader:
     """Steps from a source.
 
     Attributes:
-        source: the sequences.
         prepare: adds the targets of an objective, with a generator keyed by the sequence's
             position.
-        batch: the size of a step over all ranks.
         microbatch_tokens: maximum number of tokens per forward pass, unless one sequence is longer.
-        seed: seed of the generators for `prepare`.
-        share: the part of this process.
     """
 
-    source: Source[P]
+    source: Source
     prepare: Prepare
     batch: BatchSize
     microbatch_tokens: int
@@ -191,13 +224,13 @@ class Loader(Generic[P]):
     def __post_init__(self) -> None:
         require_at_least(1, microbatch_tokens=self.microbatch_tokens)
 
-    def steps(self, cursor: Cursor, tokens_read: int = 0) -> Iterator[LoadedStep]:
+    def steps(self, cursor: Cursor, tokens_read: int = 0) -> Iterator[TrainingStep]:
         """Yield steps from `cursor` on, without end; a step never crosses the end of an epoch.
 
         Args:
             tokens_read: tokens that the run has read before, over all ranks; for a ramp of batches.
         """
-        group: list[tuple[P, Cursor]] = []
+        group: list[tuple[Any, Cursor]] = []
         tokens = 0
         for plan, next_cursor in self.source.read(cursor):
             budget = budget_at(self.batch, tokens_read)
@@ -214,7 +247,7 @@ class Loader(Generic[P]):
                 group, tokens, tokens_read = [], 0, tokens_read + tokens
             cursor = next_cursor
 
-    def epoch(self, number: int = 0) -> Iterator[LoadedStep]:
+    def epoch(self, number: int = 0) -> Iterator[TrainingStep]:
         """Yield the steps of one epoch, for evaluation; large steps make tight microbatches."""
         for step in self.steps(Cursor(number)):
             yield step
@@ -229,7 +262,7 @@ class Loader(Generic[P]):
             yield self._sequences(plan, cursor)
             cursor = following
 
-    def _step(self, group: list[tuple[P, Cursor]], next_cursor: Cursor) -> LoadedStep:
+    def _step(self, group: list[tuple[Any, Cursor]], next_cursor: Cursor) -> TrainingStep:
         lengths = [plan.length for plan, _ in group]
         mine = deal(lengths, self.share.world, self.microbatch_tokens)[self.share.rank]
         filler = min(range(len(group)), key=lengths.__getitem__)
@@ -242,9 +275,9 @@ class Loader(Generic[P]):
                 sequences = [dataclasses.replace(sequences[0], targets=weightless)]
             microbatches.append(pack(sequences))
         epochs = self.source.epochs(next_cursor)
-        return LoadedStep(tuple(microbatches), next_cursor, sum(lengths), len(group), epochs)
+        return TrainingStep(tuple(microbatches), next_cursor, sum(lengths), len(group), epochs)
 
-    def _sequences(self, plan: P, position: Cursor) -> tuple[Sequence, Sequence]:
+    def _sequences(self, plan: Any, position: Cursor) -> tuple[Sequence, Sequence]:
         """Return a sequence without and with its targets."""
         epoch, index = self.source.key(position)
         original = self.source.build(plan)
@@ -284,7 +317,7 @@ def prefetch(items: Iterable[T], depth: int) -> Iterator[T]:
                 future.cancel()
 
 
-def ahead(steps: Iterable[LoadedStep], device: torch.device) -> Iterable[LoadedStep]:
+def ahead(steps: Iterable[TrainingStep], device: torch.device) -> Iterable[TrainingStep]:
     """Prepare steps ahead of a GPU in pinned memory; on a CPU, alternate with the model.
 
     On a CPU a thread would start its own team of torch threads, which compete for the cores of the

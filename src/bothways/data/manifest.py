@@ -78,11 +78,10 @@ class CorpusSettings:
     """The settings that decide the corpus, together with its documents.
 
     Attributes:
-        tokenizer: the tokenizer's fingerprint.
+        tokenizer: its fingerprint.
         language: the language of the sentence splitter, or "auto".
         splitter: the sentence splitter and its version.
         words: what divided sentences into words, and its version; None if no words are stored.
-        cleaning: the steps that drop documents and lines.
     """
 
     tokenizer: str
@@ -97,15 +96,11 @@ class Manifest:
     """The contents of `manifest.json`.
 
     Attributes:
-        counts: documents, sentences, tokens.
         token_type: the NumPy type of the ids.
-        settings: the settings of the build.
         origins: the files and data sets that the documents came from, if known.
         reading: the settings with which those were read.
         text: a digest of all documents as they were read.
-        read: the documents of the inputs.
         steps: counts of dropped documents and lines, by step.
-        files: the other files of the folder.
     """
 
     counts: Counts

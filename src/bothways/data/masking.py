@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -26,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import assert_never
 
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_share
 from bothways.core.errors import ConfigError
-from bothways.core.sequence import Ids, Sequence
+from bothways.core.source import Ids, Sequence
 from bothways.text.tokenizer import Tokenizer
 
 Places = NDArray[np.int64]
@@ -166,10 +167,7 @@ class Masking:
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise ConfigError(f"must be in (0, 1], not {self.rate}", where="masking.rate")
-        for name in ("mask", "random"):
-            if not 0 <= getattr(self, name) <= 1:
-                message = f"must be in [0, 1], not {getattr(self, name)}"
-                raise ConfigError(message, where=f"masking.{name}")
+        require_share("masking", mask=self.mask, random=self.random)
         # Sums of floating-point numbers may exceed 1 by a rounding error.
         if self.mask + self.random > 1 + 1e-9:
             message = f"mask {self.mask} and random {self.random} are more than 1 together"
@@ -326,14 +324,15 @@ def choose_positions(
             index = candidates[np.argsort(-weights - rng.gumbel(size=len(candidates)))[:count]]
             return Chosen(np.sort(index), np.arange(len(index)))
         case unit:
-            words = _words(candidates, word_starts(ids, vocabulary) if opens is None else opens)
+            opens = word_starts(ids, vocabulary) if opens is None else opens
+            starts, stops = _words(candidates, opens)
     match unit:
         case WholeWords():
-            units = _whole_words(words, count, rng)
+            units = _whole_words(starts, stops, count, rng)
         case NGrams():
-            units = _ngrams(words, unit.lengths, count, rng)
+            units = _ngrams(starts, stops, unit.lengths, count, rng)
         case Spans():
-            units = _spans(candidates, words, unit.lengths, count, rng)
+            units = _spans(candidates, starts, stops, unit.lengths, count, rng)
         case _:
             assert_never(unit)
     units.sort()
@@ -377,49 +376,42 @@ def masked_share(
     return selected / expected if expected else 1.0
 
 
-class Words(NamedTuple):
-    """The words of a sequence: `[starts[w], stops[w])` are the positions of word w, `(words)`.
-
-    [CLS] play ##ing [SEP] now [SEP] → starts 1 4, stops 3 5
-    """
-
-    starts: Places
-    stops: Places
-
-
-def _words(candidates: Places, opens: NDArray[np.bool_]) -> Words:
-    """Return the words that the candidates form: none crosses a special token.
+def _words(candidates: Places, opens: NDArray[np.bool_]) -> tuple[list[int], list[int]]:
+    """Return the starts and the stops of the words of the candidates: none crosses a special token.
 
     A piece after a special token is a word: its beginning was cut off.
+
+    Example: [CLS] play ##ing [SEP] now [SEP] → 1 4 and 3 5.
     """
     if len(candidates) == 0:
-        return Words(candidates, candidates)
+        return [], []
     # A gap between candidates is a special token; -2 makes a gap before the first.
     starts = candidates[opens[candidates] | (np.diff(candidates, prepend=-2) > 1)]
     # A word ends where the next one begins, or before a special token.
     following = np.append(starts[1:], candidates[-1] + 1)
-    return Words(starts, candidates[np.searchsorted(candidates, following) - 1] + 1)
+    stops = candidates[np.searchsorted(candidates, following) - 1] + 1
+    return starts.tolist(), stops.tolist()
 
 
-def _whole_words(words: Words, count: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+def _whole_words(
+    starts: list[int], stops: list[int], count: int, rng: np.random.Generator
+) -> list[tuple[int, int]]:
     """Choose random words that fit in `count`; return the range of each."""
-    order = rng.permutation(len(words.starts))
     taken, room = [], count
-    starts, stops = words.starts[order].tolist(), words.stops[order].tolist()
-    for start, stop in zip(starts, stops, strict=True):
-        if stop - start <= room:  # else a shorter word may still fit
-            taken.append((start, stop))
-            room -= stop - start
+    for word in rng.permutation(len(starts)).tolist():
+        size = stops[word] - starts[word]
+        if size <= room:  # else a shorter word may still fit
+            taken.append((starts[word], stops[word]))
+            room -= size
             if room == 0:
                 break
     return taken
 
 
 def _ngrams(
-    words: Words, lengths: Shares, count: int, rng: np.random.Generator
+    starts: list[int], stops: list[int], lengths: Shares, count: int, rng: np.random.Generator
 ) -> list[tuple[int, int]]:
     """Choose n-grams of words that fit in `count` and do not overlap; return their ranges."""
-    starts, stops = words.starts.tolist(), words.stops.tolist()
     order, draws = rng.permutation(len(starts)).tolist(), rng.random(len(starts)).tolist()
     free, taken, room = [True] * len(starts), [], count
     below = np.cumsum(lengths)
@@ -450,16 +442,20 @@ def _unbroken(starts: list[int], stops: list[int], word: int, max_words: int) ->
 
 
 def _spans(
-    candidates: Places, words: Words, lengths: Shares, count: int, rng: np.random.Generator
+    candidates: Places,
+    starts: list[int],
+    stops: list[int],
+    lengths: Shares,
+    count: int,
+    rng: np.random.Generator,
 ) -> list[tuple[int, int]]:
     """Choose spans of words with `count` tokens together; return the ranges of merged spans."""
-    starts, stops = words.starts.tolist(), words.stops.tolist()
     free, room = candidates, min(count, len(candidates))
     taken = [candidates[:0]]
     while room:
         length = int(rng.choice(len(lengths), p=lengths)) + 1
         # A random token, not a random word: long words begin more spans, as in SpanBERT's code.
-        word = int(np.searchsorted(words.starts, rng.choice(free), side="right")) - 1
+        word = bisect_right(starts, rng.choice(free)) - 1
         last_word = word + _unbroken(starts, stops, word, length) - 1
         inside = (free >= starts[word]) & (free < stops[last_word])
         inside &= np.cumsum(inside) <= room  # the last span may be cut

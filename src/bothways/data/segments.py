@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 from typing_extensions import assert_never
 
 from bothways.core import source
+from bothways.core.config.values import require_share
 from bothways.core.errors import ConfigError, DataError, Finding, argument
 from bothways.core.terminal import quantity
 from bothways.data.epoch_order import BLOCK, EpochBlock, Selection, Whole, cut_ranges
@@ -184,18 +185,19 @@ class PairSegments(Segments):
     Attributes:
         short: the share of documents that are read with a random shorter target length.
         one_sentence: the fate of pairs of one-sentence documents, as the end of a sentence.
+        drawn: the label of pairs whose B is drawn from elsewhere; -1 if there are none.
     """
 
     short: float = 0.0
     specials: ClassVar[int] = PAIR_SPECIALS
     one_sentence: ClassVar[str] = "these have no second sentence"
+    drawn: ClassVar[int] = -1
 
     def __post_init__(self) -> None:
         if self.length < self.specials + 2:
             message = f"must be at least 5 ([CLS], A, [SEP], B, [SEP]), not {self.length}"
             raise ConfigError(message, where="segments.length")
-        if not 0 <= self.short <= 1:
-            raise ConfigError(f"must be in [0, 1], not {self.short}", where="segments.short")
+        require_share("segments", short=self.short)
 
     def require(self, selection: Selection, template: Template) -> None:
         """Raise ConfigError if the tokenizer's pairs have other special tokens."""
@@ -213,16 +215,10 @@ class PairSegments(Segments):
             findings.append(Finding("truncation", "note", message, "phases"))
         if single > 0.5:
             message = f"{single:.1%} of the documents are one sentence, and {self.one_sentence}"
-            fix = (
-                f"Build the corpus with {argument(boundary='blank')} or "
-                f"{argument(boundary='file')}, or set objective=masked_lm."
-            )
+            boundaries = f"{argument(boundary='blank')} or {argument(boundary='file')}"
+            fix = f"Build the corpus with {boundaries}, or set objective=masked_lm."
             findings.append(Finding("balance", "warning", message, "objective.segments", fix))
         return findings
-
-    def read_in_place(self, pairs: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return `(pairs)`: True where B is the text next to A, given the plans `(pairs, 5)`."""
-        return np.ones(len(pairs), dtype=np.bool_)
 
     def _unread_share(self, corpus: Corpus) -> float:
         """Return the share of tokens that no pair reads in their place, in the first documents."""
@@ -236,18 +232,15 @@ class PairSegments(Segments):
         borders = np.zeros(int(block.stops.max()) + 1, dtype=np.int64)
         # +1 where a span begins and −1 where it stops: the running sum counts the spans over each
         # sentence.
-        for begin, stop in ((pairs[:, :2]).T, pairs[self.read_in_place(pairs), 2:4].T):
+        for begin, stop in ((pairs[:, :2]).T, pairs[pairs[:, 4] != self.drawn, 2:4].T):
             np.add.at(borders, begin, 1)
             np.add.at(borders, stop, -1)
         return 1 - float((borders.cumsum() > 0).sum() / (block.stops - block.starts).sum())
 
     def _check_template(self, template: Template) -> list[Finding]:
-        if template.pair == self.specials:
+        if (n := template.pair) == self.specials:
             return []
-        message = (
-            f"sentence pairs are [CLS] A [SEP] B [SEP], and this tokenizer has {template.pair} "
-            "special tokens there"
-        )
+        message = f"pairs are [CLS] A [SEP] B [SEP]; this tokenizer has {n} special tokens there"
         fix = "Set objective=masked_lm, as RoBERTa does."
         return [Finding("heads", "error", message, "objective.segments", fix)]
 
@@ -270,6 +263,7 @@ class NextSentence(PairSegments):
 
     classes: ClassVar[tuple[str, ...]] = ("is next", "random")
     one_sentence: ClassVar[str] = "next-sentence pairs of those are all random"
+    drawn: ClassVar[int] = 1
     length: int = 128
     short: float = 0.1
     kind: Literal["next_sentence"] = "next_sentence"
@@ -277,7 +271,6 @@ class NextSentence(PairSegments):
     def plan(
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator
     ) -> list[PairPlan]:
-        """Return the pairs of a block, shuffled."""
         targets = target_lengths(len(block.owners), self.room, self.short, rng)
         document, begin, middle, stop, label = gather_chunks(block, targets, rng, pairs_again=True)
         a, a_stop = block.starts[begin], block.stops[middle - 1]
@@ -289,10 +282,6 @@ class NextSentence(PairSegments):
             block.owners[document[random]], target_tokens, selection, rng
         )
         return shuffled_pairs((a, a_stop, b, b_stop), label, self.room, rng)
-
-    def read_in_place(self, pairs: Whole) -> NDArray[np.bool_]:
-        """Return True for the pairs that are not random."""
-        return np.asarray(pairs[:, 4] == 0)
 
     def check(self, corpus: Corpus) -> list[Finding]:
         """Return the findings about pairs, and about a corpus that is too small to split."""
@@ -333,17 +322,14 @@ class SentenceOrder(PairSegments):
         """Return the findings; documents that are all left out are an error."""
         if self.single == "drop" and len(corpus) == corpus.manifest.counts.sentences:
             message = "every document is one sentence, and these are left out: there are no pairs"
-            fix = (
-                "Set objective.segments.single=split, or build the corpus with "
-                f"{argument(boundary='blank')}."
-            )
+            boundary = argument(boundary="blank")
+            fix = f"Set objective.segments.single=split, or build the corpus with {boundary}."
             return [Finding("balance", "error", message, "objective.segments.single", fix)]
         return super().check(corpus)
 
     def plan(
         self, block: EpochBlock, selection: Selection, rng: np.random.Generator
     ) -> list[PairPlan]:
-        """Return the pairs of a block, shuffled."""
         targets = target_lengths(len(block.owners), self.room, self.short, rng)
         document, begin, middle, stop, _ = gather_chunks(block, targets, rng, pairs_again=False)
         a, b_stop = block.starts[begin], block.stops[stop - 1]

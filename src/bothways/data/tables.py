@@ -27,7 +27,7 @@ import itertools
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -95,11 +95,8 @@ class Table:
     """Rows with named columns.
 
     Attributes:
-        where: the file or data set.
-        names: the columns.
         rows: an iterator, to be read once; it goes on after a `RowError`.
         share: returns the fraction of the file that has been read; None if it is unknown.
-        close: closes the file.
         classes: the classes that the source lists for a column, with or without rows of them.
     """
 
@@ -127,8 +124,6 @@ def open_table(
         columns: required columns. A first line that has one of them is a header; a number that is
             not in the first line means that there is no header.
         only: the columns to read from a Parquet file; None for all.
-        allow_empty: accept a source without rows.
-        bytes_read: counts the bytes of a file.
 
     Raises:
         DataError: no such file, an unknown kind, no row; while reading: a damaged, binary or
@@ -169,9 +164,8 @@ def require_column(column: str, names: Iterable[str], where: str) -> None:
 def _open_file(
     source: str, columns: Many[str], only: Many[str] | None, bytes_read: text_io.BytesRead
 ) -> Table:
-    source, lines, share, close = open_lines(
-        source, f"Check the name. Supported are {KINDS}.", bytes_read
-    )
+    fix = f"Check the name. Supported are {KINDS}."
+    source, lines, share, close = open_lines(source, fix, bytes_read)
     if source.endswith(".parquet"):
         return _parquet(source, only, bytes_read)
     suffix = text_io.suffix_of(source)
@@ -200,13 +194,8 @@ def _open_file(
     return replace(table, share=share, close=close)
 
 
-class LineFile(NamedTuple):
-    """The numbered lines of a file or of standard input; see `Table`."""
-
-    where: str
-    lines: Iterator[tuple[int, str]]
-    share: Callable[[], float] | None
-    close: Callable[[], None]
+LineFile = tuple[str, Iterator[tuple[int, str]], Callable[[], float] | None, Callable[[], None]]
+"""The name of a file, its numbered lines, and `share` and `close` of a `Table`."""
 
 
 def open_lines(source: str, fix: str, bytes_read: text_io.BytesRead | None = None) -> LineFile:
@@ -214,21 +203,19 @@ def open_lines(source: str, fix: str, bytes_read: text_io.BytesRead | None = Non
 
     Args:
         fix: advice if there is no such file.
-        bytes_read: counts the bytes of the file.
 
     Raises:
         DataError: no such file, or a folder.
         ResourceError: permission denied.
     """
     if source == text_io.STDIN:
-        return LineFile(text_io.STANDARD_INPUT, text_io.standard_input(), None, lambda: None)
+        return text_io.STANDARD_INPUT, text_io.standard_input(), None, lambda: None
     counted, size = bytes_read or text_io.BytesRead(), 0
     if not is_url(source):
         path = text_io.file_at(source, fix)
         source, size = str(path), path.stat().st_size
     lines = text_io.read_lines(source, counted)
-    share = lambda: counted.position / size if size else 0.0  # noqa: E731
-    return LineFile(source, lines, share, lines.close)
+    return source, lines, lambda: counted.position / max(size, 1), lines.close
 
 
 # Delimited text
@@ -253,10 +240,8 @@ def _csv_records(location: str, lines: Lines) -> Records:
         try:
             record = next(reader, None)
         except csv.Error as error:
-            fix = (
-                "Quote values that hold a comma or a line end, close each quote, and write a quote "
-                f'inside a value as "". Longer values need a larger {text_io.MAX_LINE}.'
-            )
+            fix = "Quote values with a comma or a line end, close each quote, double inner ones. "
+            fix += f"Longer values need a larger {text_io.MAX_LINE}."
             raise DataError(f"is not CSV: {error}", where=f"{location}:{begin}", fix=fix) from error
         finally:
             csv.field_size_limit(previous_limit)
@@ -277,8 +262,7 @@ def _delimited(location: str, records: Records, columns: Many[str]) -> Table:
     header = is_header(names, [values for _, values in sample], columns)
     if not header:
         names, records = list(map(str, range(len(names)))), itertools.chain([first_record], records)
-    fix = "Rename one; columns without a header go by number, from 0: "
-    fix += f"{argument(text='0', label='1')}."
+    fix = f"Rename one; without a header columns go by number: {argument(text='0', label='1')}."
     _require_distinct(filter(None, names), f"{location}:{line}", fix)
 
     def parse(record: tuple[int, list[str]]) -> TableRow:
@@ -373,13 +357,9 @@ def separator_advice(names: Many[str]) -> str | None:
 
 def json_rows(location: str, lines: Lines) -> Iterator[TableRow]:
     """Return an iterator over the objects on the lines that are not blank."""
-    fix = (
-        'Each line of a .jsonl file is one JSON object, such as {"text": "…"}. '
-        "For plain text use the suffix .txt."
-    )
+    fix = 'Write one object per line, such as {"text": "…"}; for plain text use the suffix .txt.'
 
     def parse(numbered: tuple[int, str]) -> TableRow:
-        """Return the row on a line."""
         row_location = f"{location}:{numbered[0]}"
         try:
             value = parse_json(numbered[1], row_location, fix=fix, unique=True)
@@ -406,10 +386,8 @@ def _array_rows(path: str, bytes_read: text_io.BytesRead) -> Iterator[TableRow]:
 
     Example: [{"a": 1}, {"a": 2}] → rows {"a": 1} and {"a": 2}.
     """
-    fix = (
-        'Write [{"text": "…"}, …], or one object per line in a .jsonl file. '
-        f"For questions as in SQuAD: {argument(task='answer')}."
-    )
+    fix = 'Write [{"text": "…"}, …], or one object per line in a .jsonl file. For questions as in '
+    fix += f"SQuAD: {argument(task='answer')}."
     values = read_json_text(path, fix, bytes_read, unique=True)
     if not isinstance(values, list):
         raise DataError("is not an array of objects", where=path, fix=fix)
@@ -454,7 +432,6 @@ def _parquet(path: str, only: Many[str] | None, bytes_read: text_io.BytesRead) -
     done = 0
 
     def rows() -> Iterator[TableRow]:
-        """Yield the rows and count them."""
         nonlocal done
         columns = None if only is None else list(only)
         with _damage(path), text_io.open_bytes(path, bytes_read) as stream:
@@ -480,17 +457,9 @@ def _damage(path: str) -> Iterator[None]:
         raise DataError(message, where=path, fix="Download or write it again.") from error
 
 
-class HubName(NamedTuple):
-    """A split of a data set; `revision` is a commit, a branch or a tag."""
-
-    repository: str
-    revision: str | None
-    config: str | None
-    split: str
-
-
-def parse_hub_name(name: str) -> HubName:
-    """Parse `"hub:owner/name[@revision][:configuration][:split]"`.
+def parse_hub_name(name: str) -> tuple[str, str | None, str | None, str]:
+    """Parse `"hub:owner/name[@revision][:configuration][:split]"`; the revision is a commit, a
+    branch or a tag.
 
     `"hub:nyu-mll/glue:cola"` gives `("nyu-mll/glue", None, "cola", "train")`.
 
@@ -503,7 +472,7 @@ def parse_hub_name(name: str) -> HubName:
         fix = f"Write {HUB}owner/name, {HUB}owner/name:configuration or with :split at the end."
         raise DataError("is not the name of a Hub data set", where=name, fix=fix)
     config, split = [*options, "", ""][:2]
-    return HubName(repository, revision or None, config or None, split or "train")
+    return repository, revision or None, config or None, split or "train"
 
 
 def without_revision(name: str) -> str:
@@ -515,11 +484,7 @@ def without_revision(name: str) -> str:
 
 
 class HubData:
-    """A split of a data set, in the revision that it has when it is opened.
-
-    Attributes:
-        source: its name, with "hub:".
-    """
+    """A split of a data set, in the revision that it has when it is opened."""
 
     def __init__(self, source: str) -> None:
         """Open a data set.
@@ -591,9 +556,9 @@ def _errors(source: str) -> Iterator[None]:
 
 def _unreadable(source: str, error: Exception) -> DataError:
     fix = (
-        f"Check the name, {HUB}owner/name[@revision][:configuration][:split], and the "
-        "connection. Instead of a data set with a loading script, use its Parquet copy."
+        f"Check the name, {HUB}owner/name[@revision][:configuration][:split], and the connection. "
     )
+    fix += "Instead of a data set with a loading script, use its Parquet copy."
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return DataError(f"cannot be read: {reason}", where=source, fix=fix)
 
@@ -653,8 +618,8 @@ def given_rows(data: Any, where: str) -> Iterable[Any]:
         case Mapping():
             columns = {str(name): plain_value(values) for name, values in data.items()}
             if not columns or not all(isinstance(v, list | tuple) for v in columns.values()):
-                message = f"is of type {type(data).__name__} of {', '.join(columns) or 'nothing'}, "
-                message += "not of columns with their values"
+                items = ", ".join(columns) or "nothing"
+                message = f"is a {type(data).__name__} of {items}, not of columns of values"
                 raise DataError(message, where=where, fix=f"Give one of its items, or {FORMS}.")
             if len({*map(len, columns.values())}) > 1:
                 counts = ", ".join(f"{name} {len(values):,}" for name, values in columns.items())

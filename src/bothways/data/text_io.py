@@ -97,11 +97,7 @@ class _Decompressed(io.RawIOBase):
     """
 
     def __init__(
-        self,
-        raw: io.BufferedReader,
-        block: int,
-        begin: Callable[[], Any],
-        error: type[Exception],
+        self, raw: io.BufferedReader, block: int, begin: Callable[[], Any], error: type[Exception]
     ) -> None:
         self._raw, self._block, self._begin, self._error = raw, block, begin, error
         # Decompressors of zlib, lzma, bz2 and zstandard are alike: decompress, eof, unused_data.
@@ -111,7 +107,6 @@ class _Decompressed(io.RawIOBase):
         self._ready = memoryview(b"")  # a view, because cutting bytes would copy the remainder
 
     def readable(self) -> bool:
-        """Return True, as a stream to read from does."""
         return True
 
     def readinto(self, buffer: Buffer, /) -> int:
@@ -280,11 +275,8 @@ def _check_head(location: str | Path, head: bytes) -> None:
             raise DataError(f"is {name} text; only UTF-8 is supported", where=location, fix=fix)
     if 0 in head:
         message = "is a binary file, or UTF-16 text without a byte-order mark; only UTF-8 is read"
-        suffixes = ", ".join(COMPRESSED)
-        fix = (
-            "Convert text: iconv -f UTF-16LE -t UTF-8, or -f UTF-16BE. "
-            f"Compressed files need a suffix {suffixes}."
-        )
+        fix = "Convert text: iconv -f UTF-16LE -t UTF-8, or -f UTF-16BE. Compressed files need a "
+        fix += f"suffix {', '.join(COMPRESSED)}."
         raise DataError(message, where=location, fix=fix)
 
 
@@ -319,7 +311,6 @@ def decode_lines(
     The number of NUL characters is logged.
 
     Args:
-        name: the file, for messages.
         split: yield a line longer than `max_line_bytes` in pieces instead of raising an error.
 
     Raises:

@@ -26,11 +26,10 @@ from bothways.core.errors import (
 )
 from bothways.core.files import local_path, read_object
 from bothways.core.progress import SILENT, Progress, track
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.core.terminal import listed
 from bothways.data import tables as memory
-from bothways.data.list_source import ListPlan, ListSource
-from bothways.data.loader import Loader, Share, unchanged
+from bothways.data.loader import ListSource, Loader, Share, unchanged
 from bothways.data.tables import TableRow, WatchedRow
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.metrics import scored
@@ -169,7 +168,7 @@ def label(
 
 def train_loader(
     sequences: Many[Sequence], settings: FinetuneConfig, seed: int, share: Share = ALL
-) -> Loader[ListPlan]:
+) -> Loader:
     """Return the steps over training sequences, shuffled in each epoch."""
     source = ListSource(sequences, seed)
     return Loader(source, unchanged, settings.batch, settings.microbatch_tokens, seed, share)

@@ -22,12 +22,11 @@ from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, ChoiceTargets, Targets
 from bothways.core.errors import ConfigError, places, report_findings
-from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import Precision
 from bothways.core.runtime.tuning import TUNING
-from bothways.core.sequence import Sequence
-from bothways.core.training_module import TrainingModule
+from bothways.core.source import Sequence
+from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.loader import in_batches
 from bothways.finetuning.data import LabelledData
 from bothways.objectives.distillation import Teacher, check_teacher, soft_divergence

@@ -15,10 +15,9 @@ from typing import Any
 
 from bothways.core.errors import argument, render
 from bothways.core.progress import SILENT, Progress, track
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.core.training_module import TrainingModule
-from bothways.data.list_source import ListSource
-from bothways.data.loader import ExampleBudget, Loader, unchanged
+from bothways.data.loader import ExampleBudget, ListSource, Loader, unchanged
 from bothways.tasks.base import Direction, Metrics
 from bothways.training.loop import evaluate_losses
 from bothways.training.parallel import Single

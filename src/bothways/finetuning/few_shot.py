@@ -21,8 +21,7 @@ import torch
 
 from bothways.core.batch import LabelTargets, WindowWeight
 from bothways.core.errors import Finding, argument, require
-from bothways.core.sequence import Sequence
-from bothways.core.source import rng
+from bothways.core.source import Sequence, rng
 from bothways.core.terminal import quantity
 from bothways.core.training_module import evaluating
 from bothways.data.loader import in_batches

@@ -23,7 +23,7 @@ from bothways.core.errors import installed
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report.html import write_html
 from bothways.core.runtime.devices import choose_device, own_torch_state
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.core.training_module import TrainingModule, VectorModule
 from bothways.data.loader import Share, ahead
 from bothways.finetuning import failed_runs as failures, few_shot

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, FolderError, TokenizerError
 from bothways.core.files import read_json, read_utf8
-from bothways.core.sequence import Ids
+from bothways.core.source import Ids
 from bothways.hub.resolve import MODULES, require_inside
 from bothways.hub.weight_files import AGAIN, Weights, open_weights
 from bothways.model.config import EncoderConfig

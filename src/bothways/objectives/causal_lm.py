@@ -17,9 +17,8 @@ import torch
 
 from bothways.core.batch import Batch, TokenTargets, next_tokens
 from bothways.core.config.values import require_at_least
-from bothways.core.loss import Loss
-from bothways.core.sequence import Sequence
-from bothways.core.training_module import TrainingModule
+from bothways.core.source import Sequence
+from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.masking import Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig

@@ -37,10 +37,9 @@ from bothways.core.batch import Batch, Layout, Targets, TokenTargets
 from bothways.core.config.reader import CHANGEABLE
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, Finding, call
-from bothways.core.loss import Loss
 from bothways.core.runtime.tuning import TUNING
-from bothways.core.sequence import Sequence
-from bothways.core.training_module import TrainingModule
+from bothways.core.source import Sequence
+from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking, Vocabulary, mask_tokens
 from bothways.data.segments import FullSentences

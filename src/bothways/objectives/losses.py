@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from bothways.core.batch import IGNORED, Layout, SpanTargets
-from bothways.core.loss import Loss
 from bothways.core.runtime.tuning import TUNING
+from bothways.core.training_module import Loss
 from bothways.model.kernels.cross_entropy import cross_entropy
 
 

@@ -21,10 +21,8 @@ from torch import Tensor
 from bothways.core.batch import IGNORED, Batch, LabelTargets, TokenTargets
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import Finding, argument
-from bothways.core.loss import Loss
-from bothways.core.sequence import Sequence
-from bothways.core.source import rng
-from bothways.core.training_module import TrainingModule
+from bothways.core.source import Sequence, rng
+from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.masking import (
     Masking,
@@ -35,7 +33,7 @@ from bothways.data.masking import (
     word_starts,
 )
 from bothways.data.segments import FullSentences, NextSentence
-from bothways.data.words import chinese_share, unpack_words
+from bothways.data.sentences import chinese_share, unpack_words
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, MaskedHead, PairHead, PoolerHead
 from bothways.model.kernels.cross_entropy import cross_entropy

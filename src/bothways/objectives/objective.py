@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bothways.core.errors import ConfigError, Finding
-from bothways.core.loss import perplexity
-from bothways.core.sequence import Sequence
-from bothways.core.training_module import TrainingModule
+from bothways.core.source import Sequence
+from bothways.core.training_module import TrainingModule, perplexity
 from bothways.data.corpus import Corpus
 from bothways.data.masking import Masking, Vocabulary
 from bothways.data.segments import Segments

@@ -39,9 +39,8 @@ from typing_extensions import assert_never
 
 from bothways.core.batch import Batch, Targets, TokenTargets
 from bothways.core.errors import ConfigError
-from bothways.core.loss import Loss
-from bothways.core.sequence import Sequence
-from bothways.core.training_module import TrainingModule
+from bothways.core.source import Sequence
+from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.masking import Masking, Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig

@@ -19,7 +19,7 @@ from bothways.core.errors import DivergedError, render
 from bothways.core.progress import Progress
 from bothways.core.runtime.devices import device_of
 from bothways.core.runtime.tuning import TUNING
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.core.terminal import quantity
 from bothways.data.loader import in_batches
 from bothways.model.model import Model

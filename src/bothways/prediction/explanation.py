@@ -22,7 +22,7 @@ from jaxtyping import Float32, Float64
 
 from bothways.core.batch import pack
 from bothways.core.errors import ConfigError, DataError
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.model.model import Encoder, recorded_attentions
 from bothways.prediction.predictor import Predictor
 from bothways.tasks import predictions

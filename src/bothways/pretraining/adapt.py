@@ -30,11 +30,11 @@ from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus, write_corpus
+from bothways.data.corpus_source import ByWeight
 from bothways.data.documents import read_documents
 from bothways.data.loader import TokenBudget
 from bothways.data.manifest import holds_corpus
 from bothways.data.masking import Vocabulary
-from bothways.data.mixture import ByWeight
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve, resolve_run

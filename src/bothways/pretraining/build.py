@@ -14,11 +14,10 @@ from bothways.core.errors import ConfigError, Finding, argument, call, report_fi
 from bothways.core.source import Cursor, Source
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
-from bothways.data.corpus_source import ContinuedSource, CorpusSource
+from bothways.data.corpus_source import ContinuedSource, Corpora, CorpusSource, MixedSource
 from bothways.data.epoch_order import DocumentIds
 from bothways.data.loader import BatchSize, Loader, Share, TokenBudget
 from bothways.data.masking import Vocabulary
-from bothways.data.mixture import Corpora, MixedSource
 from bothways.hub.hf_config import read_hf_config
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve, resolve_run
@@ -202,7 +201,7 @@ def loader_of(
     plan: Plan,
     phase: int = 0,
     ends: tuple[Cursor, ...] = (),
-) -> Loader[Any]:
+) -> Loader:
     """Return the steps of a phase over documents of each corpus; each rank has its share.
 
     Args:
@@ -220,7 +219,7 @@ def loader_of(
         for cursor, following in zip(cursors, later, strict=True):
             source = ContinuedSource(source, cursor, following)
         sources.append(source)
-    mixed: Source[Any] = sources[0]
+    mixed: Source = sources[0]
     if len(sources) > 1:
         sizes = [corpus.manifest.counts.tokens for corpus in corpora.parts.values()]
         shares = corpora.shares_with(settings.phases[phase].mixture)
@@ -231,7 +230,7 @@ def loader_of(
 
 def held_out_loader(
     settings: PretrainConfig, corpus: Corpus, documents: DocumentIds, plan: Plan
-) -> Loader[Any]:
+) -> Loader:
     """Return the steps of the longest phase in one order, masked as `evaluation_masking` says."""
     phase = max(settings.phases, key=lambda phase: phase.length)
     fixed = dataclasses.replace(settings, data_copies=1)
@@ -253,11 +252,11 @@ def _source(
 def _loader(
     settings: PretrainConfig,
     objective: Objective,
-    source: Source[Any],
+    source: Source,
     corpus: Corpus | Corpora,
     batch: BatchSize,
     plan: Plan,
-) -> Loader[Any]:
+) -> Loader:
     """Return the steps of a source, with the targets of an objective."""
     vocabulary = vocabulary_of(corpus, objective)
     prepare = lambda sequence, rng: objective.prepare(sequence, vocabulary, rng)  # noqa: E731

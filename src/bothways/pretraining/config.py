@@ -18,9 +18,9 @@ from bothways.core.config.reader import CHANGEABLE, Members
 from bothways.core.config.values import Tree, require_at_least, require_seed
 from bothways.core.errors import ConfigError
 from bothways.core.terminal import listed
+from bothways.data.corpus_source import Mixture, Smoothed
 from bothways.data.loader import BatchSize, TokenBudget
 from bothways.data.masking import Masking
-from bothways.data.mixture import Mixture, Smoothed
 from bothways.data.segments import FullSentences, NextSentence, Segments, SentenceOrder
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import token_head

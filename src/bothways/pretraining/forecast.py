@@ -23,8 +23,7 @@ from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime import cards, devices
-from bothways.core.sequence import Sequence
-from bothways.core.source import rng
+from bothways.core.source import Sequence, rng
 from bothways.data.loader import ExampleBudget, TokenRamp
 from bothways.data.masking import Vocabulary
 from bothways.model.config import EncoderConfig

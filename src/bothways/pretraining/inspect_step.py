@@ -27,7 +27,7 @@ from bothways.core.report.sections import TokenSequence
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
-from bothways.data.mixture import Corpora, Smoothed
+from bothways.data.corpus_source import Corpora, Smoothed
 from bothways.pretraining.build import build_training_module, loader_of
 from bothways.pretraining.config import PretrainConfig
 from bothways.pretraining.run import (

@@ -13,8 +13,8 @@ from pathlib import Path
 from bothways.core.errors import ConfigError, DataError
 from bothways.core.progress import Progress
 from bothways.data.corpus import Corpus
+from bothways.data.corpus_source import Corpora
 from bothways.data.epoch_order import AllExcept, DocumentIds
-from bothways.data.mixture import Corpora
 from bothways.pretraining.config import PretrainConfig
 from bothways.training.parallel import Plan, Sharded
 from bothways.training.run import Event

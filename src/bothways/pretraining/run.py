@@ -28,9 +28,9 @@ from bothways.core.source import TrainingStep
 from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
+from bothways.data.corpus_source import Corpora, Smoothed
 from bothways.data.epoch_order import AllExcept, DocumentIds
 from bothways.data.loader import ahead
-from bothways.data.mixture import Corpora, Smoothed
 from bothways.hub.model_card import Card, data_of_corpus, limits_of_pretrained
 from bothways.hub.model_folder import save_model
 from bothways.hub.provenance import digest_of_model, today

@@ -23,12 +23,11 @@ from bothways.core.batch import LabelTargets, TokenTargets, pack
 from bothways.core.errors import ConfigError, call, render, report_findings
 from bothways.core.progress import SILENT, Progress
 from bothways.core.report import html, sections, terminal
-from bothways.core.sequence import Sequence
-from bothways.core.source import rng
+from bothways.core.source import Sequence, rng
 from bothways.data.corpus import Corpus
+from bothways.data.corpus_source import Corpora
 from bothways.data.masking import NGrams, Spans, Vocabulary, WholeWords
-from bothways.data.mixture import Corpora
-from bothways.data.words import chinese_share
+from bothways.data.sentences import chinese_share
 from bothways.model.model import Model
 from bothways.objectives.span_boundary import BoundaryTargets
 from bothways.pretraining import build

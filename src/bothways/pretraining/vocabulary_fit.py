@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from bothways.core.errors import DataError
-from bothways.text.sampling import sample
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.trainers import sample
 from bothways.text.vocabulary_report import SplitWord, VocabularyReport, vocabulary_report
 
 CEILING = 10_000_000

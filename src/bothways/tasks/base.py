@@ -28,10 +28,9 @@ from torch import Tensor
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, DataError, Finding, places
-from bothways.core.loss import Loss
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.core.terminal import quantity
-from bothways.core.training_module import TrainingModule
+from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.tables import Table, TableRow
 from bothways.model.heads import Head
 from bothways.model.model import Model

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bothways.core.errors import ConfigError
-from bothways.core.loss import perplexity
+from bothways.core.training_module import perplexity
 
 
 def brief(value: float) -> float:

@@ -27,7 +27,7 @@ from typing_extensions import assert_never
 from bothways.core.batch import Batch, LabelTargets, Targets, WindowWeight
 from bothways.core.config.values import is_integer, require_at_least
 from bothways.core.errors import ConfigError, DataError, argument
-from bothways.core.sequence import Ids, Sequence
+from bothways.core.source import Ids, Sequence
 from bothways.core.terminal import quantity
 from bothways.model.heads import Head, LabelHead, MaskedHead
 from bothways.model.model import Model

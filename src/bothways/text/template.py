@@ -17,7 +17,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bothways.core.errors import TokenizerError, call
-from bothways.core.sequence import Ids, Sequence
+from bothways.core.source import Ids, Sequence
 
 AGAIN = f"Download it again, or train one: {call('tokenizer train', 'FILES', out='FOLDER')}"
 

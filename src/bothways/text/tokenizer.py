@@ -7,7 +7,7 @@ unknown (Google: 200), the ideographs U+2B820–U+2B91F are not separated, priva
 dropped, and the text "[MASK]" in the input is the special token. See docs/guide/tokenizer.md.
 
 BERT's tokenizers are in C (`wordpiece`). In byte-level BPE words repeat, so each is tokenized once
-and then looked up (`word_cache`); where neither is proved exact, the backend reads the whole text.
+and then looked up (`PieceTable`); where neither is proved exact, the backend reads the whole text.
 `template.assemble` puts special tokens around texts.
 """
 
@@ -18,6 +18,7 @@ import hashlib
 import json
 import operator
 import re
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,11 +31,10 @@ from numpy.typing import NDArray
 
 from bothways.core.errors import ConfigError, DataError, TokenizerError, os_errors
 from bothways.core.files import local_path, surrogate_in
-from bothways.core.sequence import Ids
+from bothways.core.source import Ids
 from bothways.text.template import AGAIN, Template, assemble, foreign
 from bothways.text.tokenizer_classes import JapaneseWords, Specials
 from bothways.text.tokenizer_files import load_backend, tokenizer_config
-from bothways.text.word_cache import PieceTable, is_cuttable
 from bothways.text.wordpiece import compile_wordpiece
 
 if TYPE_CHECKING:
@@ -75,6 +75,62 @@ class Encoded:
     words: NDArray[np.int32]
 
 
+_SPACED = re.compile(r" *[^ ]+(?:(?<=\s) +[^ ]+)*| +")
+
+MEMORY = 64 * 2**20
+"""The approximate size of the cache in bytes, at `_ENTRY` a piece and 8 a character; a full cache
+is cleared."""
+_ENTRY = 200
+
+
+def is_cuttable(spec: Mapping[str, Any]) -> bool:
+    """Return True if a `tokenizer.json` is proved to treat pieces independently."""
+    match spec["normalizer"], spec["pre_tokenizer"], spec["model"]:
+        case None, {"type": "ByteLevel", "use_regex": True}, {"type": "BPE", "dropout": None}:
+            # A token with white space inside would be cut in two.
+            return not any(
+                token["rstrip"] or re.search(r"\s", token["content"])
+                for token in spec["added_tokens"]
+            )
+        case _:
+            return False
+
+
+class PieceTable(dict[str, bytes]):
+    """A cache of words for byte-level BPE: pieces and their ids, as bytes of native int32.
+
+    A missing piece is tokenized. This is exact only if a tokenizer never looks across the
+    boundaries of pieces, as one without a normaliser, with ByteLevel and GPT-2's expression, and
+    with BPE without dropout. A piece begins at a run of spaces that follows a visible character. No
+    alternative of the expression matches a space after a visible character, and the only one with
+    lookahead ("white space not before a visible character") looks no further than its own run of
+    white space, which is within one piece. A prefix space is added only to a text that does not
+    begin with white space: to its first piece.
+
+    The backend finds added tokens in the raw text first. They must not contain white space, nor
+    absorb what follows them.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        super().__init__()
+        self._room = MEMORY
+        self._backend = backend
+
+    def rows(self, texts: list[str]) -> list[bytes]:
+        """Return the ids of each text, as bytes of native int32."""
+        return [b"".join(map(self.__getitem__, _SPACED.findall(text))) for text in texts]
+
+    def __missing__(self, piece: str) -> bytes:
+        # A text without repetition would otherwise fill the memory with its words
+        self._room -= _ENTRY + 8 * len(piece)
+        if self._room < 0:
+            self.clear()
+            self._room = MEMORY
+        tokens = self._backend.encode(piece, add_special_tokens=False).ids
+        ids = self[piece] = array("i", tokens).tobytes()
+        return ids
+
+
 class Tokenizer:
     """Texts → ids and back. Its backend must not be changed once it is in here.
 
@@ -109,7 +165,7 @@ class Tokenizer:
             self._spec = {**self._spec, "words": words.settings}
         self._compiled = compile_wordpiece(backend, self._spec)
         cuttable = self._compiled is None and is_cuttable(self._spec)
-        self._rows_of = PieceTable(backend).rows if cuttable else self._backend_rows
+        self._pieces = PieceTable(backend) if cuttable else None
 
     def __repr__(self) -> str:
         return f"Tokenizer({self._spec['model']['type']}, size={self.size:,})"
@@ -312,20 +368,15 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """The SHA-256 of everything that decides the ids; the file's formatting does not matter."""
         # The last digits of scores change when tokenizers reads what it wrote.
-        spec = json.loads(
-            json.dumps(self._spec), parse_float=lambda digits: round(float(digits), 6)
-        )
+        text = json.dumps(self._spec)
+        spec = json.loads(text, parse_float=lambda digits: round(float(digits), 6))
         canonical = json.dumps(spec, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     @overload
-    def encode(self, texts: str) -> Ids:
-        """Return the ids of a text."""
-
+    def encode(self, texts: str) -> Ids: ...
     @overload
-    def encode(self, texts: list[str] | tuple[str, ...]) -> list[Ids]:
-        """Return the ids of each text."""
-
+    def encode(self, texts: list[str] | tuple[str, ...]) -> list[Ids]: ...
     def encode(self, texts: str | list[str] | tuple[str, ...]) -> Ids | list[Ids]:
         """Return the ids of a text, or a list with the ids of each text, without special tokens.
 
@@ -345,7 +396,11 @@ class Tokenizer:
                 if self._compiled is not None:
                     counts, (flat,) = self._compiled.encode(texts)
                     return flat, counts
-                rows = self._rows_of(texts)
+                if self._pieces is not None:
+                    rows = self._pieces.rows(texts)
+                else:
+                    encodings = self._divided.encode_batch_fast(texts, add_special_tokens=False)
+                    rows = [np.array(encoding.ids, np.int32).tobytes() for encoding in encodings]
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_text(texts) from error
         # Four bytes are one id.
@@ -356,10 +411,6 @@ class Tokenizer:
     def _divided(self) -> tokenizers.Tokenizer:
         """The backend, with the division into words that it does not contain."""
         return self.backend if self.words is None else self.words.attach(self.backend)
-
-    def _backend_rows(self, texts: list[str]) -> list[bytes]:
-        encodings = self._divided.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int32).tobytes() for encoding in encodings]
 
     def batch(
         self,
@@ -444,22 +495,19 @@ class Tokenizer:
 
     def id(self, token: str) -> int | None:
         """Return the id of a token; None if it is not in the vocabulary."""
-        token_id: int | None = self.backend.token_to_id(token)
-        return token_id
+        return self.backend.token_to_id(token)
 
 
 def _not_text(texts: list[str]) -> DataError:
     """Return the error for the first of the texts that is not made of characters."""
-    number, flaw = next((at, flaw) for at, text in enumerate(texts) if (flaw := _flaw(text)))
     fix = 'Give str; remove halves of pairs with text.encode("utf-8", "ignore").decode("utf-8")'
-    return DataError(f"text {number} {flaw}", fix=fix)
-
-
-def _flaw(text: object) -> str | None:
-    if not isinstance(text, str):
-        return f"is of type {type(text).__name__}, not str"
-    half = surrogate_in(text)
-    return None if half is None else f"holds {half}"
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            message = f"text {number} is of type {type(text).__name__}, not str"
+            return DataError(message, fix=fix)
+        if half := surrogate_in(text):
+            break
+    return DataError(f"text {number} holds {half}", fix=fix)
 
 
 @functools.cache

@@ -32,7 +32,7 @@ import importlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -261,79 +261,62 @@ class Parts:
 
 def parts(pipeline: Pipeline, ends: Ends) -> Parts:
     """Build the parts of a pipeline."""
-    steps: list[normalizers.Normalizer]
-    cut: pre_tokenizers.PreTokenizer
     match pipeline:
-        case Bert(lowercase, accents, cjk, roberta):
-            pair = PAIR if roberta else PAIR_OF_SEGMENTS
-            decoder: decoders.Decoder = decoders.WordPiece(prefix="##")
-            return Parts(*_bert_words(lowercase, accents, cjk), decoder, _template(pair, ends))
         case WordEnds(lowercase):
-            accents = None if lowercase else False
-            decoder = decoders.BPEDecoder(suffix="</w>")
-            around = _template(PAIR_OF_SEGMENTS, ends)
-            return Parts(*_bert_words(lowercase, accents, True), decoder, around)
+            bert = parts(Bert(lowercase, None if lowercase else False), ends)
+            return replace(bert, decoder=decoders.BPEDecoder(suffix="</w>"))
+        case Bert(lowercase, accents, cjk, roberta):
+            norm = normalizers.BertNormalizer(True, cjk, accents, lowercase)
+            words, decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(prefix="##")
+            around = _template(PAIR if roberta else PAIR_OF_SEGMENTS, ends)
+            return Parts(norm, words, decoder, around)
         case Roberta(prefix, trim):
             cls, sep = ends
-            cut = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
             post = processors.RobertaProcessing(sep, cls, trim, prefix)
-            return Parts(None, cut, decoders.ByteLevel(), post)
-        case XlmRoberta(prefix, charsmap):
-            norm = None if charsmap is None else normalizers.Precompiled(charsmap)
-            return Parts(norm, *_words(prefix), _template(PAIR, ends))
-        case Albert(lowercase, keep_accents, prefix, charsmap):
+            return Parts(None, pre_tokenizers.ByteLevel(prefix), decoders.ByteLevel(), post)
+        case ByteDeberta(prefix, doubled):
+            around = _template(PAIR if doubled else PAIR_OF_SEGMENTS, ends)
+            return Parts(None, pre_tokenizers.ByteLevel(prefix), decoders.ByteLevel(), around)
+        case XlmRoberta() | Albert() | PieceDeberta() | BigBird():
+            pass
+        case _:
+            assert_never(pipeline)
+    # The pieces of SentencePiece
+    unprefixed = "first" if isinstance(pipeline, PieceDeberta) else "never"
+    scheme = "always" if pipeline.prefix_space else unprefixed
+    spaces: pre_tokenizers.PreTokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme)
+    charsmap, cuts, steps = pipeline.charsmap, [spaces], list[normalizers.Normalizer]()
+    maps = () if charsmap is None else (charsmap,)
+    compiled: list[normalizers.Normalizer] = [*map(normalizers.Precompiled, maps)]
+    match pipeline:
+        case XlmRoberta():
+            cuts = [pre_tokenizers.WhitespaceSplit(), spaces]
+            steps = compiled
+        case Albert(lowercase, keep_accents):
+            cuts = [pre_tokenizers.WhitespaceSplit(), spaces]
             steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
             steps += [] if keep_accents else [normalizers.NFKD(), normalizers.StripAccents()]
             steps += [normalizers.Lowercase()] if lowercase else []
-            steps += [] if charsmap is None else [normalizers.Precompiled(charsmap)]
-            around = _template(PAIR_OF_SEGMENTS, ends)
-            return Parts(normalizers.Sequence(steps), *_words(prefix), around)
-        case ByteDeberta(prefix, doubled):
-            between = PAIR if doubled else PAIR_OF_SEGMENTS
-            cut = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
-            return Parts(None, cut, decoders.ByteLevel(), _template(between, ends))
-        case PieceDeberta(lowercase, split, prefix, charsmap):
-            spaces, joined = _spaces("always" if prefix else "first")
-            marks = [pre_tokenizers.Punctuation("isolated")] if split else []
+            steps += compiled
+        case PieceDeberta(lowercase, split):
+            cuts = [pre_tokenizers.Punctuation("isolated"), spaces] if split else cuts
             steps = [normalizers.Lowercase()] if lowercase else []
             if charsmap is None:
                 white = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
                 steps += [white, normalizers.NFC(), normalizers.Strip(left=False, right=True)]
             else:
-                steps += [normalizers.Strip(), normalizers.Precompiled(charsmap)]
-                steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-            cut = pre_tokenizers.Sequence([*marks, spaces])
-            around = _template(PAIR_OF_SEGMENTS, ends)
-            return Parts(normalizers.Sequence(steps), cut, joined, around)
-        case BigBird(prefix, charsmap):
-            steps = [normalizers.Strip(left=False, right=False)]
-            if charsmap is not None:
-                steps = [normalizers.Precompiled(charsmap)]
-            steps.append(normalizers.Replace(Regex(" {2,}"), "▁"))
-            words = _spaces("always" if prefix else "never")
-            around = _template(PAIR_OF_SEGMENTS, ends)
-            return Parts(normalizers.Sequence(steps), *words, around)
-        case _:
-            assert_never(pipeline)
-
-
-def _bert_words(
-    lowercase: bool, accents: bool | None, cjk: bool
-) -> tuple[normalizers.Normalizer, pre_tokenizers.PreTokenizer]:
-    norm = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=cjk, strip_accents=accents, lowercase=lowercase
+                joined = normalizers.Replace(Regex(" {2,}"), " ")
+                steps += [normalizers.Strip(), *compiled, joined]
+        case BigBird():
+            steps = compiled or [normalizers.Strip(left=False, right=False)]
+            steps = [*steps, normalizers.Replace(Regex(" {2,}"), "▁")]
+    is_xlm = isinstance(pipeline, XlmRoberta)
+    return Parts(
+        next(iter(steps), None) if is_xlm else normalizers.Sequence(steps),
+        spaces if isinstance(pipeline, BigBird) else pre_tokenizers.Sequence(cuts),
+        decoders.Metaspace("▁", prepend_scheme=scheme),
+        _template(PAIR if is_xlm else PAIR_OF_SEGMENTS, ends),
     )
-    return norm, pre_tokenizers.BertPreTokenizer()
-
-
-def _words(prefix: bool) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]:
-    cut, joined = _spaces("always" if prefix else "never")
-    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), cut]), joined
-
-
-def _spaces(scheme: str) -> tuple[pre_tokenizers.PreTokenizer, decoders.Decoder]:
-    cut = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme)
-    return cut, decoders.Metaspace("▁", prepend_scheme=scheme)
 
 
 def _template(pair: str, ends: Ends) -> processors.PostProcessor:
@@ -354,12 +337,6 @@ def steps_of(component: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
             return [component]
 
 
-def charsmap_of(normalizer: Mapping[str, Any] | None) -> bytes | None:
-    """Return the compiled normalisation among the steps of a normaliser; None without one."""
-    steps = (step for step in steps_of(normalizer) if step["type"] == "Precompiled")
-    return next((base64.b64decode(step["precompiled_charsmap"]) for step in steps), None)
-
-
 # Classes
 
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")
@@ -372,13 +349,11 @@ class TokenizerClass:
     """A class that builds a tokenizer from vocabulary and settings.
 
     Attributes:
-        name: the class.
         model: the kind of model of its vocabulary.
         files: the vocabulary files that it reads, the preferred one first.
         build: builds its pipeline from the values of `settings`, or from those and `charsmap`.
         settings: the settings that it reads, with their defaults, in the order of `build`.
         pieces: whether it has SentencePiece's compiled normalisation.
-        aliases: other names of the same class.
         models: the model types that have this class if a folder names none.
         template: whether the class has special tokens around texts.
         unknown: the id of the unknown token, where the class fixes it.
@@ -528,10 +503,7 @@ def find_class(folder: Path, config: Mapping[str, Any]) -> TokenizerClass | None
         for key, neutral in _FOREIGN.items():
             if config.get(key) not in neutral:
                 title = "the generic class" if tokenizer_class is None else tokenizer_class.name
-                message = (
-                    f"{key!r} is {config[key]!r:.60}, which {title}, "
-                    "the tokenizer class of this folder, does not read"
-                )
+                message = f"{key!r} is {config[key]!r:.60}, which {title}, its class, does not read"
                 fix = "If the model was trained without it, remove it. If it is Japanese BERT, set "
                 fix += f'"tokenizer_class": "{JAPANESE}".'
                 raise TokenizerError(message, where=folder / CONFIG, fix=fix)
@@ -566,7 +538,12 @@ def reconcile(
         other = f"builds {tokenizer_class.model}"
         raise _mismatch(file, f"holds a {kind} model", tokenizer_class, other)
     _follow(backend, config, file)
-    charsmap = charsmap_of(part_spec(backend.normalizer)) if tokenizer_class.pieces else None
+    maps = (
+        base64.b64decode(step["precompiled_charsmap"])
+        for step in steps_of(part_spec(backend.normalizer))
+        if step["type"] == "Precompiled"
+    )
+    charsmap = next(maps, None) if tokenizer_class.pieces else None
     actual = backend_settings(backend)
     for key, default in tokenizer_class.settings:
         value = actual.get(key)
@@ -740,9 +717,7 @@ class JapaneseWords:
     Attributes:
         dictionary: the package of MeCab's dictionary: unidic_lite, unidic or ipadic; None for that
             of the system.
-        option: further options of MeCab.
         normalise: apply NFKC first.
-        lowercase: convert words to lower case.
         characters: divide words into characters instead of WordPiece.
     """
 
@@ -802,23 +777,18 @@ class _Divider:
             end = start + len(node.surface)
             word = normalized[start:end]
             assert word is not None
-            if self._lowercase:
-                _lower(word)
+            if self._lowercase:  # as Python does: Σ at the end of a word becomes ς
+                lowered = str(word).lower()
+                word.lowercase()
+                if len(lowered) == len(str(word)):
+                    letters = iter(lowered)
+                    word.map(lambda _, letters=letters: next(letters))
             # MeCab takes few blanks for such; transformers' WordPiece splits at the others.
             for match in re.finditer(r"(?s)." if self._characters else r"\S+", str(word)):
                 piece = word[match.start() : match.end()]
                 assert piece is not None
                 words.append(piece)
         return words
-
-
-def _lower(word: NormalizedString) -> None:
-    """Convert a word to lower case as Python does: Σ at its end becomes ς."""
-    lowered = str(word).lower()
-    word.lowercase()
-    if len(lowered) == len(str(word)):
-        letters = iter(lowered)
-        word.map(lambda _: next(letters))
 
 
 def japanese_backend(vocab: Mapping[str, int], words: JapaneseWords, unknown: str) -> Backend:
@@ -849,12 +819,11 @@ def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
         lowercase=flag(config, file, "do_lower_case", False),
         characters=subword == "character",
     )
-    divides = all(
-        flag(config, file, key, True) for key in ("do_word_tokenize", "do_subword_tokenize")
-    )
-    supported = word == "mecab" and subword in ("wordpiece", "character") and divides
+    divides = [flag(config, file, f"do_{kind}_tokenize", True) for kind in ("word", "subword")]
     if (
-        not supported
+        word != "mecab"
+        or subword not in ("wordpiece", "character")
+        or not all(divides)
         or config.get("never_split")
         or not isinstance(kwargs, dict)
         or not set(options) <= _MECAB_KEYS
@@ -863,7 +832,6 @@ def read_words(config: Mapping[str, Any], file: Path) -> JapaneseWords:
         or words.normalise not in (True, False)
         or (words.characters and not words.normalise)
     ):
-        message = f"{JAPANESE} divides text into words by {word!r}, and words by {subword!r}"
-        message += f", with the settings {kwargs!r:.80}"
+        message = f"{JAPANESE} divides text by {word!r} and {subword!r}, with {kwargs!r:.80}"
         raise TokenizerError(message, where=file.with_name(CONFIG), fix=_JAPANESE_FIX)
     return words

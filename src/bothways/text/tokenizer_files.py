@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import models, processors
+from tokenizers import models
 
 from bothways.core.config.values import is_integer
 from bothways.core.errors import TokenizerError, call
@@ -96,11 +96,8 @@ def load_backend(
     is_json = file.suffix not in (".txt", ".model") and file.name != "vocab.json"
     reads_file = named_class is not None and file.name in named_class.files
     tokenizer_class = named_class if reads_file else None
-    words = (
-        classes.read_words(config, file)
-        if tokenizer_class is not None and tokenizer_class.name == classes.JAPANESE
-        else None
-    )
+    is_japanese = tokenizer_class is not None and tokenizer_class.name == classes.JAPANESE
+    words = classes.read_words(config, file) if is_japanese else None
     with foreign(file):
         # A tokenizer.json holds its pipeline; the other files get that of their class
         backend, pipeline = _open(file, config, tokenizer_class, words)
@@ -176,7 +173,9 @@ def finish(backend: classes.Backend, specials: classes.Specials) -> classes.Back
     backend.no_truncation()
     backend.no_padding()
     if backend.post_processor is None:
-        backend.post_processor = _bert_post_processor(backend, specials)
+        backend.post_processor = classes.parts(
+            classes.Bert(), _ends(backend, specials)
+        ).post_processor
     return backend
 
 
@@ -185,7 +184,7 @@ def tokenizer_config(backend: classes.Backend, specials: classes.Specials) -> di
     names = {classes.SETTINGS[use]: backend.id_to_token(id) for use, id in asdict(specials).items()}
     spec, post = json.loads(backend.to_str()), backend.post_processor
     added = {token["content"] for token in spec["added_tokens"]}
-    bert = _bert_post_processor(backend, specials)
+    bert = classes.parts(classes.Bert(), _ends(backend, specials)).post_processor
     match spec:
         case {
             "normalizer": {"type": "BertNormalizer", "clean_text": True} as normalizer,
@@ -211,14 +210,6 @@ def tokenizer_config(backend: classes.Backend, specials: classes.Specials) -> di
             return {"tokenizer_class": classes.GENERIC[0], **names, **ends}
 
 
-def _bert_post_processor(
-    backend: classes.Backend, specials: classes.Specials
-) -> processors.PostProcessor:
-    """Return the post-processor of BertTokenizer: [CLS] A [SEP] B [SEP] in two segments."""
-    ends = _ends(backend, specials)
-    return classes.parts(classes.Bert(), ends).post_processor
-
-
 def _find(folder: Path, tokenizer_class: classes.TokenizerClass | None) -> Path:
     """Return the file that a tokenizer of this class is read from."""
     names = [name for name in FILES if (folder / name).exists()]
@@ -231,11 +222,9 @@ def _find(folder: Path, tokenizer_class: classes.TokenizerClass | None) -> Path:
         if names:  # another class's, which would be read wrongly
             message = f"holds no vocabulary of {tokenizer_class.name}, its tokenizer class, but "
             message += ", ".join(names)
-            fix = (
-                f"Fetch {' or '.join(('tokenizer.json', *tokenizer_class.files))}, or name another "
-                f'class in {classes.CONFIG}, such as "tokenizer_class": "BertTokenizer" for '
-                "vocab.txt."
-            )
+            class_files = ["tokenizer.json", *tokenizer_class.files]
+            fix = f"Fetch {' or '.join(class_files)}, or name another class in {classes.CONFIG}, "
+            fix += 'such as "tokenizer_class": "BertTokenizer" for vocab.txt.'
             raise TokenizerError(message, where=folder, fix=fix)
     if names[:1] == ["tokenizer.json"] or len(names) == 1:
         return folder / names[0]
@@ -243,10 +232,8 @@ def _find(folder: Path, tokenizer_class: classes.TokenizerClass | None) -> Path:
         message = f"holds several vocabularies, {', '.join(names)}, and does not name their class"
         fix = f'Name it in {classes.CONFIG}: "tokenizer_class": "BertTokenizer" for vocab.txt.'
         raise TokenizerError(message, where=folder, fix=fix)
-    fix = (
-        "Give a folder that bothways or transformers saved, or train one: "
-        f"{call('tokenizer train', 'FILES', out='FOLDER')}"
-    )
+    command = call("tokenizer train", "FILES", out="FOLDER")
+    fix = f"Give a folder that bothways or transformers saved, or train one: {command}"
     message = f"the folder holds no tokenizer: none of {', '.join(FILES)}"
     raise TokenizerError(message, where=folder, fix=fix)
 
@@ -280,8 +267,7 @@ def _open(
             backend = parse_backend(read_utf8(file, TokenizerError), file)
             dropout = getattr(backend.model, "dropout", None)
             if dropout:
-                message = f"its BPE drops merges at random ({dropout:g}): "
-                message += "a text has other ids each time"
+                message = f"its BPE drops merges at random ({dropout:g}): ids differ each time"
                 fix = 'Set "dropout" under "model" to null.'
                 raise TokenizerError(message, where=file, fix=fix)
             token = getattr(backend.model, "unk_token", None)
@@ -311,17 +297,14 @@ def _from_merges(
         raise TokenizerError(message, where=file.parent, fix=fix)
     ends = any(line.endswith("</w>") for line in read_utf8(merges, TokenizerError).splitlines())
     byte_bert = '"[CLS]"' in read_utf8(file, TokenizerError)
-    tokenizer_class = (
-        tokenizer_class or classes.CLASSES["DebertaTokenizer" if byte_bert else "RobertaTokenizer"]
-    )
+    default = "DebertaTokenizer" if byte_bert else "RobertaTokenizer"
+    tokenizer_class = tokenizer_class or classes.CLASSES[default]
     pipeline = tokenizer_class.pipeline(config, file)
     if ends != isinstance(pipeline, classes.WordEnds):
         marks = "marks" if ends else "does not mark"
         message = f"{marks} the ends of words by </w>, unlike {tokenizer_class.name}, its class"
-        fix = (
-            f'Name its class in {classes.CONFIG}: "tokenizer_class": "HerbertTokenizer" or '
-            '"OpenAIGPTTokenizer", which lower-cases, for </w>, "RobertaTokenizer" for bytes.'
-        )
+        fix = f'Name its class in {classes.CONFIG}: "tokenizer_class": "HerbertTokenizer" or '
+        fix += '"OpenAIGPTTokenizer", which lower-cases, for </w>, "RobertaTokenizer" for bytes.'
         raise TokenizerError(message, where=merges, fix=fix)
     settings: dict[str, Any] = {}
     if ends:
@@ -364,16 +347,10 @@ def _from_pieces(
     tokenizer_class = tokenizer_class or by_content
     layouts = {tokenizer_class, by_content}
     shared_layouts = {classes.CLASSES["XLMRobertaTokenizer"], classes.CLASSES["CamembertTokenizer"]}
-    if (
-        kind != "unigram"
-        or tokenizer_class is None
-        or by_content is None
-        or (len(layouts) == 2 and layouts != shared_layouts)
-    ):
-        message = (
-            f"its {kind} pieces are neither ALBERT's, BigBird's or DeBERTa's, which have "
-            "[CLS], nor XLM-RoBERTa's or CamemBERT's sentencepiece.bpe.model"
-        )
+    differs = len(layouts) == 2 and layouts != shared_layouts
+    if kind != "unigram" or tokenizer_class is None or by_content is None or differs:
+        message = f"its {kind} pieces are neither ALBERT's, BigBird's or DeBERTa's, with [CLS], "
+        message += "nor XLM-RoBERTa's or CamemBERT's sentencepiece.bpe.model"
         if tokenizer_class is not None:
             message += f"; {tokenizer_class.name} is the class of the folder"
         raise TokenizerError(message, where=file, fix=_ELSEWHERE)
@@ -446,8 +423,7 @@ def add_numbered(backend: classes.Backend, config: Mapping[str, Any], file: Path
     for id, token in stated:
         actual = backend.token_to_id(token.content)
         if actual != id:
-            message = f"gives the token {token.content!r} the id {id}; "
-            message += f"with the vocabulary of the folder that is {actual}"
+            message = f"gives the token {token.content!r} the id {id}; in the folder it is {actual}"
             fix = "Fetch the vocabulary that it goes with, or correct the id."
             raise TokenizerError(message, where=location, fix=fix)
 

@@ -49,7 +49,6 @@ class VocabularyReport:
     """The fit of a vocabulary to a text. Shares are between 0 and 1.
 
     Attributes:
-        size: tokens in the vocabulary.
         characters, tokens, words: of the text.
         unknown: share of its tokens that are unknown.
         unknown_words: share of its words that have an unknown token.

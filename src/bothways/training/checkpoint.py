@@ -33,8 +33,16 @@ import bothways
 from bothways.core import errors
 from bothways.core.config.values import flatten, require_at_least
 from bothways.core.errors import argument
-from bothways.core.files import HIDDEN, file_digest, read_object, remove_folder, replace_text
-from bothways.core.folder_lock import LOCK, OWNER, lock_folder
+from bothways.core.files import (
+    HIDDEN,
+    LOCK,
+    OWNER,
+    file_digest,
+    lock_folder,
+    read_object,
+    remove_folder,
+    replace_text,
+)
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import device_of
 from bothways.core.source import rng

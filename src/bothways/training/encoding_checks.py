@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from bothways.core.errors import Finding
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.core.terminal import quantity
 from bothways.model.config import EncoderConfig
 from bothways.text.tokenizer import Tokenizer

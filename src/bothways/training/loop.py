@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from bothways.core.errors import BothwaysError
-from bothways.core.loss import Loss
 from bothways.core.runtime.devices import Precision, device_of, resolve_precision
 from bothways.core.runtime.process import tune_allocator
 from bothways.core.source import TrainingStep
-from bothways.core.training_module import TrainingModule, VectorModule, evaluating
+from bothways.core.training_module import Loss, TrainingModule, VectorModule, evaluating
 from bothways.training.meter import EvaluationScores, Meter, StepReport, Watchdog
 from bothways.training.optimizers import set_rate, update
 from bothways.training.parallel import Plan, exchanging, is_main, replicate, sum_over_ranks

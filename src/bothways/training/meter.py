@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bothways.core.errors import DivergedError, argument, render
-from bothways.core.loss import Loss
+from bothways.core.training_module import Loss
 from bothways.training.parallel import Plan, all_gather, lost_contact
 from bothways.training.schedules import Duration, RunState
 

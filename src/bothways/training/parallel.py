@@ -29,9 +29,8 @@ from torch.distributed.rendezvous import rendezvous
 
 import bothways
 from bothways.core.errors import BothwaysError, ConfigError, LostRankError, ResourceError, argument
-from bothways.core.loss import Loss
 from bothways.core.runtime.devices import device_of
-from bothways.core.training_module import TrainingModule
+from bothways.core.training_module import Loss, TrainingModule
 
 
 @dataclass(frozen=True)

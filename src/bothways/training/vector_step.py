@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from bothways.core.batch import Batch
-from bothways.core.loss import Loss
 from bothways.core.runtime.devices import device_of
-from bothways.core.training_module import VectorModule
+from bothways.core.training_module import Loss, VectorModule
 from bothways.training.parallel import Plan, all_gather
 
 RandomState = tuple[Tensor, Tensor | None]

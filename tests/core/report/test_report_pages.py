@@ -13,9 +13,8 @@ from rich.console import Console
 
 from bothways.cli.options import CommandTable
 from bothways.core.errors import ResourceError
-from bothways.core.report import charts as figures, html, sections
-from bothways.core.report.charts import draw
-from bothways.core.report.html import metrics_html, to_html, write_html
+from bothways.core.report import html, sections
+from bothways.core.report.html import draw, metrics_html, to_html, write_html
 from bothways.core.report.sections import TableSection
 from bothways.core.report.terminal import render_report, show, sparkline, table_cells
 from bothways.core.terminal import show_lines
@@ -194,9 +193,7 @@ def axes_of(draw_in, chart):
 
 
 def test_a_confusion_is_as_dark_as_its_share_of_the_row():
-    axes = axes_of(
-        figures._draw_confusion, sections.ConfusionMatrix("", ["a", "b"], [[3, 1], [0, 4]])
-    )
+    axes = axes_of(html._draw_confusion, sections.ConfusionMatrix("", ["a", "b"], [[3, 1], [0, 4]]))
     shares = {
         (square.get_x() + 0.5, square.get_y() + 0.5): square.get_alpha() for square in axes.patches
     }
@@ -214,7 +211,7 @@ def test_counts_of_a_confusion_are_in_the_picture_or_in_a_table_and_not_twice(mo
         confusion = sections.ConfusionMatrix("Mixed up", names, [[1] * labels] * labels)
         report = sections.Report("A title", "A headline", "", [confusion])
         assert f'<section class="{table}">' in to_html(report)
-        picture = axes_of(figures._draw_confusion, confusion)
+        picture = axes_of(html._draw_confusion, confusion)
         assert bool(picture.texts) == (table == "unseen")
 
 
@@ -253,7 +250,7 @@ def test_names_are_in_the_legend_whatever_their_letters():
 
 def test_a_scale_of_percentages_does_not_magnify_a_tenth_of_a_point():
     chart = sections.ComparisonChart("", "m", {"a": [0.5], "b": [0.501]}, percent=True)
-    left, right = axes_of(figures._draw_comparison, chart).get_xlim()
+    left, right = axes_of(html._draw_comparison, chart).get_xlim()
     assert right - left == pytest.approx(0.05)
     assert left < 0.5
     assert right > 0.501
@@ -261,7 +258,7 @@ def test_a_scale_of_percentages_does_not_magnify_a_tenth_of_a_point():
 
 def test_a_comparison_has_a_band_of_one_deviation_to_each_side_of_the_mean():
     axes = axes_of(
-        figures._draw_comparison,
+        html._draw_comparison,
         sections.ComparisonChart("", "m", {"a": [1.0, 2.0, 6.0], "b": [4.0]}, {"coin": 0.5}),
     )
     spread = np.std([1, 2, 6], ddof=1)
@@ -275,12 +272,12 @@ def test_a_comparison_has_a_band_of_one_deviation_to_each_side_of_the_mean():
 
 
 def test_curves_have_their_points_and_short_numbers_at_the_axis():
-    axes = axes_of(figures._draw_curves, CURVES)
+    axes = axes_of(html._draw_curves, CURVES)
     points = [list(values) for values in axes.lines[0].get_data()]
     assert points == [[0, 10_000, 20_000], [6.5, 5.0, 4.25]]
     assert list(axes.lines[1].get_ydata()) == [6.47, 6.47]
     fast = sections.Curves("", "", "", [sections.Line("a", [1, 2], [5, 20_000])])
-    assert axes_of(figures._draw_curves, fast).yaxis.get_major_formatter()(20_000, 0) == "20 k"
+    assert axes_of(html._draw_curves, fast).yaxis.get_major_formatter()(20_000, 0) == "20 k"
     short = axes.xaxis.get_major_formatter()
     ticks = [short(value, 0) for value in (0.0, 500.0, 1e3, 2.5e6, 1e9)]
     assert ticks == ["0", "500", "1 k", "2.5 M", "1 G"]

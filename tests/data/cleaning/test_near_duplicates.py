@@ -8,13 +8,16 @@ import pytest
 from bothways.core.errors import ConfigError
 from bothways.data.cleaning import near_duplicates
 from bothways.data.cleaning.near_duplicates import (
+    CHUNK,
     NearDuplicates,
     SignedTexts,
+    _permutations,
     find_near_duplicates,
+    find_shingles,
     retrieval_probability,
+    sign,
     sign_texts,
 )
-from bothways.data.cleaning.shingles import CHUNK, ShingleTable, _permutations, find_shingles, sign
 
 
 def plain_shingles(text: str, size: int) -> set[tuple[str, ...]]:
@@ -99,9 +102,10 @@ def test_an_estimate_has_the_binomial_distribution_of_its_similarity(size):
         sets += [np.sort(union[:cut]), np.sort(np.append(union[:common], union[cut:]))]
         similarities.append(common / size)
     offsets = np.cumsum([0, *map(len, sets)])
-    shingles = ShingleTable(np.concatenate(sets), offsets)
-    assert [shingles.similarity(2 * n, 2 * n + 1) for n in range(300)] == similarities
-    signatures, means = sign(shingles, permutations), permutations * np.array(similarities)
+    shingles = np.concatenate(sets)
+    signatures, means = sign(shingles, offsets, permutations), permutations * np.array(similarities)
+    texts = SignedTexts(shingles, offsets, signatures)
+    assert [texts.similarity(2 * n, 2 * n + 1) for n in range(300)] == similarities
     equal = (signatures[::2] == signatures[1::2]).sum(axis=1)
     variances = means * (1 - np.array(similarities))
     # Four standard deviations of the sum of all, and of the mean square of a standard score.
@@ -115,12 +119,12 @@ def test_the_signature_of_a_set_does_not_depend_on_the_others():
     texts = some_texts(60, 9, letters=False)
     texts[7:7] = ["", "!?"]
     texts.append(" ".join(f"w{n}" for n in range(3 * CHUNK // 2)))  # of more than one chunk
-    together = sign(find_shingles(texts, 5), 16)
+    together = sign(*find_shingles(texts, 5), 16)
     for number, text in enumerate(texts):
-        alone = sign(find_shingles([text], 5), 16)[0]
+        alone = sign(*find_shingles([text], 5), 16)[0]
         assert (together[number] == alone).all()
     factors, terms = _permutations(16)
-    last = find_shingles(texts[-1:], 5).values.astype(np.uint64)
+    last = find_shingles(texts[-1:], 5)[0].astype(np.uint64)
     for column, (factor, term) in enumerate(zip(factors.tolist(), terms.tolist(), strict=True)):
         least = min((factor * value + term) % 2**32 for value in last.tolist())
         assert together[-1, column] == least % 2**16
@@ -153,8 +157,7 @@ def test_a_band_that_many_dissimilar_texts_share_is_limited(monkeypatch):
     own = np.arange(9 * 6, dtype=np.uint32).reshape(6, 9) + 1
     rows = np.array([0, 1, 2, 3, 2, 0])  # the fifth is the third again, the sixth the first
     values = np.concatenate([np.append(np.uint32(0), own[row]) for row in rows])
-    shingles = ShingleTable(values, np.arange(7) * 10)
-    texts = SignedTexts(shingles, np.zeros((6, 128), dtype=np.uint16))
+    texts = SignedTexts(values, np.arange(7) * 10, np.zeros((6, 128), dtype=np.uint16))
     found = find_near_duplicates(texts, NearDuplicates())
     assert found.tolist() == [5]
 

@@ -11,14 +11,20 @@ import pytest
 from bothways.core.config.reader import read, to_dict
 from bothways.core.errors import ConfigError
 from bothways.data.cleaning import words as words_module
-from bothways.data.cleaning.apply import clean_texts
-from bothways.data.cleaning.batch import TextBatch
-from bothways.data.cleaning.config import FILTERS, Cleaning, c4, gopher, make_cleaning
-from bothways.data.cleaning.document_rules import (
+from bothways.data.cleaning.config import (
+    FILTERS,
+    Cleaning,
+    c4,
+    clean_texts,
+    gopher,
+    make_cleaning,
+)
+from bothways.data.cleaning.rules import (
     AlphabeticWords,
     BulletLines,
     DocumentRule,
     EllipsisLines,
+    LineWords,
     MeanWordLength,
     RepeatedLines,
     RepeatedParagraphs,
@@ -26,14 +32,12 @@ from bothways.data.cleaning.document_rules import (
     SentenceCount,
     StopWords,
     Symbols,
+    TerminalPunctuation,
+    TextBatch,
     TopNgrams,
+    UnwantedLines,
     UnwantedText,
     WordCount,
-)
-from bothways.data.cleaning.line_rules import (
-    LineWords,
-    TerminalPunctuation,
-    UnwantedLines,
     remove_lines,
 )
 from bothways.data.cleaning.words import count_words, find_words
@@ -237,14 +241,14 @@ def test_the_texts_that_stay_are_signed_alike_in_any_batches(monkeypatch):
     cleaning = dataclasses.replace(make_cleaning("none", 0.8), unwanted_text=UnwantedText())
     results = []
     for size in (1, 300, 2**19):
-        monkeypatch.setattr("bothways.data.cleaning.apply.BATCH_CHARACTERS", size)
+        monkeypatch.setattr("bothways.data.cleaning.config.BATCH_CHARACTERS", size)
         cleaned = clean_texts(texts, ["en"] * len(texts), cleaning, split_sentences)
         results.append(cleaned.signed)
-        assert cleaned.signed.shingles.counts[-1] == 0
+        assert cleaned.signed.counts[-1] == 0
     for other in results[1:]:
         assert np.array_equal(other.signatures, results[0].signatures)
-        assert np.array_equal(other.shingles.values, results[0].shingles.values)
-        assert np.array_equal(other.shingles.offsets, results[0].shingles.offsets)
+        assert np.array_equal(other.shingles, results[0].shingles)
+        assert np.array_equal(other.offsets, results[0].offsets)
 
 
 def test_a_cleaning_is_a_configuration():

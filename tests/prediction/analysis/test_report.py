@@ -15,7 +15,7 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 from bothways.core.errors import BothwaysError, DataError, ResourceError
 from bothways.core.report import sections as s
 from bothways.core.report.html import write_html
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.heads import LabelHead, PoolerHead
 from bothways.model.model import Model

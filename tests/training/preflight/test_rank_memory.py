@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bothways.core.batch import Batch, pack
 from bothways.core.errors import ResourceError
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.data.masking import Vocabulary
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig

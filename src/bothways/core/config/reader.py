@@ -84,14 +84,62 @@ def load(
         raise ConfigError(error.what, where=f"{file}: {path}", fix=error.fix) from error
 
 
-def read(cls: type[C], tree: Tree, *, base: C | None = None, where: str = "") -> C:
+def read(
+    cls: type[C], tree: Tree, *, base: Any = None, where: str = "", union: Iterable[type] = ()
+) -> C:
     """Build a configuration from a tree; other values are those of `base`, or the defaults.
+
+    Args:
+        union: the classes that `cls` was chosen from.
 
     Raises:
         ConfigError: as in `load`; paths begin with `where`.
     """
-    result: C = _record(cls, tree, base, where)
-    return result
+    fields, hints = {field.name: field for field in _fields(cls)}, _hints(cls)
+    carried = dict[str, Any]()
+    if type(base) in union:
+        # Another member keeps the values of the base in fields of equal type and default.
+        base_hints = _hints(type(base))
+        defaults = {field.name: _default(field) for field in _fields(base)}
+        carried = {
+            name: getattr(base, name)
+            for name, field in fields.items()
+            if name in defaults
+            and hints[name] == base_hints[name]
+            and _default(field) is not dataclasses.MISSING
+            and _default(field) == defaults[name]
+        }
+    for key in tree:
+        if key not in fields:
+            path = join_path(where, key)
+            kinds = [_kind(member) for member in union if key in {f.name for f in _fields(member)}]
+            if kinds:
+                message = f"is a setting of {' and '.join(kinds)}, not of the kind chosen here"
+                fix = f"Choose the kind, too: {where}.kind={kinds[0]}, or leave {key} out."
+                raise ConfigError(message, where=path, fix=fix)
+            raise _unknown("key", key, fields, path, _deeper(key, base))
+    values = {}
+    for name, field in fields.items():
+        below = getattr(base, name) if isinstance(base, cls) else carried.get(name, _default(field))
+        if name in tree:
+            base_value = None if below is dataclasses.MISSING else below
+            values[name] = _value(hints[name], tree[name], base_value, join_path(where, name))
+        elif below is not dataclasses.MISSING:
+            values[name] = below
+        else:
+            message = f"is missing: it must be {_allowed(hints[name])}"
+            path = join_path(where, name)
+            raise ConfigError(message, where=path, fix=f"Set it: {path}=VALUE.")
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        # The error may name an absolute path: in the table "encoder.dropout", which has the field
+        # `hidden`, "hidden" and "encoder.dropout.hidden" both become "encoder.dropout.hidden".
+        names = str(error.where or "").split(".")
+        index = next((i for i, name in enumerate(names) if name in fields), 1)
+        inner = ".".join(names[index:])
+        full_path = (join_path(where, inner) if inner else where) or error.where
+        raise ConfigError(error.what, where=full_path, fix=error.fix) from error
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -124,32 +172,36 @@ def changeable_settings(config: Any, location: str = "") -> frozenset[str]:
     return frozenset(paths)
 
 
-def config_difference(config: Any, base: Any) -> list[str]:
+def config_difference(config: Any, base: Any, location: str = "") -> list[str]:
     """Return the lines of TOML that change `base` into `config`, a dataclass of the same type.
 
     Example: ["position.offset = 2"]. If the two have different members of a union, the line shows
     the new member with its settings that are not defaults.
     """
-    return [f"{path} = {inline(value)}" for path, value in _changes(config, base).items()]
+    lines = list[str]()
+    for field in dataclasses.fields(config):
+        new, old = getattr(config, field.name), getattr(base, field.name)
+        path = join_path(location, field.name)
+        if new != old and type(new) is type(old) and dataclasses.is_dataclass(new):
+            lines += config_difference(new, old, path)
+        elif new != old:
+            lines.append(f"{path} = {inline(_short(new))}")
+    return lines
 
 
-def replaced_members(config: Any, base: Any) -> list[str]:
-    """Return a text for each union of which `config` has another member than `base`, if that one
+def replaced_members(config: Any, base: Any, location: str = "") -> Iterator[str]:
+    """Yield a text for each union of which `config` has another member than `base`, if that one
     has settings that are not its defaults, and the new one has its own defaults there.
 
-    Example: ["training.optimizer=lamb has lr=0.00176, where adamw had 0.0005"].
+    Example: "training.optimizer=lamb has lr=0.00176, where adamw had 0.0005".
     """
-    return list(_replaced(config, base, ""))
-
-
-def _replaced(config: Any, base: Any, location: str) -> Iterator[str]:
     for field in _fields(config):
         new, old = getattr(config, field.name), getattr(base, field.name)
         path = join_path(location, field.name)
         if new == old or not (dataclasses.is_dataclass(new) and dataclasses.is_dataclass(old)):
             continue
         if type(new) is type(old):
-            yield from _replaced(new, old, path)
+            yield from replaced_members(new, old, path)
         elif hasattr(new, "kind") and hasattr(old, "kind"):
             values, explicit = flatten(to_dict(new)), _set_in(new)
             lost = [
@@ -246,59 +298,6 @@ def _kind(cls: type[Any]) -> str:
     return str(getattr(cls, "kind", cls.__name__))
 
 
-def _record(
-    cls: type[Any], tree: Any, base: Any, location: str, union: Iterable[type[Any]] = ()
-) -> Any:
-    """Build a dataclass from a table; `union` has the classes that it was chosen from."""
-    fields, hints = {field.name: field for field in _fields(cls)}, _hints(cls)
-    carried = dict[str, Any]()
-    if type(base) in union:
-        # Another member keeps the values of the base in fields of equal type and default.
-        base_hints = _hints(type(base))
-        defaults = {field.name: _default(field) for field in _fields(base)}
-        carried = {
-            name: getattr(base, name)
-            for name, field in fields.items()
-            if name in defaults
-            and hints[name] == base_hints[name]
-            and _default(field) is not dataclasses.MISSING
-            and _default(field) == defaults[name]
-        }
-    for key in tree:
-        if key not in fields:
-            path = join_path(location, key)
-            kinds = [_kind(member) for member in union if key in {f.name for f in _fields(member)}]
-            if kinds:
-                message = (
-                    f"is a setting of {' and '.join(kinds)}, which is not the kind chosen here"
-                )
-                fix = f"Choose the kind, too: {location}.kind={kinds[0]}, or leave {key} out."
-                raise ConfigError(message, where=path, fix=fix)
-            raise _unknown("key", key, fields, path, _deeper(key, base))
-    values = {}
-    for name, field in fields.items():
-        below = getattr(base, name) if isinstance(base, cls) else carried.get(name, _default(field))
-        if name in tree:
-            base_value = None if below is dataclasses.MISSING else below
-            values[name] = _value(hints[name], tree[name], base_value, join_path(location, name))
-        elif below is not dataclasses.MISSING:
-            values[name] = below
-        else:
-            message = f"is missing: it must be {_allowed(hints[name])}"
-            path = join_path(location, name)
-            raise ConfigError(message, where=path, fix=f"Set it: {path}=VALUE.")
-    try:
-        return cls(**values)
-    except ConfigError as error:
-        # The error may name an absolute path: in the table "encoder.dropout", which has the field
-        # `hidden`, "hidden" and "encoder.dropout.hidden" both become "encoder.dropout.hidden".
-        names = str(error.where or "").split(".")
-        index = next((i for i, name in enumerate(names) if name in fields), 1)
-        inner = ".".join(names[index:])
-        full_path = (join_path(location, inner) if inner else location) or error.where
-        raise ConfigError(error.what, where=full_path, fix=error.fix) from error
-
-
 def _default(field: dataclasses.Field[Any]) -> Any:
     """Return the default of a field; MISSING if it has none."""
     if field.default_factory is not dataclasses.MISSING:
@@ -327,7 +326,7 @@ def _value(hint: Any, raw: Any, base: Any, location: str) -> Any:
             raw = {"kind": raw}  # the name of a member alone
         if isinstance(raw, Mapping):
             member = _member(shape.classes, raw, base, location)
-            return _record(member, raw, base, location, shape.classes)
+            return read(member, raw, base=base, where=location, union=shape.classes)
         of_python = callable(raw) or dataclasses.is_dataclass(raw)
         if isinstance(raw, shape.classes) or (shape.is_open and of_python):
             return raw
@@ -501,21 +500,6 @@ def _plain(hint: Any, value: Any) -> Any:
             return f"{value.__module__}.{name}" if name else repr(value)
         case _:
             return value
-
-
-def _changes(config: Any, base: Any) -> dict[str, Any]:
-    result = dict[str, Any]()
-    for field in dataclasses.fields(config):
-        mine, other = getattr(config, field.name), getattr(base, field.name)
-        if mine == other:
-            continue
-        if type(mine) is type(other) and dataclasses.is_dataclass(mine):
-            result |= {
-                f"{field.name}.{path}": value for path, value in _changes(mine, other).items()
-            }
-        else:
-            result[field.name] = _short(mine)
-    return result
 
 
 def _short(value: Any) -> Any:

@@ -33,7 +33,6 @@ class KeyFigure:
     """One figure to remember.
 
     Attributes:
-        label: name of the figure.
         value: the formatted figure with its unit.
         note: what to compare it with.
     """
@@ -66,7 +65,6 @@ class Curves:
     Attributes:
         x_label, y_label: the axes, with units.
         baselines: constants by name, drawn as dashed lines.
-        percent: show values as percentages.
     """
 
     title: str
@@ -83,11 +81,9 @@ class ComparisonChart:
     """Repeated runs of several contenders: one dot per run, with mean and spread.
 
     Attributes:
-        measure: the metric.
         groups: the value of each run by contender, the most important contender first; every
             contender has at least one run.
         baselines: constants by name, drawn as dashed lines.
-        percent: show values as percentages.
     """
 
     title: str
@@ -128,7 +124,6 @@ class ConfusionMatrix:
     """A confusion matrix, shown as a picture and as a table.
 
     Attributes:
-        labels: names of rows and columns.
         counts: `counts[i][j]` is the number of examples of label i that were predicted as label j.
     """
 
@@ -144,7 +139,6 @@ class Scatter:
 
     Attributes:
         x_label, y_label: the axes, with units.
-        x, y: coordinates of the points.
         line: two points of a reference line, or `None`.
     """
 
@@ -179,7 +173,6 @@ class ReportExample:
 
     Attributes:
         parts: consecutive pieces of the text.
-        truth: the correct answer.
         guesses: answers of the model, the most probable first.
         where: origin of the text.
     """
@@ -205,8 +198,6 @@ class InputToken:
 
     Attributes:
         token: what the model reads.
-        id: its id in the vocabulary.
-        position: from 0.
         segment: 0 for A, 1 for B.
         original: the token of the text.
         change: "masked", "random" for another token in its place, or "kept" for a token that is
@@ -239,7 +230,6 @@ class TokenSequence:
 
     Attributes:
         title: where it is from.
-        tokens: in the order of their positions.
         labels: the class of the whole sequence by the name of its loss, such as {"pair": "random"}.
         spans: masked spans that have borders.
     """
@@ -334,7 +324,6 @@ class Report:
     """A report.
 
     Attributes:
-        title: the experiment.
         headline: the result, in one sentence.
         lead: the context that the headline needs.
         sections: everything else, the most important first.

@@ -6,7 +6,7 @@ import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import assert_never
 
@@ -81,36 +81,34 @@ def as_table(
             rows = [(label, *row) for label, row in zip(labels, counts, strict=True)]
             columns = ["true \\ predicted", *labels]
             return sections.TableSection(title, columns, rows, note=note)
-        case sections.Curves() | sections.ComparisonChart():
-            pass
+        case sections.Curves(title, _, label, lines):
+            lines = [line for line in lines if line.y]
+            values = [line.y[end] for line in lines for end in (0, -1)]
+        case sections.ComparisonChart(title, label, groups):
+            values = [value for runs in groups.values() for value in runs]
         case _:
             assert_never(section)
-    if isinstance(section, sections.Curves):
-        values = [line.y[end] for line in section.lines if line.y for end in (0, -1)]
-    else:
-        values = [value for runs in section.groups.values() for value in runs]
     number = sections.number_format([*values, *section.baselines.values()], section.percent)
     baselines = [(name, number(value)) for name, value in section.baselines.items()]
     if isinstance(section, sections.Curves):
         rows = [
-            (line.name, sparkline(line), " → ".join(map(number, (line.y[0], line.y[-1]))))
-            for line in section.lines
-            if line.y
+            (line.name, sparkline(line), f"{number(line.y[0])} → {number(line.y[-1])}")
+            for line in lines
         ]
         rows += [(name, None, value) for name, value in baselines]
-        return sections.TableSection(f"{section.title}: {section.y_label}", ["", "", ""], rows)
+        return sections.TableSection(f"{title}: {label}", ["", "", ""], rows)
     rows = [
         (
             name,
             number(section.mean(name)),
             number(section.spread(name)),
-            "  ".join(map(number, values)),
+            "  ".join(map(number, runs)),
         )
-        for name, values in section.groups.items()
+        for name, runs in section.groups.items()
     ]
     rows += [(name, value, None, None) for name, value in baselines]
     columns = ["", "mean", "spread (σ)", "each run"]
-    return sections.TableSection(f"{section.title}: {section.measure}", columns, rows)
+    return sections.TableSection(f"{title}: {label}", columns, rows)
 
 
 def titled(title: str, table: RenderableType) -> RenderableType:
@@ -161,9 +159,8 @@ def _example(example: sections.ReportExample) -> RenderableType:
                 assert_never(piece)
     answers = Text("→ ")
     for index, guess in enumerate(example.guesses):
-        answers.append(
-            ("  " if index else "") + guess.answer, style="bold green" if guess.right else ""
-        )
+        style = "bold green" if guess.right else ""
+        answers.append(("  " if index else "") + guess.answer, style=style)
         answers.append(f" {sections.percentage(guess.probability)}", style="dim")
     answers.append(f"  (correct: {example.truth})", style="dim")
     return Padding(Text("\n").join([text, answers]), (1, 0, 0, 2))
@@ -189,18 +186,12 @@ def token_text(sequence: sections.TokenSequence) -> RenderableType:
     for segment, tokens in groups:
         text = Text()
         for token in tokens:
-            text.append(" " if text else "").append(
-                token_mark(token), style=_STYLES.get(token.change, "")
-            )
+            mark = f"{token.token}→{token.original}" if token.change else token.token
+            style = _STYLES.get(token.change, "")
+            text.append(" " if text else "").append(printable(mark), style=style)
         paragraphs.add_row(Text(chr(ord("A") + segment), style="dim"), text)
     heading = Text.assemble((printable(sequence.title), "bold"), " · ", printable(sequence.summary))
     return Group(heading, paragraphs)
-
-
-def token_mark(token: sections.InputToken) -> str:
-    """Return a token, with its original where it is predicted: "[MASK]→dog"."""
-    text = f"{token.token}→{token.original}" if token.change else token.token
-    return printable(text)
 
 
 @dataclass(frozen=True)
@@ -260,8 +251,6 @@ class FittedTable:
     not fit then either, the table has a line for each cell, below the first cell of the row.
 
     Attributes:
-        columns: titles.
-        rows: cells.
         numeric: whether each column is aligned to the right.
         framed: whether lines are drawn between the columns.
         total: whether the last row is a total.
@@ -278,30 +267,23 @@ class FittedTable:
     ) -> Iterator[RenderableType]:
         """Yield the form that fits."""
         room = options.max_width - 1
-        cells = [self._width(column) for column in range(len(self.columns))]
-        full_widths = [
-            max(n, *_widths(title)) for n, title in zip(cells, self.columns, strict=True)
-        ]
-        if sum(full_widths) + _FRAME * len(full_widths) <= room:
+        cells = list[int]()  # the least width of the cells of each column that breaks no word
+        for column in range(len(self.columns)):
+            texts = [row[column] for row in self.rows]
+            split = [word for text in texts for word in text.split()]
+            cells.append(min(max(_widths(*texts)), max(_LONG, *_widths(*split))))
+        columns = [*zip(cells, self.columns, strict=True)]
+        full_widths = [max(width, *_widths(title)) for width, title in columns]
+        words = [max(width, *_widths(*title.split())) for width, title in columns]
+        if sum(full_widths) + _FRAME * len(columns) <= room:
             yield self._table(self.columns, cells)
-            return
-        words = [
-            max(n, *_widths(*title.split())) for n, title in zip(cells, self.columns, strict=True)
-        ]
-        if sum(words) + _FRAME * len(words) <= room:
-            titles = [
-                textwrap.fill(title, max(width, 1), break_long_words=False, break_on_hyphens=False)
-                for title, width in zip(self.columns, words, strict=True)
-            ]
+        elif sum(words) + _FRAME * len(columns) <= room:
+            unbroken: Any = {"break_long_words": False, "break_on_hyphens": False}
+            pairs = zip(self.columns, words, strict=True)
+            titles = [textwrap.fill(title, max(n, 1), **unbroken) for title, n in pairs]
             yield self._table(titles, cells)
         else:
             yield from self._lines()
-
-    def _width(self, column: int) -> int:
-        """Return the least width of the cells of a column that breaks no word."""
-        texts = [row[column] for row in self.rows]
-        widest = max(_widths(*texts))
-        return min(widest, max(_LONG, *_widths(*(word for text in texts for word in text.split()))))
 
     def _table(self, titles: Sequence[str], widths: Sequence[int]) -> RenderableType:
         from rich import box

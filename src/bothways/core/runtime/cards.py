@@ -22,8 +22,6 @@ class Accelerator:
     """An accelerator.
 
     Attributes:
-        name: as on the command line.
-        title: its full name.
         memory: in bytes.
         bf16: dense operations per second.
         bandwidth: of the memory, in bytes per second.

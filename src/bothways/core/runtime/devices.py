@@ -137,14 +137,10 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
         case "bf16":
             if has_bf16(device):
                 return torch.bfloat16
-            message = (
-                f"{describe_device(device)} has no bf16 instructions, "
-                "and would be slower than with fp32"
-            )
+            message = f"{describe_device(device)} has no bf16 instructions: fp32 is faster"
             raise ConfigError(message, where="precision", fix="Set the precision to auto or fp32.")
         case _:  # of a caller in Python without a type checker
-            message = f"{precision!r} is unknown: it must be auto, fp32 or bf16"
-            message += "; predictions take int8, too"
+            message = f"{precision!r} is unknown: it must be auto, fp32 or bf16, or int8 to predict"
             raise ConfigError(message, where="precision", fix="Set the precision to auto.")
 
 

@@ -1,15 +1,18 @@
-"""The cleaning of a corpus as a value: which steps, in their order, with their settings."""
+"""The cleaning of a corpus as a value, and its first part for a shard: rules and signatures."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
-from bothways.data.cleaning import document_rules as documents, line_rules as lines
-from bothways.data.cleaning.near_duplicates import NearDuplicates
+from bothways.data.cleaning import rules
+from bothways.data.cleaning.near_duplicates import NearDuplicates, SignedTexts, sign_texts
 
 
 @dataclass(frozen=True)
@@ -22,22 +25,22 @@ class Cleaning:
     for among the rest.
     """
 
-    terminal_punctuation: lines.TerminalPunctuation | None = None
-    line_words: lines.LineWords | None = None
-    unwanted_lines: lines.UnwantedLines | None = None
-    word_count: documents.WordCount | None = None
-    mean_word_length: documents.MeanWordLength | None = None
-    symbols: documents.Symbols | None = None
-    bullet_lines: documents.BulletLines | None = None
-    ellipsis_lines: documents.EllipsisLines | None = None
-    alphabetic_words: documents.AlphabeticWords | None = None
-    stop_words: documents.StopWords | None = None
-    repeated_lines: documents.RepeatedLines | None = None
-    repeated_paragraphs: documents.RepeatedParagraphs | None = None
-    top_ngrams: documents.TopNgrams | None = None
-    repeated_words: documents.RepeatedWords | None = None
-    unwanted_text: documents.UnwantedText | None = None
-    sentence_count: documents.SentenceCount | None = None
+    terminal_punctuation: rules.TerminalPunctuation | None = None
+    line_words: rules.LineWords | None = None
+    unwanted_lines: rules.UnwantedLines | None = None
+    word_count: rules.WordCount | None = None
+    mean_word_length: rules.MeanWordLength | None = None
+    symbols: rules.Symbols | None = None
+    bullet_lines: rules.BulletLines | None = None
+    ellipsis_lines: rules.EllipsisLines | None = None
+    alphabetic_words: rules.AlphabeticWords | None = None
+    stop_words: rules.StopWords | None = None
+    repeated_lines: rules.RepeatedLines | None = None
+    repeated_paragraphs: rules.RepeatedParagraphs | None = None
+    top_ngrams: rules.TopNgrams | None = None
+    repeated_words: rules.RepeatedWords | None = None
+    unwanted_text: rules.UnwantedText | None = None
+    sentence_count: rules.SentenceCount | None = None
     min_tokens: int = 1
     near_duplicates: NearDuplicates | None = None
 
@@ -45,32 +48,30 @@ class Cleaning:
         require_at_least(1, min_tokens=self.min_tokens)
 
     @property
-    def line_rules(self) -> dict[str, lines.LineRule]:
+    def line_rules(self) -> dict[str, rules.LineRule]:
         """The rules for lines that are applied, by name, in their order."""
-        rules = vars(self).items()
-        return {name: rule for name, rule in rules if isinstance(rule, lines.LineRule)}
+        return {n: rule for n, rule in vars(self).items() if isinstance(rule, rules.LineRule)}
 
     @property
-    def document_rules(self) -> dict[str, documents.DocumentRule]:
+    def document_rules(self) -> dict[str, rules.DocumentRule]:
         """The rules for documents that are applied, by name, in their order."""
-        rules = vars(self).items()
-        return {name: rule for name, rule in rules if isinstance(rule, documents.DocumentRule)}
+        return {n: rule for n, rule in vars(self).items() if isinstance(rule, rules.DocumentRule)}
 
 
 def gopher() -> Cleaning:
     """Return the filters of quality and repetition of Gopher (Rae et al. 2021, appendix A.1.1)."""
     return Cleaning(
-        word_count=documents.WordCount(),
-        mean_word_length=documents.MeanWordLength(),
-        symbols=documents.Symbols(),
-        bullet_lines=documents.BulletLines(),
-        ellipsis_lines=documents.EllipsisLines(),
-        alphabetic_words=documents.AlphabeticWords(),
-        stop_words=documents.StopWords(),
-        repeated_lines=documents.RepeatedLines(),
-        repeated_paragraphs=documents.RepeatedParagraphs(),
-        top_ngrams=documents.TopNgrams(),
-        repeated_words=documents.RepeatedWords(),
+        word_count=rules.WordCount(),
+        mean_word_length=rules.MeanWordLength(),
+        symbols=rules.Symbols(),
+        bullet_lines=rules.BulletLines(),
+        ellipsis_lines=rules.EllipsisLines(),
+        alphabetic_words=rules.AlphabeticWords(),
+        stop_words=rules.StopWords(),
+        repeated_lines=rules.RepeatedLines(),
+        repeated_paragraphs=rules.RepeatedParagraphs(),
+        top_ngrams=rules.TopNgrams(),
+        repeated_words=rules.RepeatedWords(),
     )
 
 
@@ -81,11 +82,11 @@ def c4() -> Cleaning:
     that occur in several pages are not among them.
     """
     return Cleaning(
-        terminal_punctuation=lines.TerminalPunctuation(),
-        line_words=lines.LineWords(),
-        unwanted_lines=lines.UnwantedLines(),
-        unwanted_text=documents.UnwantedText(),
-        sentence_count=documents.SentenceCount(),
+        terminal_punctuation=rules.TerminalPunctuation(),
+        line_words=rules.LineWords(),
+        unwanted_lines=rules.UnwantedLines(),
+        unwanted_text=rules.UnwantedText(),
+        sentence_count=rules.SentenceCount(),
     )
 
 
@@ -99,7 +100,6 @@ def make_cleaning(
     """Return the cleaning with a set of filters.
 
     Args:
-        filters: the name of the set.
         near_duplicates: the threshold of `NearDuplicates`; None to leave out none.
         min_tokens: minimum number of tokens of a document.
 
@@ -116,3 +116,72 @@ def make_cleaning(
         except ConfigError as error:
             raise ConfigError(error.what, where="near_duplicates", fix=error.fix) from error
     return dataclasses.replace(FILTERS[filters](), near_duplicates=near, min_tokens=min_tokens)
+
+
+BATCH_CHARACTERS = 2**19
+"""Texts are measured together up to this number of characters."""
+
+
+@dataclass(frozen=True)
+class CleanedTexts:
+    """The texts of D documents after the rules.
+
+    Attributes:
+        texts: without the lines that rules removed.
+        fates: `(D)` 0, or 1 + the place of the rule for documents that rejects it.
+        removed: `(L, 2)` lines and bytes in UTF-8 that each rule for lines removed.
+        signed: the texts that stay, and empty ones in place of the others; None if near-duplicates
+            are not searched for.
+    """
+
+    texts: list[str]
+    fates: NDArray[np.uint8]
+    removed: NDArray[np.int64]
+    signed: SignedTexts | None
+
+
+def clean_texts(
+    texts: Sequence[str],
+    languages: Sequence[str],
+    cleaning: Cleaning,
+    split: Callable[[str, str], list[str]],
+) -> CleanedTexts:
+    """Apply the rules to texts, and compute the shingles and signatures of those that stay.
+
+    Args:
+        texts: without halves of surrogate pairs.
+        languages: the ISO 639 code of each text.
+        split: returns the sentences of a text in a language.
+    """
+    line_rules, cut = list(cleaning.line_rules.values()), list[str]()
+    removed = np.zeros((len(line_rules), 2), dtype=np.int64)
+    for text in texts:
+        cleaned, lines = rules.remove_lines(text, line_rules)
+        cut.append(cleaned)
+        for number, line in lines:
+            removed[number] += (1, len(line.encode()))
+    fates = np.zeros(len(texts), dtype=np.uint8)
+    batches, start, size = list[slice](), 0, 0
+    for number, text in enumerate(cut, 1):
+        size += len(text)
+        if size >= BATCH_CHARACTERS or number == len(cut):
+            batches.append(slice(start, number))
+            start, size = number, 0
+    for batch in batches:
+        text_batch = rules.TextBatch(cut[batch], languages[batch], split)
+        # The first rule that rejects a text decides its fate; later rules skip it.
+        for number, rule in enumerate(cleaning.document_rules.values(), 1):
+            fates[batch][rule.rejects(text_batch) & text_batch.undecided] = number
+            text_batch.undecided = fates[batch] == 0
+    signed = None
+    if cleaning.near_duplicates:
+        staying = ["" if fate else text for text, fate in zip(cut, fates, strict=True)]
+        # An empty table first: `concatenate` needs one, also without texts.
+        tables = [sign_texts([], cleaning.near_duplicates)]
+        tables += [sign_texts(staying[batch], cleaning.near_duplicates) for batch in batches]
+        signed = SignedTexts(
+            np.concatenate([table.shingles for table in tables]),
+            np.cumsum(np.concatenate([[0], *(table.counts for table in tables)])),
+            np.concatenate([table.signatures for table in tables]),
+        )
+    return CleanedTexts(cut, fates, removed, signed)

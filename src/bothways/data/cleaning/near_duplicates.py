@@ -1,5 +1,15 @@
 """Near-duplicates: candidates by bands of their signatures, verified by their shingles.
 
+A shingle is a run of n words, and the similarity of two texts is the Jaccard similarity of their
+sets of shingles: those in both, divided by those in at least one. Case, punctuation and the width
+of characters do not matter. In scripts without spaces each character is a word, so that shingles of
+Chinese are runs of n characters.
+
+For a random order of all shingles, the probability that two sets have the same first shingle is
+their similarity. So the number of equal entries in two MinHash signatures of k entries has the
+binomial distribution of k draws with that probability, and the share of equal entries estimates it
+with the standard deviation √(s(1 − s) / k).
+
 Documents are taken in their order. One is dropped if it is a candidate with an earlier one that
 stays, and their Jaccard similarity reaches the threshold. So each document that is dropped has a
 similar one that stays, which is earlier, and a chain of small changes leaves out nothing at its
@@ -12,13 +22,17 @@ Memory holds at most 57 bytes a document, 48 for each time that a document agree
 in a band, at most once for each band, and 8 for one that is dropped. The signatures and shingles
 are in files.
 
-Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.
+Sources: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4; Broder 1997, On
+the resemblance and containment of documents; entries of 16 bits as in Li and König 2010, b-Bit
+Minwise Hashing.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import unicodedata
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,8 +43,11 @@ from numpy.typing import NDArray
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError
 from bothways.core.progress import SILENT, Progress
-from bothways.data.cleaning.shingles import ShingleTable, find_shingles, sign
-from bothways.data.cleaning.words import chain, mix
+from bothways.core.source import rng
+from bothways.data.cleaning.words import chain, find_words, mix
+
+CHUNK = 2**15
+"""Shingles whose permutations are computed at once."""
 
 FOUND = 0.95
 """The least probability with which a pair at the threshold is a candidate."""
@@ -45,6 +62,102 @@ others are not verified. A pair at the threshold is lost with a probability of 0
 
 ROWS = 2**16
 """Signatures that are read at once."""
+
+
+@dataclass(frozen=True)
+class SignedTexts:
+    """The sets of shingles of D texts, and their MinHash signatures.
+
+    Attributes:
+        shingles: `(N)` 32-bit hashes, ascending and without repetition in each text.
+        offsets: `(D+1)`, text d has the shingles `[offsets[d], offsets[d+1])`.
+        signatures: `(D, permutations)`.
+    """
+
+    shingles: NDArray[np.uint32]
+    offsets: NDArray[np.int64]
+    signatures: NDArray[np.uint16]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """The number of shingles of each text, `(D)`."""
+        return np.diff(self.offsets)
+
+    def similarity(self, document: int, other: int) -> float:
+        """Return the Jaccard similarity of two texts that have shingles."""
+        shingles, other_shingles = (
+            self.shingles[self.offsets[text] : self.offsets[text + 1]] for text in (document, other)
+        )
+        common = len(np.intersect1d(shingles, other_shingles, assume_unique=True))
+        return common / (len(shingles) + len(other_shingles) - common)
+
+
+def find_shingles(texts: Sequence[str], size: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Return the shingles and offsets of texts, as in `SignedTexts`.
+
+    Of a text with fewer words than a shingle has, all words are one shingle; a text without words
+    has none.
+
+    Args:
+        size: the number of words of a shingle.
+    """
+    folded = [unicodedata.normalize("NFKC", text).lower() for text in texts]
+    words = find_words(folded, letters=True)
+    # The number of words from each word to the end of its text, itself included.
+    left = np.repeat(words.offsets[1:], words.counts) - np.arange(len(words.hashes))
+    values = np.zeros(len(words.hashes), dtype=np.uint64)
+    for offset in range(size):
+        # Words that have another word of their text at this offset: shingles end with the text.
+        inside = np.flatnonzero(left > offset)
+        values[inside] = chain(values[inside], words.hashes[inside + offset])
+    # The first word of a text begins a shingle even if fewer than `size` words follow.
+    is_first = np.zeros(len(values), dtype=np.bool_)
+    is_first[words.offsets[:-1][words.counts > 0]] = True
+    complete = (left >= size) | is_first
+    hashes = (mix(values[complete]) >> np.uint64(32)).astype(np.uint32)
+    counts = np.minimum(words.counts, np.maximum(words.counts - size + 1, 1))
+    # Text in the upper half, hash in the lower one: one sort orders both, and equal keys are one
+    # shingle of one text.
+    keys = np.repeat(np.arange(len(texts), dtype=np.uint64), counts) << np.uint64(32)
+    keys |= hashes
+    keys.sort()
+    keys = keys[np.append(True, keys[1:] != keys[:-1])[: len(keys)]]
+    edges = np.arange(len(texts) + 1, dtype=np.uint64) << np.uint64(32)
+    hashes = (keys & np.uint64(2**32 - 1)).astype(np.uint32)
+    return hashes, np.searchsorted(keys, edges)
+
+
+def sign(
+    shingles: NDArray[np.uint32], offsets: NDArray[np.int64], permutations: int
+) -> NDArray[np.uint16]:
+    """Return the MinHash signatures of sets of shingles, `(D, permutations)`.
+
+    That of an empty set means nothing.
+    """
+    counts = np.diff(offsets)
+    smallest = np.full((permutations, len(counts)), 2**32 - 1, dtype=np.uint32)
+    space = np.empty(CHUNK, dtype=np.uint32)
+    for start in range(0, len(shingles), CHUNK):
+        chunk = shingles[start : start + CHUNK]
+        first_text = int(np.searchsorted(offsets, start, side="right")) - 1
+        stop = int(np.searchsorted(offsets, start + len(chunk), side="left"))
+        owners = first_text + np.flatnonzero(counts[first_text:stop])
+        begins = np.maximum(offsets[owners] - start, 0)
+        permuted = space[: len(chunk)]
+        for row, (factor, term) in enumerate(zip(*_permutations(permutations), strict=True)):
+            np.multiply(chunk, factor, out=permuted)
+            np.add(permuted, term, out=permuted)
+            least = np.minimum.reduceat(permuted, begins)
+            smallest[row, owners] = np.minimum(smallest[row, owners], least)
+    return np.asarray(smallest.T, dtype=np.uint16)  # the low 16 bits
+
+
+@functools.lru_cache(maxsize=4)
+def _permutations(count: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Return odd factors and terms, with which x → factor · x + term permutes 32-bit numbers."""
+    draw = rng(0, "minhash")
+    factors = draw.integers(2**32, size=count, dtype=np.uint32) | np.uint32(1)
+    return factors, draw.integers(2**32, size=count, dtype=np.uint32)
 
 
 @dataclass(frozen=True)
@@ -70,10 +183,7 @@ class NearDuplicates:
             message = f"must be above 0 and at most 1, not {self.threshold}"
             raise ConfigError(message, where="threshold")
         if retrieval_probability(self.threshold, self.permutations, 1) < FOUND:
-            message = (
-                f"{self.threshold} is too low to be searched for with {self.permutations} "
-                "permutations"
-            )
+            message = f"{self.threshold} is too low for {self.permutations} permutations"
             raise ConfigError(message, where="threshold", fix="Set permutations higher.")
 
     @property
@@ -88,35 +198,16 @@ class NearDuplicates:
             key=lambda shape: shape[1],
         )
 
-    @property
-    def least_estimate(self) -> float:
-        """The estimated similarity from which a candidate is verified."""
-        deviation = math.sqrt(self.threshold * (1 - self.threshold) / self.permutations)
-        return self.threshold - MARGIN * deviation
-
 
 def retrieval_probability(similarity: float, bands: int, rows: int) -> float:
     """Return the probability that two texts of this similarity agree in at least one band."""
     return float(1 - (1 - similarity**rows) ** bands)
 
 
-@dataclass(frozen=True)
-class SignedTexts:
-    """What near-duplicates of D texts are found by.
-
-    Attributes:
-        shingles: the sets of shingles.
-        signatures: `(D, permutations)`.
-    """
-
-    shingles: ShingleTable
-    signatures: NDArray[np.uint16]
-
-
 def sign_texts(texts: Sequence[str], settings: NearDuplicates) -> SignedTexts:
     """Return the shingles and signatures of texts."""
-    shingles = find_shingles(texts, settings.shingle)
-    return SignedTexts(shingles, sign(shingles, settings.permutations))
+    shingles, offsets = find_shingles(texts, settings.shingle)
+    return SignedTexts(shingles, offsets, sign(shingles, offsets, settings.permutations))
 
 
 def find_near_duplicates(
@@ -128,6 +219,9 @@ def find_near_duplicates(
         texts: their arrays may be memory-mapped.
     """
     documents, buckets, starts = _find_buckets(texts, settings, progress)
+    threshold = settings.threshold
+    deviation = math.sqrt(threshold * (1 - threshold) / settings.permutations)
+    least_estimate = threshold - MARGIN * deviation  # others are not verified
     progress.stage("verifying near-duplicates", len(documents))
     filled = np.zeros(len(starts), dtype=np.int64)
     members = np.empty(len(buckets), dtype=np.int64)  # of each bucket the documents that stay
@@ -142,8 +236,8 @@ def find_near_duplicates(
         estimates = (texts.signatures[candidates] == texts.signatures[document]).mean(axis=1)
         order = np.argsort(-estimates, kind="stable")
         if any(
-            texts.shingles.similarity(document, int(candidates[index])) >= settings.threshold
-            for index in order[estimates[order] >= settings.least_estimate].tolist()
+            texts.similarity(document, int(candidates[index])) >= threshold
+            for index in order[estimates[order] >= least_estimate].tolist()
         ):
             repeated.append(document)
         else:
@@ -166,7 +260,7 @@ def _find_buckets(
     """
     bands, size = settings.bands
     progress.stage("finding near-duplicates", bands)
-    rows, count = np.flatnonzero(texts.shingles.counts), 0
+    rows, count = np.flatnonzero(texts.counts), 0
     members, buckets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for band in range(bands):
         # A hash of some columns of each row.

@@ -157,7 +157,6 @@ def word_finder(words: tuple[str, ...]) -> Callable[[str], Iterator[str]]:
     pattern = re.compile("|".join(alternatives), re.IGNORECASE)
 
     def find(text: str) -> Iterator[str]:
-        """Yield the occurrences."""
         for match in pattern.finditer(text):
             begin = match.start()
             # A lookbehind at the beginning of the expression would make it slow.

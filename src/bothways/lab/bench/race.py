@@ -37,9 +37,7 @@ from bothways.core.errors import ResourceError
 from bothways.core.report.sections import Cell, TableSection
 from bothways.core.runtime.devices import Precision, describe_device, gemm_rate, has_bf16, wait
 from bothways.core.runtime.process import give_back, tune_allocator
-from bothways.core.sequence import Sequence
-from bothways.core.source import Cursor
-from bothways.data.loader import LoadedStep
+from bothways.core.source import Cursor, Sequence, TrainingStep
 from bothways.data.masking import Masking, Vocabulary
 from bothways.finetuning.config import finetune_adam
 from bothways.model.config import EncoderConfig
@@ -125,7 +123,7 @@ def ours(
     loop = Loop(
         RunTensors(training_module, optimizer, Single()), lambda _: 1.0, precision=precision
     )
-    step = LoadedStep((batch,), Cursor(), batch.layout.tokens, batch.layout.sequences, 0.0)
+    step = TrainingStep((batch,), Cursor(), batch.layout.tokens, batch.layout.sequences, 0.0)
 
     def update() -> None:
         """Make one step."""

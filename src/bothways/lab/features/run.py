@@ -30,13 +30,19 @@ from bothways.core.batch import IGNORED, Batch, TokenTargets
 from bothways.core.config.values import require_at_least, require_probability, require_seed
 from bothways.core.errors import BothwaysError, ConfigError, report_findings
 from bothways.core.files import read_object, replace_folder
-from bothways.core.loss import Loss
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.runtime.devices import choose_device, device_of, own_torch_state
-from bothways.core.sequence import Sequence
-from bothways.core.training_module import TrainingModule, evaluating
-from bothways.data.list_source import ListSource
-from bothways.data.loader import ExampleBudget, Loader, Share, TokenBudget, in_batches, unchanged
+from bothways.core.source import Sequence
+from bothways.core.training_module import Loss, TrainingModule, evaluating
+from bothways.data.loader import (
+    ExampleBudget,
+    ListSource,
+    Loader,
+    Share,
+    TokenBudget,
+    in_batches,
+    unchanged,
+)
 from bothways.finetuning.data import label
 from bothways.finetuning.splits import parse_part, split_examples
 from bothways.hub.model_folder import load_model

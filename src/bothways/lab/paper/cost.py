@@ -20,7 +20,7 @@ import torch
 from bothways.core.batch import pack
 from bothways.core.report.sections import Cell, TableSection
 from bothways.core.runtime.devices import choose_device
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.core.terminal import time_text
 from bothways.data.documents import read_documents
 from bothways.finetuning.config import FinetuneConfig

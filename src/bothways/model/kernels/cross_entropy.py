@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from bothways.core.batch import IGNORED
-from bothways.core.loss import Loss
 from bothways.core.runtime.tuning import TUNING
+from bothways.core.training_module import Loss
 from bothways.model.kernels import abi
 from bothways.model.kernels.library import FORMATS, LabelError, call_kernel, runs_on
 

@@ -35,8 +35,15 @@ import numpy as np
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import BothwaysError, ConfigError, ResourceError, argument, optional
-from bothways.core.files import HIDDEN, make_folder, read_object, replace_file, replace_text
-from bothways.core.folder_lock import LOCK, OWNER
+from bothways.core.files import (
+    HIDDEN,
+    LOCK,
+    OWNER,
+    make_folder,
+    read_object,
+    replace_file,
+    replace_text,
+)
 from bothways.data.documents import Origin, check_versions, origin_of
 from bothways.data.tables import HUB, without_revision
 from bothways.data.text_io import file_at, is_stream

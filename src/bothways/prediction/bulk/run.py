@@ -16,8 +16,7 @@ from typing import Any
 
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import BothwaysError, ConfigError, DataError, argument
-from bothways.core.files import check_output_path, local_path
-from bothways.core.folder_lock import discard_begun, lock_folder
+from bothways.core.files import check_output_path, discard_begun, local_path, lock_folder
 from bothways.core.jobs.process_pool import map_in_order
 from bothways.core.progress import SILENT, Progress
 from bothways.core.runtime.devices import choose_device, resolve_precision

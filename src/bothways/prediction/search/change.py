@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import DataError, FolderError, optional
-from bothways.core.files import replace_file, replace_text, surrogate_in
-from bothways.core.folder_lock import lock_folder
+from bothways.core.files import lock_folder, replace_file, replace_text, surrogate_in
 from bothways.core.progress import Progress
 from bothways.core.terminal import listed, quantity
 from bothways.prediction.search import stored_vectors

@@ -27,8 +27,8 @@ from torch import Tensor
 from bothways.core.batch import IGNORED, Batch, ChoiceTargets
 from bothways.core.config.values import is_integer
 from bothways.core.errors import DataError, Finding
-from bothways.core.loss import Loss
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
+from bothways.core.training_module import Loss
 from bothways.model.heads import ChoiceHead, Head
 from bothways.objectives.losses import choice_cross_entropy
 from bothways.tasks import base, text_checks

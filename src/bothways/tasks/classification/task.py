@@ -23,7 +23,7 @@ from torch import Tensor
 from bothways.core.batch import IGNORED, Batch, LabelTargets
 from bothways.core.config.values import require_probability, require_share
 from bothways.core.errors import ConfigError, Finding, argument, places
-from bothways.core.loss import Loss
+from bothways.core.training_module import Loss
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.model import Model
 from bothways.objectives.losses import weighted_cross_entropy

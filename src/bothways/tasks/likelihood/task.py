@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 
 from bothways.core.batch import Batch, TokenTargets, next_tokens
 from bothways.core.errors import ConfigError, DataError, argument
-from bothways.core.loss import perplexity
-from bothways.core.sequence import Ids, Sequence
+from bothways.core.source import Ids, Sequence
+from bothways.core.training_module import perplexity
 from bothways.model.heads import Head, MaskedHead, NextTokenHead
 from bothways.model.model import Model
 from bothways.tasks import base

@@ -27,7 +27,7 @@ from torch import Tensor
 from bothways.core.batch import Batch, Layout, TokenTargets
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, DataError, argument
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.model.model import Model
 from bothways.tasks.base import EncodedExample, Metrics, Output, Results, TaskModel
 from bothways.tasks.predictions import FillPrediction, JointFilling, TokenGuess

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, MultilabelTargets
 from bothways.core.errors import ConfigError, DataError, Finding, argument, places
-from bothways.core.loss import Loss
+from bothways.core.training_module import Loss
 from bothways.model.model import Model
 from bothways.objectives.losses import binary_cross_entropy
 from bothways.tasks import base, text_checks, text_task

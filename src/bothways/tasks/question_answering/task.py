@@ -36,8 +36,8 @@ from torch import Tensor
 from bothways.core.batch import Batch, SpanTargets
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, Finding, places
-from bothways.core.loss import Loss
-from bothways.core.sequence import Ids
+from bothways.core.source import Ids
+from bothways.core.training_module import Loss
 from bothways.data.tables import Table, TableRow
 from bothways.model.config import Deep
 from bothways.model.heads import Head, SpanHead

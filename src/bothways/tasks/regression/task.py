@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, LabelTargets
 from bothways.core.errors import DataError, Finding, argument
-from bothways.core.loss import Loss
+from bothways.core.training_module import Loss
 from bothways.objectives.losses import squared_error
 from bothways.tasks import base, text_checks
 from bothways.tasks.columns import number_of

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from bothways.core.batch import Batch, LabelTargets
 from bothways.core.errors import DataError, Finding
-from bothways.core.loss import Loss
 from bothways.core.terminal import quantity
+from bothways.core.training_module import Loss
 from bothways.data.tables import TableRow
 from bothways.hub.sentence_transformers import CrossEncoderConfig, program_files
 from bothways.objectives.losses import binary_cross_entropy

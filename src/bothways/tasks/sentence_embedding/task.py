@@ -32,7 +32,7 @@ from bothways.core.batch import Batch, Layout, Targets
 from bothways.core.config import reader as configs
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, Finding, call
-from bothways.core.sequence import Sequence
+from bothways.core.source import Sequence
 from bothways.core.training_module import VectorModule
 from bothways.hub import sentence_transformers
 from bothways.hub.model_card import Card

@@ -28,8 +28,8 @@ from torch import Tensor
 from bothways.core.batch import IGNORED, Batch, TokenTargets
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import Finding
-from bothways.core.loss import Loss
-from bothways.core.sequence import Ids, Sequence
+from bothways.core.source import Ids, Sequence
+from bothways.core.training_module import Loss
 from bothways.data.tables import TableRow
 from bothways.model.heads import Head, TagHead
 from bothways.model.kernels.cross_entropy import cross_entropy

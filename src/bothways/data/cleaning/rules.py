@@ -1,35 +1,222 @@
-"""Rules that leave out whole documents.
+"""Rules that remove lines of documents, and rules that leave out whole documents.
 
-Sources: Gopher (Rae et al. 2021, Scaling Language Models, appendix A.1.1 and table A1); C4 (Raffel
-et al. 2020, section 2.2). Words are divided at white space, and each character of a script that is
-written without spaces is a word.
+Sources: C4 (Raffel et al. 2020, Exploring the Limits of Transfer Learning, section 2.2); Gopher
+(Rae et al. 2021, Scaling Language Models, appendix A.1.1 and table A1). Words are divided at white
+space, and each character of a script that is written without spaces is a word.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bothways.core.config.values import require_at_least
+from bothways.core.config.values import require_at_least, require_share
 from bothways.core.errors import ConfigError
-from bothways.data.cleaning.batch import TextBatch
-from bothways.data.cleaning.words import word_finder
+from bothways.data.cleaning.words import WordTable, chain, count_words, find_words, mix, word_finder
 
 Rejected = NDArray[np.bool_]
 
 UNSPACED_SHARE = 0.2
 """The share of single characters among the words from which a text counts as one without spaces."""
 
+_ENDS = (".", "!", "?", '"', "”", "’", "»", "。", "！", "？", "」", "』", "۔", "؟", "।")
 _PARAGRAPH = re.compile(r"\n[^\S\n]*\n")
 
 
-class Rule(ABC):
-    """Base class of the rules."""
+class LineRule(ABC):
+    """Base class of the rules for lines."""
+
+    @abstractmethod
+    def keeps(self, line: str) -> bool:
+        """Return True for a line that stays."""
+
+
+@dataclass(frozen=True)
+class TerminalPunctuation(LineRule):
+    """Remove lines that do not end in one of some marks, such as headings, menus and buttons.
+
+    Attributes:
+        marks: ends of a line that is kept; C4 has full stop, exclamation mark, question mark and
+            end quotation mark, and here those of other scripts are added.
+        ellipsis: ends of a line that is removed nevertheless.
+    """
+
+    marks: tuple[str, ...] = _ENDS
+    ellipsis: tuple[str, ...] = ("...", "…")
+
+    def keeps(self, line: str) -> bool:
+        return line.endswith(self.marks) and not line.endswith(self.ellipsis)
+
+
+@dataclass(frozen=True)
+class LineWords(LineRule):
+    """Remove lines with few words; an ideograph is a word.
+
+    Attributes:
+        least: the number of words of a line that is kept.
+    """
+
+    least: int = 5
+
+    def __post_init__(self) -> None:
+        require_at_least(1, least=self.least)
+
+    def keeps(self, line: str) -> bool:
+        # Words between spaces are fast to count, and never more than all words.
+        return len(line.split()) >= self.least or count_words(line) >= self.least
+
+
+@dataclass(frozen=True)
+class UnwantedLines(LineRule):
+    """Remove lines with one of some phrases, in any case. The phrases are English.
+
+    Attributes:
+        phrases: of notices about scripts, cookies and terms.
+    """
+
+    phrases: tuple[str, ...] = (
+        "javascript", "terms of use", "privacy policy", "cookie policy", "uses cookies",
+        "use of cookies", "use cookies",
+    )  # fmt: skip
+
+    def keeps(self, line: str) -> bool:
+        lower = line.lower()
+        return not any(phrase.lower() in lower for phrase in self.phrases)
+
+
+def remove_lines(text: str, rules: Sequence[LineRule]) -> tuple[str, list[tuple[int, str]]]:
+    """Return the text without the lines that a rule removes; empty lines stay.
+
+    Also return each line that was removed, after the number of the first rule that removes it.
+    """
+    if not rules:
+        return text, []
+    lines, removed = list[str](), list[tuple[int, str]]()
+    for line in text.splitlines(keepends=True):
+        bare = line.strip()
+        rule = next((n for n, rule in enumerate(rules) if bare and not rule.keeps(bare)), None)
+        if rule is None:
+            lines.append(line)
+        else:
+            removed.append((rule, line))
+    return "".join(lines), removed
+
+
+@dataclass(frozen=True)
+class RepeatedNgrams:
+    """The n-grams of words that occur more than once in their text.
+
+    Attributes:
+        size: n.
+        positions: `(P)` words at which they begin, ascending.
+        groups: `(P)` the number of the n-gram; equal n-grams of one text have one number.
+        firsts: `(G)` the word at which each n-gram begins for the first time.
+        counts: `(G)` occurrences of each n-gram.
+    """
+
+    size: int
+    positions: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+
+class TextBatch:
+    """D texts with their words and lines, which are found once and when they are needed.
+
+    Args:
+        languages: the ISO 639 code of each text.
+        split: returns the sentences of a text in a language.
+
+    Attributes:
+        undecided: `(D)` True for texts that no rule has rejected; a rule need not judge others.
+    """
+
+    def __init__(
+        self, texts: Sequence[str], languages: Sequence[str], split: Callable[[str, str], list[str]]
+    ) -> None:
+        self.texts, self.languages, self._split = texts, languages, split
+        self.undecided = np.ones(len(texts), dtype=np.bool_)
+        self._search, self._ngrams = self._search_ngrams(), list[RepeatedNgrams]()
+
+    def judge(self, rejects: Callable[[int, str], bool]) -> NDArray[np.bool_]:
+        """Return `(D)`, True where a function of number and text does, for undecided texts."""
+        rejected = np.zeros(len(self.texts), dtype=np.bool_)
+        for number in np.flatnonzero(self.undecided).tolist():
+            rejected[number] = rejects(number, self.texts[number])
+        return rejected
+
+    @functools.cached_property
+    def words(self) -> WordTable:
+        """The words of the texts, divided at spaces."""
+        return find_words(self.texts)
+
+    def sentences(self, number: int) -> list[str]:
+        """Return the sentences of a text, by its number."""
+        return self._split(self.texts[number], self.languages[number])
+
+    def covered(self, begins: NDArray[np.int64], size: int) -> NDArray[np.float64]:
+        """Return the share of each text's characters, without spaces, that n-grams cover, `(D)`.
+
+        Characters in several n-grams count once.
+
+        Args:
+            begins: words at which the n-grams begin, each once.
+            size: n.
+        """
+        words = self.words
+        depth = np.zeros(len(words.lengths) + 1, dtype=np.int64)
+        depth[begins] += 1
+        depth[begins + size] -= 1
+        inside = np.cumsum(depth)[:-1] > 0
+        all_characters = words.total(words.lengths)
+        return words.total(words.lengths * inside) / np.maximum(all_characters, 1)
+
+    def repeated_ngrams(self, max_size: int) -> list[RepeatedNgrams]:
+        """Return the repeated n-grams for n = 2 … `max_size`, each size searched for once."""
+        while len(self._ngrams) < max_size - 1:
+            self._ngrams.append(next(self._search))
+        return self._ngrams[: max_size - 1]
+
+    def _search_ngrams(self) -> Iterator[RepeatedNgrams]:
+        """Yield the repeated n-grams for n = 2, 3, …
+
+        Only where two (n − 1)-grams in a row are repeated an n-gram can be.
+        """
+        words = self.words
+        count = len(words.hashes)
+        owners = np.repeat(np.arange(len(self.texts)), words.counts)
+        ends = words.offsets[1:][owners]
+        # Equal n-grams of different texts differ.
+        keys = words.hashes ^ mix(owners.astype(np.uint64))
+        positions = np.arange(count)
+        for size in itertools.count(2):
+            positions = positions[positions + size <= ends[positions]]
+            keys[positions] = mix(chain(keys[positions], words.hashes[positions + size - 1]))
+            order = positions[np.argsort(keys[positions], kind="stable")]
+            differs = keys[order[1:]] != keys[order[:-1]]
+            starts = np.concatenate([[0], np.flatnonzero(differs) + 1])[: len(order)]
+            counts = np.diff(np.append(starts, len(order)))
+            groups = np.repeat(np.cumsum(counts > 1) - 1, counts)
+            is_repeated = np.repeat(counts > 1, counts)
+            back = np.argsort(order[is_repeated])
+            positions, groups = order[is_repeated][back], groups[is_repeated][back]
+            firsts = order[starts][counts > 1]
+            yield RepeatedNgrams(size, positions, groups, firsts, counts[counts > 1])
+            begins = np.zeros(count + 1, dtype=np.bool_)
+            begins[positions] = True
+            positions = positions[begins[positions + 1]]
+
+
+class DocumentRule(ABC):
+    """Base class of the rules for documents."""
 
     @abstractmethod
     def rejects(self, batch: TextBatch) -> Rejected:
@@ -37,7 +224,7 @@ class Rule(ABC):
 
 
 @dataclass(frozen=True)
-class WordCount(Rule):
+class WordCount(DocumentRule):
     """Documents with too few or too many words (Gopher: 50 to 100,000)."""
 
     least: int = 50
@@ -52,7 +239,7 @@ class WordCount(Rule):
 
 
 @dataclass(frozen=True)
-class MeanWordLength(Rule):
+class MeanWordLength(DocumentRule):
     """Documents whose words are too short or too long on average (Gopher: 3 to 10 characters).
 
     Does not apply to scripts without spaces.
@@ -73,13 +260,13 @@ class MeanWordLength(Rule):
 
 
 @dataclass(frozen=True)
-class Symbols(Rule):
+class Symbols(DocumentRule):
     """Documents with many hash signs, or many ellipses, per word (Gopher: above 0.1)."""
 
     most: float = 0.1
 
     def __post_init__(self) -> None:
-        _require_shares("most", [self.most])
+        require_share(most=self.most)
 
     def rejects(self, batch: TextBatch) -> Rejected:
         limits = self.most * batch.words.counts
@@ -91,13 +278,13 @@ class Symbols(Rule):
         return batch.judge(many)
 
 
-class LineShare(Rule):
+class LineShare(DocumentRule):
     """Documents with a high share of some lines."""
 
     most: float
 
     def __post_init__(self) -> None:
-        _require_shares("most", [self.most])
+        require_share(most=self.most)
 
     @abstractmethod
     def counts(self, line: str) -> bool:
@@ -133,20 +320,20 @@ class EllipsisLines(LineShare):
 
 
 @dataclass(frozen=True)
-class AlphabeticWords(Rule):
+class AlphabeticWords(DocumentRule):
     """Documents with few words that have a letter, such as tables (Gopher: below 0.8)."""
 
     least: float = 0.8
 
     def __post_init__(self) -> None:
-        _require_shares("least", [self.least])
+        require_share(least=self.least)
 
     def rejects(self, batch: TextBatch) -> Rejected:
         return batch.words.total(batch.words.letters) < self.least * batch.words.counts
 
 
 @dataclass(frozen=True)
-class StopWords(Rule):
+class StopWords(DocumentRule):
     """Documents with too few different words of a list (Gopher: fewer than 2 of 8).
 
     Applies only to documents of one language.
@@ -187,15 +374,14 @@ class StopWords(Rule):
 
 
 @dataclass(frozen=True)
-class RepeatedParts(Rule):
+class RepeatedParts(DocumentRule):
     """Documents too many of whose parts, or of their characters, occurred in them before."""
 
     most: float = 0.3
     most_characters: float = 0.2
 
     def __post_init__(self) -> None:
-        _require_shares("most", [self.most])
-        _require_shares("most_characters", [self.most_characters])
+        require_share(most=self.most, most_characters=self.most_characters)
 
     @abstractmethod
     def parts(self, text: str) -> list[str]:
@@ -228,7 +414,7 @@ class RepeatedParagraphs(RepeatedParts):
 
 
 @dataclass(frozen=True)
-class TopNgrams(Rule):
+class TopNgrams(DocumentRule):
     """Documents much of which is the most frequent n-gram of words.
 
     Attributes:
@@ -239,7 +425,8 @@ class TopNgrams(Rule):
     most: tuple[float, ...] = (0.2, 0.18, 0.16)
 
     def __post_init__(self) -> None:
-        _require_shares("most", self.most)
+        for share in self.most:
+            require_share(most=share)
 
     def rejects(self, batch: TextBatch) -> Rejected:
         rejected = np.zeros(len(batch.texts), dtype=np.bool_)
@@ -255,7 +442,7 @@ class TopNgrams(Rule):
 
 
 @dataclass(frozen=True)
-class RepeatedWords(Rule):
+class RepeatedWords(DocumentRule):
     """Documents much of which repeats n-grams of words that occurred in them before.
 
     Attributes:
@@ -269,7 +456,8 @@ class RepeatedWords(Rule):
 
     def __post_init__(self) -> None:
         require_at_least(2, shortest=self.shortest)
-        _require_shares("most", self.most)
+        for share in self.most:
+            require_share(most=share)
 
     def rejects(self, batch: TextBatch) -> Rejected:
         rejected = np.zeros(len(batch.texts), dtype=np.bool_)
@@ -282,7 +470,7 @@ class RepeatedWords(Rule):
 
 
 @dataclass(frozen=True)
-class UnwantedText(Rule):
+class UnwantedText(DocumentRule):
     """Documents with one of some phrases, in any case (C4: filler text, and curly brackets, which
     programs have)."""
 
@@ -290,16 +478,11 @@ class UnwantedText(Rule):
 
     def rejects(self, batch: TextBatch) -> Rejected:
         phrases = [phrase.lower() for phrase in self.phrases]
-
-        def has_one(_: int, text: str) -> bool:
-            lower = text.lower()
-            return any(phrase in lower for phrase in phrases)
-
-        return batch.judge(has_one)
+        return batch.judge(lambda _, text: any(map(text.lower().__contains__, phrases)))
 
 
 @dataclass(frozen=True)
-class SentenceCount(Rule):
+class SentenceCount(DocumentRule):
     """Documents with few sentences (C4: fewer than 3)."""
 
     least: int = 3
@@ -311,24 +494,11 @@ class SentenceCount(Rule):
         return batch.judge(lambda number, _: len(batch.sentences(number)) < self.least)
 
 
-DocumentRule = (
-    WordCount | MeanWordLength | Symbols | BulletLines | EllipsisLines | AlphabeticWords | StopWords
-    | RepeatedLines | RepeatedParagraphs | TopNgrams | RepeatedWords | UnwantedText | SentenceCount
-)  # fmt: skip
-
-
 def _lines(text: str) -> list[str]:
     return [bare for line in text.splitlines() if (bare := line.strip())]
 
 
 def _require_range(least: float | int, most: float | int) -> None:
-    if not least >= 0:
-        raise ConfigError(f"must be at least 0, not {least}", where="least")
+    require_at_least(0, least=least)
     if not most >= least:
         raise ConfigError(f"must be at least {least}, the value of least, not {most}", where="most")
-
-
-def _require_shares(name: str, shares: Iterable[float]) -> None:
-    for share in shares:
-        if not 0 <= share <= 1:
-            raise ConfigError(f"must be from 0 to 1, not {share}", where=name)
