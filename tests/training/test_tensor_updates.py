@@ -19,11 +19,11 @@ from bothways.training.optimizers import (
     Muon,
     StableAdamW,
     build_optimizer,
+    orthogonalize,
     parameter_groups,
     set_rate,
     update,
 )
-from bothways.training.tensor_updates import orthogonalize
 
 STACKED = {"block.weight": 3}
 
