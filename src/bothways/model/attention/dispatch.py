@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,6 @@ from typing_extensions import assert_never
 from bothways.core.runtime.devices import has_flex, has_varlen
 from bothways.core.runtime.tuning import TUNING
 from bothways.model.attention import reference
-from bothways.model.attention.flash import attend_packed
 from bothways.model.attention.mask import (
     EVERYTHING,
     AttentionPart,
@@ -28,6 +27,7 @@ from bothways.model.attention.mask import (
     sees_all,
 )
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.model.attention.reference import attend_packed
 from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.dropout import Mask, drop
@@ -66,39 +66,16 @@ class AttentionCall:
     causal: bool = False
 
 
-@dataclass(frozen=True)
-class Packed:
-    """FlashAttention over packed sequences on a GPU: no rectangles, no padding."""
+Kernel = Literal["packed", "flexible", "compiled", "gathered", "blocked"] | reference.PaddedKernel
+"""Kernels of a whole batch, then of a rectangle.
 
-
-@dataclass(frozen=True)
-class Flexible:
-    """FlexAttention over packed sequences: a window with global tokens on a GPU."""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """The library's compiled CPU kernel over packed sequences."""
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """Matrix products over rectangles, with a backward pass of its own for all of a batch."""
-
-
-@dataclass(frozen=True)
-class Blocked:
-    """Block-sparse attention in a rectangle, in time linear in the length."""
-
-
-@dataclass(frozen=True)
-class Padded:
-    """Full attention with a mask in a rectangle."""
-
-    kernel: reference.PaddedKernel
-
-
-Kernel = Packed | Flexible | Compiled | Gathered | Blocked | Padded
+    packed      FlashAttention over packed sequences on a GPU: no rectangles, no padding
+    flexible    FlexAttention over packed sequences: a window with global tokens on a GPU
+    compiled    the library's compiled CPU kernel over packed sequences
+    gathered    matrix products over rectangles, with a backward pass of its own for all of a batch
+    blocked     block-sparse attention in a rectangle, in time linear in the length
+    others      full attention with a mask in a rectangle
+"""
 
 
 def choose(call: AttentionCall) -> Kernel:
@@ -106,18 +83,18 @@ def choose(call: AttentionCall) -> Kernel:
 
     | # | device | dtype | pattern | dropout | learning | length | kernel |
     |---|---|---|---|---|---|---|---|
-    | 1 | CUDA (`has_varlen`) | bf16, fp16 | full, causal, window | 0 | any | any | Packed |
-    | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | Flexible |
-    | 3 | CPU (`library.supports_heads`) | fp32 | all see all | 0 | any | ≤ `compiled` | Compiled |
-    | 4 | the same | fp32 | all see all | > 0 | any | any | Compiled |
-    | 5 | the same with AMX | bf16 | all see all | 0 | any | ≤ `compiled_amx` | Compiled |
-    | 6 | the same with AMX | bf16 | all see all | > 0 | any | any | Compiled |
-    | 7 | the same without AMX | bf16 | all see all | 0 | no | ≤ `compiled` | Compiled |
-    | 8 | CPU | any | not as rows 10, 11 | any | yes | `padded_kernel`: products | Gathered |
-    | 9 | any | any | any | any | any | any, with `relative` | Padded |
-    | 10 | any | any | window | any | any | > 2 · radius + `masked_window` | Blocked |
-    | 11 | any | any | blocks | any | any | > `pattern.dense` | Blocked |
-    | 12 | any | any | any | any | any | any | Padded |
+    | 1 | CUDA (`has_varlen`) | bf16, fp16 | full, causal, window | 0 | any | any | packed |
+    | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | flexible |
+    | 3 | CPU (`library.supports_heads`) | fp32 | all see all | 0 | any | ≤ `compiled` | compiled |
+    | 4 | the same | fp32 | all see all | > 0 | any | any | compiled |
+    | 5 | the same with AMX | bf16 | all see all | 0 | any | ≤ `compiled_amx` | compiled |
+    | 6 | the same with AMX | bf16 | all see all | > 0 | any | any | compiled |
+    | 7 | the same without AMX | bf16 | all see all | 0 | no | ≤ `compiled` | compiled |
+    | 8 | CPU | any | not as rows 10, 11 | any | yes | `padded_kernel`: products | gathered |
+    | 9 | any | any | any | any | any | any, with `relative` | `padded_kernel` |
+    | 10 | any | any | window | any | any | > 2 · radius + `masked_window` | blocked |
+    | 11 | any | any | blocks | any | any | > `pattern.dense` | blocked |
+    | 12 | any | any | any | any | any | any | `padded_kernel` |
 
     Rows 1 to 8 are for whole batches without `relative`: a rectangle and a call with `relative`
     begin at row 9. A call with `causal` needs a mask: rows 1 to 7, 10 and 11 do not fit it. Row 1
@@ -125,7 +102,7 @@ def choose(call: AttentionCall) -> Kernel:
     call without `global_qkv`, row 8 one without global tokens.
     """
     if call.relative:
-        return Padded(padded_kernel(replace(call, learning=True)))
+        return padded_kernel(replace(call, learning=True))
     # A rectangle has left the packed form: kernels for whole batches are out of the question.
     if not call.rectangle and not call.causal:
         # FlashAttention reads vectors of 8 half-precision numbers (16 bytes) at once.
@@ -133,16 +110,16 @@ def choose(call: AttentionCall) -> Kernel:
         plain = not (isinstance(call.pattern, Blocks) or call.global_tokens or call.global_qkv)
         small = call.head_size <= 256
         if plain and half and small and not call.dropout and has_varlen(call.device):
-            return Packed()
+            return "packed"
         if _is_flexible(call):
-            return Flexible()
+            return "flexible"
         if _is_compiled(call):
-            return Compiled()
+            return "compiled"
     if not call.causal and _is_sparse(call):
-        return Blocked()
+        return "blocked"
     kernel = padded_kernel(call)
     dense = not (call.rectangle or call.global_tokens or call.global_qkv)
-    return Gathered() if dense and call.learning and kernel == "products" else Padded(kernel)
+    return "gathered" if dense and call.learning and kernel == "products" else kernel
 
 
 def _is_flexible(call: AttentionCall) -> bool:
@@ -223,16 +200,16 @@ def attend(
     )  # fmt: skip
     match choose(call):
         # The whole batch at once …
-        case Packed():
+        case "packed":
             return attend_packed(qkv, view)
-        case Flexible():
+        case "flexible":
             return view.flexible(qkv, global_qkv)
-        case Compiled():
+        case "compiled":
             return packed_attention(qkv, view.layout, rate)
-        case Gathered():
+        case "gathered":
             return attend_gathered(qkv, view.parts, rate)
         # … or rectangle by rectangle, each with its own choice.
-        case Blocked() | Padded():
+        case _:
             outputs = [_attend_part(qkv, global_qkv, segment, call) for segment in view.parts]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -245,7 +222,7 @@ def _attend_part(
     q, k, v = rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
     call = replace(batch, max_seqlen=rectangle.longest, rectangle=True)
     match choose(call):
-        case Blocked():
+        case "blocked":
             if isinstance(segment.pattern, Blocks):
                 rate = 0.0  # BigBird's code drops no probability here
             sparse = segment.block_mask
@@ -254,7 +231,7 @@ def _attend_part(
             outputs = reference.attend_in_blocks(
                 q, k, v, sparse, segment.global_tokens, rate, padded_kernel(sparse_call)
             )
-        case Padded(kernel):
+        case "fused" | "products" | "in_place" as kernel:
             outputs = reference.attend_padded(q, k, v, segment.mask, rate, kernel)
         case other:
             raise AssertionError(f"{other} is for a whole batch")
@@ -272,7 +249,7 @@ def _attend_part(
 def attend_gathered(
     qkv: Float[Tensor, "tokens 3 heads d"], segments: Sequence[AttentionPart], rate: float
 ) -> Float[Tensor, "tokens heads d"]:
-    """Compute `dispatch.attend` for the calls that are `Gathered`; differentiable once."""
+    """Compute `dispatch.attend` for the calls that are "gathered"; differentiable once."""
     result: Tensor = _Attention.apply(qkv, segments, rate)  # type: ignore[no-untyped-call]
     return result
 
@@ -318,10 +295,8 @@ class _Attention(torch.autograd.Function):
         indexed = zip(_indexed(ctx.parts, heads), ctx.masks, strict=True)
         for (segment, index, here), seeded in indexed:
             q, k, v, probabilities, factors = (next(saved) for _ in range(5))
-            mask, rectangle = (
-                seeded._replace(factors=factors).like(probabilities),
-                segment.rectangle,
-            )
+            mask = seeded._replace(factors=factors).like(probabilities)
+            rectangle = segment.rectangle
             # The gradient of O = dropout(P) V with P = softmax(S), S = scale · Q Kᵀ:
             # dV = dropout(P)ᵀ dO, dP = dropout(dO Vᵀ), dS = P ∘ (dP − Σ P ∘ dP),
             # dQ = scale · dS K, dK = scale · dSᵀ Q.
@@ -353,9 +328,5 @@ def _indexed(
 ) -> Iterator[tuple[AttentionPart, HeadIndex, slice]]:
     """Yield each part with its indices and its slice of the batch's `(tokens · heads)`."""
     for segment in segments:
-        rectangle = segment.rectangle
-        yield (
-            segment,
-            segment.head_index(heads),
-            slice(rectangle.start * heads, rectangle.stop * heads),
-        )
+        start, stop = segment.rectangle.start * heads, segment.rectangle.stop * heads
+        yield segment, segment.head_index(heads), slice(start, stop)
