@@ -34,7 +34,6 @@ You et al. 2019 (arXiv 1904.00962) and ALBERT's code for LAMB; Wortsman et al. 2
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -463,13 +462,7 @@ def update_rows(
         correction=math.sqrt(1 - second**steps),
         epsilon=group["eps"],
     )
-    call_kernel(
-        "bothways_adamw_rows",
-        ctypes.byref(table),
-        rows.data_ptr(),
-        gradients.data_ptr(),
-        len(rows),
-    )
+    call_kernel("bothways_adamw_rows", table, rows, gradients, len(rows))
 
 
 QUINTIC = (3.4445, -4.7750, 2.0315)

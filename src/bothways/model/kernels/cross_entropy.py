@@ -11,7 +11,6 @@ gradient is computed once, already multiplied by the loss's.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -57,9 +56,9 @@ class _CompiledLoss(torch.autograd.Function):
         normalizers = logits.new_empty(len(logits), 2, dtype=torch.float32)
         losses = logits.new_empty(len(logits), dtype=torch.float32)
         hits = labels.new_empty(len(labels), dtype=torch.uint8)
-        addresses = (x.data_ptr() for x in (normalizers, losses, hits))
+        batch = _struct(logits, labels)
         try:
-            call_kernel("bothways_cross_entropy", ctypes.byref(_struct(logits, labels)), *addresses)
+            call_kernel("bothways_cross_entropy", batch, normalizers, losses, hits)
         except LabelError:
             # The kernel has compared the labels anyway; only the message needs them here.
             counted = labels[labels != IGNORED]
@@ -80,10 +79,8 @@ class _CompiledLoss(torch.autograd.Function):
         # (softmax(z) − one_hot(label)) · grad_total in one pass over the logits. The kernel reads
         # the factor through its address.
         grad_logits, grad_total = torch.empty_like(logits), grad_total.contiguous()
-        addresses = (x.data_ptr() for x in (normalizers, grad_total, grad_logits))
-        call_kernel(
-            "bothways_cross_entropy_backward", ctypes.byref(_struct(logits, labels)), *addresses
-        )
+        inputs = _struct(logits, labels), normalizers, grad_total
+        call_kernel("bothways_cross_entropy_backward", *inputs, grad_logits)
         return grad_logits, None
 
 

@@ -27,7 +27,6 @@ dropout".
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -235,18 +234,8 @@ class _AddNorm(torch.autograd.Function):
         # Mean and 1/√(variance + ε) of each row: the backward pass reads them instead of summing
         # over the row again.
         moments = x.new_empty(len(x), 2)
-        call_kernel(
-            "bothways_add_norm",
-            ctypes.byref(_norm_struct(weight, bias, epsilon)),
-            ctypes.byref(drop),
-            x.data_ptr(),
-            y.data_ptr(),
-            FORMATS[y.dtype],
-            len(x),
-            sums.data_ptr(),
-            moments.data_ptr(),
-            out.data_ptr(),
-        )
+        inputs = _norm_struct(weight, bias, epsilon), drop, x, y, FORMATS[y.dtype], len(x)
+        call_kernel("bothways_add_norm", *inputs, sums, moments, out)
         ctx.drop, ctx.epsilon, ctx.dtype = drop, epsilon, y.dtype
         ctx.save_for_backward(sums, moments, weight, bias)
         return out
@@ -263,20 +252,10 @@ class _AddNorm(torch.autograd.Function):
         grad_x, grad_y = torch.empty_like(sums), torch.empty_like(sums, dtype=ctx.dtype)
         grad_weight = torch.empty_like(weight)
         grad_bias = None if bias is None else torch.empty_like(bias)
-        call_kernel(
-            "bothways_add_norm_backward",
-            ctypes.byref(_norm_struct(weight, bias, ctx.epsilon)),
-            ctypes.byref(ctx.drop),
-            sums.data_ptr(),
-            moments.data_ptr(),
-            grad_out.data_ptr(),
-            len(sums),
-            grad_x.data_ptr(),
-            grad_y.data_ptr(),
-            FORMATS[ctx.dtype],
-            grad_weight.data_ptr(),
-            None if grad_bias is None else grad_bias.data_ptr(),
-        )
+        norm, rows = _norm_struct(weight, bias, ctx.epsilon), len(sums)
+        inputs, dtype = (norm, ctx.drop, sums, moments, grad_out, rows), FORMATS[ctx.dtype]
+        outputs = grad_x, grad_y, dtype, grad_weight, grad_bias
+        call_kernel("bothways_add_norm_backward", *inputs, *outputs)
         return grad_x, grad_y, grad_weight, grad_bias, None, None
 
 
