@@ -1,7 +1,7 @@
 """One step of a pre-training run, done again: what was read, and what came of it.
 
 Data and masks are keyed by their places, and what a run decides by its clock is in its record
-(`training.step_record`). So a step can be repeated from the checkpoint before it: equal to the bit
+(`training.trackers`). So a step can be repeated from the checkpoint before it: equal to the bit
 on the same machine, if the run had one process. Of a run of several, the sequences and the rates
 are the same; sums over ranks are rounded in another order, and dropout has draws of its own.
 """

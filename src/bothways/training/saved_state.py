@@ -382,7 +382,8 @@ def _gathered(value: Any, keep: bool) -> Any:
     return full if keep else full.new_empty(0)
 
 
-_AVERAGE = "average"  # the name of the submodule
+NAME = "average"
+"""The name of the submodule."""
 
 
 class Average(nn.Module):
@@ -407,7 +408,7 @@ class Average(nn.Module):
         self._weights = [p for _, p in trained]  # in a list, so that they are not its own
         for name, p in trained:
             self.register_buffer(name.replace(".", "/"), p.detach().clone())
-        training_module.add_module(_AVERAGE, self)
+        training_module.add_module(NAME, self)
         self._training_module = (training_module,)  # in a tuple, so that it is no submodule
 
     @torch.no_grad()
@@ -446,7 +447,7 @@ class Average(nn.Module):
 
 def use_average(training_module: TrainingModule) -> None:
     """Replace the weights of a training module by their average, if it has one."""
-    average = getattr(training_module, _AVERAGE, None)
+    average = getattr(training_module, NAME, None)
     if isinstance(average, Average):
         average.apply_to_weights()
 
@@ -454,6 +455,6 @@ def use_average(training_module: TrainingModule) -> None:
 @contextlib.contextmanager
 def averaged_weights(training_module: TrainingModule) -> Iterator[None]:
     """Use the average of the weights, if a training module has one, such as to save it."""
-    average = getattr(training_module, _AVERAGE, None)
+    average = getattr(training_module, NAME, None)
     with average.applied() if isinstance(average, Average) else contextlib.nullcontext():
         yield
