@@ -30,7 +30,6 @@ from bothways.core.batch import Batch, TokenTargets, next_tokens
 from bothways.core.config.values import require_at_least, require_share
 from bothways.core.loss import Loss, perplexity
 from bothways.core.sequence import Sequence
-from bothways.core.training_module import TrainingModule
 from bothways.data.masking import Masking, Vocabulary
 from bothways.data.segments import FullSentences
 from bothways.model.config import EncoderConfig
@@ -73,28 +72,13 @@ class CausalLM(Objective):
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
     ) -> CausalLMModule:
-        """Return the module to train."""
         return CausalLMModule(models["model"], self.z_loss)
 
 
-class CausalLMModule(TrainingModule):
-    """Learns the next tokens; its loss is named "next".
-
-    Args:
-        model: an encoder with a "causal" head.
-        z_loss: coefficient of the loss "z"; 0 for none.
-    """
+class CausalLMModule(MaskedLMModule):
+    """Learns the next tokens; its loss is named "next". The model has a "causal" head."""
 
     predicts = ("next",)
-
-    def __init__(self, model: Model, z_loss: float = 0.0) -> None:
-        super().__init__()
-        self.model = model
-        self.coefficients = {"z": z_loss} if z_loss else {}
-
-    def saved(self) -> Mapping[str, Model]:
-        """Return the model."""
-        return {"model": self.model}
 
     def weights(self, batch: Batch) -> dict[str, float]:
         """Return the number of predictions, for "next" and for "z"."""
@@ -154,7 +138,6 @@ class GPTBERT(MaskedObjective):
         return dataclasses.replace(masked, targets={**masked.targets, "next": none})
 
     def training_module(self, models: Mapping[str, Model], vocabulary: Vocabulary) -> GPTBERTModule:
-        """Return the module to train."""
         return GPTBERTModule(models["model"], self.causal, self.z_loss)
 
     @property

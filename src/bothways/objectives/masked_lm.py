@@ -130,7 +130,6 @@ class MaskedObjective(Objective):
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
     ) -> TrainingModule:
-        """Return the module to train."""
         return MaskedLMModule(models["model"], self.z_loss)
 
 
@@ -193,7 +192,6 @@ class MaskedLMModule(TrainingModule):
         self.coefficients = {"z": z_loss} if z_loss else {}
 
     def saved(self) -> Mapping[str, Model]:
-        """Return the model."""
         return {"model": self.model}
 
     def weights(self, batch: Batch) -> dict[str, float]:
@@ -300,7 +298,6 @@ class MaskedLMSpanBoundary(MaskedObjective):
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
     ) -> SpanBoundaryModule:
-        """Return the module to train."""
         return SpanBoundaryModule(models["model"], self.boundary, self.z_loss)
 
 
@@ -352,7 +349,6 @@ class SpanBoundaryModule(MaskedLMModule):
     Args:
         model: an encoder with a "masked" head.
         factor: factor of the loss "boundary".
-        z_loss: the coefficient of the loss "z"; 0 for none.
     """
 
     def __init__(self, model: Model, factor: float = 1.0, z_loss: float = 0.0) -> None:

@@ -31,7 +31,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -111,7 +111,6 @@ class Checkpoint:
     """A checkpoint whose files are as they were written.
 
     Attributes:
-        folder: the folder of its files.
         progress: the state of the run when it was saved.
         metrics: the last evaluation before, by name.
         config: the configuration of the run, in plain values.
@@ -537,12 +536,7 @@ class Interruption:
             }
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -552,11 +546,8 @@ class Interruption:
         self.by = self.by or signal.Signals(number)
         # Not through sys.stderr: the signal may have come in the middle of a write to it.
         with contextlib.suppress(OSError):  # Ctrl-C may have ended the reader of the output, too
-            os.write(
-                2,
-                f"\n{self.by.name}: the run saves after this step and ends. "
-                "Ctrl-C ends it at once.\n".encode(),
-            )
+            message = "the run saves after this step and ends. Ctrl-C ends it at once."
+            os.write(2, f"\n{self.by.name}: {message}\n".encode())
 
 
 def resume_command(arguments: Sequence[str]) -> str:

@@ -68,8 +68,6 @@ class NewCheckpoint:
     """A checkpoint that is about to be written.
 
     Attributes:
-        folder: the folder of the checkpoint.
-        plan: the ranks of the run.
         record: the content of `progress.json`.
         weights: by name. Whole ones are on the main rank alone.
         parts: the optimizer's tensors that are in parts, by "optimizer/PARAMETER/NAME".

@@ -23,7 +23,7 @@ import re
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,19 +37,6 @@ _FIX = f"Make room, then {errors.AGAIN}: the checkpoints are whole."
 _EVENTS, _NUMBER = "events.out.tfevents.", re.compile(r"\d+(\.\d+)?")
 
 HostedTracker = Literal["wandb"]
-
-
-@runtime_checkable
-class Tracker(Protocol):
-    """A receiver of records."""
-
-    def write(self, record: Record) -> None:
-        """Take one record: of training, with a "share" of the run in it, or of an evaluation."""
-        ...
-
-    def close(self) -> None:
-        """Write what is held back."""
-        ...
 
 
 class JsonLines:
@@ -164,6 +151,9 @@ class WeightsAndBiases:
         """Send what is held back."""
         self._run.finish()
 
+
+Tracker = JsonLines | TensorBoard | WeightsAndBiases
+"""A receiver of records: of training, with a "share" of the run in them, or of an evaluation."""
 
 STEPS = "steps.bin"
 _ENTRY = np.dtype([("rate", "<f8"), ("phase", "<u4"), ("ranks", "<u4")])

@@ -22,8 +22,7 @@ from bothways.core.errors import ConfigError
 from bothways.model.attention.dispatch import AttentionCall, padded_kernel
 from bothways.model.attention.mask import AttentionPart, AttentionView
 from bothways.model.attention.patterns import Blocks
-from bothways.model.attention.reference import PaddedKernel, attend_fused
-from bothways.model.kernels.dropout import dropped_product
+from bothways.model.attention.reference import attend_padded
 
 
 @dataclass(frozen=True)
@@ -62,29 +61,9 @@ def attend_relative(
         call = AttentionCall(qkv.device, qkv.dtype, size, length, dropout=rate, learning=True)
         q = (q * scale).contiguous()
         bias = position_scores(q, k, terms, rows, scale)
-        result = _attend_padded(q, k, v, bias, segment.mask, rate, padded_kernel(call))
+        result = attend_padded(q, k, v, segment.mask, rate, padded_kernel(call), bias)
         outputs.append(segment.rectangle.unpad(result.transpose(1, 2)))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-
-def _attend_padded(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Float[Tensor, "*rows heads n n"],
-    mask: Tensor | None,
-    rate: float,
-    kernel: PaddedKernel,
-) -> Float[Tensor, "rows heads n d"]:
-    """Attend with scaled queries and a bias on the scores."""
-    lowest = torch.finfo(bias.dtype).min
-    if kernel == "fused":
-        bias = bias if mask is None else bias.masked_fill(~mask, lowest)
-        return attend_fused(q, k, v, bias.to(q.dtype), rate, scale=1.0)
-    scores = q @ k.contiguous().transpose(-2, -1) + bias
-    if mask is not None:
-        scores = scores.masked_fill(~mask, lowest)
-    return dropped_product(scores.softmax(-1), v.contiguous(), rate)
 
 
 def position_scores(

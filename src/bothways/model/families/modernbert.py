@@ -192,20 +192,11 @@ MODERNBERT = Family(
         },
         activation="hidden_activation",
         ignored=frozenset(
-            {
-                "deterministic_flash_attn",
-                "initializer_cutoff_factor",
-                "sparse_pred_ignore_index",
-                "sparse_prediction",
-                "reference_compile",
-                "repad_logits_with_grad",
-                "global_attn_every_n_layers",
-                "global_rope_theta",
-                "local_rope_theta",
-                "rope_scaling",
-                "layer_norm_eps",
-                "position_embedding_type",
-            }
+            """
+            deterministic_flash_attn initializer_cutoff_factor sparse_pred_ignore_index
+            sparse_prediction reference_compile repad_logits_with_grad global_attn_every_n_layers
+            global_rope_theta local_rope_theta rope_scaling layer_norm_eps position_embedding_type
+            """.split()  # noqa: SIM905
         ),
         fixed={},
         read_more=_read_more,

@@ -59,7 +59,6 @@ def packed_attention(
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, layout: Layout, dropout: float) -> Tensor:
-        """Compute attention, and keep what the backward pass needs."""
         qkv, drop = qkv.contiguous(), draw_dropout(dropout)
         out = qkv.new_empty(len(qkv), *qkv.shape[2:])
         # log Σ exp(score) of each row, (tokens, heads): with it P = exp(score − lse), without a
@@ -74,7 +73,6 @@ class _PackedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient for queries, keys and values."""
         qkv, out, lse = ctx.saved_tensors
         grad_out, grad_qkv = grad_out.to(qkv.dtype).contiguous(), torch.empty_like(qkv)
         # `out` gives D = Σ_f grad_out · out, the correction of the softmax's gradient.
@@ -91,8 +89,6 @@ def attention_batch(
     Args:
         layout: the sequences; it has to outlive the batch.
         tokens: the rows of the tensor, which the kernels compare with the layout.
-        heads: the number of heads.
-        head_size: the features of a head.
         dtype: of the attention.
 
     Raises:

@@ -49,7 +49,6 @@ def cross_entropy(
 class _CompiledLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses and the number of hits."""
         logits, labels = logits.contiguous(), labels.contiguous()
         # log softmax(z)[label] = z[label] − largest − log Σ exp(z − largest): two numbers a row
         # are all that the backward pass needs beyond the logits.
@@ -74,7 +73,6 @@ class _CompiledLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, _hits: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient for the logits."""
         logits, labels, normalizers = ctx.saved_tensors
         # (softmax(z) − one_hot(label)) · grad_total in one pass over the logits. The kernel reads
         # the factor through its address.
@@ -92,7 +90,6 @@ def _struct(logits: Tensor, labels: Tensor) -> abi.Classification:
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses and the number of hits."""
         exact = torch.promote_types(logits.dtype, torch.float32)
         total, hits = logits.new_zeros((), dtype=exact), logits.new_zeros((), dtype=torch.int64)
         grad_logits = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
@@ -117,7 +114,6 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, _hits: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient for the logits."""
         (grad_logits,) = ctx.saved_tensors
         if not grad_logits.is_cuda or grad_logits.dtype == grad_total.dtype:
             # A CPU multiplies by a scalar in fp32, whatever the dtype of the logits.

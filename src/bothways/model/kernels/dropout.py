@@ -111,9 +111,7 @@ class Mask(NamedTuple):
     """A dropout, as a backward pass needs it.
 
     Attributes:
-        factors: of each element; None for rate 0, and if they are drawn again.
-        rate: of the dropout.
-        seed: of the draw.
+        factors: of each element; None for rate 0, and if they are drawn again from the seed.
     """
 
     factors: Tensor | None
@@ -160,7 +158,6 @@ class _Dropout(torch.autograd.Function):
 class _DroppedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, rate: float) -> Tensor:
-        """Return dropout(x) @ y."""
         ctx.rate, ctx.seed = rate, draw_seed()
         ctx.save_for_backward(x, y)
         return keep_mask(x, rate, ctx.seed).mul_(x) @ y
@@ -178,11 +175,7 @@ class _DroppedProduct(torch.autograd.Function):
 
 
 class Dropout(nn.Module):
-    """`dropout` in training, nothing in evaluation.
-
-    Args:
-        rate: the probability of each element.
-    """
+    """`dropout` in training, nothing in evaluation."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -225,7 +218,6 @@ class _AddNorm(torch.autograd.Function):
         epsilon: float,
         rate: float,
     ) -> Tensor:
-        """Return `norm(x + dropout(y))`."""
         x, y, weight = x.contiguous(), y.contiguous(), weight.contiguous()
         bias = None if bias is None else bias.contiguous()
         out, drop = torch.empty_like(x), draw_dropout(rate)
@@ -243,7 +235,6 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients for `x`, `y` and the parameters of the norm."""
         sums, moments, weight, bias = ctx.saved_tensors
         grad_out = grad_out.contiguous()
         # With z = x + dropout(y), n = (z − mean) / deviation and g = grad_out · weight:

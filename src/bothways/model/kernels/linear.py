@@ -361,13 +361,7 @@ class Int8Linear(InferenceLayer):
 
 
 class OneDNNInt8:
-    """A product in int8 by PyTorch's operators, which quantize and scale in passes of their own.
-
-    Args:
-        codes: of the weights.
-        scales: of the weights.
-        bias: of the outputs, or None.
-    """
+    """A product in int8 by PyTorch's operators, which quantize and scale in passes of their own."""
 
     def __init__(
         self,
