@@ -14,13 +14,13 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import assert_never
 
 from bothways.core.runtime.tuning import TUNING
-from bothways.model.attention.dispatch import attend
-from bothways.model.attention.mask import AttentionView
-from bothways.model.attention.relative import (
+from bothways.model.attention.dispatch import (
     PositionTerms,
+    attend,
     attend_relative,
     attention_probabilities,
 )
+from bothways.model.attention.mask import AttentionView
 from bothways.model.config import Activation, EncoderConfig, Gated, PostNorm
 from bothways.model.init import layer_norm
 from bothways.model.kernels.dropout import Dropout, add_norm
