@@ -31,9 +31,9 @@ from bothways.tasks.sentence_embedding.losses import (
 )
 from bothways.tasks.sentence_embedding.metrics import retrieval
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.training.loop import VectorStep
 from bothways.training.parallel import Single
 from bothways.training.run import Event
-from bothways.training.vector_step import VectorStep
 from toy_folder import BAD, FILLERS, GOOD, make_folder
 from toy_training import enter_ranks, on_ranks
 

@@ -27,7 +27,7 @@ from bothways.model.model import Model
 from bothways.pretraining.adapt import NEW_HEAD, head_note
 from bothways.pretraining.vocabulary_fit import vocabulary_fit
 from bothways.text.tokenizer import Tokenizer
-from bothways.training.signals import Interruption
+from bothways.training.checkpoint import Interruption
 from commands import run_line
 from toy_animals import document
 from toy_folder import make_examples, make_folder, make_tokenizer, write_tsv

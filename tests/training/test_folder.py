@@ -8,8 +8,7 @@ import pytest
 
 from bothways.core.errors import ResourceError
 from bothways.core.files import replace_file
-from bothways.training.checkpoint import run_folder
-from bothways.training.signals import Interruption, resume_command
+from bothways.training.checkpoint import Interruption, resume_command, run_folder
 from heard_progress import Heard
 from toy_training import processes
 

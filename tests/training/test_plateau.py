@@ -11,9 +11,9 @@ import torch
 from bothways.core.errors import ConfigError
 from bothways.core.progress import Progress
 from bothways.training import loop
-from bothways.training.average import Average, use_average
 from bothways.training.checkpoint import Best, FolderStore, Keep, MemoryStore, Store, checkpoints
 from bothways.training.run import EarlyStopping, Event, TrainingPhase
+from bothways.training.saved_state import Average, use_average
 from bothways.training.schedules import WSD, Duration, Hours, Linear, RunState, Schedule, Steps
 from toy_training import TRAINING, Toy, ToyStep, metric_lines, run_toy, steps, stop_at, toy
 

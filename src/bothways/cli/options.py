@@ -304,7 +304,7 @@ def resumable(out: Path, subject: str = "Finished work") -> Iterator[Progress]:
 def training(out: Path, resume: bool, device: str, notes: Iterable[str] = ()) -> Iterator[Progress]:
     """Begin a run in a folder, show its progress, and report on Ctrl-C how to resume.
 
-    That is for Ctrl-C outside of a step: in a step, a run saves and returns (`training.signals`).
+    That is for Ctrl-C outside of a step: in a step, a run saves and returns (`Interruption`).
 
     Args:
         notes: messages about the settings of the run.
@@ -346,8 +346,8 @@ def stop_saved(saved: str) -> NoReturn:
     The main rank prints. All raise: a rank that ended with status 0 would tell torchrun that its
     part of the run is finished, and its machine would not be used again.
     """
+    from bothways.training.checkpoint import resume_command
     from bothways.training.parallel import is_main, plan_here
-    from bothways.training.signals import resume_command
 
     if is_main(plan_here()):
         restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"

@@ -122,7 +122,7 @@ class TrainingModule(nn.Module):
 class VectorModule(TrainingModule):
     """A model whose loss compares the vectors of all sequences of a step, over all ranks.
 
-    `forward(batch)` returns a row for each sequence; `training.vector_step` does the rest.
+    `forward(batch)` returns a row for each sequence; `training.loop` does the rest.
     """
 
     def text_values(self, batch: Batch) -> Mapping[str, Tensor]:

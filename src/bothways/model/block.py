@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -15,10 +14,13 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import assert_never
 
 from bothways.core.runtime.tuning import TUNING
-from bothways.model.attention.dispatch import attend
+from bothways.model.attention.dispatch import (
+    PositionTerms,
+    attend,
+    attend_relative,
+    attention_probabilities,
+)
 from bothways.model.attention.mask import AttentionView
-from bothways.model.attention.probabilities import attention_probabilities
-from bothways.model.attention.relative import PositionTerms, attend_relative
 from bothways.model.config import Activation, EncoderConfig, Gated, PostNorm
 from bothways.model.init import layer_norm
 from bothways.model.kernels.dropout import Dropout, add_norm
@@ -30,19 +32,13 @@ class GroupedProjection(nn.Module):
     """Queries for all heads, keys and values for groups of them (Ainslie et al. 2023).
 
     Keys and values are repeated for the heads of a group, so that attention is that of any encoder.
-
-    Attributes:
-        hidden_matrices: as in `Attention`.
     """
-
-    hidden_matrices: ClassVar[Mapping[str, int]] = MappingProxyType(
-        {"query.weight": 1, "key_value.weight": 2}
-    )
 
     def __init__(self, config: EncoderConfig, groups: int, bias: bool) -> None:
         super().__init__()
         self.groups, self.size = groups, config.width // config.heads
         self.repeats = config.heads // groups
+        self.hidden_matrices = {"query.weight": 1, "key_value.weight": 2}  # as in `Attention`
         self.query = nn.Linear(config.width, config.width, bias=bias)
         self.key_value = nn.Linear(config.width, 2 * groups * self.size, bias=bias)
 
@@ -65,29 +61,19 @@ class Attention(nn.Module):
         projections: returns queries, keys and values as they are; forward hooks read them here.
     """
 
-    hidden_matrices: Mapping[str, int] = MappingProxyType(
-        {
-            "qkv.weight": 3,
-            "global_qkv.weight": 3,
-            "out.weight": 1,
-            "position_key.weight": 1,
-            "position_query.weight": 1,
-        }
-    )
-
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.shape = (3, config.heads, config.width // config.heads)
         self.rate = config.dropout.attention
         bias = config.bias.attention and config.bias.projections
+        self.hidden_matrices = {"global_qkv.weight": 3, "out.weight": 1}
+        self.hidden_matrices |= {"position_key.weight": 1, "position_query.weight": 1}
         self.qkv: nn.Linear | GroupedProjection
         if config.key_value_heads is None:
             self.qkv = nn.Linear(config.width, 3 * config.width, bias=bias and config.bias.key)
+            self.hidden_matrices = {"qkv.weight": 3} | self.hidden_matrices
         else:
             self.qkv = GroupedProjection(config, config.key_value_heads, bias)
-            stacked = dict(self.hidden_matrices)
-            del stacked["qkv.weight"]  # the projection has its own
-            self.hidden_matrices = stacked
         self.bias = (
             nn.Parameter(torch.zeros(2 * config.width)) if bias and not config.bias.key else None
         )
@@ -102,10 +88,12 @@ class Attention(nn.Module):
         position = config.position
         self.terms = position.terms if isinstance(position, Disentangled) else ()
         separate = isinstance(position, Disentangled) and not position.shared
-        self.position_key = (
-            _dense(config, config.bias.key) if separate and "c2p" in self.terms else None
-        )
-        self.position_query = _dense(config) if separate and "p2c" in self.terms else None
+        self.position_key = self.position_query = None
+        if separate and "c2p" in self.terms:
+            key_bias = config.bias.attention and config.bias.key
+            self.position_key = nn.Linear(config.width, config.width, bias=key_bias)
+        if separate and "p2c" in self.terms:
+            self.position_query = nn.Linear(config.width, config.width, bias=config.bias.attention)
         self.position_dropout = Dropout(config.dropout_at("attention"))
 
     def forward(
@@ -194,10 +182,6 @@ class Attention(nn.Module):
             qkv = qkv + torch.cat([query, torch.zeros_like(query), value])
         result: Tensor = self.projections(qkv.view(len(x), *self.shape))
         return result
-
-
-def _dense(config: EncoderConfig, bias: bool = True) -> nn.Linear:
-    return nn.Linear(config.width, config.width, bias=config.bias.attention and bias)
 
 
 def selected_rows(

@@ -266,7 +266,8 @@ class HeadValue:
     @property
     def outputs(self) -> int | None:
         """Outputs per row; None for one per token of the vocabulary, and for vectors."""
-        return self.fixed_outputs
+        outputs: int | None = getattr(self, "count", self.fixed_outputs)
+        return outputs
 
     def build(self, config: EncoderConfig) -> nn.Module:
         """Return a new module; ConfigError if the encoder has nothing that the head could read."""
@@ -359,10 +360,6 @@ class LabelHead(_PooledValue):
     def __post_init__(self) -> None:
         _check_outputs(self.kind, self.count, self.dropout)
 
-    @property
-    def outputs(self) -> int:
-        return self.count
-
     def _source(self, config: EncoderConfig) -> Source | None:
         return config.readout.labels
 
@@ -386,10 +383,6 @@ class TagHead(HeadValue):
 
     def __post_init__(self) -> None:
         _check_outputs(self.kind, self.count, self.dropout)
-
-    @property
-    def outputs(self) -> int:
-        return self.count
 
     def build(self, config: EncoderConfig) -> nn.Module:
         return _output(config, config.readout.tokens, self.count, self.dropout)

@@ -16,12 +16,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.hooks import RemovableHandle
 
 from bothways.core.batch import Batch, Layout
 from bothways.core.errors import ConfigError
 from bothways.model import heads as head_modules
-from bothways.model.attention.bigbird_random import RandomBlocks
+from bothways.model.attention.block_sparse import RandomBlocks
 from bothways.model.attention.mask import AttentionView, RotaryTables
 from bothways.model.attention.patterns import Blocks
 from bothways.model.block import Attention, Block
@@ -195,8 +194,10 @@ def recorded_attentions(encoder: nn.Module, enabled: bool = True) -> Iterator[li
         assert isinstance(module, Attention)
         recorded.append(module.probabilities(*arguments[:3]))
 
-    blocks = [module for module in encoder.modules() if enabled and isinstance(module, Attention)]
-    with _hooked([block.register_forward_pre_hook(record) for block in blocks]):
+    with contextlib.ExitStack() as hooks:
+        for module in encoder.modules() if enabled else ():
+            if isinstance(module, Attention):
+                hooks.enter_context(module.register_forward_pre_hook(record))
         yield recorded
 
 
@@ -225,18 +226,11 @@ def recorded_projections(
         if step == repeats - 1 and layer + 1 in layers:
             recorded[layer + 1] = output
 
-    blocks = [module for module in encoder.modules() if isinstance(module, Attention)]
-    with _hooked([block.projections.register_forward_hook(record) for block in blocks]):
+    with contextlib.ExitStack() as hooks:
+        for module in encoder.modules():
+            if isinstance(module, Attention):
+                hooks.enter_context(module.projections.register_forward_hook(record))
         yield recorded
-
-
-@contextlib.contextmanager
-def _hooked(hooks: Iterable[RemovableHandle]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def spread(

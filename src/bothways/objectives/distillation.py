@@ -416,7 +416,6 @@ class Distillation(Objective):
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
     ) -> DistillationModule:
-        """Return the module to train."""
         return DistillationModule(models["model"], models["teacher"], self)
 
     def check(self, corpus: Corpus) -> list[Finding]:
@@ -429,13 +428,7 @@ class Distillation(Objective):
 
 
 class DistillationModule(TrainingModule):
-    """Trains a student on what a frozen teacher computes; see `Distillation`.
-
-    Args:
-        model: the student.
-        teacher: the teacher, which stays as it is.
-        objective: the losses.
-    """
+    """Trains a student, `model`, on what a frozen teacher computes; see `Distillation`."""
 
     predicts = ("masked",)
 
@@ -446,7 +439,6 @@ class DistillationModule(TrainingModule):
         self.coefficients = {name: factor for name, factor in factors.items() if factor != 1.0}
 
     def saved(self) -> Mapping[str, Model]:
-        """Return the student."""
         return {"model": self.model}
 
     def frozen(self) -> tuple[str, ...]:
@@ -464,7 +456,6 @@ class DistillationModule(TrainingModule):
         return {name: loss.count(batch) for loss in losses for name in loss.names}
 
     def forward(self, batch: Batch) -> Mapping[str, Loss]:
-        """Return the losses by name."""
         layers: tuple[int | None, int | None] = None, None
         if relations := self.objective.loss(Relations):
             layers = relations.layers(self.model.config, self.teacher.config)
@@ -536,7 +527,6 @@ class _SoftDivergence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return the gradient for the logits."""
         (gradient,) = ctx.saved_tensors
         return gradient * grad_total, None, None, None
 
@@ -602,7 +592,6 @@ class _RelationDivergence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
-        """Return the gradient for the student's vectors."""
         queries, keys = (gradient * grad_total for gradient in ctx.saved_tensors)
         return None, None, queries + keys, None
 
@@ -658,6 +647,5 @@ class _InParts(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Any, ...]:
-        """Return the gradients for x and the parameters."""
         grads = (None if g is None else g * grad_total for g in ctx.saved_tensors)
         return None, None, *grads

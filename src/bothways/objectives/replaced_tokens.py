@@ -66,7 +66,18 @@ Sharing = Literal["none", "shared", "disentangled"]
 
 
 @dataclass(frozen=True)
-class Narrower:
+class _GeneratorSize:
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            message = f"must be above 0 and at most 1, not {self.share:g}"
+            fix = "It is a share: a generator larger than the discriminator is too hard to detect."
+            raise ConfigError(message, where="objective.generator.share", fix=fix)
+
+
+@dataclass(frozen=True)
+class Narrower(_GeneratorSize):
     """A generator with a share of the discriminator's width, heads and feed-forward layer.
 
     It has as many layers, and embeddings as wide (ELECTRA).
@@ -75,26 +86,13 @@ class Narrower:
     share: float = 0.25
     kind: Literal["narrower"] = "narrower"
 
-    def __post_init__(self) -> None:
-        _check_share(self.share)
-
 
 @dataclass(frozen=True)
-class Shallower:
+class Shallower(_GeneratorSize):
     """A generator with a share of the discriminator's layers, each as wide (DeBERTa version 3)."""
 
     share: float = 0.5
     kind: Literal["shallower"] = "shallower"
-
-    def __post_init__(self) -> None:
-        _check_share(self.share)
-
-
-def _check_share(share: float) -> None:
-    if not 0 < share <= 1:
-        message = f"must be above 0 and at most 1, not {share:g}"
-        fix = "It is a share: a generator larger than the discriminator is too hard to detect."
-        raise ConfigError(message, where="objective.generator.share", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,6 @@ class ReplacedTokens(MaskedObjective):
     def training_module(
         self, models: Mapping[str, Model], vocabulary: Vocabulary
     ) -> ReplacedTokensModule:
-        """Return the module to train."""
         return ReplacedTokensModule(
             models["model"], models["generator"], self.replaced, self.temperature, self.sharing
         )
@@ -314,9 +311,7 @@ class ReplacedTokensModule(TrainingModule):
         model: the discriminator, an encoder with a "replaced" head.
         generator: an encoder with a "masked" head; with shared embeddings it takes over those of
             the other.
-        factor: factor of the loss "replaced".
-        temperature: temperature of the softmax from which replacements are drawn.
-        sharing: dependence of the discriminator's embedding on the generator's.
+        factor, temperature, sharing: as in `ReplacedTokens`.
     """
 
     predicts = ("masked",)

@@ -22,17 +22,22 @@ from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, ResourceError
 from bothways.core.runtime import devices
 from bothways.core.runtime.tuning import TUNING
-from bothways.model.attention.dispatch import AttentionCall, Compiled, choose
+from bothways.model.attention.dispatch import AttentionCall, choose
 from bothways.model.attention.patterns import Full
 from bothways.model.block import Block, GroupedProjection
 from bothways.model.config import EncoderConfig
 from bothways.model.embedding import Embedding
 from bothways.model.heads import MaskedOutput, NextTokenOutput
 from bothways.model.kernels import library
-from bothways.model.kernels.encoder import CompiledBlockTail, CompiledLayers
-from bothways.model.kernels.int8 import Int8Linear
 from bothways.model.kernels.library import HEAD_STEP, Feature, multiplies
-from bothways.model.kernels.linear import CompiledLinear, OneDNNLinear, PanelLinear
+from bothways.model.kernels.linear import (
+    CompiledBlockTail,
+    CompiledLayers,
+    CompiledLinear,
+    Int8Linear,
+    OneDNNLinear,
+    PanelLinear,
+)
 from bothways.model.model import Encoder, Hidden, Model, spread
 from bothways.model.positions import Disentangled, Learned, Sinusoidal
 
@@ -201,7 +206,7 @@ class PreparedEncoder(Encoder):
             or keep_layers
             or batch.causal is not None
             or layout.tokens > self.max_tokens
-            or choose(self._attention(layout.max_seqlen)) != Compiled()
+            or choose(self._attention(layout.max_seqlen)) != "compiled"
         ):
             return super().forward(batch, keep_layers, only)
         x, table = self.embed(batch)

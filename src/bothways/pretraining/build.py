@@ -375,7 +375,7 @@ def check_class(
     message = f"transformers has no {family.model_type} class with the heads {names}"
     alternatives = ", ".join(other.model_type for other in suitable)
     widths = {
-        name: make().width for name, make in PRESETS.items() if preset_family(name) in suitable
+        name: shape.width for name, shape in PRESETS.items() if preset_family(name) in suitable
     }
     # The preset of a suitable family whose width is nearest.
     nearest = min(widths, key=lambda name: abs(widths[name] - encoder.width), default=None)

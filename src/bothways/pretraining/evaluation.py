@@ -23,10 +23,9 @@ from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.families.catalogue import family_for
 from bothways.model.heads import token_head
 from bothways.objectives import replaced_tokens
-from bothways.objectives.gpt_bert import GPTBERT
-from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence
+from bothways.objectives.causal_lm import GPTBERT
+from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, MaskedLMSentenceOrder
 from bothways.objectives.objective import Objective
-from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
 from bothways.training.loop import evaluate_losses

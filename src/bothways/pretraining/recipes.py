@@ -23,16 +23,20 @@ from bothways.data.loader import BatchSize, ExampleBudget, TokenBudget, TokenRam
 from bothways.data.masking import AnyToken, Masking, NGrams, RareTokens
 from bothways.data.segments import FullSentences
 from bothways.model.config import Activation, EncoderConfig, Readout, with_vocabulary
+from bothways.model.families.bert import ELECTRA_READOUT
 from bothways.model.families.catalogue import PRESETS, family_for, preset
-from bothways.model.families.electra import READOUT
 from bothways.model.positions import Learned, Rotary
+from bothways.objectives.causal_lm import GPTBERT
 from bothways.objectives.distillation import Distillation, Relations
-from bothways.objectives.gpt_bert import GPTBERT
-from bothways.objectives.masked_lm import MaskedLM, MaskedObjective, with_masking
+from bothways.objectives.masked_lm import (
+    MaskedLM,
+    MaskedLMSentenceOrder,
+    MaskedLMSpanBoundary,
+    MaskedObjective,
+    with_masking,
+)
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
-from bothways.objectives.sentence_order import MaskedLMSentenceOrder
-from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.pretraining import PretrainRecipe
 from bothways.pretraining.build import fit_to_corpus, start_encoder
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
@@ -380,7 +384,7 @@ def _with_heads(encoder: EncoderConfig, objective: Objective) -> EncoderConfig:
     """Return the shape of a BERT with ELECTRA's heads if it is to detect replaced tokens."""
     if not isinstance(objective, ReplacedTokens):
         return encoder
-    detector = dataclasses.replace(encoder, readout=READOUT)
+    detector = dataclasses.replace(encoder, readout=ELECTRA_READOUT)
     family = family_for(detector)
     fits = family is not None and family.architecture_with(["replaced"]) is not None
     return detector if fits and encoder.readout == Readout() else encoder

@@ -44,9 +44,9 @@ from bothways.pretraining.milestones import Milestones, words_of_epoch
 from bothways.pretraining.probes import with_probes
 from bothways.pretraining.run_page import write_run_page
 from bothways.training import parallel, run
-from bothways.training.average import averaged_weights
 from bothways.training.checkpoint import FolderStore, MemoryStore, run_folder
 from bothways.training.run import Training
+from bothways.training.saved_state import averaged_weights
 from bothways.training.schedules import RunState
 from bothways.training.step_cost import choose_parallelism, peak_of
 

@@ -11,6 +11,10 @@ their only state.
 
 A run keeps them in its folder, with records and signals (`FolderStore`): it can be interrupted and
 resumed. A run in memory keeps the best weights alone and ends with them (`MemoryStore`).
+
+After Ctrl-C, SIGTERM, SIGUSR1 or a closed terminal the run finishes its step and saves.
+Clouds send SIGTERM before they take a machine away, Slurm the signal that a job asks for: SIGUSR1
+by custom. A second Ctrl-C ends the program at once.
 """
 
 from __future__ import annotations
@@ -20,10 +24,14 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -48,12 +56,10 @@ from bothways.core.runtime.devices import device_of
 from bothways.core.source import rng
 from bothways.core.training_module import TrainingModule
 from bothways.training import saved_state, trackers
-from bothways.training.average import use_average
 from bothways.training.parallel import Plan, from_main_rank, is_main, on_all_ranks
-from bothways.training.saved_state import MANIFEST, PROGRESS, RunTensors
+from bothways.training.saved_state import MANIFEST, PROGRESS, RunTensors, use_average
 from bothways.training.schedules import RunState
-from bothways.training.signals import Interruption
-from bothways.training.step_record import StepRecord
+from bothways.training.trackers import StepRecord
 
 Metrics = Mapping[str, int | float]
 """Results of an evaluation by name, such as "held-out/loss/masked"."""
@@ -113,7 +119,6 @@ class Checkpoint:
     """A checkpoint whose files are as they were written.
 
     Attributes:
-        folder: the folder of its files.
         progress: the state of the run when it was saved.
         metrics: the last evaluation before, by name.
         config: the configuration of the run, in plain values.
@@ -504,3 +509,68 @@ def run_folder(folder: Path, *, resume: bool, progress: Progress = SILENT) -> It
             if not begun and {file.name for file in folder.iterdir()} <= {MARK, LOCK, OWNER}:
                 (folder / MARK).unlink()  # the run was refused
             raise
+
+
+# Windows has neither SIGHUP nor SIGUSR1.
+_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    *(getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name)),
+)
+
+
+class Interruption:
+    """Notes the first of the signals while it is open, and restores the handlers.
+
+    Signals reach the main thread alone: opened in another thread, it changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.by: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        """True if a signal has come."""
+        return self.by is not None
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            # What is ignored stays so: `nohup` ignores SIGHUP.
+            self._before = {
+                number: signal.signal(number, self._note)
+                for number in _SIGNALS
+                if signal.getsignal(number) != signal.SIG_IGN
+            }
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.by = self.by or signal.Signals(number)
+        # Not through sys.stderr: the signal may have come in the middle of a write to it.
+        with contextlib.suppress(OSError):  # Ctrl-C may have ended the reader of the output, too
+            message = "the run saves after this step and ends. Ctrl-C ends it at once."
+            os.write(2, f"\n{self.by.name}: {message}\n".encode())
+
+
+def resume_command(arguments: Sequence[str]) -> str:
+    """Return the command that resumes a run started with these arguments, under torchrun if needed.
+
+    Of a run on several machines it is the command for each machine.
+
+    >>> resume_command(["pretrain", "my run"])
+    "bothways pretrain 'my run' --resume"
+    """
+    words = ["bothways", *(word for word in arguments if word != "--resume"), "--resume"]
+    if ranks := os.environ.get("LOCAL_WORLD_SIZE"):
+        machines, several = int(os.environ.get("WORLD_SIZE", ranks)) // int(ranks), []
+        if machines > 1:
+            endpoint = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            several = [f"--nnodes={machines}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+        words = ["torchrun", *several, f"--nproc-per-node={ranks}", "-m", *words]
+    return shlex.join(words)

@@ -25,11 +25,10 @@ from bothways.core.training_module import TrainingModule
 from bothways.model.block import Block
 from bothways.model.model import Encoder
 from bothways.training import meter as meters, optimizers, schedules
-from bothways.training.average import Average
 from bothways.training.checkpoint import STOPPING, Best, Keep, Metrics, Store
 from bothways.training.loop import Loop, clock_from
 from bothways.training.parallel import Plan, barrier, sharded
-from bothways.training.saved_state import RunTensors
+from bothways.training.saved_state import Average, RunTensors
 from bothways.training.trackers import HostedTracker
 
 BEST, WAITED, REACHED = (f"{STOPPING}{name}" for name in ("best", "waited", "reached"))

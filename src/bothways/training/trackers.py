@@ -2,40 +2,41 @@
 
 Reports read `metrics.jsonl`, which holds each step once, however often the run was stopped and
 resumed.
+
+`StepRecord` keeps what no repeat of a step can compute, the rate and the phase. Both follow from
+the share of the run that is done, which is read from a clock where the length of the run is a time.
+So they are written down before each step:
+
+    steps.bin    16 bytes a step: the multiple of the peak rate (float64), the phase from 0 and the
+                 number of ranks (uint32 each), little-endian
+
+A repeat reads them (`pretraining.inspect_step`) and has no clock.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bothways.core import errors
 from bothways.core.files import parse_object, replace_text
 from bothways.training.meter import Record
+from bothways.training.schedules import RunState
 
 _FIX = f"Make room, then {errors.AGAIN}: the checkpoints are whole."
 _EVENTS, _NUMBER = "events.out.tfevents.", re.compile(r"\d+(\.\d+)?")
 
 HostedTracker = Literal["wandb"]
-
-
-@runtime_checkable
-class Tracker(Protocol):
-    """A receiver of records."""
-
-    def write(self, record: Record) -> None:
-        """Take one record: of training, with a "share" of the run in it, or of an evaluation."""
-        ...
-
-    def close(self) -> None:
-        """Write what is held back."""
-        ...
 
 
 class JsonLines:
@@ -149,3 +150,66 @@ class WeightsAndBiases:
     def close(self) -> None:
         """Send what is held back."""
         self._run.finish()
+
+
+Tracker = JsonLines | TensorBoard | WeightsAndBiases
+"""A receiver of records: of training, with a "share" of the run in them, or of an evaluation."""
+
+STEPS = "steps.bin"
+_ENTRY = np.dtype([("rate", "<f8"), ("phase", "<u4"), ("ranks", "<u4")])
+StepEntries = NDArray[Any]
+"""The entries of the steps of a run from the first on, with fields `rate`, `phase`, `ranks`."""
+
+
+class StepRecord:
+    """Appends an entry before each step; a resumed run first drops those after its checkpoint.
+
+    Args:
+        folder: of the run.
+        step: of the checkpoint from which it continues. Steps before it that were not recorded
+            have the rate NaN.
+        ranks: of this session.
+
+    Raises:
+        ResourceError: the file cannot be written.
+    """
+
+    def __init__(self, folder: Path, step: int, ranks: int) -> None:
+        self._file, self._ranks = folder / STEPS, ranks
+        recorded = min(step, len(_read(self._file)))
+        unknown = np.zeros(step - recorded, _ENTRY)
+        unknown["rate"] = math.nan
+        with errors.os_errors(self._file, _FIX):
+            # Unbuffered: also the step at which a process is killed has its entry.
+            self._stream = self._file.open("ab", buffering=0)
+            self._stream.truncate(recorded * _ENTRY.itemsize)
+            self._stream.write(unknown.tobytes())
+
+    def note(self, state: RunState, rate: float) -> None:
+        """Append the entry of the step that follows a state."""
+        entry = np.array((rate, state.phase, self._ranks), _ENTRY)
+        with errors.os_errors(self._file, _FIX):
+            self._stream.write(entry.tobytes())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+
+def recorded_steps(folder: Path) -> StepEntries:
+    """Return the entries of a run's steps.
+
+    Raises:
+        CheckpointError: the run has no such record.
+    """
+    if not (folder / STEPS).is_file():
+        message = f"has no record of its steps ({STEPS}): a version without it trained this run"
+        fix = "Its steps cannot be repeated. Train it again to inspect one."
+        raise errors.CheckpointError(message, where=folder, fix=fix)
+    return _read(folder / STEPS)
+
+
+def _read(file: Path) -> StepEntries:
+    """Return the whole entries of a file, whose last one may have been cut by a kill."""
+    content = file.read_bytes() if file.is_file() else b""
+    return np.frombuffer(content, _ENTRY, len(content) // _ENTRY.itemsize)

@@ -65,7 +65,9 @@ def split_overrides(texts: Iterable[str]) -> dict[str, str]:
             fix = "Write key=value without blanks, such as training.optimizer.lr=3e-5."
             if os.path.exists(text):
                 folder = os.path.isdir(text)
-                message = f"{text!r} is a {'folder' if folder else 'file'}, and settings follow here"
+                message = (
+                    f"{text!r} is a {'folder' if folder else 'file'}, and settings follow here"
+                )
                 name = argument(corpus="FOLDER") if folder else argument(dev="FILE")
                 fix = f"Give it by its name, such as {name}."
             raise ConfigError(message, fix=fix)

@@ -49,8 +49,7 @@ from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.kernels.dropout import Dropout
-from bothways.model.layer_mix import LayerChoice, LayerSum, build_mix, chosen_layers
-from bothways.model.lstm import BiLSTM
+from bothways.model.layer_mix import BiLSTM, LayerChoice, LayerSum, build_mix, chosen_layers
 from bothways.model.model import Encoder
 from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction

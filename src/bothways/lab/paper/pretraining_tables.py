@@ -20,12 +20,12 @@ from bothways.lab.paper import published
 from bothways.lab.paper.published import Published
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import EncoderConfig, Sharing
-from bothways.model.families import albert, bert, electra, gpt
+from bothways.model.families import bert, gpt
 from bothways.objectives import masked_lm
 from bothways.objectives.causal_lm import CausalLM
+from bothways.objectives.masked_lm import MaskedLMSentenceOrder
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens
-from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.pretraining.config import PretrainConfig
 
 Scale = Literal["small", "paper"]
@@ -334,7 +334,7 @@ TABLES = {
     ),
     "albert-sentences": PretrainTable(
         "Sentence losses (Lan et al. 2019, table 5)",
-        albert.base,
+        bert.albert,
         masked_lm.MaskedLM(),
         (
             _named("none", objective=masked_lm.MaskedLM()),
@@ -348,7 +348,7 @@ TABLES = {
     ),
     "albert-sharing": PretrainTable(
         "Shared layers (Lan et al. 2019, table 4)",
-        albert.base,
+        bert.albert,
         MaskedLMSentenceOrder(),
         (
             _named("all shared"),
@@ -364,7 +364,7 @@ TABLES = {
     ),
     "electra": PretrainTable(
         "Replaced token detection and masked LM (Clark et al. 2020, section 3.4)",
-        electra.PRESETS["electra-base-discriminator"],
+        lambda: bert.PRESETS["electra-base-discriminator"],
         masked_lm.MaskedLM(masking=Masking(0.15)),
         (
             _named("BERT"),

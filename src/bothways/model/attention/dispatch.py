@@ -2,24 +2,34 @@
 
 `choose` decides. It is a pure function of an `AttentionCall`, which holds everything that the
 decision depends on but the thresholds (`runtime.tuning`) and what this machine has.
+
+Scores of relative positions are added by `attend_relative`:
+
+    score(i, j) = (q_i·k_j + q_i·K_{i−j} + k_j·Q_{i−j}) / √(d · terms) + b_{i−j}
+
+K and Q are keys and queries made from relative positions. Their products with all 2n − 1 distances
+of a sequence of n tokens are one matrix product per rectangle; `along_diagonals` reads distance i
+− j from it as a view. So there is no tensor of (n × n × d) and no gather, whose backward pass adds
+one element at a time.
+
+Source: He et al. 2020, section 3.1; for b, Raffel et al. 2020, section 2.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import assert_never
 
+from bothways.core.errors import ConfigError
 from bothways.core.runtime.devices import has_flex, has_varlen
 from bothways.core.runtime.tuning import TUNING
-from bothways.model.attention import reference
-from bothways.model.attention.flash import attend_packed
 from bothways.model.attention.mask import (
     EVERYTHING,
     AttentionPart,
@@ -28,6 +38,13 @@ from bothways.model.attention.mask import (
     sees_all,
 )
 from bothways.model.attention.patterns import Blocks, Causal, Full, Pattern, Window
+from bothways.model.attention.reference import (
+    PaddedKernel,
+    attend_from,
+    attend_in_blocks,
+    attend_packed,
+    attend_padded,
+)
 from bothways.model.kernels import library
 from bothways.model.kernels.attention import packed_attention
 from bothways.model.kernels.dropout import Mask, drop
@@ -66,39 +83,16 @@ class AttentionCall:
     causal: bool = False
 
 
-@dataclass(frozen=True)
-class Packed:
-    """FlashAttention over packed sequences on a GPU: no rectangles, no padding."""
+Kernel = Literal["packed", "flexible", "compiled", "gathered", "blocked"] | PaddedKernel
+"""Kernels of a whole batch, then of a rectangle.
 
-
-@dataclass(frozen=True)
-class Flexible:
-    """FlexAttention over packed sequences: a window with global tokens on a GPU."""
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """The library's compiled CPU kernel over packed sequences."""
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """Matrix products over rectangles, with a backward pass of its own for all of a batch."""
-
-
-@dataclass(frozen=True)
-class Blocked:
-    """Block-sparse attention in a rectangle, in time linear in the length."""
-
-
-@dataclass(frozen=True)
-class Padded:
-    """Full attention with a mask in a rectangle."""
-
-    kernel: reference.PaddedKernel
-
-
-Kernel = Packed | Flexible | Compiled | Gathered | Blocked | Padded
+    packed      FlashAttention over packed sequences on a GPU: no rectangles, no padding
+    flexible    FlexAttention over packed sequences: a window with global tokens on a GPU
+    compiled    the library's compiled CPU kernel over packed sequences
+    gathered    matrix products over rectangles, with a backward pass of its own for all of a batch
+    blocked     block-sparse attention in a rectangle, in time linear in the length
+    others      full attention with a mask in a rectangle
+"""
 
 
 def choose(call: AttentionCall) -> Kernel:
@@ -106,18 +100,18 @@ def choose(call: AttentionCall) -> Kernel:
 
     | # | device | dtype | pattern | dropout | learning | length | kernel |
     |---|---|---|---|---|---|---|---|
-    | 1 | CUDA (`has_varlen`) | bf16, fp16 | full, causal, window | 0 | any | any | Packed |
-    | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | Flexible |
-    | 3 | CPU (`library.supports_heads`) | fp32 | all see all | 0 | any | ≤ `compiled` | Compiled |
-    | 4 | the same | fp32 | all see all | > 0 | any | any | Compiled |
-    | 5 | the same with AMX | bf16 | all see all | 0 | any | ≤ `compiled_amx` | Compiled |
-    | 6 | the same with AMX | bf16 | all see all | > 0 | any | any | Compiled |
-    | 7 | the same without AMX | bf16 | all see all | 0 | no | ≤ `compiled` | Compiled |
-    | 8 | CPU | any | not as rows 10, 11 | any | yes | `padded_kernel`: products | Gathered |
-    | 9 | any | any | any | any | any | any, with `relative` | Padded |
-    | 10 | any | any | window | any | any | > 2 · radius + `masked_window` | Blocked |
-    | 11 | any | any | blocks | any | any | > `pattern.dense` | Blocked |
-    | 12 | any | any | any | any | any | any | Padded |
+    | 1 | CUDA (`has_varlen`) | bf16, fp16 | full, causal, window | 0 | any | any | packed |
+    | 2 | CUDA (`has_flex`) | any | window with global tokens | 0 | any | any | flexible |
+    | 3 | CPU (`library.supports_heads`) | fp32 | all see all | 0 | any | ≤ `compiled` | compiled |
+    | 4 | the same | fp32 | all see all | > 0 | any | any | compiled |
+    | 5 | the same with AMX | bf16 | all see all | 0 | any | ≤ `compiled_amx` | compiled |
+    | 6 | the same with AMX | bf16 | all see all | > 0 | any | any | compiled |
+    | 7 | the same without AMX | bf16 | all see all | 0 | no | ≤ `compiled` | compiled |
+    | 8 | CPU | any | not as rows 10, 11 | any | yes | `padded_kernel`: products | gathered |
+    | 9 | any | any | any | any | any | any, with `relative` | `padded_kernel` |
+    | 10 | any | any | window | any | any | > 2 · radius + `masked_window` | blocked |
+    | 11 | any | any | blocks | any | any | > `pattern.dense` | blocked |
+    | 12 | any | any | any | any | any | any | `padded_kernel` |
 
     Rows 1 to 8 are for whole batches without `relative`: a rectangle and a call with `relative`
     begin at row 9. A call with `causal` needs a mask: rows 1 to 7, 10 and 11 do not fit it. Row 1
@@ -125,7 +119,7 @@ def choose(call: AttentionCall) -> Kernel:
     call without `global_qkv`, row 8 one without global tokens.
     """
     if call.relative:
-        return Padded(padded_kernel(replace(call, learning=True)))
+        return padded_kernel(replace(call, learning=True))
     # A rectangle has left the packed form: kernels for whole batches are out of the question.
     if not call.rectangle and not call.causal:
         # FlashAttention reads vectors of 8 half-precision numbers (16 bytes) at once.
@@ -133,16 +127,16 @@ def choose(call: AttentionCall) -> Kernel:
         plain = not (isinstance(call.pattern, Blocks) or call.global_tokens or call.global_qkv)
         small = call.head_size <= 256
         if plain and half and small and not call.dropout and has_varlen(call.device):
-            return Packed()
+            return "packed"
         if _is_flexible(call):
-            return Flexible()
+            return "flexible"
         if _is_compiled(call):
-            return Compiled()
+            return "compiled"
     if not call.causal and _is_sparse(call):
-        return Blocked()
+        return "blocked"
     kernel = padded_kernel(call)
     dense = not (call.rectangle or call.global_tokens or call.global_qkv)
-    return Gathered() if dense and call.learning and kernel == "products" else Padded(kernel)
+    return "gathered" if dense and call.learning and kernel == "products" else kernel
 
 
 def _is_flexible(call: AttentionCall) -> bool:
@@ -176,7 +170,7 @@ def _is_sparse(call: AttentionCall) -> bool:
             assert_never(call.pattern)
 
 
-def padded_kernel(call: AttentionCall) -> reference.PaddedKernel:
+def padded_kernel(call: AttentionCall) -> PaddedKernel:
     """Choose the kernel for a rectangle of `call.max_seqlen` keys.
 
     | device | dropout | learning | dtype | keys | kernel |
@@ -223,16 +217,16 @@ def attend(
     )  # fmt: skip
     match choose(call):
         # The whole batch at once …
-        case Packed():
+        case "packed":
             return attend_packed(qkv, view)
-        case Flexible():
+        case "flexible":
             return view.flexible(qkv, global_qkv)
-        case Compiled():
+        case "compiled":
             return packed_attention(qkv, view.layout, rate)
-        case Gathered():
+        case "gathered":
             return attend_gathered(qkv, view.parts, rate)
         # … or rectangle by rectangle, each with its own choice.
-        case Blocked() | Padded():
+        case _:
             outputs = [_attend_part(qkv, global_qkv, segment, call) for segment in view.parts]
             return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
@@ -245,17 +239,17 @@ def _attend_part(
     q, k, v = rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # each (rows, heads, longest, d)
     call = replace(batch, max_seqlen=rectangle.longest, rectangle=True)
     match choose(call):
-        case Blocked():
+        case "blocked":
             if isinstance(segment.pattern, Blocks):
                 rate = 0.0  # BigBird's code drops no probability here
             sparse = segment.block_mask
             # Each block is a rectangle of its own: its length is the number of keys that it reads.
             sparse_call = replace(call, dropout=rate, max_seqlen=sparse.mask.shape[-1])
-            outputs = reference.attend_in_blocks(
+            outputs = attend_in_blocks(
                 q, k, v, sparse, segment.global_tokens, rate, padded_kernel(sparse_call)
             )
-        case Padded(kernel):
-            outputs = reference.attend_padded(q, k, v, segment.mask, rate, kernel)
+        case "fused" | "products" | "in_place" as kernel:
+            outputs = attend_padded(q, k, v, segment.mask, rate, kernel)
         case other:
             raise AssertionError(f"{other} is for a whole batch")
     if segment.global_tokens is not None:
@@ -263,16 +257,14 @@ def _attend_part(
         if global_qkv is not None and isinstance(segment.pattern, Window):
             q, k, v = rectangle.pad(global_qkv).permute(2, 0, 3, 1, 4)
         kernel = padded_kernel(replace(call, dropout=rate))
-        outputs = reference.attend_from(
-            segment.global_tokens, q, k, v, rectangle, rate, kernel, outputs
-        )
+        outputs = attend_from(segment.global_tokens, q, k, v, rectangle, rate, kernel, outputs)
     return rectangle.unpad(outputs.transpose(1, 2))
 
 
 def attend_gathered(
     qkv: Float[Tensor, "tokens 3 heads d"], segments: Sequence[AttentionPart], rate: float
 ) -> Float[Tensor, "tokens heads d"]:
-    """Compute `dispatch.attend` for the calls that are `Gathered`; differentiable once."""
+    """Compute `dispatch.attend` for the calls that are "gathered"; differentiable once."""
     result: Tensor = _Attention.apply(qkv, segments, rate)  # type: ignore[no-untyped-call]
     return result
 
@@ -280,7 +272,6 @@ def attend_gathered(
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, segments: Sequence[AttentionPart], rate: float) -> Tensor:
-        """Compute attention over padded rectangles."""
         tokens, _, heads, size = qkv.shape
         saved, masks = list[Tensor | None](), list[Mask]()
         vectors, result = qkv.reshape(-1, size), qkv.new_empty(tokens * heads, size)
@@ -311,17 +302,14 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient for queries, keys and values."""
         tokens, heads, size = gradient.shape
         saved, scale = iter(ctx.saved_tensors), size**-0.5
         vectors, result = gradient.reshape(-1, size), gradient.new_empty(tokens * 3 * heads, size)
         indexed = zip(_indexed(ctx.parts, heads), ctx.masks, strict=True)
         for (segment, index, here), seeded in indexed:
             q, k, v, probabilities, factors = (next(saved) for _ in range(5))
-            mask, rectangle = (
-                seeded._replace(factors=factors).like(probabilities),
-                segment.rectangle,
-            )
+            mask = seeded._replace(factors=factors).like(probabilities)
+            rectangle = segment.rectangle
             # The gradient of O = dropout(P) V with P = softmax(S), S = scale · Q Kᵀ:
             # dV = dropout(P)ᵀ dO, dP = dropout(dO Vᵀ), dS = P ∘ (dP − Σ P ∘ dP),
             # dQ = scale · dS K, dK = scale · dSᵀ Q.
@@ -353,9 +341,164 @@ def _indexed(
 ) -> Iterator[tuple[AttentionPart, HeadIndex, slice]]:
     """Yield each part with its indices and its slice of the batch's `(tokens · heads)`."""
     for segment in segments:
-        rectangle = segment.rectangle
-        yield (
-            segment,
-            segment.head_index(heads),
-            slice(rectangle.start * heads, rectangle.stop * heads),
+        start, stop = segment.rectangle.start * heads, segment.rectangle.stop * heads
+        yield segment, segment.head_index(heads), slice(start, stop)
+
+
+@dataclass(frozen=True)
+class PositionTerms:
+    """What relative positions add to scores.
+
+    Attributes:
+        keys: keys that the queries of tokens meet, content to position; None without that term.
+        queries: queries that the keys of tokens meet, position to content; None without it.
+        bias: a number for each head; None without it.
+    """
+
+    keys: Float[Tensor, "rows heads d"] | None = None
+    queries: Float[Tensor, "rows heads d"] | None = None
+    bias: Float[Tensor, "rows heads"] | None = None
+
+    @property
+    def count(self) -> int:
+        """The products that a score is the sum of, with that of content."""
+        return 1 + (self.keys is not None) + (self.queries is not None)
+
+
+def attend_relative(
+    qkv: Float[Tensor, "tokens 3 heads d"],
+    terms: PositionTerms,
+    view: AttentionView,
+    rate: float = 0.0,
+) -> Float[Tensor, "tokens heads d"]:
+    """Compute `dispatch.attend` with scores of relative positions; the view must have distances."""
+    assert view.distances is not None
+    outputs = []
+    scale = (qkv.shape[-1] * terms.count) ** -0.5
+    for segment, rows in zip(view.parts, view.distances.rows, strict=True):
+        q, k, v = segment.rectangle.pad(qkv).permute(2, 0, 3, 1, 4)  # (rows, heads, longest, d)
+        size, length = qkv.shape[-1], segment.rectangle.longest
+        call = AttentionCall(qkv.device, qkv.dtype, size, length, dropout=rate, learning=True)
+        q = (q * scale).contiguous()
+        bias = position_scores(q, k, terms, rows, scale)
+        result = attend_padded(q, k, v, segment.mask, rate, padded_kernel(call), bias)
+        outputs.append(segment.rectangle.unpad(result.transpose(1, 2)))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def position_scores(
+    q: Float[Tensor, "rows heads n d"],
+    k: Float[Tensor, "rows heads n d"],
+    terms: PositionTerms,
+    rows: Int[Tensor, " distances"],
+    scale: float,
+) -> Float[Tensor, "*rows heads n n"]:
+    """Compute the terms that relative positions add to the scores of scaled queries.
+
+    A bias alone is the same for all rows of the rectangle, and has one.
+    """
+    scores = []
+    if terms.keys is not None:
+        scores.append(along_diagonals(_products(q, terms.keys[rows])))
+    if terms.queries is not None:
+        # Rows of this product are keys. The distance query − key grows with the query, so the order
+        # of the distances is reversed, and the result transposed to queries by keys.
+        products = _products(k, terms.queries[rows.flip(0)] * scale)
+        scores.append(along_diagonals(products).transpose(-2, -1))
+    if terms.bias is not None:
+        heads, n = terms.bias.shape[1], q.shape[2]
+        biases = terms.bias[rows].to(q.dtype).T[None, :, None].expand(1, heads, n, len(rows))
+        scores.append(along_diagonals(biases))
+    return scores[0] if len(scores) == 1 else scores[0] + scores[1]
+
+
+def _products(
+    x: Float[Tensor, "rows heads n d"], y: Float[Tensor, "distances heads d"]
+) -> Float[Tensor, "rows heads n distances"]:
+    """Multiply all vectors by all distances, head by head.
+
+    Rows are joined with tokens, so that the vectors of distances are not copied for each row.
+    """
+    rows, heads, n, d = x.shape
+    flat = x.transpose(0, 1).reshape(heads, rows * n, d) @ y.permute(1, 2, 0)
+    return flat.view(heads, rows, n, -1).transpose(0, 1)
+
+
+def along_diagonals(x: Float[Tensor, "*rows n distances"]) -> Float[Tensor, "*rows n n"]:
+    """Return element (i, n − 1 − i + j) of `x` at (i, j), as a view; `x` has 2n − 1 columns.
+
+    Example with n = 2, columns for the distances 1, 0, −1:
+
+        a b c        b c
+        d e f   →    d e
+    """
+    n = x.shape[-2]
+    if n == 1:
+        return x
+    # Each row begins one place further left. So read the memory in rows of 2n − 2 places instead of
+    # 2n − 1, from the first row's diagonal (place n − 1) on, and keep the first n of each.
+    width = 2 * n - 2
+    return x.flatten(-2)[..., n - 1 : n - 1 + n * width].view(*x.shape[:-2], n, width)[..., :n]
+
+
+def attention_probabilities(
+    qkv: Float[Tensor, "tokens 3 heads d"],
+    view: AttentionView,
+    terms: PositionTerms | None = None,
+    global_qkv: Float[Tensor, "tokens 3 heads d"] | None = None,
+) -> list[Float[Tensor, "heads _ _"]]:
+    """Return `(heads, queries, keys)` for each sequence, in its own length, without dropout.
+
+    Arguments are those of `dispatch.attend` and `attend_relative`.
+
+    Raises:
+        ConfigError: the pattern reads random blocks, whose probabilities are not one per pair.
+    """
+    if isinstance(view.pattern, Blocks) and view.layout.max_seqlen > view.pattern.dense:
+        raise ConfigError(
+            f"attentions of block-sparse sequences longer than {view.pattern.dense} tokens are "
+            "not available: some pairs of tokens are read twice",
+            where="encoder.patterns",
         )
+    if view.rotary is not None:
+        qkv = view.rotary(qkv)
+        global_qkv = None if global_qkv is None else view.rotary(global_qkv)
+    result = []
+    for at, segment in enumerate(view.parts):
+        rows = None if view.distances is None else view.distances.rows[at]
+        shares = _shares(qkv, segment, terms, rows)
+        if segment.global_tokens is not None and global_qkv is not None:
+            # The rows of global tokens come from their own queries and keys.
+            slots, exists = segment.global_tokens.slots, segment.global_tokens.exists
+            global_rows = _shares(global_qkv, segment, None, None, full=True)
+            row, column = exists.nonzero(as_tuple=True)
+            shares = shares.clone()  # the backward pass of softmax reads its output
+            shares[row, :, slots[row, column]] = global_rows[row, :, slots[row, column]]
+        # Cut each row of the rectangle to the length of its sequence.
+        keep, max_length = segment.rectangle.keep, segment.rectangle.longest
+        lengths = [max_length] * len(shares) if keep is None else keep.sum(1).tolist()
+        result += [share[:, :n, :n] for share, n in zip(shares, lengths, strict=True)]
+    return result
+
+
+def _shares(
+    qkv: Tensor,
+    segment: AttentionPart,
+    terms: PositionTerms | None,
+    rows: Tensor | None,
+    full: bool = False,
+) -> Float[Tensor, "rows heads longest longest"]:
+    """Return the softmax of a rectangle's scores; `full` lets every query see all keys."""
+    q, k, _ = segment.rectangle.pad(qkv).permute(2, 0, 3, 1, 4)
+    # Each term adds a score of the same variance: √(d · terms) keeps the sum at 1.
+    count = 1 if terms is None else terms.count
+    scale = (q.shape[-1] * count) ** -0.5
+    scores = (q * scale) @ k.mT
+    if terms is not None and rows is not None:
+        scores = scores + position_scores(q * scale, k, terms, rows, scale)
+    keep = segment.rectangle.keep
+    mask = (None if keep is None else keep[:, None, None]) if full else segment.mask
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    result: Tensor = scores.softmax(-1)
+    return result

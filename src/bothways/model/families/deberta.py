@@ -20,15 +20,13 @@ opens the encoder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
 from bothways.core.errors import FolderError
 from bothways.model.config import Bias, EncoderConfig, Own, PostNorm, Readout
 from bothways.model.families import bert, family
-from bothways.model.families.common import classes, masked_rules, output_rules
-from bothways.model.families.family import Architecture, Family
 from bothways.model.families.weight_names import Interleave, KeyTable, Rename, Rule, Stack
 from bothways.model.positions import Convolution, Disentangled, Learned, Term
 
@@ -67,17 +65,17 @@ def later(
     return replace(shape, readout=replace(shape.readout, replaced="with_first"))
 
 
-PRESETS: dict[str, Callable[[], EncoderConfig]] = {
-    "deberta-base": lambda: first(12, 768, 12),
-    "deberta-large": lambda: first(24, 1024, 16),
-    "deberta-xlarge": lambda: first(48, 1024, 16),
-    "deberta-v2-xlarge": lambda: later(24, 1536, 24, convolution=_NGRAMS),
-    "deberta-v2-xxlarge": lambda: later(48, 1536, 24, convolution=_NGRAMS),
-    "deberta-v3-xsmall": lambda: later(12, 384, 6),
-    "deberta-v3-small": lambda: later(6, 768, 12),
-    "deberta-v3-base": lambda: later(12, 768, 12),
-    "deberta-v3-large": lambda: later(24, 1024, 16),
-    "mdeberta-v3-base": lambda: later(12, 768, 12, MULTILINGUAL),
+PRESETS: dict[str, EncoderConfig] = {
+    "deberta-base": first(12, 768, 12),
+    "deberta-large": first(24, 1024, 16),
+    "deberta-xlarge": first(48, 1024, 16),
+    "deberta-v2-xlarge": later(24, 1536, 24, convolution=_NGRAMS),
+    "deberta-v2-xxlarge": later(48, 1536, 24, convolution=_NGRAMS),
+    "deberta-v3-xsmall": later(12, 384, 6),
+    "deberta-v3-small": later(6, 768, 12),
+    "deberta-v3-base": later(12, 768, 12),
+    "deberta-v3-large": later(24, 1024, 16),
+    "mdeberta-v3-base": later(12, 768, 12, MULTILINGUAL),
 }
 
 
@@ -244,7 +242,7 @@ _COMMON: tuple[Rule, ...] = (
     Rename("encoder.blocks.{}.mlp.up", f"{_ENCODER}.layer.{{}}.intermediate.dense"),
     Rename("encoder.blocks.{}.mlp.down", f"{_ENCODER}.layer.{{}}.output.dense"),
     *bert.post_norm_rules("deberta"),
-    *output_rules(
+    *family.output_rules(
         {
             "labels.inner": "pooler.dense",
             "choice.inner": "pooler.dense",
@@ -275,7 +273,9 @@ def _keys_for(rules: tuple[Rule, ...], config: EncoderConfig) -> KeyTable:
     )
     decoder = _has_decoder(config.position)
     names, others = (_PUBLISHED, _LEGACY) if decoder else (_LEGACY, _PUBLISHED)
-    masked = masked_rules(names["dense"], names["norm"], "cls.predictions.decoder", names["bias"])
+    masked = family.masked_rules(
+        names["dense"], names["norm"], "cls.predictions.decoder", names["bias"]
+    )
     all_rules = (*_COMMON, *placed, _IN_DECODER if decoder else _AT_INPUT, *masked)
     synonyms = tuple((others[kind], names[kind]) for kind in names)
     return KeyTable("deberta.", all_rules, (f"{_EMBEDDINGS}.position_ids",), synonyms)
@@ -313,10 +313,10 @@ def _family(
     model_type: str,
     defaults: EncoderConfig,
     rules: tuple[Rule, ...],
-    architectures: tuple[Architecture, ...],
-    classless: tuple[Architecture, ...] = (),
-) -> Family:
-    return Family(
+    architectures: tuple[family.Architecture, ...],
+    classless: tuple[family.Architecture, ...] = (),
+) -> family.Family:
+    return family.Family(
         model_type=model_type,
         keys=_keys_for(rules, defaults),
         architectures=architectures,
@@ -340,12 +340,12 @@ DEBERTA = _family(
     "deberta",
     replace(first(12, 768, 12), position=Disentangled()),
     _FIRST,
-    tuple(known for known in classes("Deberta") if known.heads != {"choice"}),
+    tuple(known for known in family.classes("Deberta") if known.heads != {"choice"}),
 )
 DEBERTA_V2 = _family(
     "deberta-v2",
     replace(later(24, 1536, 24), position=Disentangled()),
     _LATER,
-    classes("DebertaV2"),
-    (Architecture("DebertaV2Model", frozenset({"replaced"})),),
+    family.classes("DebertaV2"),
+    (family.Architecture("DebertaV2Model", frozenset({"replaced"})),),
 )

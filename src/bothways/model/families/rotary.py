@@ -1,18 +1,133 @@
-"""Common parts of families with rotary positions: settings, classes, names of Llama's layers."""
+"""Families with rotary positions and gated layers: ModernBERT, Nomic BERT, GTE and EuroBERT.
+
+ModernBERT (Warner et al. 2024), BERT's task with the architecture of later language models: local
+attention within 64 tokens in two of three layers, with a smaller base of the angles; no biases but
+in outputs; pre-norm with a LayerNorm after the embeddings; no segments and no pooler. Every head
+has a dense layer with GELU and LayerNorm of its own.
+
+Nomic BERT (Nussbaum et al. 2024, section 3.1): BERT without biases, for 2048 tokens. Files name
+tensors as FlashAttention's code does. Models that were published before transformers had the family
+name their settings as GPT-2 does; they are read, and written as transformers has them.
+
+GTE (Zhang et al. 2024, section 3.1): BERT for 8192 tokens. The published models have the type
+`new`; they are read, and written as transformers has them.
+
+EuroBERT (Boizard et al. 2025, section 2.1): a bidirectional Llama for European and other languages,
+for 8192 tokens. RMSNorm before each sub-layer, groups of heads that share keys and values, no
+biases, no dropout. The masked LM head is a matrix of its own alone; the head for labels applies its
+dense layer to every token and averages what comes out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bothways.core.errors import FolderError
-from bothways.model.config import EncoderConfig
-from bothways.model.families.common import classes
-from bothways.model.families.family import Architecture, read_number
-from bothways.model.families.weight_names import Rename, Rule, Stack
+from bothways.model.attention.patterns import Full, Pattern, Window
+from bothways.model.config import Bias, Dropouts, EncoderConfig, Gated, Own, PreNorm, Readout
+from bothways.model.families import bert, family
+from bothways.model.families.weight_names import KeyTable, Rename, Rule, Stack, Swap, Tie
 from bothways.model.positions import Rotary
 
-_FIX = "Use the model's own code for other scalings."
+_NOMIC = replace(
+    bert.base(30_528),
+    position=Rotary(2048, (1000.0,)),
+    mlp=Gated(),
+    bias=Bias(attention=False, mlp=False),
+    activation="silu",
+    dropout=Dropouts(0.0, 0.0),
+)
+
+
+def _gte(
+    shape: EncoderConfig, segments: int, theta: float, scaling: float, pad: int = 0
+) -> EncoderConfig:
+    """Return a published size; `scaling` is that of its longest input."""
+    factor = scaling ** (2 / 64)
+    return replace(
+        shape,
+        segments=segments,
+        position=Rotary(8192, (theta * scaling,), factor),
+        mlp=Gated(0.1),
+        bias=Bias(up=False),
+        dropout=Dropouts(0.1, 0.0),
+        pad=pad,
+        readout=Readout(masked="gelu"),
+    )
+
+
+_EUROBERT_PAD = 128_001
+
+
+def _eurobert(
+    depth: int, width: int, intermediate_size: int, heads: int, groups: int
+) -> EncoderConfig:
+    """Return `depth` layers of `width` features, with `groups` heads of keys and values."""
+    return EncoderConfig(
+        vocab=128_256,
+        width=width,
+        depth=depth,
+        heads=heads,
+        intermediate_size=intermediate_size,
+        segments=0,
+        position=Rotary(8192, (250_000.0,)),
+        order=PreNorm(),
+        mlp=Gated(),
+        bias=Bias(attention=False, mlp=False, output=False),
+        activation="silu",
+        norm="rms",
+        norm_epsilon=1e-5,
+        dropout=Dropouts(0.0, 0.0),
+        pad=_EUROBERT_PAD,
+        key_value_heads=None if groups == heads else groups,
+        readout=Readout(labels=Own("gelu", reads="late"), masked="direct", output="own"),
+    )
+
+
+GLOBAL, LOCAL = 160_000.0, 10_000.0
+_MODERN_PAD = 50_283
+_NORMED = Own("gelu", norm=True, reads="mean")
+
+
+def _modernbert(depth: int, width: int, intermediate_size: int) -> EncoderConfig:
+    return EncoderConfig(
+        vocab=50_368,
+        width=width,
+        depth=depth,
+        heads=width // 64,
+        intermediate_size=intermediate_size,
+        segments=0,
+        position=Rotary(8192, (GLOBAL, LOCAL, LOCAL)),
+        patterns=(Full(), Window(64), Window(64)),
+        order=PreNorm(embedding=True),
+        mlp=Gated(),
+        bias=Bias(attention=False, mlp=False, norm=False, head=False),
+        norm_epsilon=1e-5,
+        dropout=Dropouts(0.0, 0.0, places=("embedding", "attention")),
+        pad=_MODERN_PAD,
+        readout=Readout(labels=_NORMED, choice=_NORMED, tokens=_NORMED, masked="gelu"),
+    )
+
+
+_MODERNBERT = _modernbert(22, 768, 1152)
+PRESETS: dict[str, EncoderConfig] = {
+    # Further sizes (Weller et al. 2025).
+    "ettin-17m": _modernbert(7, 256, 384),
+    "ettin-32m": _modernbert(10, 384, 576),
+    "ettin-68m": _modernbert(19, 512, 768),
+    "ettin-1b": _modernbert(28, 1792, 3840),
+    "modernbert-base": _MODERNBERT,
+    "modernbert-large": _modernbert(28, 1024, 2624),
+    "nomic-bert-2048": _NOMIC,
+    "gte-base-en-v1.5": _gte(bert.base(30_528), 0, 500_000.0, 2.0),
+    "gte-large-en-v1.5": _gte(bert.large(30_528), 2, 160_000.0, 2.0),
+    "gte-multilingual-base": _gte(bert.base(250_048), 1, 20_000.0, 8.0, 1),
+    "eurobert-210m": _eurobert(12, 768, 3072, 12, 12),
+    "eurobert-610m": _eurobert(26, 1152, 4096, 18, 6),
+    "eurobert-2.1b": _eurobert(32, 2304, 6144, 18, 6),
+}
 
 
 def read_rotary(
@@ -38,10 +153,14 @@ def read_rotary(
     if kind not in ("default", "linear", "ntk") or unsupported:
         listed = ", ".join([f"of type {kind!r}", *unsupported])
         message = f"rotary positions {listed} have no counterpart here"
-        raise FolderError(message, where=location, fix=_FIX)
-    base = float(read_number(raw, "rope_theta", theta, location))
-    base = float(read_number(parameters, "rope_theta", base, location))
-    factor = 1.0 if kind == "default" else float(read_number(parameters, "factor", 1.0, location))
+        raise FolderError(
+            message, where=location, fix="Use the model's own code for other scalings."
+        )
+    base = float(family.read_number(raw, "rope_theta", theta, location))
+    base = float(family.read_number(parameters, "rope_theta", base, location))
+    factor = (
+        1.0 if kind == "default" else float(family.read_number(parameters, "factor", 1.0, location))
+    )
     if kind == "ntk":
         base, factor = base * factor, factor ** (2 / size)
     return Rotary(config.position.max_positions, (base,), factor)
@@ -105,7 +224,357 @@ def rotary_rules(
     )
 
 
-def pooled_classes(stem: str) -> tuple[Architecture, ...]:
+def pooled_classes(stem: str) -> tuple[family.Architecture, ...]:
     """Return the classes of GTE and Nomic BERT: the head for labels reads a pooler of its own."""
-    with_heads = classes(stem, pooled={"labels"}, heads={"masked", "labels", "tags"})
-    return (*with_heads[:-1], *classes(stem, heads=()))
+    with_heads = family.classes(stem, pooled={"labels"}, heads={"masked", "labels", "tags"})
+    return (*with_heads[:-1], *family.classes(stem, heads=()))
+
+
+def _read_nomic(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
+    fraction = family.read_number(raw, "rotary_emb_fraction", 1.0, location)
+    if fraction != 1:
+        message = f"rotary_emb_fraction must be 1, not {fraction}"
+        raise FolderError(message, where=location, fix="Use the model's own code.")
+    position = read_rotary(config, raw, 1000.0, location)
+    if raw.get("rotary_scaling_factor"):
+        # The published code scales positions only in texts longer than those it was trained on.
+        trained = family.read_number(raw, "max_trained_positions", 2048, location)
+        position = replace(position, max_positions=min(position.max_positions, trained))
+    return replace(config, position=position)
+
+
+_NOMIC_SETTINGS = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "activation_function": "hidden_act",
+    "resid_pdrop": "hidden_dropout_prob",
+    "attn_pdrop": "attention_probs_dropout_prob",
+    "rotary_emb_base": "rope_theta",
+}
+_OFF = (
+    "prenorm", "parallel_block", "use_rms_norm", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias",
+    "causal", "rotary_emb_interleaved",
+)  # fmt: skip
+_LM = "cls.predictions"
+_NOMIC_HEADS: tuple[Rule, ...] = (
+    *family.masked_rules(
+        f"{_LM}.transform.dense",
+        f"{_LM}.transform.layer_norm",
+        f"{_LM}.decoder",
+        f"{_LM}.bias",
+    ),
+    *family.output_rules(),
+)
+
+
+def _nomic_rules(stem: str) -> tuple[Rule, ...]:
+    layer = f"{stem}.encoder.layers.{{}}"
+    layers: tuple[Rule, ...] = (
+        Rename("encoder.blocks.{}.attention.qkv", f"{layer}.attn.Wqkv"),
+        Rename("encoder.blocks.{}.attention.out", f"{layer}.attn.out_proj"),
+        # The activation is applied to `fc12`, the first half here.
+        Stack("encoder.blocks.{}.mlp.up", (f"{layer}.mlp.fc12", f"{layer}.mlp.fc11")),
+        Rename("encoder.blocks.{}.mlp.down", f"{layer}.mlp.fc2"),
+        Rename("encoder.blocks.{}.attention_norm", f"{layer}.norm1"),
+        Rename("encoder.blocks.{}.mlp_norm", f"{layer}.norm2"),
+    )
+    return (*rotary_rules(stem, layers, "emb_ln"), *_NOMIC_HEADS)
+
+
+NOMIC_BERT = family.Family(
+    model_type="nomic_bert",
+    keys=KeyTable(
+        "nomic_bert.", _nomic_rules("nomic_bert"), family.position_buffers("nomic_bert.embeddings")
+    ),
+    architectures=pooled_classes("NomicBert"),
+    config_rules=family.ConfigRules(
+        _NOMIC,
+        activations={**family.ACTIVATIONS, "swiglu": "silu"},
+        fixed=family.FIXED | dict.fromkeys(_OFF, False),
+        published=_NOMIC_SETTINGS,
+        ignored=frozenset({"embd_pdrop", "max_trained_positions", "auto_map"}),
+        read_more=_read_nomic,
+        write_more=lambda config: {
+            "head_dim": config.width // config.heads,
+            **write_rotary(config),
+        },
+    ),
+    other_keys=(
+        KeyTable("bert.", _nomic_rules("bert")),
+        KeyTable("nomic_bert.", (*rotary_rules("nomic_bert"), *_NOMIC_HEADS)),
+    ),
+)
+
+
+def _gte_heads(norm: str) -> tuple[Rule, ...]:
+    return (*family.masked_rules("lm_head.dense", norm, "lm_head.decoder"), *family.output_rules())
+
+
+def _gte_rules(stem: str) -> tuple[Rule, ...]:
+    layer = f"{stem}.encoder.layer.{{}}"
+    layers: tuple[Rule, ...] = (
+        Rename("encoder.blocks.{}.attention.qkv", f"{layer}.attention.qkv_proj"),
+        Rename("encoder.blocks.{}.attention.out", f"{layer}.attention.o_proj"),
+        # The activation is applied to the second half, the first one here.
+        Swap("encoder.blocks.{}.mlp.up", f"{layer}.mlp.up_gate_proj"),
+        Rename("encoder.blocks.{}.mlp.down", f"{layer}.mlp.down_proj"),
+        Rename("encoder.blocks.{}.attention_norm", f"{layer}.attn_ln"),
+        Rename("encoder.blocks.{}.mlp_norm", f"{layer}.mlp_ln"),
+    )
+    return (*rotary_rules(stem, layers), *_gte_heads("lm_head.norm"))
+
+
+GTE = family.Family(
+    model_type="gte",
+    keys=KeyTable("gte.", _gte_rules("gte")),
+    architectures=pooled_classes("Gte"),
+    config_rules=family.ConfigRules(
+        _gte(bert.base(250_048), 1, 160_000.0, 1.0, 1),
+        numbers=family.UNSEGMENTED,
+        fixed=family.FIXED
+        | {"position_embedding_type": "rope", "layer_norm_type": "layer_norm"}
+        | {"pack_qkv": True, "logn_attention_scale": False},
+        ignored=frozenset(
+            {"auto_map", "unpad_inputs", "use_memory_efficient_attention", "logn_attention_clip1"}
+        ),
+        read_more=lambda config, raw, location: replace(
+            config,
+            segments=family.read_number(raw, "type_vocab_size", 1, location),
+            position=read_rotary(config, raw, 160_000.0, location),
+            mlp=Gated(config.dropout.hidden),
+        ),
+        write_more=lambda config: {
+            "type_vocab_size": config.segments,
+            **write_rotary(config),
+        },
+    ),
+    other_keys=(
+        KeyTable("new.", _gte_rules("new"), ("new.embeddings.position_ids",)),
+        KeyTable("gte.", (*rotary_rules("gte"), *_gte_heads("lm_head.layer_norm"))),
+    ),
+    other_types=("new",),
+)
+
+
+_POOLINGS: dict[str, Any] = {"bos": "first", "mean": "mean", "late": "late"}
+
+
+def _read_eurobert(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
+    groups = config.heads
+    if raw.get("num_key_value_heads") is not None:
+        groups = family.read_number(raw, "num_key_value_heads", groups, location)
+    reads = family.read_choice(raw, "classifier_pooling", _POOLINGS, "late", location)
+    return replace(
+        config,
+        position=read_rotary(config, raw, 10_000.0, location),
+        key_value_heads=None if groups == config.heads else groups,
+        bias=replace(config.bias, output=config.bias.mlp),
+        readout=replace(config.readout, labels=Own("gelu", reads=reads)),
+    )
+
+
+def _write_eurobert(config: EncoderConfig) -> dict[str, Any]:
+    labels = config.readout.labels
+    reads = labels.reads if isinstance(labels, Own) else ""
+    return {
+        "num_key_value_heads": config.key_value_heads or config.heads,
+        "head_dim": config.width // config.heads,
+        "classifier_pooling": family.first_name(_POOLINGS, reads),
+        **write_rotary(config),
+        # Absent ids would be the published vocabulary's.
+        **({} if config.vocab > _EUROBERT_PAD else {"bos_token_id": None, "eos_token_id": None}),
+    }
+
+
+def _eurobert_keys(config: EncoderConfig) -> KeyTable:
+    grouped = config.key_value_heads is not None
+    return KeyTable(
+        "model.",
+        (
+            Rename("encoder.embedding.token", "model.embed_tokens"),
+            *layer_rules("model.layers.{}", "input_layernorm", "post_attention_layernorm", grouped),
+            Rename("encoder.norm", "model.norm"),
+            Rename("heads.masked.bias", "lm_head.bias"),
+            Tie("encoder.embedding.token.weight", "lm_head.weight", owner="heads.masked"),
+            *family.output_rules({"labels.inner": "dense"}),
+        ),
+    )
+
+
+_EUROBERT = replace(_eurobert(12, 768, 3072, 12, 12), position=Rotary(8192, (10_000.0,)))
+EUROBERT = family.Family(
+    model_type="eurobert",
+    keys=_eurobert_keys(_EUROBERT),
+    architectures=family.classes("EuroBert", heads={"masked", "labels", "tags"}),
+    config_rules=family.ConfigRules(
+        _EUROBERT,
+        numbers=family.SIZES
+        | {
+            "norm_epsilon": "rms_norm_eps",
+            "dropout.attention": "attention_dropout",
+            "bias.mlp": "mlp_bias",
+            "bias.attention": "attention_bias",
+        },
+        fixed={},
+        published={"clf_pooling": "classifier_pooling"},
+        ignored=frozenset({"pretraining_tp", "mask_token_id", "auto_map"}),
+        read_more=_read_eurobert,
+        write_more=_write_eurobert,
+    ),
+    dropouts={},
+    adapted=_eurobert_keys,
+)
+
+
+_FULL, _WINDOW = "full_attention", "sliding_attention"
+_THETAS = {_FULL: ("global_rope_theta", GLOBAL), _WINDOW: ("local_rope_theta", LOCAL)}
+"""Kinds of layers, with the name of their base in older files and its default."""
+
+
+def _read_modernbert(config: EncoderConfig, raw: Mapping[str, Any], location: str) -> EncoderConfig:
+    # Older files have only the interval of global layers.
+    interval = family.read_number(raw, "global_attn_every_n_layers", 3, location)
+    if interval < 1:
+        message = f"global_attn_every_n_layers must be at least 1, not {interval}"
+        raise FolderError(message, where=location)
+    default = [_WINDOW if layer % interval else _FULL for layer in range(config.depth)]
+    kinds, allowed, depth = raw.get("layer_types") or default, list(_THETAS), config.depth
+    if not isinstance(kinds, list) or len(kinds) != depth or any(k not in allowed for k in kinds):
+        names = " or ".join(_THETAS)
+        message = f"layer_types must name {names} for each of {depth} layers, not {kinds!r}"
+        raise FolderError(message, where=location)
+    patterns: dict[str, Pattern] = {
+        _FULL: Full(),
+        _WINDOW: Window(family.read_number(raw, "local_attention", 128, location) // 2),
+    }
+    bases = {kind: _read_base(raw, kind, location) for kind in set(kinds)}
+    activation = family.read_choice(
+        raw, "classifier_activation", family.ACTIVATIONS, "gelu", location
+    )
+    reads = family.read_choice(
+        raw, "classifier_pooling", {"cls": "first", "mean": "mean"}, "cls", location
+    )
+    inner = Own(activation, norm=True, reads=reads)
+    rate = family.read_number(raw, "embedding_dropout", 0.0, location)
+    attention_rate = config.dropout.attention  # also on the output of attention
+    return replace(
+        config,
+        position=Rotary(config.position.max_positions, tuple(bases[kind] for kind in kinds)),
+        patterns=tuple(patterns[kind] for kind in kinds),
+        dropout=replace(
+            config.dropout,
+            hidden=attention_rate,
+            embedding=None if rate == attention_rate else rate,
+        ),
+        readout=replace(
+            config.readout,
+            labels=inner,
+            choice=inner,
+            tokens=inner,
+            masked=activation,
+        ),
+    ).canonical
+
+
+def _read_base(raw: Mapping[str, Any], kind: str, location: str) -> float:
+    """Return the base of the angles in layers of a kind."""
+    old, default = _THETAS[kind]
+    rope = raw.get("rope_parameters") or {}
+    parameters = (rope.get(kind) or {}) if isinstance(rope, dict) else rope
+    if not isinstance(parameters, dict) or rope.keys() - _THETAS:
+        message = f"rope_parameters must be a table for each kind of layers, not {rope!r:.60}"
+        raise FolderError(message, where=location)
+    if raw.get("rope_scaling") or parameters.get("rope_type", "default") != "default":
+        scaling = raw.get("rope_scaling") or parameters.get("rope_type")
+        message = f"rotary positions scaled by {scaling!r} have no counterpart here"
+        raise FolderError(message, where=location)
+    if "rope_theta" in parameters:
+        return float(family.read_number(parameters, "rope_theta", default, location))
+    if raw.get(old) is None and kind == _WINDOW and old in raw:
+        return _read_base(raw, _FULL, location)
+    return float(family.read_number(raw, old, default, location))
+
+
+def _write_modernbert(config: EncoderConfig) -> dict[str, Any]:
+    layers = [
+        _WINDOW if isinstance(config.pattern(layer), Window) else _FULL
+        for layer in range(config.depth)
+    ]
+    radius = next(
+        (pattern.radius for pattern in config.patterns if isinstance(pattern, Window)), 64
+    )
+    thetas = {
+        kind: config.base(layers.index(kind)) if kind in layers else default
+        for kind, (_, default) in _THETAS.items()
+    }
+    inner = config.readout.tokens or _NORMED
+    return {
+        "layer_types": layers,
+        "local_attention": 2 * radius,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()
+        },
+        "embedding_dropout": config.dropout_at("embedding"),
+        "classifier_activation": family.first_name(family.ACTIVATIONS, inner.activation),
+        "classifier_pooling": {"first": "cls", "mean": "mean"}[inner.reads],
+        # Absent ids would be the published vocabulary's.
+        **({} if config.vocab > _MODERN_PAD else dict.fromkeys(_SPECIALS)),
+    }
+
+
+_SPECIALS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+_MODERN_LAYER = "model.layers.{}"
+_MODERNBERT_RULES: tuple[Rule, ...] = (
+    Rename("encoder.embedding.token", "model.embeddings.tok_embeddings"),
+    Rename("encoder.embedding.norm", "model.embeddings.norm"),
+    Rename("encoder.blocks.{}.attention_norm", f"{_MODERN_LAYER}.attn_norm"),
+    Rename("encoder.blocks.{}.attention.qkv", f"{_MODERN_LAYER}.attn.Wqkv"),
+    Rename("encoder.blocks.{}.attention.out", f"{_MODERN_LAYER}.attn.Wo"),
+    Rename("encoder.blocks.{}.mlp_norm", f"{_MODERN_LAYER}.mlp_norm"),
+    Rename("encoder.blocks.{}.mlp.up", f"{_MODERN_LAYER}.mlp.Wi"),
+    Rename("encoder.blocks.{}.mlp.down", f"{_MODERN_LAYER}.mlp.Wo"),
+    Rename("encoder.norm", "model.final_norm"),
+    # All heads begin with the same layer.
+    *family.masked_rules("head.dense", "head.norm", "decoder"),
+    *(Rename(f"heads.{kind}.inner", "head.dense") for kind in ("labels", "tags", "span", "choice")),
+    *(Rename(f"heads.{kind}.norm", "head.norm") for kind in ("labels", "tags", "span", "choice")),
+    *(Rename(f"heads.{kind}.dense", "classifier") for kind in ("labels", "tags", "span", "choice")),
+)
+_MODERN_DROPOUT = ("classifier_dropout", 0.0)
+
+MODERNBERT = family.Family(
+    model_type="modernbert",
+    keys=KeyTable("model.", _MODERNBERT_RULES),
+    architectures=family.classes("ModernBert"),
+    config_rules=family.ConfigRules(
+        _MODERNBERT,
+        numbers=family.SIZES
+        | {
+            "norm_epsilon": "norm_eps",
+            "dropout.attention": "attention_dropout",
+            "readout.span_dropout": "classifier_dropout",
+            "mlp.dropout": "mlp_dropout",
+            "bias.attention": "attention_bias",
+            "bias.mlp": "mlp_bias",
+            "bias.norm": "norm_bias",
+            "bias.head": "classifier_bias",
+            "bias.output": "decoder_bias",
+        },
+        activation="hidden_activation",
+        ignored=frozenset(
+            """
+            deterministic_flash_attn initializer_cutoff_factor sparse_pred_ignore_index
+            sparse_prediction reference_compile repad_logits_with_grad global_attn_every_n_layers
+            global_rope_theta local_rope_theta rope_scaling layer_norm_eps position_embedding_type
+            """.split()  # noqa: SIM905
+        ),
+        fixed={},
+        read_more=_read_modernbert,
+        write_more=_write_modernbert,
+    ),
+    dropouts={"labels": _MODERN_DROPOUT, "tags": _MODERN_DROPOUT, "choice": _MODERN_DROPOUT},
+)

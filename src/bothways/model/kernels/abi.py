@@ -23,6 +23,12 @@ MAX_THREADS = 1024
 # Fields and arguments have the widths of <stdint.h>, so that no struct depends on the platform's
 # int and long. Pointers are passed as integer addresses.
 _POINTER, _INT32, _INT64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_FLOAT = ctypes.c_float
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Return fields of one type, in order."""
+    return [(name, kind) for name in names.split()]
 
 
 class DropoutStruct(ctypes.Structure):
@@ -39,12 +45,8 @@ class AttentionBatch(ctypes.Structure):
     """Packed sequences with their queries, keys and values."""
 
     _fields_ = [
-        ("qkv", _POINTER),
-        ("cu_seqlens", _POINTER),
-        ("tokens", _INT64),
-        ("sequences", _INT64),
-        ("heads", _INT64),
-        ("head_size", _INT64),
+        *_fields(_POINTER, "qkv cu_seqlens"),
+        *_fields(_INT64, "tokens sequences heads head_size"),
         # By value: a struct inside a struct, as in C.
         ("drop", DropoutStruct),
         ("dtype", _INT32),
@@ -55,14 +57,9 @@ class LinearStruct(ctypes.Structure):
     """A linear layer with weights packed in panels."""
 
     _fields_ = [
-        ("panels", _POINTER),
-        ("scales", _POINTER),
-        ("zero_point_sum", _POINTER),
-        ("bias", _POINTER),
-        ("in_features", _INT64),
-        ("out_features", _INT64),
-        # The kernels compare it with the sizes above: a wrong size cannot overrun the panels.
-        ("panel_bytes", _INT64),
+        *_fields(_POINTER, "panels scales zero_point_sum bias"),
+        # The kernels compare the bytes with the sizes: a wrong size cannot overrun the panels.
+        *_fields(_INT64, "in_features out_features panel_bytes"),
         ("dtype", _INT32),
     ]
 
@@ -71,29 +68,22 @@ class LayerNorm(ctypes.Structure):
     """A LayerNorm over the last dimension."""
 
     _fields_ = [
-        ("weight", _POINTER),
-        ("bias", _POINTER),
+        *_fields(_POINTER, "weight bias"),
         ("width", _INT64),
-        ("epsilon", ctypes.c_float),
+        ("epsilon", _FLOAT),
     ]
 
 
 class Moments(ctypes.Structure):
     """Mean and inverse deviation of one row."""
 
-    _fields_ = [("mean", ctypes.c_float), ("inverse_deviation", ctypes.c_float)]
+    _fields_ = _fields(_FLOAT, "mean inverse_deviation")
 
 
 class BlockTail(ctypes.Structure):
     """What follows the attention in a post-norm block."""
 
-    _fields_ = [
-        ("out", LinearStruct),
-        ("up", LinearStruct),
-        ("down", LinearStruct),
-        ("attention_norm", LayerNorm),
-        ("mlp_norm", LayerNorm),
-    ]
+    _fields_ = _fields(LinearStruct, "out up down") + _fields(LayerNorm, "attention_norm mlp_norm")
 
 
 class EncoderLayer(ctypes.Structure):
@@ -106,11 +96,8 @@ class Classification(ctypes.Structure):
     """Rows of logits and their labels."""
 
     _fields_ = [
-        ("logits", _POINTER),
-        ("labels", _POINTER),
-        ("rows", _INT64),
-        ("classes", _INT64),
-        ("ignore_index", _INT64),
+        *_fields(_POINTER, "logits labels"),
+        *_fields(_INT64, "rows classes ignore_index"),
         ("dtype", _INT32),
     ]
 
@@ -118,21 +105,16 @@ class Classification(ctypes.Structure):
 class LogNormalizer(ctypes.Structure):
     """The largest logit of a row, and the logarithm of the sum of the exponentials."""
 
-    _fields_ = [("largest", ctypes.c_float), ("log_sum", ctypes.c_float)]
+    _fields_ = _fields(_FLOAT, "largest log_sum")
 
 
 class AdamWTable(ctypes.Structure):
     """A table whose rows are updated by AdamW, and the constants of one step."""
 
     _fields_ = [
-        ("weight", _POINTER),
-        ("average", _POINTER),
-        ("squares", _POINTER),
-        ("seen", _POINTER),
-        ("rows", _INT64),
-        ("width", _INT64),
-        *((name, ctypes.c_float) for name in ("scale", "decay", "rate", "first", "second")),
-        *((name, ctypes.c_float) for name in ("keep", "correction", "epsilon")),
+        *_fields(_POINTER, "weight average squares seen"),
+        *_fields(_INT64, "rows width"),
+        *_fields(_FLOAT, "scale decay rate first second keep correction epsilon"),
     ]
 
 

@@ -14,7 +14,6 @@ and draws the dropout again from its seed: no probability is kept (Dao et al. 20
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -53,21 +52,19 @@ def packed_attention(
     qkv = qkv.contiguous()
     out = qkv.new_empty(len(qkv), *qkv.shape[2:])
     batch = _batch_of(qkv, layout, NO_DROPOUT)
-    call_kernel("bothways_attention", ctypes.byref(batch), out.data_ptr(), None)
+    call_kernel("bothways_attention", batch, out, None)
     return out
 
 
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, layout: Layout, dropout: float) -> Tensor:
-        """Compute attention, and keep what the backward pass needs."""
         qkv, drop = qkv.contiguous(), draw_dropout(dropout)
         out = qkv.new_empty(len(qkv), *qkv.shape[2:])
         # log Σ exp(score) of each row, (tokens, heads): with it P = exp(score − lse), without a
         # second pass over the row.
         lse = qkv.new_empty(out.shape[:2], dtype=torch.float32)
-        batch = _batch_of(qkv, layout, drop)
-        call_kernel("bothways_attention", ctypes.byref(batch), out.data_ptr(), lse.data_ptr())
+        call_kernel("bothways_attention", _batch_of(qkv, layout, drop), out, lse)
         # `drop` holds the seed: the backward pass hashes the same dropout from it.
         ctx.layout, ctx.drop = layout, drop
         ctx.save_for_backward(qkv, out, lse)
@@ -76,13 +73,11 @@ class _PackedAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient for queries, keys and values."""
         qkv, out, lse = ctx.saved_tensors
         grad_out, grad_qkv = grad_out.to(qkv.dtype).contiguous(), torch.empty_like(qkv)
         # `out` gives D = Σ_f grad_out · out, the correction of the softmax's gradient.
-        addresses = (x.data_ptr() for x in (out, grad_out, lse, grad_qkv))
         batch = _batch_of(qkv, ctx.layout, ctx.drop)
-        call_kernel("bothways_attention_backward", ctypes.byref(batch), *addresses)
+        call_kernel("bothways_attention_backward", batch, out, grad_out, lse, grad_qkv)
         return grad_qkv, None, None
 
 
@@ -94,8 +89,6 @@ def attention_batch(
     Args:
         layout: the sequences; it has to outlive the batch.
         tokens: the rows of the tensor, which the kernels compare with the layout.
-        heads: the number of heads.
-        head_size: the features of a head.
         dtype: of the attention.
 
     Raises:

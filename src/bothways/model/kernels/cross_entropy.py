@@ -11,7 +11,6 @@ gradient is computed once, already multiplied by the loss's.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,16 +49,15 @@ def cross_entropy(
 class _CompiledLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses and the number of hits."""
         logits, labels = logits.contiguous(), labels.contiguous()
         # log softmax(z)[label] = z[label] − largest − log Σ exp(z − largest): two numbers a row
         # are all that the backward pass needs beyond the logits.
         normalizers = logits.new_empty(len(logits), 2, dtype=torch.float32)
         losses = logits.new_empty(len(logits), dtype=torch.float32)
         hits = labels.new_empty(len(labels), dtype=torch.uint8)
-        addresses = (x.data_ptr() for x in (normalizers, losses, hits))
+        batch = _struct(logits, labels)
         try:
-            call_kernel("bothways_cross_entropy", ctypes.byref(_struct(logits, labels)), *addresses)
+            call_kernel("bothways_cross_entropy", batch, normalizers, losses, hits)
         except LabelError:
             # The kernel has compared the labels anyway; only the message needs them here.
             counted = labels[labels != IGNORED]
@@ -75,15 +73,12 @@ class _CompiledLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, _hits: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient for the logits."""
         logits, labels, normalizers = ctx.saved_tensors
         # (softmax(z) − one_hot(label)) · grad_total in one pass over the logits. The kernel reads
         # the factor through its address.
         grad_logits, grad_total = torch.empty_like(logits), grad_total.contiguous()
-        addresses = (x.data_ptr() for x in (normalizers, grad_total, grad_logits))
-        call_kernel(
-            "bothways_cross_entropy_backward", ctypes.byref(_struct(logits, labels)), *addresses
-        )
+        inputs = _struct(logits, labels), normalizers, grad_total
+        call_kernel("bothways_cross_entropy_backward", *inputs, grad_logits)
         return grad_logits, None
 
 
@@ -95,7 +90,6 @@ def _struct(logits: Tensor, labels: Tensor) -> abi.Classification:
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses and the number of hits."""
         exact = torch.promote_types(logits.dtype, torch.float32)
         total, hits = logits.new_zeros((), dtype=exact), logits.new_zeros((), dtype=torch.int64)
         grad_logits = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
@@ -120,7 +114,6 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, _hits: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient for the logits."""
         (grad_logits,) = ctx.saved_tensors
         if not grad_logits.is_cuda or grad_logits.dtype == grad_total.dtype:
             # A CPU multiplies by a scalar in fp32, whatever the dtype of the logits.

@@ -27,7 +27,6 @@ dropout".
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -112,9 +111,7 @@ class Mask(NamedTuple):
     """A dropout, as a backward pass needs it.
 
     Attributes:
-        factors: of each element; None for rate 0, and if they are drawn again.
-        rate: of the dropout.
-        seed: of the draw.
+        factors: of each element; None for rate 0, and if they are drawn again from the seed.
     """
 
     factors: Tensor | None
@@ -161,7 +158,6 @@ class _Dropout(torch.autograd.Function):
 class _DroppedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, rate: float) -> Tensor:
-        """Return dropout(x) @ y."""
         ctx.rate, ctx.seed = rate, draw_seed()
         ctx.save_for_backward(x, y)
         return keep_mask(x, rate, ctx.seed).mul_(x) @ y
@@ -179,11 +175,7 @@ class _DroppedProduct(torch.autograd.Function):
 
 
 class Dropout(nn.Module):
-    """`dropout` in training, nothing in evaluation.
-
-    Args:
-        rate: the probability of each element.
-    """
+    """`dropout` in training, nothing in evaluation."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -226,7 +218,6 @@ class _AddNorm(torch.autograd.Function):
         epsilon: float,
         rate: float,
     ) -> Tensor:
-        """Return `norm(x + dropout(y))`."""
         x, y, weight = x.contiguous(), y.contiguous(), weight.contiguous()
         bias = None if bias is None else bias.contiguous()
         out, drop = torch.empty_like(x), draw_dropout(rate)
@@ -235,18 +226,8 @@ class _AddNorm(torch.autograd.Function):
         # Mean and 1/√(variance + ε) of each row: the backward pass reads them instead of summing
         # over the row again.
         moments = x.new_empty(len(x), 2)
-        call_kernel(
-            "bothways_add_norm",
-            ctypes.byref(_norm_struct(weight, bias, epsilon)),
-            ctypes.byref(drop),
-            x.data_ptr(),
-            y.data_ptr(),
-            FORMATS[y.dtype],
-            len(x),
-            sums.data_ptr(),
-            moments.data_ptr(),
-            out.data_ptr(),
-        )
+        inputs = _norm_struct(weight, bias, epsilon), drop, x, y, FORMATS[y.dtype], len(x)
+        call_kernel("bothways_add_norm", *inputs, sums, moments, out)
         ctx.drop, ctx.epsilon, ctx.dtype = drop, epsilon, y.dtype
         ctx.save_for_backward(sums, moments, weight, bias)
         return out
@@ -254,7 +235,6 @@ class _AddNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients for `x`, `y` and the parameters of the norm."""
         sums, moments, weight, bias = ctx.saved_tensors
         grad_out = grad_out.contiguous()
         # With z = x + dropout(y), n = (z − mean) / deviation and g = grad_out · weight:
@@ -263,20 +243,10 @@ class _AddNorm(torch.autograd.Function):
         grad_x, grad_y = torch.empty_like(sums), torch.empty_like(sums, dtype=ctx.dtype)
         grad_weight = torch.empty_like(weight)
         grad_bias = None if bias is None else torch.empty_like(bias)
-        call_kernel(
-            "bothways_add_norm_backward",
-            ctypes.byref(_norm_struct(weight, bias, ctx.epsilon)),
-            ctypes.byref(ctx.drop),
-            sums.data_ptr(),
-            moments.data_ptr(),
-            grad_out.data_ptr(),
-            len(sums),
-            grad_x.data_ptr(),
-            grad_y.data_ptr(),
-            FORMATS[ctx.dtype],
-            grad_weight.data_ptr(),
-            None if grad_bias is None else grad_bias.data_ptr(),
-        )
+        norm, rows = _norm_struct(weight, bias, ctx.epsilon), len(sums)
+        inputs, dtype = (norm, ctx.drop, sums, moments, grad_out, rows), FORMATS[ctx.dtype]
+        outputs = grad_x, grad_y, dtype, grad_weight, grad_bias
+        call_kernel("bothways_add_norm_backward", *inputs, *outputs)
         return grad_x, grad_y, grad_weight, grad_bias, None, None
 
 

@@ -15,6 +15,7 @@ Everything works without them, by PyTorch's operators, with the same results up 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import enum
 import functools
 import logging
@@ -163,6 +164,9 @@ class LabelError(IndexError):
 def call_kernel(name: str, *arguments: object) -> None:
     """Call a kernel with as many threads as PyTorch uses.
 
+    Args:
+        arguments: numbers, and what C reads by its address: tensors, structs, None.
+
     Raises:
         LabelError: a label is out of range.
         MemoryError: there is no memory for its workspaces.
@@ -171,7 +175,15 @@ def call_kernel(name: str, *arguments: object) -> None:
     """
     # Read at each call: the program may change PyTorch's threads at any time.
     threads = min(torch.get_num_threads(), abi.MAX_THREADS)
-    match getattr(abi.load().library, name)(*arguments, threads):
+    addresses = (
+        x.data_ptr()
+        if isinstance(x, torch.Tensor)
+        else ctypes.byref(x)
+        if isinstance(x, ctypes.Structure)
+        else x
+        for x in arguments
+    )
+    match getattr(abi.load().library, name)(*addresses, threads):
         case 0:
             return
         case 1:

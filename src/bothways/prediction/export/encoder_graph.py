@@ -428,7 +428,7 @@ class EncoderGraph:
 
         The products `(n, 2n)` of all tokens and vectors are read again in rows of 2n − 1 numbers,
         from the number n − 1 on: each row begins one place further left. See
-        `attention.relative.along_diagonals`.
+        `attention.dispatch.along_diagonals`.
         """
         graph, op = self.graph, self.graph.op
         heads = self.config.heads
