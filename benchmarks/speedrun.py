@@ -40,6 +40,7 @@ from bothways.core.terminal import time_text
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import read_documents
+from bothways.lab.paper.pretraining_runs import corpus_of_text
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.model.families.catalogue import preset
 from bothways.model.kernels.library import describe_kernels
@@ -50,10 +51,8 @@ from bothways.pretraining import PretrainRecipe
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
-from bothways.pretraining.from_text import corpus_of_text
 from bothways.pretraining.recipes import RECIPES
-from bothways.pretraining.run import pretrain
-from bothways.pretraining.run_page import read_records
+from bothways.pretraining.run import pretrain, read_records
 from bothways.tasks.base import Metrics
 from bothways.training.parallel import Plan
 from bothways.training.run import Event, Target

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from bothways.prediction.static_distillation import StaticResult
     from bothways.pretraining.adapt import Adaptation
     from bothways.pretraining.config import PretrainConfig
-    from bothways.pretraining.rate_test import RateTest
-    from bothways.pretraining.run import PretrainResult
+    from bothways.pretraining.run import PretrainResult, RateTest
     from bothways.pretraining.training_inputs import TrainingInputs
     from bothways.tasks.catalogue import Trainable
     from bothways.training.run import Event
@@ -156,7 +155,7 @@ def find_lr(  # noqa: PLR0913 – one option per question
         True
     """
     from bothways.core.config.values import require_at_least
-    from bothways.pretraining.rate_test import run_rate_test
+    from bothways.pretraining.run import run_rate_test
 
     require_at_least(2, steps=steps)
     overrides = {"until": "1 epochs", **settings}

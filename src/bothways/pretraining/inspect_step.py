@@ -35,10 +35,10 @@ from bothways.pretraining.run import (
     RunData,
     digests_of,
     phases_of,
+    read_records,
     set_bases,
     training_documents,
 )
-from bothways.pretraining.run_page import read_records
 from bothways.pretraining.training_inputs import describe_sequence
 from bothways.training.average import Average
 from bothways.training.checkpoint import checkpoints, read_checkpoint

@@ -34,11 +34,14 @@ from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
 from bothways.pretraining import PretrainRecipe
-from bothways.pretraining.build import fit_to_corpus, start_encoder
+from bothways.pretraining.build import (
+    fit_to_corpus,
+    layer_differences,
+    spread_layers,
+    start_encoder,
+)
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
 from bothways.pretraining.forecast import memory_demand
-from bothways.pretraining.layers import layer_differences, spread_layers
-from bothways.pretraining.milestones import BABYLM
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, StableAdamW
 from bothways.training.run import Training
 from bothways.training.schedules import (
@@ -348,6 +351,8 @@ size has 5e-4. The authors also drop 10 % of the outputs of attention; transform
 rate for these and for the probabilities.
 """
 
+BABYLM = tuple(1_000_000 * n for n in (*range(1, 10), *range(10, 101, 10)))
+"""The checkpoints of the track strict-small: every million words, then every ten millions."""
 babylm = dataclasses.replace(
     modern,
     training=dataclasses.replace(modern.training, until=Epochs(10.2)),

@@ -21,6 +21,7 @@ from bothways.lab.paper.pretraining_runs import (
     RowOutcome,
     TableRequest,
     base_settings,
+    corpus_of_text,
     run_table,
 )
 from bothways.lab.paper.pretraining_tables import COLUMNS, TABLES
@@ -400,3 +401,12 @@ def test_difference_matches_welch():
     assert errors == pytest.approx(18 / 44)
     assert difference([80.0], b) is None
     assert difference([80.0, 80.0], [80.0, 80.0]) is None
+
+
+def test_a_folder_with_a_vocabulary_of_another_size_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("the cat sleeps in the old barn\n" * 9, "utf8")
+    files, out = [str(tmp_path / "text.txt")], tmp_path / "out"
+    tokenizer = corpus_of_text(files, out, 60).tokenizer
+    assert corpus_of_text(files, out, 60).tokenizer.size == tokenizer.size < 60
+    with pytest.raises(ConfigError, match=r"was trained for 60 tokens, not 70\n.*vocabulary=60"):
+        corpus_of_text(files, out, 70)

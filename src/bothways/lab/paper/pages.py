@@ -30,7 +30,7 @@ from bothways.lab.paper.pretraining_runs import SCALES, RowOutcome, TableRequest
 from bothways.lab.paper.scaling import ScalingFit, fit_scaling
 from bothways.lab.sweeps.runs import SweepOutcome
 from bothways.model.parameters import parameter_table
-from bothways.pretraining.run_page import BASELINES, POINTS, read_records
+from bothways.pretraining.run import BASELINES, POINTS, read_records
 from bothways.tasks.metrics import error_reduction, errors_text
 
 CONFIDENCE = 0.95

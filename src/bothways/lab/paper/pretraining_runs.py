@@ -10,16 +10,18 @@ import dataclasses
 import itertools
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from typing_extensions import assert_never
 
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import DataError
+from bothways.core.errors import ConfigError, DataError, argument, os_errors
+from bothways.core.files import replace_folder
 from bothways.core.progress import SILENT, Progress
-from bothways.data.corpus import Corpus
+from bothways.data.corpus import Corpus, write_corpus
+from bothways.data.documents import read_documents
 from bothways.data.masking import Masking
 from bothways.lab.paper import benchmarks, pretraining_tables
 from bothways.lab.paper.experiment import (
@@ -35,10 +37,10 @@ from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.objectives.masked_lm import with_masking
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
-from bothways.pretraining.from_text import corpus_of_text
 from bothways.pretraining.recipes import paper, short
 from bothways.pretraining.run import pretrain
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.trainers import WordPiece, train_vocabulary
 from bothways.training.checkpoint import checkpoints
 from bothways.training.schedules import Duration, Hours, Linear
 
@@ -326,3 +328,40 @@ def experiments_of(
         names = ", ".join(pretraining_tables.COLUMNS)
         fix = f"Add them, or name other columns by --tasks: {names}."
         raise DataError(message, where=request.data, fix=fix)
+
+
+SIZE = "size.txt"
+"""The file of the tokenizer's folder with the size that its vocabulary was trained for."""
+
+
+def corpus_of_text(
+    files: Sequence[str], folder: Path, vocabulary: int, progress: Progress = SILENT
+) -> Corpus:
+    """Train a WordPiece vocabulary, build the corpus, or open what an earlier call has built.
+
+    Args:
+        files: text files, folders or patterns, as for `read_documents`.
+        folder: gets `tokenizer/` and `corpus/`.
+        vocabulary: tokens of the vocabulary; of little text there are fewer.
+
+    Raises:
+        DataError: a file cannot be read.
+        ConfigError, ResourceError: the folder has the corpus of other files or another vocabulary,
+            or cannot be written.
+    """
+    documents = read_documents(files)  # checks the names
+    path, size = folder / "tokenizer", str(vocabulary)
+    if (path / SIZE).exists() and (trained := (path / SIZE).read_text("utf8")) != size:
+        message = f"was trained for {trained} tokens, not {size}"
+        fix = f"Choose another folder, or {argument(vocabulary=int(trained))}."
+        raise ConfigError(message, where=path, fix=fix)
+    if not path.exists():
+        progress.stage("learning the vocabulary")
+        texts = (document.text for document in read_documents(files))
+        tokenizer = train_vocabulary(texts, WordPiece(vocabulary))
+        with os_errors(folder, "Choose another folder."):
+            folder.mkdir(parents=True, exist_ok=True)
+        with replace_folder(path) as hidden:
+            tokenizer.save(hidden)
+            (hidden / SIZE).write_text(size, "utf8")
+    return write_corpus(documents, Tokenizer.load(path), folder / "corpus", progress=progress)

@@ -50,8 +50,7 @@ from bothways.objectives.masked_lm import MaskedLMNextSentence
 from bothways.prediction.predictor import Predictor
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.recipes import short
-from bothways.pretraining.run import PretrainResult, pretrain
-from bothways.pretraining.run_page import curves, read_records
+from bothways.pretraining.run import PretrainResult, curves, pretrain, read_records
 from bothways.tasks.mask_filling.task import MaskFillingTask
 from bothways.tasks.metrics import error_reduction, errors_text
 from bothways.tasks.text_task import TextExample
