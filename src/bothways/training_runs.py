@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from bothways.data.corpus import Corpus
-    from bothways.finetuning.config import FinetuneConfig
+    from bothways.finetuning.config import FinetuneConfig, OwnMetrics
     from bothways.finetuning.data import Rows
-    from bothways.finetuning.metrics import OwnMetrics
-    from bothways.finetuning.result import FinetuneResult
+    from bothways.finetuning.run import FinetuneResult
     from bothways.lab.sweeps.folds import CrossValidation
     from bothways.model.config import EncoderConfig
     from bothways.objectives.objective import Objective

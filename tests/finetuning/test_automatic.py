@@ -7,7 +7,6 @@ import pytest
 
 from bothways.core.config import reader as configs
 from bothways.data.loader import ExampleBudget, TokenBudget
-from bothways.finetuning.automatic import UNKNOWN, choose_automatic, default_rate, enough_epochs
 from bothways.finetuning.config import (
     FinetuneConfig,
     finetune_adam,
@@ -16,6 +15,7 @@ from bothways.finetuning.config import (
     paper_finetuning,
 )
 from bothways.finetuning.data import LabelledData
+from bothways.finetuning.prepare import UNKNOWN, choose_automatic, default_rate, enough_epochs
 from bothways.finetuning.run import finetune
 from bothways.lab.sweeps.runs import SweepFolder
 from bothways.lab.sweeps.seeds import finetune_seeds

@@ -17,7 +17,7 @@ from bothways.pretraining import DistilRecipe, PretrainRecipe
 from bothways.training_runs import finetune_settings
 
 if TYPE_CHECKING:
-    from bothways.finetuning.result import FinetuneResult
+    from bothways.finetuning.run import FinetuneResult
     from bothways.lab.sweeps.folds import CrossValidation
     from bothways.lab.sweeps.runs import Series
     from bothways.pretraining.run import PretrainResult
@@ -211,7 +211,7 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
         Settings by dotted path, such as encoder.depth=4 objective.losses.0.temperature=3, or with
         labelled data teacher.weight=0.7.
     """
-    from bothways.finetuning.result import FinetuneResult
+    from bothways.finetuning.run import FinetuneResult
     from bothways.prediction.static_distillation import StaticResult
 
     settings = options.settings_for(bothways.distil, overrides, until=end.duration)

@@ -5,7 +5,9 @@ Source: Devlin et al. 2018, sections 4 and 5.3, appendix A.3.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +28,6 @@ from bothways.core.config.values import (
 from bothways.core.errors import ConfigError, argument
 from bothways.data.loader import ExampleBudget, TokenBudget
 from bothways.finetuning.lora import LoRA
-from bothways.finetuning.metrics import Metric, OwnMetrics, named_metrics
 from bothways.finetuning.splits import DevPart, Split, parse_part
 from bothways.finetuning.stability import Stability
 from bothways.objectives.distillation import Teacher
@@ -58,7 +59,7 @@ def finetune_adam() -> Training:
 def automatic_adam() -> Training:
     """Return AdamW with a rate and a length that are chosen by the model and the data.
 
-    See `finetuning.automatic`; an explicit value always wins.
+    See `finetuning.prepare`; an explicit value always wins.
     """
     return dataclasses.replace(finetune_adam(), until="auto", optimizer=AdamW(lr="auto"))
 
@@ -89,6 +90,67 @@ class FewShot:
         return self.pairs or min(20, max(1, 2000 // texts))
 
 
+MetricFunction = Callable[[list[Any], list[Any]], float | Mapping[str, float]]
+"""Takes predictions and their examples, in the same order; returns a number, or numbers by name."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the dev data, for `bothways.finetune(metrics=…)`.
+
+    Attributes:
+        function: takes the list of predictions and the list of examples, in the same order, and
+            returns a number, or a dict of numbers by name.
+        better: the direction in which it improves, "highest" or "lowest".
+
+    Examples:
+        >>> def mistakes(predictions, examples):
+        ...     pairs = zip(predictions, examples)
+        ...     return sum(prediction.label != example.label for prediction, example in pairs)
+        >>> bothways.Metric(mistakes, better="lowest").better
+        'lowest'
+    """
+
+    function: MetricFunction
+    better: Direction = "highest"
+
+
+OwnMetrics = Mapping[str, Metric | MetricFunction]
+"""Metrics by name; a function stands for a metric that is better when it is higher."""
+
+
+def named_metrics(metrics: Any) -> dict[str, Metric]:
+    """Return the metrics by name.
+
+    Raises:
+        ConfigError: they are not functions by name, or a direction is unknown.
+    """
+    if not isinstance(metrics or {}, Mapping):
+        fix = 'Give a dict of functions by name, such as metrics={"mistakes": mistakes}.'
+        raise ConfigError(f"is of type {type(metrics).__name__}", where="metrics", fix=fix)
+    result = {}
+    for name, value in (metrics or {}).items():
+        location = f"metrics.{name}"
+        function = value.function if isinstance(value, Metric) else value
+        if not callable(function):
+            fix = "Give a function of predictions and examples."
+            raise ConfigError(f"{function!r} is not a function", where=location, fix=fix)
+        # A function that would fail at the first evaluation is refused now.
+        with contextlib.suppress(ValueError):  # some functions of C have no signature
+            signature = inspect.signature(function)
+            try:
+                signature.bind([], [])
+            except TypeError as error:
+                message = f"its function cannot be called with predictions and examples: {error}"
+                fix = "Write it as def metric(predictions, examples), which returns a number."
+                raise ConfigError(message, where=location, fix=fix) from error
+        metric = result[str(name)] = value if isinstance(value, Metric) else Metric(value)
+        if metric.better not in {"highest", "lowest"}:
+            message = f'better must be "highest" or "lowest", not {metric.better!r}'
+            raise ConfigError(message, where=location)
+    return result
+
+
 @dataclass(frozen=True)
 class FinetuneConfig:
     """The settings of a fine-tuning run.
@@ -96,7 +158,7 @@ class FinetuneConfig:
     Attributes:
         training: the optimizer, its schedule, the length of the run, and the interval of
             evaluations on the dev data. A rate or a length of "auto" is chosen by the model and
-            the data (`finetuning.automatic`).
+            the data (`finetuning.prepare`).
         length: maximum length of a sequence in tokens, special tokens included. None: the task's
             own, or the length that holds 95 % of the training texts whole, if that is more.
         batch: sequences or tokens per update.

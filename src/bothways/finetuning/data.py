@@ -32,8 +32,7 @@ from bothways.data import tables as memory
 from bothways.data.list_source import ListPlan, ListSource
 from bothways.data.loader import Loader, Share, unchanged
 from bothways.data.tables import TableRow, WatchedRow
-from bothways.finetuning.config import FinetuneConfig
-from bothways.finetuning.metrics import scored
+from bothways.finetuning.config import FinetuneConfig, Metric
 from bothways.finetuning.splits import Split, SplitResult, split_examples
 from bothways.hub.hf_config import RECORD
 from bothways.hub.provenance import stamp
@@ -214,6 +213,46 @@ def score(
         message = f"{settings.chosen_by!r} is not among the metrics: {', '.join(metrics)}"
         raise ConfigError(message, where="metric", fix="Name one of them.")
     return {f"dev/{name}": value for name, value in metrics.items()}
+
+
+def scored(
+    results: Iterable[tuple[Any, Any]],
+    score: Callable[[Iterable[tuple[Any, Any]]], base.Metrics],
+    metrics: Mapping[str, Metric],
+) -> base.Metrics:
+    """Return the metrics of a task, and a user's own, which need all predictions at once.
+
+    The numbers of a metric that returns several are named "metric/name".
+
+    Args:
+        results: the examples with their predictions.
+        score: returns the metrics of the task.
+
+    Raises:
+        ConfigError: a function returns something else than numbers.
+    """
+    if not metrics:
+        return score(results)
+    pairs = list(results)
+    values = dict(score(pairs))
+    examples, predictions = [example for example, _ in pairs], [result for _, result in pairs]
+    for name, metric in metrics.items():
+        result = metric.function(predictions, examples)
+        if isinstance(result, Mapping):
+            values |= {f"{name}/{key}": _number(value, name) for key, value in result.items()}
+        else:
+            values[name] = _number(result, name)
+    return values
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    fix = "Return a number, or a dict of numbers by name."
+    raise ConfigError(f"its function returned {value!r}", where=f"metrics.{name}", fix=fix)
 
 
 class ExamplesRead(NamedTuple):

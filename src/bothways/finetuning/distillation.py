@@ -3,6 +3,9 @@
 The teacher reads each training sequence once, before training: its dropout is off and the inputs
 never change, so its outputs do not either. They become targets of the sequences. During training
 there is no teacher, neither in memory nor in checkpoints. A resumed run asks it again.
+
+So does a guide: another model of vectors, by whose cosines likely positives are no negatives
+(Solatorio 2024, "GISTEmbed").
 """
 
 from __future__ import annotations
@@ -31,10 +34,12 @@ from bothways.core.training_module import TrainingModule
 from bothways.data.loader import in_batches
 from bothways.finetuning.data import LabelledData
 from bothways.objectives.distillation import Teacher, check_teacher, soft_divergence
-from bothways.prediction.engine import prepare_task_model
-from bothways.prediction.predictor import open_task_model
+from bothways.prediction.engine import PredictionCounts, predict, prepare_task_model
+from bothways.prediction.predictor import open_task_model, unit
 from bothways.tasks.base import EncodedExample, TaskModel
-from bothways.tasks.text_task import window_weight
+from bothways.tasks.sentence_embedding.losses import InBatchSoftmax, TextTargets
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.tasks.text_task import EncodedTexts, window_weight
 
 TARGET, SOFT = "teacher", "soft"
 """The names of the targets and of the loss."""
@@ -239,3 +244,49 @@ def _read_scores(
             scores.update((n, x.astype(np.float32)) for n, x in zip(at, rows, strict=True))
             progress.advance(len(scores))
     return [scores[at] for at in range(len(sequences))]
+
+
+def guide_of(task: object) -> str | None:
+    """Return the folder of the guide that the loss of a task names, if any."""
+    loss = task.loss if isinstance(task, SentenceEmbeddingTask) else None
+    return loss.guide if isinstance(loss, InBatchSoftmax) else None
+
+
+def with_guide_vectors(
+    data: LabelledData,
+    folder: str,
+    device: torch.device,
+    precision: Precision = "auto",
+    progress: Progress = SILENT,
+) -> LabelledData:
+    """Return the data with the guide's vectors as targets of the training texts.
+
+    Raises:
+        ConfigError: the folder holds a model for another task.
+        FolderError: the folder cannot be read.
+    """
+    task_model = open_task_model(folder, "embed", device=str(device))
+    if not isinstance(task_model.task, SentenceEmbeddingTask):
+        message = f"{folder} is for the task {task_model.task.name}"
+        raise ConfigError(message, where="task.loss.guide", fix="Choose a model of vectors.")
+    progress.stage("asking the guide", len(data.train))
+    counts = PredictionCounts(on_count=progress.advance)
+    guide = prepare_task_model(task_model, precision)
+    results = predict(guide, data.train_examples, counts=counts)
+    train = list[EncodedTexts]()
+    for item, (_, prediction) in zip(data.train, results, strict=True):
+        assert isinstance(item, EncodedTexts)
+        # A text that is read in windows has one vector for all of them.
+        rows = np.repeat(unit(prediction.vectors), item.windows, axis=0)[:, None]
+        sequences = tuple(
+            dataclasses.replace(
+                sequence,
+                targets={
+                    **sequence.targets,
+                    "texts": dataclasses.replace(sequence.target("texts", TextTargets), guide=row),
+                },
+            )
+            for sequence, row in zip(item.sequences, rows, strict=True)
+        )
+        train.append(dataclasses.replace(item, sequences=sequences))
+    return dataclasses.replace(data, train=tuple(train))

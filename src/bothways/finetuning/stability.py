@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import ConfigError, Finding
+from bothways.core.errors import ConfigError
 from bothways.core.source import rng
 from bothways.model.init import initialise
 from bothways.model.model import Model
@@ -127,9 +127,3 @@ def apply_stability(
     for name, parameter in model.named_parameters():
         if level(name, depth) < stability.frozen:
             parameter.requires_grad_(False)
-
-
-def fresh_pooler(fresh: Collection[str], model: str) -> list[Finding]:
-    """Return a note if the pooler is among the heads that start at random without a request."""
-    message = f"{model} has no pooler to start from, so that of this run starts at random"
-    return [Finding("heads", "note", message)] if "pooler" in fresh else []

@@ -12,9 +12,8 @@ import torch
 from bothways.core.errors import ConfigError, DivergedError
 from bothways.core.terminal import time_text
 from bothways.finetuning.config import FinetuneConfig
-from bothways.finetuning.failed_runs import Failure
 from bothways.finetuning.prepare import prepare_run
-from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import Failure, FinetuneResult
 from bothways.lab.features.run import BiLSTMTagger, FeatureConfig, fit_features, prepare_features
 from bothways.lab.paper import benchmarks, cost, experiment as runner, glue
 from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Request, find_file

@@ -15,7 +15,7 @@ from bothways.cli.training import print_series
 from bothways.core import errors
 from bothways.finetuning import run as job
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
-from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import FinetuneResult
 from bothways.hub.model_folder import load_model
 from bothways.lab.sweeps import grid, runs as engine
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome

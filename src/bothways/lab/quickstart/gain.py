@@ -39,8 +39,7 @@ from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData, label
-from bothways.finetuning.result import FinetuneResult
-from bothways.finetuning.run import finetune
+from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.hub.model_folder import save_model
 from bothways.lab.bench.race import Workload, make_batch, ours
 from bothways.lab.quickstart.documents import AS_WRITTEN, gather_documents, labelled_examples

@@ -25,7 +25,7 @@ from bothways.core.report.html import metrics_html
 from bothways.core.terminal import result_line
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import Rows, read_split
-from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import FinetuneResult
 from bothways.finetuning.splits import fold_name
 from bothways.hub.provenance import digest_of_model
 from bothways.lab.sweeps import runs

@@ -22,8 +22,7 @@ from bothways.core.files import make_folder, read_object, replace_folder, replac
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import Rows, fingerprints
-from bothways.finetuning.result import FinetuneResult
-from bothways.finetuning.run import finetune
+from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.finetuning.splits import parse_part
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_card import with_first_limit
