@@ -17,8 +17,7 @@ from bothways.finetuning.config import (
 from bothways.finetuning.data import LabelledData
 from bothways.finetuning.prepare import UNKNOWN, choose_automatic, default_rate, enough_epochs
 from bothways.finetuning.run import finetune
-from bothways.lab.sweeps.runs import SweepFolder
-from bothways.lab.sweeps.seeds import finetune_seeds
+from bothways.lab.sweeps.runs import SweepFolder, finetune_seeds
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.positions import Learned

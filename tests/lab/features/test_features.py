@@ -14,19 +14,19 @@ from bothways.cli.lab import Layers
 from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.data.loader import ExampleBudget
-from bothways.lab.features import run as features
+from bothways.lab.features import LayerChoice, run as features
 from bothways.lab.features.run import (
     BiLSTMTagger,
     FeatureConfig,
     FeatureData,
     FeatureTagger,
+    LayerSum,
     build_tagger,
     fit_features,
     open_features,
     prepare_features,
     tag_words,
 )
-from bothways.model.layer_mix import LayerChoice, LayerSum
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.training.schedules import Epochs

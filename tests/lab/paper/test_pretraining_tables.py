@@ -14,9 +14,8 @@ from bothways.core.report.html import write_html
 from bothways.core.report.sections import Curves
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences, NextSentence
-from bothways.lab.paper import cost, pretraining_runs as runs, scaling
-from bothways.lab.paper.cost import table_cost
-from bothways.lab.paper.pages import difference, table_report, write_table_results
+from bothways.lab.paper import pages, pretraining_runs as runs, run as cost
+from bothways.lab.paper.pages import difference, fit_scaling, table_report, write_table_results
 from bothways.lab.paper.pretraining_runs import (
     RowOutcome,
     TableRequest,
@@ -25,7 +24,7 @@ from bothways.lab.paper.pretraining_runs import (
     run_table,
 )
 from bothways.lab.paper.pretraining_tables import COLUMNS, TABLES
-from bothways.lab.paper.scaling import fit_scaling
+from bothways.lab.paper.run import table_cost
 from bothways.lab.sweeps.runs import SweepOutcome
 from bothways.model.attention.patterns import Causal
 from bothways.objectives.causal_lm import CausalLM
@@ -229,7 +228,7 @@ def test_seeds_of_pretraining_are_the_unit_of_the_statistics(place, tmp_path, mo
 
 @pytest.fixture
 def few_resamples(monkeypatch) -> None:
-    monkeypatch.setattr(scaling, "RESAMPLES", 50)
+    monkeypatch.setattr(pages, "RESAMPLES", 50)
 
 
 def law(parameters: Any, tokens: Any) -> Any:

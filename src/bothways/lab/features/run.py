@@ -22,11 +22,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int, Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
-from bothways.core.batch import IGNORED, Batch, TokenTargets
+from bothways.core.batch import IGNORED, Batch, Layout, TokenTargets
 from bothways.core.config.values import require_at_least, require_probability, require_seed
 from bothways.core.errors import BothwaysError, ConfigError, report_findings
 from bothways.core.files import read_object, replace_folder
@@ -41,10 +42,9 @@ from bothways.finetuning.data import label
 from bothways.finetuning.splits import parse_part, split_examples
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
+from bothways.lab.features import LayerChoice
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.kernels.dropout import Dropout
-from bothways.model.layer_mix import LayerChoice, LayerSum, build_mix, chosen_layers
-from bothways.model.lstm import BiLSTM
 from bothways.model.model import Encoder
 from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction
@@ -56,6 +56,101 @@ from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Single
 from bothways.training.run import Training, TrainingPhase, TrainingRun
 from bothways.training.schedules import Epochs, Linear, RunState
+
+
+class BiLSTM(nn.Module):
+    """Layers of bidirectional LSTMs over packed tokens, with torch's own initialisation.
+
+    cuDNN and torch read sequences one time step at a time, the tokens of all sequences at one step
+    next to each other. Tokens are put in that order, so that nothing is padded.
+
+        sequences  a0 a1 a2 | b0 b1      by time  a0 b0 | a1 b1 | a2      sizes 2 2 1
+
+    Source: Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005 for both directions.
+
+    Args:
+        width: features of the input.
+        hidden: features of each direction; the output has twice as many, forward first.
+        layers: how many.
+        dropout: between layers.
+    """
+
+    def __init__(self, width: int, hidden: int, layers: int = 2, dropout: float = 0.0) -> None:
+        super().__init__()
+        rate = dropout if layers > 1 else 0.0
+        self.lstm = nn.LSTM(width, hidden, layers, dropout=rate, bidirectional=True)
+        self.width = 2 * hidden
+
+    def forward(
+        self, x: Float[Tensor, "tokens width"], layout: Layout
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Read each sequence by itself."""
+        order, sizes = by_time(layout)
+        inputs = x[order]
+        if inputs.is_cuda:
+            # Autocast would run cuDNN in fp16 whatever precision was asked for, and gradients
+            # would vanish.
+            with torch.autocast("cuda", enabled=False):
+                inputs = inputs.to(next(self.lstm.parameters()).dtype)
+                outputs = self.lstm(PackedSequence(inputs, sizes))[0].data
+        else:
+            outputs = self.lstm(PackedSequence(inputs, sizes))[0].data
+        return torch.empty_like(outputs).index_copy(0, order, outputs)
+
+
+def by_time(layout: Layout) -> tuple[Int[Tensor, " tokens"], Int[Tensor, " steps"]]:
+    """Return the tokens by time step, longer sequences first, and each step's size on the CPU."""
+    lengths = torch.tensor(layout.lengths, dtype=torch.int64)
+    rank = torch.empty_like(lengths)
+    rank[torch.argsort(lengths, descending=True, stable=True)] = torch.arange(len(lengths))
+    steps, owner = layout.positions, layout.sequence_ids
+    # Sort by step, then by rank: both in one number.
+    key = steps * len(lengths) + rank.to(owner.device)[owner]
+    return torch.argsort(key), torch.bincount(layout.positions, minlength=layout.max_seqlen).cpu()
+
+
+def chosen_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
+    """Return the layers that a choice reads: 0 for the embeddings, `depth` for the last block.
+
+    Raises:
+        ConfigError: the encoder has too few blocks.
+    """
+    first, last = {
+        "embeddings": (0, 0),
+        "second_to_last": (depth - 1, depth - 1),
+        "last": (depth, depth),
+        "weighted_last_four": (depth - 3, depth),
+        "concat_last_four": (depth - 3, depth),
+        "weighted_all": (1, depth),
+    }[choice]
+    if first < 1 and choice != "embeddings":
+        message = f"{choice!r} needs more blocks than the encoder's {depth}"
+        raise ConfigError(message, where="layers", fix="Choose last.")
+    return tuple(range(first, last + 1))
+
+
+class LayerSum(nn.Module):
+    """γ · Σ softmax(w)ₖ · layerₖ, at first the mean: as ELMo's (Peters et al. 2018, section 3.2),
+    without its layer normalisation.
+
+    Args:
+        layers: how many.
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(layers))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Float[Tensor, "tokens layers width"]) -> Float[Tensor, "tokens width"]:
+        """Return one vector of each token's layers."""
+        return self.scale * torch.einsum("tlw,l->tw", x, self.weights.softmax(0))
+
+
+def build_mix(choice: LayerChoice, layers: int) -> LayerSum | nn.Flatten:
+    """Return the module that makes one vector of the layers of a choice, or concatenates them."""
+    return LayerSum(layers) if choice.startswith("weighted") else nn.Flatten()
+
 
 _VALUES, _ABOUT = "features.npy", "features.json"
 AT_ONCE = 8192

@@ -24,6 +24,7 @@ from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import read_documents
 from bothways.data.masking import Masking
 from bothways.lab.paper import benchmarks, pretraining_tables
+from bothways.lab.paper.benchmarks import glue_plan
 from bothways.lab.paper.experiment import (
     CellOutcome,
     Experiment,
@@ -32,7 +33,6 @@ from bothways.lab.paper.experiment import (
     require_names,
     run as run_experiment,
 )
-from bothways.lab.paper.glue import glue_plan
 from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
 from bothways.objectives.masked_lm import with_masking
 from bothways.pretraining.build import fit_to_corpus

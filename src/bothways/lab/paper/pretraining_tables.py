@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences, NextSentence, Segments
-from bothways.lab.paper import published
-from bothways.lab.paper.published import Published
+from bothways.lab.paper.experiment import PUBLISHED, Published
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import EncoderConfig, Sharing
 from bothways.model.families import albert, bert, electra, gpt
@@ -245,7 +244,7 @@ TABLES = {
             ),
         ),
         ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD 1.1 F1", "NER"),
-        published.TABLES["BERT_5"],
+        PUBLISHED["BERT_5"],
         notes=(
             "The published table has no column for entities: a left-to-right model reads nothing "
             "to the right of a word there.",
@@ -273,7 +272,7 @@ TABLES = {
             ),
         ),
         ("MNLI-m", "MRPC", "SST-2"),
-        published.TABLES["BERT_6"],
+        PUBLISHED["BERT_6"],
         fitted="held-out/loss/masked",
         notes=(
             "In equal time a larger model reads less text; with a budget in steps all read the "
@@ -290,7 +289,7 @@ TABLES = {
             for mask, same, random in _MIXES
         ),
         ("MNLI-m", "NER", "NER features"),
-        published.TABLES["BERT_8"],
+        PUBLISHED["BERT_8"],
     ),
     "masking-rate": PretrainTable(
         "Masking rates (Wettig et al. 2022)",
@@ -304,7 +303,7 @@ TABLES = {
             ),
         ),
         ("MNLI-m", "QNLI", "QQP", "SST-2"),
-        published.TABLES["MASKING_RATE"],
+        PUBLISHED["MASKING_RATE"],
         notes=("The published rows are of a large model, pre-norm, in batches of 4,096.",),
     ),
     "roberta-1": PretrainTable(
@@ -313,7 +312,7 @@ TABLES = {
         masked_lm.MaskedLM(),
         (_named("static", copies=10), _named("dynamic", copies=0)),
         ("SQuAD 2.0 F1", "MNLI-m", "SST-2"),
-        published.TABLES["ROBERTA_1"],
+        PUBLISHED["ROBERTA_1"],
         notes=(
             "Static masks repeat after ten epochs: a run of fewer epochs has the same masks in "
             "both rows.",
@@ -329,7 +328,7 @@ TABLES = {
             _named("DOC-SENTENCES", objective=masked_lm.MaskedLM(FullSentences(cross=False))),
         ),
         ("SQuAD 1.1 F1", "SQuAD 2.0 F1", "MNLI-m", "SST-2"),
-        published.TABLES["ROBERTA_2"],
+        PUBLISHED["ROBERTA_2"],
         notes=("SENTENCE-PAIR, two single sentences an input, is not run.",),
     ),
     "albert-sentences": PretrainTable(
@@ -342,7 +341,7 @@ TABLES = {
             _named("SOP", objective=MaskedLMSentenceOrder()),
         ),
         ("MNLI-m", "SST-2"),
-        published.TABLES["ALBERT_SENTENCES"],
+        PUBLISHED["ALBERT_SENTENCES"],
         held_out=(("MLM accuracy", "held-out/accuracy/masked"),),
         notes=("The published accuracies of pair heads on both kinds of pairs are not measured.",),
     ),
@@ -360,7 +359,7 @@ TABLES = {
             ),
         ),
         ("MNLI-m", "SST-2"),
-        published.TABLES["ALBERT_SHARING"],
+        PUBLISHED["ALBERT_SHARING"],
     ),
     "electra": PretrainTable(
         "Replaced token detection and masked LM (Clark et al. 2020, section 3.4)",
@@ -371,7 +370,7 @@ TABLES = {
             _named("ELECTRA", objective=ReplacedTokens()),
         ),
         ("MNLI-m", "QNLI", "QQP", "MRPC", "SST-2", "CoLA", "STS-B", "RTE"),
-        published.TABLES["ELECTRA_GAINS"],
+        PUBLISHED["ELECTRA_GAINS"],
         held_out=(("F1 of replaced tokens", "held-out/f1/replaced"),),
         notes=(
             "From random weights a network detects nothing within minutes: give the rows with a "

@@ -1,26 +1,37 @@
 """A series of runs: one folder each, resumable, compared by a metric of the dev data.
 
-The runs differ in seeds (`sweeps.seeds`), settings (`sweeps.grid`) or experiments
-(`paper.experiment`). A finished run has a `result.json` and is not repeated; a run that diverges
-counts as failed, and the series continues.
+The runs differ in seeds, settings (every cell of a grid) or experiments (`paper.experiment`). A
+finished run has a `result.json` and is not repeated; a run that diverges counts as failed, and the
+series continues.
+
+For the large model on small sets the paper takes the best of several restarts on the dev data
+(Devlin et al. 2018, section 4.1). That number hides the spread: Dodge et al. 2020, Mosbach et al.
+2020.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
 import json
+import re
+import shlex
 import shutil
 import statistics
-from collections.abc import Iterable, Mapping, Sequence as Many
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
+
 from bothways.core.config import reader as configs
+from bothways.core.config.values import is_integer
 from bothways.core.errors import ConfigError, DivergedError, FolderError, ResourceError, argument
 from bothways.core.files import make_folder, read_object, replace_folder, replace_text
 from bothways.core.progress import SILENT, Part, Progress
-from bothways.finetuning.config import FinetuneConfig
+from bothways.finetuning.config import FinetuneConfig, load_config
 from bothways.finetuning.data import Rows, fingerprints
 from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.finetuning.splits import parse_part
@@ -360,3 +371,172 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     replace_text(path, text)
     return path
+
+
+MOST_RUNS = 10_000
+"""Maximum number of runs of a series."""
+
+
+@dataclass(frozen=True)
+class SeedSpread:
+    """The metric over the seeds; runs that diverged are excluded.
+
+    Attributes:
+        metric: name of the metric that chooses the best run.
+        mean, median, best: values of the metric.
+        deviation: the standard deviation, with n − 1; None for a single run.
+        failed: number of runs that failed or diverged; those that failed without diverging count
+            in the metric.
+    """
+
+    metric: str
+    mean: float
+    median: float
+    best: float
+    deviation: float | None
+    failed: int
+
+
+def parse_seeds(text: str, start: int = 0) -> tuple[int, ...]:
+    """Return the seeds that a text names: "5" → five from `start` on; "3,14,15" → these; "7," → 7.
+
+    Raises:
+        ConfigError: the text has another form, a number of seeds below 1, or a seed twice.
+    """
+    numbers = [number.strip() for number in text.split(",")]
+    if len(numbers) == 1 and is_integer(numbers[0]) and int(numbers[0]):
+        if int(numbers[0]) > MOST_RUNS:
+            message = f"{text.strip()!r} is more than {MOST_RUNS:,} runs"
+            fix = "Write a smaller number, or one seed with a comma, such as 12345,."
+            raise ConfigError(message, where="seeds", fix=fix)
+        return tuple(range(start, start + int(numbers[0])))
+    if len(numbers) > 1 and not numbers[-1]:
+        numbers.pop()
+    seeds = tuple(int(number) for number in numbers if is_integer(number))
+    if "," not in text or len(seeds) != len(numbers) or len(set(seeds)) != len(seeds):
+        fix = "Write a number of seeds, such as 5, or the seeds, such as 3,14,15."
+        raise ConfigError(f"{text!r} does not name seeds", where="seeds", fix=fix)
+    return seeds
+
+
+def finetune_seeds(settings: FinetuneConfig, seeds: Many[int], folder: SweepFolder) -> Series:
+    """Fine-tune once per seed, in `seed-N`.
+
+    `model` is the best run's, `seeds.json` lists all results. A seed is the head's and, unless
+    `order_seed` is set, of the order of the data and dropout. Raises the errors of `run_all`.
+    """
+    planned = [
+        FinetuneRun(f"seed-{seed}", dataclasses.replace(settings, seed=seed)) for seed in seeds
+    ]
+    series = run_all(planned, folder)
+    keep_best(series, folder.out)
+    spread = seed_spread(series)
+    summary = {} if spread is None else dataclasses.asdict(spread)
+    write_sweep_report(folder.out / "seeds.json", summary, series)
+    return series
+
+
+def seed_spread(series: Series) -> SeedSpread | None:
+    """Return the spread of the metric over the runs; None if all diverged."""
+    best = series.best
+    if best is None:
+        return None
+    values = [run.metrics[best.metric] for run in series.scored]
+    return SeedSpread(
+        best.metric,
+        statistics.fmean(values),
+        statistics.median(values),
+        best.metrics[best.metric],
+        float(np.std(values, ddof=1)) if len(values) > 1 else None,
+        sum(bool(run.failed) for run in series.runs),
+    )
+
+
+Grid = Mapping[str, tuple[str, ...]]
+"""Dotted path of a setting → its values, as texts."""
+
+LONGEST = 200
+"""Maximum number of bytes of a folder's name before the hash; file systems allow 255."""
+
+GRIDS: dict[str, Grid] = {  # Devlin et al. 2018, appendix A.3
+    "paper": {
+        "batch.n": ("16", "32"),
+        "training.optimizer.lr": ("5e-5", "3e-5", "2e-5"),
+        "training.until": ("2 epochs", "3 epochs", "4 epochs"),
+    },
+}
+
+
+def parse_grid(text: str) -> Grid:
+    """Parse the name of a grid, or "key=value,value key=value".
+
+    Values with spaces are quoted: `training.until="2 epochs,3 epochs"`.
+
+    Raises:
+        ConfigError: a part is not a key with values.
+    """
+    if text in GRIDS:
+        return GRIDS[text]
+    form = 'Write key=value,value …, such as "training.optimizer.lr=2e-5,3e-5 batch.n=16,32".'
+
+    def mistake(message: str, fix: str = form) -> ConfigError:
+        """Return the error."""
+        return ConfigError(message, where="grid", fix=fix)
+
+    grid: dict[str, tuple[str, ...]] = {}
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise mistake(f"{text!r} has an unclosed quote", "Close it.") from error
+    for word in words:
+        key, equals, values = word.partition("=")
+        items = tuple(value.strip() for value in values.split(",") if value.strip())
+        if len(set(items)) != len(items):
+            raise mistake(f"{word!r} has a value twice", "Name each value once.")
+        if not key or not equals or not items or key in grid:
+            names = ", ".join(GRIDS)
+            raise mistake(f"{word!r} is not a key with values; named grids are {names}")
+        grid[key] = items
+    if not grid:
+        raise mistake("is empty", f"Name one of {', '.join(GRIDS)}, or write one.")
+    return grid
+
+
+def grid_cells(base: FinetuneConfig, grid: Grid) -> Iterator[tuple[str, FinetuneConfig]]:
+    """Yield every combination with the name of its folder.
+
+    Raises:
+        ConfigError: a setting is unknown or not allowed.
+    """
+    for values in itertools.product(*grid.values()):
+        cell = dict(zip(grid, values, strict=True))
+        yield (
+            folder_name(cell),
+            load_config(base, [f"{key}={value}" for key, value in cell.items()]),
+        )
+
+
+def folder_name(cell: Mapping[str, str]) -> str:
+    """Return the folder name of a cell; a long one ends in a hash.
+
+    "batch.n" 16, "training.optimizer.lr" 5e-5 → "batch.n=16,training.optimizer.lr=5e-5"
+    """
+    name = ",".join(
+        f"{key}={re.sub(r'[^-+.0-9A-Za-z_]+', '-', value)}" for key, value in cell.items()
+    )
+    if len(name.encode()) <= LONGEST:
+        return name
+    beginning = name.encode()[:LONGEST].decode(errors="ignore")
+    return f"{beginning}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def sweep_grid(base: FinetuneConfig, grid: Grid, folder: SweepFolder) -> Series:
+    """Run every cell; `model` is the best one's, `sweep.json` lists all results.
+
+    Raises the errors of `run_all`.
+    """
+    series = run_all([FinetuneRun(*cell) for cell in grid_cells(base, grid)], folder)
+    keep_best(series, folder.out)
+    summary = {"best": series.best.name, "metric": series.best.metric} if series.best else {}
+    write_sweep_report(folder.out / "sweep.json", summary, series)
+    return series
