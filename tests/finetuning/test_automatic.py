@@ -8,10 +8,10 @@ import pytest
 from bothways.core.config import reader as configs
 from bothways.data.loader import ExampleBudget, TokenBudget
 from bothways.finetuning.config import (
+    RECIPES,
     FinetuneConfig,
     finetune_adam,
     load_config,
-    modern_finetuning,
     paper_finetuning,
 )
 from bothways.finetuning.data import LabelledData
@@ -81,7 +81,7 @@ def test_only_what_is_left_open_is_chosen(data):
 
 
 def test_the_modern_recipe_chooses_and_the_papers_does_not():
-    modern, paper = modern_finetuning(ClassificationTask()), paper_finetuning(ClassificationTask())
+    modern, paper = RECIPES["modern"](ClassificationTask()), paper_finetuning(ClassificationTask())
     assert (modern.training.until, modern.training.optimizer.lr) == ("auto", "auto")
     assert (paper.training.until, paper.training.optimizer.lr) == (Epochs(3.0), 5e-5)
     base = FinetuneConfig(model="m", train="t.tsv")

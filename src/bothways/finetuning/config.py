@@ -56,14 +56,6 @@ def finetune_adam() -> Training:
     )
 
 
-def automatic_adam() -> Training:
-    """Return AdamW with a rate and a length that are chosen by the model and the data.
-
-    See `finetuning.prepare`; an explicit value always wins.
-    """
-    return dataclasses.replace(finetune_adam(), until="auto", optimizer=AdamW(lr="auto"))
-
-
 @dataclass(frozen=True)
 class FewShot:
     """The settings of few-shot training.
@@ -191,7 +183,9 @@ class FinetuneConfig:
         'classify'
     """
 
-    training: Training = field(default_factory=automatic_adam)
+    training: Training = dataclasses.replace(
+        finetune_adam(), until="auto", optimizer=AdamW(lr="auto")
+    )
     length: int | None = None
     batch: ExampleBudget | TokenBudget = ExampleBudget(32)
     microbatch_tokens: int = field(default=8192, metadata=CHANGEABLE)
@@ -307,11 +301,6 @@ class FinetuneConfig:
         return {**directions, **chosen, **task.directions(labels)}
 
 
-def modern_finetuning(task: Trainable) -> FinetuneConfig:
-    """Return the modern recipe: AdamW with a tenth of warm-up, rate and length chosen."""
-    return FinetuneConfig(task=task)
-
-
 def paper_finetuning(task: Trainable) -> FinetuneConfig:
     """Return the recipe of the paper, with the optimizer and schedule of google-research/bert.
 
@@ -359,7 +348,7 @@ PAPER: dict[str, tuple[float, int]] = {"choice": (2e-5, 16)}
 """Learning rate and batch size of tasks where the paper's differ from 5e-5 and 32."""
 
 RECIPES: dict[str, Callable[[Trainable], FinetuneConfig]] = {
-    "modern": modern_finetuning,
+    "modern": lambda task: FinetuneConfig(task=task),  # the rate and the length are chosen
     "paper": paper_finetuning,
     "electra": electra_finetuning,
     "few-shot": few_shot_finetuning,

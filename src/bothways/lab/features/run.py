@@ -15,9 +15,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -203,9 +204,7 @@ class Features:
                 np.zeros(end - begin, dtype=np.int8),
                 {"tag": TokenTargets(np.arange(end - begin), self.labels[begin:end])},
             )
-            for begin, end in zip(
-                self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True
-            )
+            for begin, end in itertools.pairwise(self.offsets.tolist())
             if end > begin
         ]
 
@@ -232,9 +231,8 @@ def open_features(
     offsets = np.cumsum([0, *(len(labels) for labels in words)], dtype=np.int64)
     labels = np.concatenate([*words, np.zeros(0, dtype=np.int64)])
     if not len(labels):
-        return Features(
-            np.zeros((0, len(layers), encoder.width), "float32"), layers, offsets, labels
-        )
+        nothing = np.zeros((0, len(layers), encoder.width), "float32")
+        return Features(nothing, layers, offsets, labels)
     # What features depend on: weights, tokens and first tokens of words.
     key = hashlib.sha256(repr(encoder.config).encode())
     for name, tensor in sorted(encoder.state_dict().items()):
@@ -244,26 +242,23 @@ def open_features(
         word_index = np.asarray(sequence.target("tag", TokenTargets).index)
         for array in (sequence.ids, sequence.segments, word_index):
             key.update(np.int64(array.size).tobytes() + array.tobytes())
-    about = {"key": key.hexdigest()}
-    cached: tuple[int, ...] = ()
+    digest, cached = key.hexdigest(), tuple[int, ...]()
     with contextlib.suppress(BothwaysError):  # no features, or unreadable ones
         record = read_object(folder / _ABOUT)
-        cached = tuple(record.get("layers", ())) if record.get("key") == about["key"] else ()
+        cached = tuple(record.get("layers", ())) if record.get("key") == digest else ()
     missing = tuple(layer for layer in layers if layer not in cached)
     if missing:
         with replace_folder(folder) as hidden:
             shape = (len(labels), len(cached) + len(missing), encoder.width)
-            table = np.lib.format.open_memmap(
-                hidden / _VALUES, mode="w+", dtype="float32", shape=shape
-            )
+            file = hidden / _VALUES
+            table = np.lib.format.open_memmap(file, mode="w+", dtype="float32", shape=shape)
             if cached:
                 table[:, : len(cached)] = np.load(folder / _VALUES, mmap_mode="r")
             extract(encoder, inputs, missing, table[:, len(cached) :], progress)
             table.flush()
             cached += missing
-            (hidden / _ABOUT).write_text(
-                json.dumps({**about, "layers": list(cached)}) + "\n", encoding="utf8"
-            )
+            about = json.dumps({"key": digest, "layers": list(cached)})
+            (hidden / _ABOUT).write_text(f"{about}\n", encoding="utf8")
     return Features(np.load(folder / _VALUES, mmap_mode="r"), cached, offsets, labels)
 
 
@@ -286,9 +281,8 @@ def extract(
         for indices, batch in in_batches(sequences, AT_ONCE, device_of(encoder)):
             index = torch.as_tensor(batch.target("tag", TokenTargets).index)
             hidden = encoder(batch, keep_layers=True).layers
-            vectors = (
-                torch.stack([hidden[layer][index] for layer in layers], dim=1).float().cpu().numpy()
-            )
+            chosen = torch.stack([hidden[layer][index] for layer in layers], dim=1)
+            vectors = chosen.float().cpu().numpy()
             # Batches are ordered by length; rows go back to the place of their sentence.
             table[np.concatenate([np.arange(starts[n], starts[n + 1]) for n in indices])] = vectors
             done += batch.layout.tokens
@@ -365,19 +359,6 @@ def _labels(batch: Batch) -> Tensor:
     return torch.as_tensor(batch.target("tag", TokenTargets).ids)
 
 
-def tagger_adam() -> Training:
-    """Return twenty epochs of AdamW at 1e-3 in fp32.
-
-    The paper gives no values for this run. The LSTM is small, so fp32 is fast enough.
-    """
-    return Training(
-        until=Epochs(20.0),
-        optimizer=AdamW(lr=1e-3, decay=0.0),
-        schedule=Linear(0.05),
-        precision="fp32",
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class FeatureConfig:
     """The settings of a run on frozen features.
@@ -403,7 +384,10 @@ class FeatureConfig:
     task: TaggingTask = TaggingTask(context="document")
     length: int | None = None
     tagger: BiLSTMTagger = BiLSTMTagger()
-    training: Training = field(default_factory=tagger_adam)
+    # The paper gives no values for this run. The LSTM is small, so fp32 is fast enough.
+    training: Training = Training(
+        Epochs(20.0), AdamW(lr=1e-3, decay=0.0), Linear(0.05), precision="fp32"
+    )
     batch: ExampleBudget | TokenBudget = ExampleBudget(32)
     seed: int = 0
 

@@ -289,14 +289,13 @@ class CellOutcome:
 
 
 @dataclass(frozen=True)
-class FeatureRun:
+class FeatureRun(Run):
     """A BiLSTM on the vectors of a frozen encoder.
 
     Attributes:
         features: the folder of the vectors.
     """
 
-    name: str
     settings: FeatureConfig
     features: Path
 
@@ -307,19 +306,13 @@ class FeatureRun:
         model = {"model": digest_of_model(settings.model)}
         return fingerprints(settings.task, sources) | model
 
-    def start(
-        self, folder: Path, *, resume: bool, device: str, progress: Progress
-    ) -> SweepOutcome | None:
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
         """Compute the vectors, unless they are there, and train; nothing is resumed."""
-        settings = self.settings
-        data = prepare_features(
-            settings, self.features, [settings.layers], device=device, progress=progress
-        )
-        done = fit_features(data, settings, device=device, progress=progress)
-        at = done.progress
-        return SweepOutcome(
-            self.name, dict(done.metrics), (), "f1", "highest", at.steps, at.seconds
-        )
+        choices, options = [self.settings.layers], {"device": sweep.device, "progress": progress}
+        data = prepare_features(self.settings, self.features, choices, **options)
+        done = fit_features(data, self.settings, **options)
+        metrics, at = dict(done.metrics), done.progress
+        return SweepOutcome(self.name, metrics, (), "f1", "highest", at.steps, at.seconds)
 
 
 def first_runs(experiment: Experiment, folder: Path) -> list[Run]:

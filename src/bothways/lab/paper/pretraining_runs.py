@@ -33,7 +33,7 @@ from bothways.lab.paper.experiment import (
     require_names,
     run as run_experiment,
 )
-from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
+from bothways.lab.sweeps.runs import Run, Series, SweepFolder, SweepOutcome, run_all
 from bothways.objectives.masked_lm import with_masking
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
@@ -182,10 +182,9 @@ def base_settings(request: TableRequest, tokenizer: Tokenizer | None = None) -> 
 
 
 @dataclass(frozen=True)
-class PretrainRun:
+class PretrainRun(Run):
     """A pre-training run of a series; its finished folder keeps the model and no checkpoints."""
 
-    name: str
     settings: PretrainConfig
     corpus: Corpus = field(repr=False)
 
@@ -193,10 +192,9 @@ class PretrainRun:
         """Return the sha256 of the corpus."""
         return {"corpus": self.corpus.fingerprint}
 
-    def start(
-        self, folder: Path, *, resume: bool, device: str, progress: Progress
-    ) -> SweepOutcome | None:
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
         """Pre-train, or continue."""
+        resume, device = sweep.resume, sweep.device
         done = pretrain(
             self.settings, self.corpus, folder, resume=resume, device=device, progress=progress
         )
@@ -205,10 +203,8 @@ class PretrainRun:
         for checkpoint in checkpoints(folder):
             shutil.rmtree(checkpoint)
         metric = next(name for name in done.metrics if name.startswith("held-out/loss/"))
-        at = done.progress
-        return SweepOutcome(
-            self.name, dict(done.metrics), (), metric, "lowest", at.steps, at.seconds
-        )
+        metrics, at = dict(done.metrics), done.progress
+        return SweepOutcome(self.name, metrics, (), metric, "lowest", at.steps, at.seconds)
 
 
 @dataclass(frozen=True)

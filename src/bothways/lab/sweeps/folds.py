@@ -28,7 +28,15 @@ from bothways.finetuning.data import Rows, read_split
 from bothways.finetuning.run import FinetuneResult
 from bothways.finetuning.splits import fold_name
 from bothways.hub.provenance import digest_of_model
-from bothways.lab.sweeps import runs
+from bothways.lab.sweeps.runs import (
+    FinetuneRun,
+    Series,
+    SweepFolder,
+    read_finished,
+    run_all,
+    write_rows,
+    write_sweep_report,
+)
 from bothways.prediction.engine import predict
 from bothways.tasks.base import Metrics, examples_fingerprint
 from bothways.training.parallel import is_main, plan_here
@@ -55,7 +63,7 @@ class CrossValidation:
     metrics: Mapping[str, float]
     deviations: Mapping[str, float]
     predictions: tuple[dict[str, Any], ...]
-    series: runs.Series
+    series: Series
     folder: Path | None = None
 
     def __repr__(self) -> str:
@@ -68,7 +76,7 @@ class CrossValidation:
 
 
 @dataclass(frozen=True)
-class FoldRun(runs.FinetuneRun):
+class FoldRun(FinetuneRun):
     """The run whose dev data is one fold; it writes the predictions for the fold."""
 
     def digests(self) -> dict[str, str]:
@@ -80,29 +88,20 @@ class FoldRun(runs.FinetuneRun):
         dev, train = dict(zip(split.dev_rows, split.dev, strict=True)), iter(split.train)
         count = len(split.train) + len(dev)
         ordered = [dev[row] if row in dev else next(train) for row in range(count)]
-        return {
-            "train": examples_fingerprint(ordered),
-            "model": digest_of_model(self.settings.model),
-        }
+        model = digest_of_model(self.settings.model)
+        return {"train": examples_fingerprint(ordered), "model": model}
 
     def finish(self, done: FinetuneResult, folder: Path) -> Metrics:
         """Write the predictions, on the main rank."""
         if done.metrics:
             split = read_split(self.settings, self.rows)
+            predicted = zip(split.dev_rows, predict(done.task_model, split.dev), strict=True)
             records = []
-            for row, (example, prediction) in zip(
-                split.dev_rows, predict(done.task_model, split.dev), strict=True
-            ):
+            for row, (example, prediction) in predicted:
                 truths = [{"truth": getattr(example, x)} for x in _TRUTHS if hasattr(example, x)]
-                records.append(
-                    {
-                        "row": row + 1,
-                        "where": example.where,
-                        **(truths[0] if truths else {}),
-                        "prediction": prediction.to_json(),
-                    }
-                )
-            runs.write_rows(folder / PREDICTIONS, records)
+                record = {"row": row + 1, "where": example.where, **(truths[0] if truths else {})}
+                records.append({**record, "prediction": prediction.to_json()})
+            write_rows(folder / PREDICTIONS, records)
         return done.metrics
 
 
@@ -154,13 +153,13 @@ def cross_validate(
     with contextlib.ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         keep: Any = "best" if out is None else "all"
-        sweep_folder = runs.SweepFolder(folder, resume, device, progress, keep=keep)
+        sweep_folder = SweepFolder(folder, resume, device, progress, keep=keep)
         for run in fold_runs if resume else ():
             file = folder / run.name / PREDICTIONS
-            if not file.exists() and runs.read_finished(run, sweep_folder):
+            if not file.exists() and read_finished(run, sweep_folder):
                 message = f"a finished run has no {PREDICTIONS}"
                 raise ConfigError(message, where=file.parent, fix="Delete its folder.")
-        series = runs.run_all(fold_runs, sweep_folder)
+        series = run_all(fold_runs, sweep_folder)
         scores = [run.metrics for run in series.scored]  # those that diverged have none
         values = {
             name: [metrics[name] for metrics in scores]
@@ -179,8 +178,8 @@ def cross_validate(
                     lines = file.read_text(encoding="utf8").split("\n")[:-1]
                     predictions += [{**json.loads(line), "fold": number} for line in lines]
             predictions.sort(key=lambda values: values["row"])
-            runs.write_rows(folder / PREDICTIONS, predictions)
+            write_rows(folder / PREDICTIONS, predictions)
             spread = {n: {"mean": means[n], "deviation": deviations[n]} for n in values}
             summary = {"folds": folds, "metrics": spread}
-            runs.write_sweep_report(folder / "folds.json", summary, series)
+            write_sweep_report(folder / "folds.json", summary, series)
     return CrossValidation(means, deviations, tuple(predictions), series, out)

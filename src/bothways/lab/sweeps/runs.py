@@ -11,6 +11,7 @@ For the large model on small sets the paper takes the best of several restarts o
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import hashlib
 import itertools
@@ -22,7 +23,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -130,24 +131,24 @@ class SweepFolder:
     reported: set[str] = field(default_factory=set)
 
 
-@runtime_checkable
-class Run(Protocol):
-    """One run of a series: its name, its settings, and how it is made."""
+@dataclass(frozen=True)
+class Run(abc.ABC):
+    """One run of a series.
 
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
+    Attributes:
+        name: name of its folder.
+        settings: a configuration: a frozen dataclass.
+    """
 
-    @property
-    def settings(self) -> Any:
-        """A configuration: a frozen dataclass."""
+    name: str
+    settings: Any
 
+    @abc.abstractmethod
     def digests(self) -> dict[str, str]:
         """Return the sha256 of the data by name, and of the model under "model"."""
 
-    def start(
-        self, folder: Path, *, resume: bool, device: str, progress: Progress
-    ) -> SweepOutcome | None:
+    @abc.abstractmethod
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
         """Make the run or resume it; return None if it was interrupted.
 
         Raises:
@@ -156,7 +157,7 @@ class Run(Protocol):
 
 
 @dataclass(frozen=True)
-class FinetuneRun:
+class FinetuneRun(Run):
     """A fine-tuning run.
 
     Attributes:
@@ -166,7 +167,6 @@ class FinetuneRun:
         on_event: called after each step, report, evaluation and checkpoint.
     """
 
-    name: str
     settings: FinetuneConfig
     others: Mapping[str, str] = field(default_factory=dict)
     rows: Rows | None = None
@@ -187,33 +187,21 @@ class FinetuneRun:
         model = {"model": digest_of_model(settings.model)}
         return fingerprints(settings.task, sources) | model
 
-    def start(
-        self, folder: Path, *, resume: bool, device: str, progress: Progress
-    ) -> SweepOutcome | None:
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
         """Fine-tune; a failed run is reported."""
         done = finetune(
-            self.settings,
-            folder,
-            train=self.rows,
-            resume=resume,
-            device=device,
-            progress=progress,
-            on_event=self.on_event,
-        )
+            self.settings, folder, train=self.rows, resume=sweep.resume, device=sweep.device,
+            progress=progress, on_event=self.on_event,
+        )  # fmt: skip
         if not done.finished:
             return None
         if done.failure is not None:
             progress.message(str(done.failure))
-        settings, metrics = done.settings, self.finish(done, folder)
-        return SweepOutcome(
-            self.name,
-            metrics,
-            done.failure.failed if done.failure else (),
-            settings.chosen_by,
-            settings.directions(done.task_model.task, done.task_model.labels)[settings.chosen_by],
-            done.progress.steps,
-            done.progress.seconds,
-        )
+        metric, task_model, at = done.settings.chosen_by, done.task_model, done.progress
+        direction = done.settings.directions(task_model.task, task_model.labels)[metric]
+        failed = done.failure.failed if done.failure else ()
+        metrics = self.finish(done, folder)
+        return SweepOutcome(self.name, metrics, failed, metric, direction, at.steps, at.seconds)
 
     def finish(self, done: FinetuneResult, folder: Path) -> Metrics:
         """Return the metrics of a finished run, those on further data included."""
@@ -272,9 +260,7 @@ def _run(run: Run, sweep_folder: SweepFolder, title: str) -> SweepOutcome | None
         return outcome
     digests = run.digests()
     try:
-        result = run.start(
-            folder, resume=sweep_folder.resume, device=sweep_folder.device, progress=run_progress
-        )
+        result = run.start(folder, sweep_folder, run_progress)
     except DivergedError as error:
         result = SweepOutcome(run.name, {}, (" ".join(str(error).split()),))
         run_progress.message(result.failed[0])
@@ -359,17 +345,14 @@ def write_sweep_report(file: Path, summary: Mapping[str, Any], series: Series) -
 def _write_json(file: Path, values: Mapping[str, Any]) -> None:
     """Write values as JSON, on the main rank."""
     if is_main(plan_here()):
-        text = json.dumps(values, indent=1) + "\n"
-        # A run may have diverged before it wrote anything.
-        make_folder(file.parent)
-        replace_text(file, text)
+        make_folder(file.parent)  # a run may have diverged before it wrote anything
+        replace_text(file, json.dumps(values, indent=1) + "\n")
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     """Write rows as JSON lines; return the path."""
     make_folder(path.parent)
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    replace_text(path, text)
+    replace_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return path
 
 
@@ -477,28 +460,25 @@ def parse_grid(text: str) -> Grid:
     """
     if text in GRIDS:
         return GRIDS[text]
-    form = 'Write key=value,value …, such as "training.optimizer.lr=2e-5,3e-5 batch.n=16,32".'
-
-    def mistake(message: str, fix: str = form) -> ConfigError:
-        """Return the error."""
-        return ConfigError(message, where="grid", fix=fix)
-
-    grid: dict[str, tuple[str, ...]] = {}
+    fix = 'Write key=value,value …, such as "training.optimizer.lr=2e-5,3e-5 batch.n=16,32".'
+    grid, names = dict[str, tuple[str, ...]](), ", ".join(GRIDS)
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise mistake(f"{text!r} has an unclosed quote", "Close it.") from error
+        message = f"{text!r} has an unclosed quote"
+        raise ConfigError(message, where="grid", fix="Close it.") from error
     for word in words:
-        key, equals, values = word.partition("=")
+        key, _, values = word.partition("=")
         items = tuple(value.strip() for value in values.split(",") if value.strip())
-        if len(set(items)) != len(items):
-            raise mistake(f"{word!r} has a value twice", "Name each value once.")
-        if not key or not equals or not items or key in grid:
-            names = ", ".join(GRIDS)
-            raise mistake(f"{word!r} is not a key with values; named grids are {names}")
+        if len({*items}) != len(items):
+            message = f"{word!r} has a value twice"
+            raise ConfigError(message, where="grid", fix="Name each value once.")
+        if not key or not items or key in grid:
+            message = f"{word!r} is not a key with values; named grids are {names}"
+            raise ConfigError(message, where="grid", fix=fix)
         grid[key] = items
     if not grid:
-        raise mistake("is empty", f"Name one of {', '.join(GRIDS)}, or write one.")
+        raise ConfigError("is empty", where="grid", fix=f"Name one of {names}, or write one.")
     return grid
 
 
@@ -510,10 +490,8 @@ def grid_cells(base: FinetuneConfig, grid: Grid) -> Iterator[tuple[str, Finetune
     """
     for values in itertools.product(*grid.values()):
         cell = dict(zip(grid, values, strict=True))
-        yield (
-            folder_name(cell),
-            load_config(base, [f"{key}={value}" for key, value in cell.items()]),
-        )
+        overrides = [f"{key}={value}" for key, value in cell.items()]
+        yield folder_name(cell), load_config(base, overrides)
 
 
 def folder_name(cell: Mapping[str, str]) -> str:
