@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import shutil
@@ -82,7 +83,6 @@ WEAK_HEAD = (
     "encoder. Lengthen the run: a fifth of its length is added for the head."
 )
 MASKED = "Of masked tokens, under the same masks before and after, in text that was not trained on."
-_SHOWN = 50
 
 
 @dataclass(frozen=True)
@@ -172,25 +172,20 @@ class Adaptation:
         note, vocabulary = head_note(self.before) if self.new_head else "", self.vocabulary
         columns = ["measure", "domain", *(["general"] if vocabulary.general else [])]
         words: list[list[s.Cell]] = [
-            [entry.word, " ".join(entry.pieces), entry.count] for entry in vocabulary.words[:_SHOWN]
+            [word.word, " ".join(word.pieces), word.count] for word in vocabulary.words[:50]
         ]
         listed = s.TableSection(
             "Words to add", ["word", "its tokens now", "occurrences"], words,
             note="All are in new_words.txt: bothways convert MODEL --vocabulary new_words.txt.",
         )  # fmt: skip
+        scored = ["text", "metric", "before", "after", "relative"]
+        answer, note = f"Are new words worth adding? {vocabulary.answer}", f"{MASKED} {note}"
         sections: tuple[s.Section, ...] = (
             s.KeyFigures(figures),
-            s.TableSection(
-                "Before and after", ["text", "metric", "before", "after", "relative"],
-                self.comparison(),
-                note=f"{MASKED} {note}",
-            ),
-            s.TableSection(
-                "Vocabulary", columns, vocabulary.rows(),
-                note=f"Are new words worth adding? {vocabulary.answer}",
-            ),
+            s.TableSection("Before and after", scored, self.comparison(), note=note),
+            s.TableSection("Vocabulary", columns, vocabulary.rows(), note=answer),
             *([listed] if words else []),
-        )  # fmt: skip
+        )
         headline = "; ".join(f"{figure.label} {figure.value}" for figure in figures)
         return s.Report("Adaptation", headline, "", sections)
 
@@ -263,7 +258,6 @@ def adapt(  # noqa: PLR0913 – one option per question
     with _nothing_left(out, plan):
 
         def build() -> dict[str, Path]:
-            """Take the folder of the run, and return the corpora's, built once."""
             with run_folder(out, resume=resume, progress=progress):
                 pass
             tokenizer = loaded.tokenizer()
@@ -296,7 +290,7 @@ def adapt(  # noqa: PLR0913 – one option per question
 
 
 def _by_main(plan: Plan, make: Callable[[], T]) -> T:
-    """Return on all ranks what the main one makes; the others wait for as long as it takes."""
+    """Return on all ranks what the main one makes."""
     with connected(plan, torch.device("cpu"), LONGEST_WAIT):
         return from_main_rank(plan, make)
 
@@ -318,13 +312,8 @@ def _nothing_left(out: Path, plan: Plan) -> Iterator[None]:
 
 
 def _training(until: Any, lr: float = 5e-5) -> Training:
-    return Training(
-        until,
-        AdamW(lr=lr, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-        Linear(0.06),
-        evaluate=None,
-        save=duration("500 steps"),
-    )
+    optimizer = AdamW(lr=lr, betas=(0.9, 0.98), eps=1e-6, decay=0.01)
+    return Training(until, optimizer, Linear(0.06), evaluate=None, save=duration("500 steps"))
 
 
 def _settings(
@@ -375,8 +364,7 @@ def _look(
     texts = {name: _texts(sources[name], corpus) for name, corpus in corpora.items()}
     vocabulary = vocabulary_fit(corpora[DOMAIN].tokenizer, texts[DOMAIN], texts.get(GENERAL, ()))
     if vocabulary.words:
-        lines = "".join(f"{word.word}\n" for word in vocabulary.words)
-        replace_text(out / WORDS, lines)
+        replace_text(out / WORDS, "".join(f"{word.word}\n" for word in vocabulary.words))
     return scores, vocabulary
 
 
@@ -434,11 +422,10 @@ def _train_head(
     if not isinstance(settings.objective, MaskedLM):
         message = f"the model has no head for {settings.objective.kind!r}, and none can be started"
         raise errors.ConfigError(message, where="model", fix="Give a model that predicts tokens.")
+    training = _training(until, lr=1e-3)
     head_settings = dataclasses.replace(
         settings,
-        training=dataclasses.replace(
-            _training(until, lr=1e-3), precision=settings.training.precision
-        ),
+        training=dataclasses.replace(training, precision=settings.training.precision),
         objective=MaskedHeadOnly(masking=settings.objective.masking),
         mixture=None,
         fresh=("masked",),
@@ -523,9 +510,7 @@ class VocabularyFit:
         savings = f"the {len(self.words):,} best words save {self.saved:.1%} of the tokens"
         if self.general is not None:
             savings += f", those of general text {self.saved_general:.1%} there"
-        return (
-            f"Yes: {savings}." if self.worth else f"No: {savings}, a gain of less than {WORTH:.0%}."
-        )
+        return f"Yes: {savings}." if self.worth else f"No: {savings}, a gain below {WORTH:.0%}."
 
 
 def vocabulary_fit(
@@ -555,11 +540,9 @@ def _best_words(
         previous = merged[word].count if word in merged else 0
         merged[word] = SplitWord(word, split.pieces, previous + split.count)
     ranked = sorted(merged.values(), key=lambda entry: (-_saved(entry), entry.word))
-    words = [
-        entry for entry in ranked if entry.count >= FEWEST and tokenizer.id(entry.word) is None
-    ]
-    words = words[:MOST]
-    return tuple(words), sum(map(_saved, words)) / max(1, report.tokens)
+    new = (word for word in ranked if word.count >= FEWEST and tokenizer.id(word.word) is None)
+    words = tuple(itertools.islice(new, MOST))
+    return words, sum(map(_saved, words)) / max(1, report.tokens)
 
 
 def _saved(word: SplitWord) -> int:

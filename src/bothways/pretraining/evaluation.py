@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,17 +96,15 @@ class HeldOut:
         """Return metrics by name; equal on all ranks."""
         return self.named(self.scores(progress)) | self.baselines
 
-    def scores(self, progress: Progress = SILENT) -> EvaluationScores:
-        """Return mean losses and accuracies; equal on all ranks."""
-        return self._scores(track(self._steps, progress, "evaluating"))
+    def scores(self, progress: Progress = SILENT, steps: int | None = None) -> EvaluationScores:
+        """Return mean losses and accuracies of the first steps, or all; equal on all ranks."""
+        precision = self._settings.training.precision
+        tracked = track(self._steps[:steps], progress, "evaluating")
+        return evaluate_losses(self._training_module, tracked, self._plan, precision=precision)
 
     def names(self) -> Iterator[str]:
         """Yield the names of the metrics, from a first step, which the first name costs."""
-        yield from self.named(self._scores(self._steps[:1])) | self.baselines
-
-    def _scores(self, steps: Iterable[TrainingStep]) -> EvaluationScores:
-        precision = self._settings.training.precision
-        return evaluate_losses(self._training_module, steps, self._plan, precision=precision)
+        yield from self.named(self.scores(steps=1)) | self.baselines
 
     def named(self, scores: EvaluationScores) -> dict[str, float]:
         """Return scores and the objective's own metrics by name."""
@@ -124,27 +122,20 @@ class HeldOut:
         return {name: np.concatenate(columns) for name, columns in collected.items()}
 
     def _unigram(self, counts: NDArray[np.int64]) -> dict[str, float]:
-        """Compute the baselines of token frequencies."""
         surprise = -np.log((counts + 1) / (counts.sum() + len(counts)))
         result = {}
         for name, ids in self._targets(TokenTargets, "ids").items():
             if name not in self._training_module.predicts:
                 continue  # classes of tokens, such as original and replaced
-            sums = sum_over_ranks(
-                self._plan,
-                {
-                    "n": float(len(ids)),
-                    "loss": float(surprise[ids].sum()),
-                    "hits": float((ids == counts.argmax()).sum()),
-                },
-            )
+            hits = float((ids == counts.argmax()).sum())
+            values = {"n": float(len(ids)), "loss": float(surprise[ids].sum()), "hits": hits}
+            sums = sum_over_ranks(self._plan, values)
             if sums["n"]:
                 result[f"unigram/loss/{name}"] = sums["loss"] / sums["n"]
                 result[f"unigram/accuracy/{name}"] = sums["hits"] / sums["n"]
         return result
 
     def _majority(self) -> dict[str, float]:
-        """Compute the baselines of class frequencies."""
         result, predicts = {}, self._training_module.predicts
         classes = self._targets(LabelTargets, "labels") | self._targets(TokenTargets, "ids")
         for name, labels in classes.items():
@@ -183,13 +174,12 @@ class MixedHeldOut:
             name: held_out.scores(Part(progress, name) if name else progress)
             for name, held_out in self._parts.items()
         }
-        mean = EvaluationScores(
-            self._mean({name: of_corpus.losses for name, of_corpus in scores.items()}),
-            self._mean({name: of_corpus.accuracies for name, of_corpus in scores.items()}),
-            self._mean({name: of_corpus.rates for name, of_corpus in scores.items()}),
+        means = (
+            self._mean({name: getattr(one, kind) for name, one in scores.items()})
+            for kind in ("losses", "accuracies", "rates")
         )
         tables = {name: held_out.named(scores[name]) for name, held_out in self._parts.items()}
-        total = next(iter(self._parts.values())).named(mean)
+        total = next(iter(self._parts.values())).named(EvaluationScores(*means))
         return total | self._by_corpus(tables) | self._baselines
 
     def names(self) -> Iterator[str]:
@@ -300,13 +290,9 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.Repl
     folder = build.start_folders(source, ("generator",)).get("generator")
     if folder is None:
         message = (
-            f"{source} detects replaced tokens, and the generator that replaces them is not next "
-            "to it"
+            f"{source} detects replaced tokens: the generator that replaces them is not next to it"
         )
-        fix = (
-            "Give the folder of a run, which holds model/ and generator/, or put the generator "
-            "into generator/; or take the generator alone, which is a masked language model."
-        )
+        fix = "Give the folder of a run, with model/ and generator/, or the generator alone."
         raise ConfigError(message, where="model", fix=fix)
     generator, encoder = load_model(folder).model, loaded.model.config
     # Dropout changes no evaluation: it must not make the shapes differ.
@@ -350,12 +336,10 @@ class Probes:
         """Return metrics by name, those of a probe as "probe/accuracy/NAME"; equal on all ranks."""
         metrics = self.held_out(progress)
         progress.stage("probing")
-        probed = from_main_rank(
-            self.plan,
-            lambda: {
-                f"probe/accuracy/{name}": measure() for name, measure in self.measures.items()
-            },
+        scores = from_main_rank(
+            self.plan, lambda: {name: measure() for name, measure in self.measures.items()}
         )
+        probed = {f"probe/accuracy/{name}": score for name, score in scores.items()}
         return metrics | probed | self.baselines
 
     def names(self) -> Iterator[str]:
@@ -446,8 +430,7 @@ def _linear_measure(
     except DataError as error:
         # The task's error names options for its columns, and a run has none for those of a probe.
         names = open_table(source).names
-        message = "is neither texts with labels nor minimal pairs: its columns are "
-        message += ", ".join(names)
+        message = f"is neither texts with labels nor minimal pairs; its columns: {', '.join(names)}"
         fix = f"Call them text and label, or {COLUMNS.text} and {COLUMNS.text_b}."
         raise DataError(message, where=source, fix=separator_advice(names) or fix) from error
     task, examples = reading.task, [*reading.examples]
