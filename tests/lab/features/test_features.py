@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.cli.lab import Layers
 from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.data.loader import ExampleBudget
@@ -257,7 +256,6 @@ def test_seeds_differ(data, settings):
 
 
 def test_command_prints_metrics_and_shares(settings, tmp_path, capsys):
-    assert get_args(Layers) == get_args(LayerChoice)
     words = ["features", settings.model, settings.train, "--dev", settings.dev]
     words += ["--out", str(tmp_path), "--device", "cpu"]
     short = ["training.until=1 epochs", "tagger.hidden=8", "--layers", "weighted_last_four"]

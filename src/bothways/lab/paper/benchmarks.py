@@ -97,18 +97,12 @@ def squad_plan(request: Request) -> BenchmarkPlan:
             continue
         train, dev = files
         if request.limit is not None:
-            rows = (
-                {
-                    "id": question.id,
-                    "question": question.question,
-                    "context": question.context,
-                    "answers": {
-                        "text": [text for text, _ in question.answers],
-                        "answer_start": [start for _, start in question.answers],
-                    },
-                }
-                for question in itertools.islice(task.read(train).examples, request.limit)
-            )
+            rows = list[dict[str, Any]]()
+            for question in itertools.islice(task.read(train).examples, request.limit):
+                row = {"id": question.id, "question": question.question}
+                texts, starts = ([answer[x] for answer in question.answers] for x in (0, 1))
+                answers = {"text": texts, "answer_start": starts}
+                rows.append({**row, "context": question.context, "answers": answers})
             file = request.out / "data" / f"train-{version}-{request.limit}.jsonl"
             train = str(write_rows(file, rows))
         grid = grid_settings(request, task, [SQUAD[version]], train, dev)
@@ -119,10 +113,7 @@ def squad_plan(request: Request) -> BenchmarkPlan:
         tuple(SQUAD_COLUMNS),
         {MEASURED: SQUAD_COLUMNS},
         PUBLISHED["SQUAD"],
-        notes=(
-            "These runs are scored on dev, with one model and without TriviaQA: compare them to "
-            "such rows.",
-        ),
+        notes=("These runs are on dev, with one model, without TriviaQA: compare such rows.",),
     )
 
 
@@ -232,30 +223,6 @@ def _splits(name: str, request: Request, *splits: tuple[str, ...]) -> tuple[str,
     return train, dev
 
 
-GlueColumn = str | int
-"""A column: its name in the first line, or its index, negative from the end."""
-
-
-@dataclass(frozen=True)
-class GlueFileLayout:
-    """The columns of a file; None for a second text that it does not have.
-
-    Attributes:
-        header: the first line names the columns.
-    """
-
-    text: GlueColumn
-    text_b: GlueColumn | None
-    label: GlueColumn
-    header: bool = True
-
-    @property
-    def columns(self) -> dict[str, GlueColumn]:
-        """The columns to read by role."""
-        columns = {"text": self.text, "text_b": self.text_b, "label": self.label}
-        return {role: column for role, column in columns.items() if column is not None}
-
-
 @dataclass(frozen=True)
 class GlueTask:
     """A task of GLUE.
@@ -264,60 +231,69 @@ class GlueTask:
         name: name of its folder.
         labels: labels in the files; empty for scores.
         metric: the metric of table 1, which chooses the best run.
-        layout: layout of the files as distributed.
-        hub_layout: layout of every split on the Hub; None if it is that of the files.
+        columns: columns of the files as distributed, by role: the name in the first line, or the
+            index, negative from the end.
+        hub_columns: columns of every split on the Hub; None if they are those of the files.
         hub_labels: the Hub's names of `labels`; empty if they are equal.
+        header: whether the first line names the columns.
         dev: labelled splits to score on; the first one chooses.
     """
 
     name: str
     labels: tuple[str, ...]
     metric: str
-    layout: GlueFileLayout
-    hub_layout: GlueFileLayout | None = None
+    columns: Mapping[str, str | int]
+    hub_columns: Mapping[str, str | int] | None = None
     hub_labels: tuple[str, ...] = ()
+    header: bool = True
     dev: tuple[str, ...] = ("dev",)
 
 
 _TWO = ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
-_SENTENCES = GlueFileLayout("sentence1", "sentence2", "label")
-_SENTENCE = GlueFileLayout("sentence", None, "label")
+_SENTENCES = {"text": "sentence1", "text_b": "sentence2", "label": "label"}
+_SENTENCE = {"text": "sentence", "label": "label"}
 
 TASKS_OF_GLUE = (
     GlueTask(
         "MNLI",
         ("contradiction", "entailment", "neutral"),
         "accuracy",
-        layout=GlueFileLayout("sentence1", "sentence2", "gold_label"),
-        hub_layout=GlueFileLayout("premise", "hypothesis", "label"),
+        columns={**_SENTENCES, "label": "gold_label"},
+        hub_columns={"text": "premise", "text_b": "hypothesis", "label": "label"},
         dev=("dev_matched", "dev_mismatched"),
     ),
     GlueTask(
         "QQP",
         _TWO,
         "f1",
-        layout=GlueFileLayout("question1", "question2", "is_duplicate"),
-        hub_layout=GlueFileLayout("question1", "question2", "label"),
+        columns={"text": "question1", "text_b": "question2", "label": "is_duplicate"},
+        hub_columns={"text": "question1", "text_b": "question2", "label": "label"},
         hub_labels=("not_duplicate", "duplicate"),
     ),
-    GlueTask("QNLI", _ENTAILED, "accuracy", GlueFileLayout("question", "sentence", "label")),
+    GlueTask(
+        "QNLI",
+        _ENTAILED,
+        "accuracy",
+        columns={"text": "question", "text_b": "sentence", "label": "label"},
+    ),
     GlueTask("SST-2", _TWO, "accuracy", _SENTENCE, hub_labels=("negative", "positive")),
     GlueTask(
         "CoLA",
         _TWO,
         "mcc",
-        layout=GlueFileLayout(3, None, 1, header=False),
-        hub_layout=_SENTENCE,
+        columns={"text": 3, "label": 1},
+        hub_columns=_SENTENCE,
         hub_labels=("unacceptable", "acceptable"),
+        header=False,
     ),
-    GlueTask("STS-B", (), "spearman", GlueFileLayout(-3, -2, -1), _SENTENCES),
+    GlueTask("STS-B", (), "spearman", {"text": -3, "text_b": -2, "label": -1}, _SENTENCES),
     GlueTask(
         "MRPC",
         _TWO,
         "f1",
-        layout=GlueFileLayout("#1 String", "#2 String", "Quality"),
-        hub_layout=_SENTENCES,
+        columns={"text": "#1 String", "text_b": "#2 String", "label": "Quality"},
+        hub_columns=_SENTENCES,
         hub_labels=("not_equivalent", "equivalent"),
     ),
     GlueTask("RTE", _ENTAILED, "accuracy", _SENTENCES),
@@ -365,7 +341,7 @@ def glue_plan(request: Request) -> BenchmarkPlan:
             continue
         written = {split: write_split(task, split, request) for split in splits}
         dev, *further_dev = task.dev
-        columns = TextColumns("text", "text_b" if task.layout.text_b is not None else None, "label")
+        columns = TextColumns("text", "text_b" if "text_b" in task.columns else None, "label")
         rates = RATES if request.grid == "paper" else (DEFAULT_RATE,)
         grid = grid_settings(
             request,
@@ -446,9 +422,9 @@ Rows = Iterator[tuple[str, dict[str, str | None]]]
 
 def _file_rows(task: GlueTask, source: str) -> Rows:
     lines = read_lines(Path(source))
-    names = next(lines, (1, ""))[1].split("\t") if task.layout.header else []
+    names = next(lines, (1, ""))[1].split("\t") if task.header else []
     indices = dict[str, int]()
-    for role, column in task.layout.columns.items():
+    for role, column in task.columns.items():
         if isinstance(column, str) and column not in names:
             message = f"has no column {column!r}; its first line is {', '.join(names)}"
             raise DataError(message, where=source, fix="Give the file as GLUE distributes it.")
@@ -465,8 +441,8 @@ def _file_rows(task: GlueTask, source: str) -> Rows:
 
 def _hub_rows(task: GlueTask, source: str) -> Rows:
     names = dict(zip(task.hub_labels, task.labels, strict=False))
-    columns = (task.hub_layout or task.layout).columns
+    columns = (task.hub_columns or task.columns).items()
     for row in open_table(source).rows:
-        cells = {role: row.values[str(column)] for role, column in columns.items()}
+        cells = {role: row.values[str(column)] for role, column in columns}
         values = {role: None if cell is None else str(cell) for role, cell in cells.items()}
         yield row.where, {**values, "label": names.get(values["label"] or "", values["label"])}

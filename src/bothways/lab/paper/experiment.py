@@ -8,6 +8,7 @@ of one frozen encoder, which are computed once for all restarts.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import statistics
 from collections.abc import Collection, Iterable, Mapping
@@ -175,7 +176,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class NotRun:
-    """A task that cannot be run, with the reason."""
+    """A task that cannot be run."""
 
     name: str
     reason: str
@@ -232,25 +233,23 @@ def grid_settings(
 
     A run is scored once, at its end, as in google-research/bert.
     """
-
-    def settings(point: GridPoint) -> FinetuneConfig:
-        """Return the settings of one point."""
-        method = paper_finetuning(task)
-        optimizer = BertAdam(lr=point.rate)
-        training = dataclasses.replace(
-            method.training, until=Epochs(point.epochs), optimizer=optimizer, evaluate=None
-        )
-        method = dataclasses.replace(
+    method, grid = paper_finetuning(task), dict[FinetuneConfig, None]()
+    for point in points:
+        until, optimizer = Epochs(point.epochs), BertAdam(lr=point.rate)
+        base = dataclasses.replace(
             method,
-            training=training,
+            training=dataclasses.replace(
+                method.training, until=until, optimizer=optimizer, evaluate=None
+            ),
             batch=ExampleBudget(point.batch),
             metric=metric,
             length=point.length or method.length,
+            model=request.model,
+            train=str(train),
+            dev=str(dev),
         )
-        base = dataclasses.replace(method, model=request.model, train=str(train), dev=str(dev))
-        return configs.load(FinetuneConfig, base=base, overrides=request.overrides)
-
-    return tuple(dict.fromkeys(map(settings, points)))
+        grid[configs.load(FinetuneConfig, base=base, overrides=request.overrides)] = None
+    return tuple(grid)
 
 
 @dataclass(frozen=True)
@@ -271,10 +270,7 @@ class CellOutcome:
 
     @property
     def best(self) -> Path | None:
-        """The folder of the best run, which has kept its model if it was fine-tuned.
-
-        None if all runs diverged.
-        """
+        """The folder of the best run, with its model if it was fine-tuned; None if all diverged."""
         best = self.series.best
         return None if best is None else self.folder / best.name
 
@@ -317,12 +313,9 @@ class FeatureRun(Run):
 
 def first_runs(experiment: Experiment, folder: Path) -> list[Run]:
     """Return the runs that are known before any is made."""
-    count = experiment.seeds if experiment.restarts == "best" else 1
-    return [
-        _restart(experiment, settings, seed, folder)
-        for settings in experiment.grid
-        for seed in range(count)
-    ]
+    seeds = range(experiment.seeds if experiment.restarts == "best" else 1)
+    pairs = itertools.product(experiment.grid, seeds)
+    return [_restart(experiment, settings, seed, folder) for settings, seed in pairs]
 
 
 def _restart(

@@ -65,25 +65,20 @@ def average(row: dict[str, float], averaged: Many[str]) -> dict[str, float]:
     return {"average": statistics.fmean(row[column] for column in averaged)}
 
 
-def write_results(file: Path, values: Mapping[str, Any]) -> Path:
+def _write_results(folder: Path, values: Mapping[str, Any]) -> Path:
     """Write results as JSON, with the version of this library."""
-    make_folder(file.parent)
-    content = {**values, "bothways": bothways.__version__}
+    make_folder(folder)
+    file, content = folder / "results.json", {**values, "bothways": bothways.__version__}
     replace_text(file, json.dumps(content, indent=1, ensure_ascii=False))
     return file
 
 
-def benchmark_results(
+def write_benchmark_results(
     request: Request, plan: BenchmarkPlan, outcomes: Many[CellOutcome]
-) -> dict[str, Any]:
-    """Return measured and published figures, every run, and tasks not run, as plain values."""
-    tasks: dict[str, Any] = {
-        entry.name: {
-            "run": False,
-            "reason": entry.reason if isinstance(entry, NotRun) else "not yet",
-        }
-        for entry in plan.experiments
-    }
+) -> Path:
+    """Write `results.json`: measured and published figures, every run, and tasks not run."""
+    reasons = {x.name: x.reason if isinstance(x, NotRun) else "not yet" for x in plan.experiments}
+    tasks: dict[str, Any] = {name: {"run": False, "reason": x} for name, x in reasons.items()}
     for outcome in outcomes:
         tasks[outcome.experiment.name] = {
             "run": True,
@@ -96,17 +91,17 @@ def benchmark_results(
                 for result in outcome.series.runs
             ],
         }
-    return {
+    published = [{"system": x.system, "table": x.table, **x.values} for x in plan.published]
+    results = {
         "benchmark": plan.title,
         "model": request.model,
         "data": request.data,
         "departures": list(request.departures(plan.seeds)),
         "measured": measured(plan, outcomes),
-        "published": [
-            {"system": row.system, "table": row.table, **row.values} for row in plan.published
-        ],
+        "published": published,
         "tasks": tasks,
     }
+    return _write_results(request.out, results)
 
 
 def benchmark_report(
@@ -116,13 +111,10 @@ def benchmark_report(
     lead = f"{request.model}, fine-tuned on {request.data}."
     if departures := request.departures(plan.seeds):
         lead += f" Differences from the paper's protocol: {'; '.join(departures)}."
-    rows: dict[str, list[s.Cell]] = {
-        entry.name: [
-            entry.name, "not run", None, entry.reason if isinstance(entry, NotRun) else "not yet"
-        ]
-        for entry in plan.experiments
-    }  # fmt: skip
-    runs: list[list[s.Cell]] = []
+    rows, runs = dict[str, list[s.Cell]](), list[list[s.Cell]]()
+    for entry in plan.experiments:
+        reason = entry.reason if isinstance(entry, NotRun) else "not yet"
+        rows[entry.name] = [entry.name, "not run", None, reason]
     for outcome in outcomes:
         name, notes = outcome.experiment.name, "; ".join(outcome.experiment.notes)
         rows[name] = [name, "every run diverged", None, notes]
@@ -146,16 +138,14 @@ def benchmark_report(
         table = [list(column) for column in zip(*table, strict=True)]
     head, *lines = table
     note = " ".join(plan.notes)
-    run_columns = ["task", "run", "result", "steps", "seconds"]
+    names, run_columns = [str(x or "") for x in head], ["task", "run", "result", "steps", "seconds"]
     return s.Report(
         "The paper's experiments, run again",
         f"{plan.title}: {len(outcomes)} of {len(plan.experiments)} tasks run.",
         lead,
         (
-            s.TableSection(
-                "Measured and published", [str(x or "") for x in head], lines, note=note
-            ),
-            s.TableSection("Tasks", ["task", "result", "from", "remarks"], list(rows.values())),
+            s.TableSection("Measured and published", names, lines, note=note),
+            s.TableSection("Tasks", ["task", "result", "from", "remarks"], [*rows.values()]),
             s.Details("Every run", (s.TableSection("Every run", run_columns, runs),)),
         ),
         s.colophon(choose_device(device)),
@@ -225,18 +215,10 @@ def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
                 "mean": statistics.fmean(values) if values else None,
                 "difference": None if change is None else dataclasses.asdict(change),
             }
-        entries.append(
-            {
-                "row": done.cell.title,
-                "cell": done.cell.name,
-                "pre-training": [
-                    {"metrics": dict(run.metrics), "failed": list(run.failed)}
-                    | {"steps": run.steps, "seconds": run.seconds}
-                    for run in done.pretrained
-                ],
-                "columns": columns,
-            }
-        )
+        names = ("metrics", "failed", "steps", "seconds")
+        runs = [{name: getattr(run, name) for name in names} for run in done.pretrained]
+        entry = {"row": done.cell.title, "cell": done.cell.name, "pre-training": runs}
+        entries.append({**entry, "columns": columns})
     results: dict[str, Any] = {
         "table": request.table,
         "title": request.plan.title,
@@ -248,7 +230,7 @@ def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
     }
     if request.plan.fitted and rows:
         results["fit"] = dataclasses.asdict(_scaling(request, rows)[0])
-    return write_results(request.out / "results.json", results)
+    return _write_results(request.out, results)
 
 
 def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) -> s.Report:
@@ -327,7 +309,7 @@ def _table_comparison(request: TableRequest, rows: Many[RowOutcome]) -> Iterator
         ]
     )
     columns = dict.fromkeys(column for values in published.values() for column in values)
-    names = dict.fromkeys([*(cell.title for cell in request.plan.cells), *published])
+    names = [*(cell.title for cell in request.plan.cells), *published]
     head, lines = [""], {name: list[s.Cell]([name]) for name in names}
     for column in measured:
         head += [column, "published"] if column in columns else [column]
@@ -422,9 +404,8 @@ def _scaling_sections(request: TableRequest, rows: Many[RowOutcome]) -> Iterator
     named = {"E, nats": fit.irreducible}
     for term, letters in (("parameters", "Aα"), ("tokens", "Bβ")):
         if term in fit.exponents:
-            centre = (
-                f"{term} at {fit.centres[term]:,.3g}, nats ({letters[0]} / centre^{letters[1]})"
-            )
+            centre = f"{term} at {fit.centres[term]:,.3g}, nats"
+            centre += f" ({letters[0]} / centre^{letters[1]})"
             named |= {f"{letters[1]}, {term}": fit.exponents[term], centre: fit.nats[term]}
     lines: list[list[s.Cell]] = [
         [name, f"{x.value:.3g}", f"{x.low:.3g} to {x.high:.3g}"] for name, x in named.items()

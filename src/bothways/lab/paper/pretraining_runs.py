@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from typing_extensions import assert_never
-
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import ConfigError, DataError, argument, os_errors
 from bothways.core.files import replace_folder
@@ -153,29 +151,22 @@ def base_settings(request: TableRequest, tokenizer: Tokenizer | None = None) -> 
         encoder = dataclasses.replace(encoder, vocab=request.vocabulary)
     else:
         encoder = fit_to_corpus(encoder, tokenizer)
-    match request.scale:
-        case "small":
-            base, budget = short(encoder), budget or SMALL_BUDGET
-            phases = (
-                PretrainPhase(16, 0.4, base.phases[0].segments, FIRST_MASKS),
-                PretrainPhase(64, 0.3),
-                PretrainPhase(128, 0.3),
-            )
-            base, schedule = dataclasses.replace(base, phases=phases), Linear(0.06)
-        case "paper":
-            base, schedule = paper(encoder), Linear(0.01)
-        case _:
-            assert_never(request.scale)
-    rate = getattr(base.objective, "masking", None)
-    objective = with_masking(request.plan.objective, rate)
+    if request.scale == "paper":
+        base, schedule = paper(encoder), Linear(0.01)
+    else:
+        base, schedule, budget = short(encoder), Linear(0.06), budget or SMALL_BUDGET
+        phases = (
+            PretrainPhase(16, 0.4, base.phases[0].segments, FIRST_MASKS),
+            PretrainPhase(64, 0.3),
+            PretrainPhase(128, 0.3),
+        )
+        base = dataclasses.replace(base, phases=phases)
+    objective = with_masking(request.plan.objective, getattr(base.objective, "masking", None))
     training = base.training
     if budget is not None:
+        often = budget.part(1 / EVALUATIONS)
         training = dataclasses.replace(
-            training,
-            until=budget,
-            schedule=schedule,
-            evaluate=budget.part(1 / EVALUATIONS),
-            save=budget.part(1 / EVALUATIONS),
+            training, until=budget, schedule=schedule, evaluate=often, save=often
         )
     base = dataclasses.replace(base, objective=objective, training=training)
     return load_pretraining(base, request.overrides)
@@ -296,7 +287,7 @@ def experiments_of(
     Raises:
         DataError: none of the columns has data.
     """
-    scale, missing, count = SCALES[request.scale], list[str](), 0
+    scale, missing = SCALES[request.scale], list[str]()
     for column in request.tasks or request.plan.columns:
         folder, plan = {
             "NER": ("CoNLL-2003", benchmarks.ner_plan),
@@ -304,22 +295,16 @@ def experiments_of(
         }.get(column.split(maxsplit=1)[0], ("", glue_plan))
         answers = scale.answers if column.startswith("SQuAD") else ()
         column_request = Request(
-            str(model),
-            str(Path(request.data) / folder),
-            out,
-            (pretraining_tables.COLUMNS[column][0],),
-            request.seeds or scale.seeds,
-            "none",
-            request.limit or scale.limit,
-            (*scale.finetuning, *answers, *request.finetuning),
-        )
+            str(model), str(Path(request.data) / folder), out,
+            (pretraining_tables.COLUMNS[column][0],), request.seeds or scale.seeds, "none",
+            request.limit or scale.limit, (*scale.finetuning, *answers, *request.finetuning),
+        )  # fmt: skip
         (entry,) = plan(column_request).experiments
         if isinstance(entry, NotRun):
             missing.append(entry.reason)
         else:
-            count += 1
             yield column, entry
-    if not count:
+    if len(missing) == len(request.tasks or request.plan.columns):
         message = f"has no data for any of the columns: {'; '.join(dict.fromkeys(missing))}"
         names = ", ".join(pretraining_tables.COLUMNS)
         fix = f"Add them, or name other columns by --tasks: {names}."

@@ -90,8 +90,7 @@ def reproduce(
     outcomes: list[experiment.CellOutcome] = []
     for entry in entries:
         outcomes.append(experiment.run(entry, request.out, device=device, progress=progress))
-        results = pages.benchmark_results(request, plan, outcomes)
-        pages.write_results(request.out / "results.json", results)
+        pages.write_benchmark_results(request, plan, outcomes)
     report = pages.benchmark_report(request, plan, outcomes, device=device)
     write_html(report, request.out / "report.html")
     return report
@@ -134,10 +133,8 @@ def estimate(entries: Many[Experiment], out: Path, *, device: str) -> TableSecti
         time = "–"
         if isinstance(settings, FinetuneConfig):
             rate = rate or _training_speed(settings, sample, device)
-            scored = sum(
-                _data_size(source, settings.task, length, tokenizer)[1]
-                for source in (str(settings.dev), *entry.others.values())
-            )
+            others = (str(settings.dev), *entry.others.values())
+            scored = sum(_data_size(x, settings.task, length, tokenizer)[1] for x in others)
             # A run that is not measured in epochs counts as one.
             lengths = [run.training.until for run in entry.grid]
             epochs = statistics.fmean(n.count if isinstance(n, Epochs) else 1.0 for n in lengths)
@@ -199,9 +196,8 @@ def table_cost(request: pretraining_runs.TableRequest, *, device: str = "auto") 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with torch.device("meta"):  # some columns depend on the encoder's layers
-            config = write_hf_config(
-                Model(base.encoder, (token_head(base.encoder),)), None, (), None, folder
-            )
+            model = Model(base.encoder, (token_head(base.encoder),))
+            config = write_hf_config(model, None, (), None, folder)
         (folder / "config.json").write_text(json.dumps(config.raw), encoding="utf8")
         columns = [*pretraining_runs.experiments_of(request, folder, folder)]
     rows, total, finished = list[list[Cell]](), 0.0, 0
@@ -232,11 +228,7 @@ def table_cost(request: pretraining_runs.TableRequest, *, device: str = "auto") 
 
 def _pretraining_seconds(settings: PretrainConfig, device: str) -> float:
     """Return the seconds of a run; 0 for epochs, whose length depends on the corpus."""
-    match settings.training.end:
-        case Hours(count):
-            return 3600 * count
-        case Epochs():
-            return 0.0
-        case _:
-            folder = Path(tempfile.gettempdir())
-            return forecast_run(settings, Here(device), out=folder).total
+    end = settings.training.end
+    if isinstance(end, Hours | Epochs):
+        return 3600 * end.count if isinstance(end, Hours) else 0.0
+    return forecast_run(settings, Here(device), out=Path(tempfile.gettempdir())).total
