@@ -173,7 +173,6 @@ def run_quickstart(
     start, numbers = time.perf_counter(), itertools.count(1)
 
     def begin(name: str, message: str) -> None:
-        """Announce a stage."""
         progress.message(f"[{next(numbers)}/7] {message}")
         progress.stage(name)
 
@@ -222,17 +221,11 @@ def run_quickstart(
             )
             for index, initial in enumerate(starts)
         )
-    save_model(
-        out / "finetuned",
-        fitted[0].task_model.model,
-        tokenizer,
-        labels=data.labels,
-        problem="single_label_classification",
-    )
+    model, problem = fitted[0].task_model.model, "single_label_classification"
+    save_model(out / "finetuned", model, tokenizer, labels=data.labels, problem=problem)
     begin("report", "writing the report")
-    return QuickstartResult(
-        shape, corpus, settings, pretrained, data, fitted[:count], fitted[count:]
-    )
+    pair = fitted[:count], fitted[count:]
+    return QuickstartResult(shape, corpus, settings, pretrained, data, *pair)
 
 
 def pretraining_settings(shape: Shape, vocabulary: int, until: Duration) -> PretrainConfig:
@@ -347,12 +340,10 @@ def quickstart_report(result: QuickstartResult) -> s.Report:
     chance = f"chance: ±{100 * noise:.1f}"
     chance += f"; {errors_text(fewer)}" if fewer else ""
     correct = f"{s.percentage(metrics['unigram/accuracy/masked'])} for the most frequent token"
+    accuracy = s.percentage(metrics["held-out/accuracy/masked"])
     figures = [
-        s.KeyFigure(title, value, note)
-        for title, value, note in (
-            ("gain by pre-training", f"{100 * gain:+.1f} points", chance),
-            ("masked tokens correct", s.percentage(metrics["held-out/accuracy/masked"]), correct),
-        )
+        s.KeyFigure("gain by pre-training", f"{100 * gain:+.1f} points", chance),
+        s.KeyFigure("masked tokens correct", accuracy, correct),
     ]
     records = read_records(Path(result.corpus.folder).parent / "pretraining" / "metrics.jsonl")
     means = " against ".join(s.percentage(comparison.mean(n)) for n in (PRETRAINED, SCRATCH))
@@ -472,8 +463,7 @@ def installed_documentation(
         workers: parsing processes, by default one per core. The documents do not depend on it.
     """
     packages = [path for root in _roots() for path in sorted(root.iterdir())]
-    paragraphs_read: set[str] = set()
-    words = 0
+    paragraphs_read, words = set[str](), 0
     for documents in map_in_order(read_package, packages, workers or usable_cores()):
         for name, paragraphs in documents:
             new = [text for text in dict.fromkeys(paragraphs) if text not in paragraphs_read]
@@ -499,12 +489,11 @@ def read_package(path: Path) -> list[tuple[str, list[str]]]:
     documents, words = [], 0
     files = sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.suffix == ".py" else []
     for file in files:
-        *parents, name = file.relative_to(path.parent).with_suffix("").parts
-        names = (*parents, name)
+        names = file.relative_to(path.parent).with_suffix("").parts
         if any(not n.isidentifier() or _SKIPPED.match(n) or n in _SKIPPED_ROOTS for n in names):
             continue
         paragraphs = [text for docstring in docstrings(file) for text in prose(docstring)]
-        documents.append((".".join((*parents, name)).removesuffix(".__init__"), paragraphs))
+        documents.append((".".join(names).removesuffix(".__init__"), paragraphs))
         words += sum(len(text.split()) for text in paragraphs)
         if words >= _PACKAGE_WORDS:
             break

@@ -87,10 +87,8 @@ class ModelComparison:
             f"to {high:+.4f}, p = {self.p_value:.2g}, n = {self.examples:,})"
         )
         if self.p_value >= CHANCE:
-            return (
-                f"No difference is shown between {self.a.name} and {self.b.name}: "
-                f"{text} may be chance."
-            )
+            names = f"{self.a.name} and {self.b.name}"
+            return f"No difference is shown between {names}: {text} may be chance."
         better, worse = (self.b, self.a) if self.difference > 0 else (self.a, self.b)
         return f"{better.name} is better than {worse.name} on these examples: B − A is {text}."
 
@@ -194,22 +192,15 @@ def folders(name: str) -> list[str]:
 def _grades(
     models: Iterable[Predictor], source: str, columns: Any, progress: Progress
 ) -> tuple[str, Float64[np.ndarray, "runs examples"]]:
-    """Return the fingerprint of the examples, and the grades of each model.
-
-    One model is held at a time.
-    """
+    """Return the fingerprint of the examples, and the grades of each model, opened in turn."""
     rows, fingerprint = [], ""
     for opened in models:
         task_model, reading = opened.task_model, opened.read(source, columns, labelled=True)
-        results = list(
-            opened.predict_examples(reading, counts=counting(reading, progress, "grading"))
-        )
+        counts = counting(reading, progress, "grading")
+        results = list(opened.predict_examples(reading, counts=counts))
         if len(results) < 2:
-            raise DataError(
-                f"there are too few examples to compare on: {len(results)}",
-                where=source,
-                fix="Give two or more.",
-            )
+            message = f"there are too few examples to compare on: {len(results)}"
+            raise DataError(message, where=source, fix="Give two or more.")
         task_model.score(iter(results))  # raises for an example without a label
         fingerprint = examples_fingerprint(example for example, _ in results)
         rows.append([task_model.grade(example, prediction) for example, prediction in results])
