@@ -162,13 +162,6 @@ def tokens_of_phases(settings: PretrainConfig, corpus_tokens: float) -> list[flo
 
 
 @dataclass(frozen=True)
-class Here:
-    """This machine, whose speed is measured."""
-
-    device: str = "auto"
-
-
-@dataclass(frozen=True)
 class Cards:
     """Cards of one kind.
 
@@ -291,14 +284,12 @@ class RunForecast:
     Attributes:
         hardware: its title.
         ranks: number of processes that train.
-        parameters, tokens, updates: their number in the run.
         operations: operations per token of a step, on average.
         choice: the placement, its memory per rank, and the reason.
         free: bytes of memory of a rank.
         microbatch, largest: tokens that go through the model at once, as set and at most.
         seconds: seconds of training, updates, exchange, evaluation and checkpoints.
         checkpoint: bytes of a checkpoint.
-        checkpoints: number of checkpoints that are written.
         cost: cost at the price per rank and hour; None without a price.
         assumed: sentences about figures that were not measured.
     """
@@ -341,7 +332,7 @@ class RunForecast:
 
 def forecast_run(
     settings: PretrainConfig,
-    hardware: Here | Cards,
+    hardware: str | Cards,
     *,
     corpus_tokens: float | None = None,
     price: float | None = None,
@@ -351,6 +342,7 @@ def forecast_run(
     """Return the forecast of a run.
 
     Args:
+        hardware: a device of this machine, whose speed is measured, or cards.
         corpus_tokens: tokens of an epoch, for a length in epochs.
         price: price of one rank for an hour, in any currency.
         out: folder for checkpoints, on this machine.
@@ -365,8 +357,8 @@ def forecast_run(
         fix = "Give --tokens N, or the corpus: --corpus FOLDER."
         raise ConfigError(message, where="training.until", fix=fix)
     demand, assumed = memory_demand(settings), tuple[str, ...]()
-    if isinstance(hardware, Here):
-        ranks, device = 1, devices.choose_device(hardware.device)
+    if isinstance(hardware, str):
+        ranks, device = 1, devices.choose_device(hardware)
         title, available = devices.describe_device(device), devices.memory_available(device)
         free = math.inf if available is None else float(available)
         choice = step_cost.choose_placement(demand, ranks, free, device)
@@ -410,11 +402,9 @@ def _compute_step(
     card, ranks, per_token, exchange = hardware.card, hardware.count, list[float](), 0.0
     rate, operations = hardware.utilisation * card.bf16, _operations(settings)
     for work, phase in zip(operations, phases, strict=True):
-        recomputed = 0.0
-        if settings.training.recompute:  # all blocks but one have a second forward pass
-            recomputed = step_cost.forward_flops(encoder, (), phase.length) * (
-                1 - 1 / encoder.depth
-            )
+        # All blocks but one have a second forward pass.
+        share = (1 - 1 / encoder.depth) if settings.training.recompute else 0.0
+        recomputed = step_cost.forward_flops(encoder, (), phase.length) * share
         per_token.append((work + recomputed) / rate)
     update = UPDATE_BYTES * demand.parameters / (ranks if sharded else 1) / card.bandwidth
     if ranks > 1:

@@ -69,12 +69,7 @@ class InspectedSequence:
 
 @dataclass(frozen=True)
 class NormMismatch:
-    """A step whose repeat is not what the run recorded.
-
-    Attributes:
-        step: its number.
-        recorded, repeated: the gradient norms.
-    """
+    """A step whose repeat has another gradient norm than the run recorded."""
 
     step: int
     recorded: float
@@ -133,9 +128,9 @@ def repeat_step(
         ConfigError: the run has no such step.
     """
     repeat = Repeat(folder, step, corpus, choose_device(device), progress)
-    began = repeat.state.steps
+    began, devices = repeat.state.steps, [repeat.device] if repeat.device.type == "cuda" else []
     repeat.advance(step - 1)
-    cursor, devices = repeat.state.cursor, [repeat.device] if repeat.device.type == "cuda" else []
+    cursor = repeat.state.cursor
     with torch.random.fork_rng(devices):  # dropout in the step draws what it drew in the run
         sequences = repeat.sequences()
     report = repeat.advance(step)
@@ -154,8 +149,7 @@ def recorded_data(folder: Path) -> RunData:
     """
     if not (folder / DATA).is_file():
         message = f"is not the folder of a pre-training run: it has no {DATA}"
-        fix = "Give the folder of a pre-training run: its steps can be repeated."
-        raise CheckpointError(message, where=folder, fix=fix)
+        raise CheckpointError(message, where=folder, fix="Give the folder of such a run.")
     values = read_object(folder / DATA, CheckpointError)
     try:
         return RunData(**values)
@@ -240,8 +234,7 @@ class Repeat:
         candidates = [path for path, number in numbers.items() if number < step]
         began = numbers[candidates[-1]] if candidates else 0
         if np.isnan(self.entries["rate"][began:step]).any():
-            message = f"steps {began + 1} to {step} were trained by a version that did not record "
-            message += "them"
+            message = f"steps {began + 1} to {step} were trained by a version that kept no record"
             fix = "Steps after the next checkpoint can be repeated."
             raise CheckpointError(message, where=folder, fix=fix)
         module = self.training_module = build_training_module(settings, corpora, device)
@@ -273,7 +266,6 @@ class Repeat:
         report: StepReport | None = None
 
         def on_step(state: RunState, meter: Meter) -> bool:
-            """Compare the step with the record."""
             nonlocal report
             self._progress.advance(state.steps)
             recorded = self._norms.get(state.steps)
@@ -338,8 +330,6 @@ class Repeat:
         torch.autograd.backward(weighted_sum(losses, weights, training_module.coefficients))
         # Weights that this sequence does not reach have no gradient.
         gradients = [p.grad for p in training_module.parameters() if p.grad is not None]
-        means = {
-            name: float(loss.total.detach()) / (weights[name] or 1.0)
-            for name, loss in losses.items()
-        }
+        totals = {name: float(loss.total.detach()) for name, loss in losses.items()}
+        means = {name: total / (weights[name] or 1.0) for name, total in totals.items()}
         return means, float(torch.nn.utils.get_total_norm(gradients))

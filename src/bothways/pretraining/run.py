@@ -226,10 +226,8 @@ class RunData:
 def digests_of(settings: PretrainConfig, corpora: Corpora) -> dict[str, str]:
     """Return the SHA-256 of the corpora, as "corpus", and of each frozen model by its role."""
     frozen = settings.objective.frozen_models.items()
-    return {
-        "corpus": corpora.fingerprint(),
-        **{role: digest_of_model(source) for role, source in frozen},
-    }
+    digests = {role: digest_of_model(source) for role, source in frozen}
+    return {"corpus": corpora.fingerprint(), **digests}
 
 
 def training_documents(
@@ -353,13 +351,12 @@ def _save(done: PretrainResult, settings: PretrainConfig, corpora: Corpora, fold
     """Write a model folder for each role, with the settings and what was reached."""
     card, record = _card(done, settings, corpora)
     # "model" is the last one: once it is there, the run is complete.
-    for role, model in sorted(
-        done.training_module.saved().items(), key=lambda item: item[0] == "model"
-    ):
+    models = done.training_module.saved()
+    for role in sorted(models, key=lambda role: role == "model"):
+        model = models[role]
         assert isinstance(model, Model)
-        titled = (
-            card if role == "model" else dataclasses.replace(card, title=f"A pre-trained {role}")
-        )
+        title = card.title if role == "model" else f"A pre-trained {role}"
+        titled = dataclasses.replace(card, title=title)
         save_model(folder / role, model, corpora.tokenizer, card=titled, extra=record)
 
 
@@ -371,24 +368,18 @@ def _card(
     data: dict[str, object] = {}
     for name, corpus in corpora.parts.items():
         data |= {f"{name} {key}".strip(): v for key, v in data_of_corpus(corpus, digest).items()}
-    card = Card(
-        "A pre-trained encoder",
-        f"Pre-trained with bothways on {corpora.documents:,} documents, "
-        f"{done.progress.tokens:,} tokens read.",
-        flatten(configs.to_dict(settings)),
-        done.metrics,
-        data,
-        limits_of_pretrained(
-            done.model.config,
-            (phase.length for phase in settings.phases),
-            done.progress.tokens,
-            corpora.tokens,
-        ),
+    tokens, tree = done.progress.tokens, configs.to_dict(settings)
+    lengths = (phase.length for phase in settings.phases)
+    limits = limits_of_pretrained(done.model.config, lengths, tokens, corpora.tokens)
+    summary = (
+        f"Pre-trained with bothways on {corpora.documents:,} documents, {tokens:,} tokens read."
     )
+    title = "A pre-trained encoder"
+    card = Card(title, summary, flatten(tree), done.metrics, data, limits)
     record: dict[str, object] = {
-        "pretraining": configs.to_dict(settings),
+        "pretraining": tree,
         "corpus": digest,
-        "tokens": done.progress.tokens,
+        "tokens": tokens,
         "date": today(),
         "metrics": dict(done.metrics),
     }
@@ -399,7 +390,7 @@ POINTS = 200
 """Maximum number of points of a curve."""
 BASELINES = {"unigram": "unigram baseline", "majority": "majority baseline"}
 """Prefixes of the metrics of constant answers, and their names in a chart."""
-_UNITS = {"loss": "nats", "accuracy": "share"}
+_TOKENS, _UNITS = "million tokens read", {"loss": "nats", "accuracy": "share"}
 
 Records = Sequence[Mapping[str, Any]]
 """The lines of a run's `metrics.jsonl`."""
@@ -448,15 +439,9 @@ def curves(records: Records, metrics: Mapping[str, float], note: str = "") -> It
             for prefix, title in BASELINES.items()
             if f"{prefix}/{name}" in metrics
         }
-        yield s.Curves(
-            f"{kind.capitalize()}: {target}",
-            "million tokens read",
-            _UNITS[kind],
-            [line for line in lines if line.x],
-            baselines,
-            kind == "accuracy",
-            note,
-        )
+        title, drawn = f"{kind.capitalize()}: {target}", [line for line in lines if line.x]
+        percent = kind == "accuracy"
+        yield s.Curves(title, _TOKENS, _UNITS[kind], drawn, baselines, percent, note)
 
 
 def write_run_page(
@@ -494,14 +479,14 @@ def write_run_page(
         target = name.removeprefix("probe/accuracy/")
         baselines = {BASELINES["majority"]: metrics[f"majority/probe/{target}"]}
         lines, title = [metric_line(target, records, name)], f"Probe: {target}"
-        charts.append(s.Curves(title, "million tokens read", "share", lines, baselines, True))
+        charts.append(s.Curves(title, _TOKENS, "share", lines, baselines, True))
     for name, title, unit in (
         ("learning_rate", "Learning rate", "peak of all groups"),
         ("gradient_norm", "Gradient norm", "before clipping"),
     ):
         line = metric_line(title.lower(), records, name)
         if line.x:
-            charts.append(s.Curves(title, "million tokens read", unit, [line]))
+            charts.append(s.Curves(title, _TOKENS, unit, [line]))
     lead = lead or s.Report("Pre-training", headline, "", ())
     report = s.Report(
         f"{lead.title}: {file.parent.name}",
