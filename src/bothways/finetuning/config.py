@@ -207,17 +207,13 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < MIN_LENGTH:
-            message = (
-                f"must be at least {MIN_LENGTH} ([CLS], a token, [SEP], a token, [SEP]), "
-                f"not {self.length}"
-            )
-            raise ConfigError(message, where="length")
+            least = f"{MIN_LENGTH} ([CLS], a token, [SEP], a token, [SEP])"
+            raise ConfigError(f"must be at least {least}, not {self.length}", where="length")
         require_at_least(1, microbatch_tokens=self.microbatch_tokens)
         if self.training.keep.best is not None:
             message = "which checkpoint is the best is decided by metric"
-            raise ConfigError(
-                message, where="training.keep.best", fix="Set metric instead, such as metric=mcc."
-            )
+            fix = "Set metric instead, such as metric=mcc."
+            raise ConfigError(message, where="training.keep.best", fix=fix)
         require_probability(dropout=self.dropout)
         named_metrics(self.metrics)
         require_seed(seed=self.seed, order_seed=self.order_seed)
@@ -431,9 +427,7 @@ def load_config(
     tree = expand_shorthands(overrides)
     if "sharding" in {**(read_toml(file) if file else {}), **tree}:
         message = "fine-tuning holds the whole model in each rank, and has no such setting"
-        fix = (
-            "Leave it out; less memory: training.recompute=true, microbatch_tokens=…, lora.rank=8."
-        )
-        raise ConfigError(message, where="sharding", fix=fix)
+        less = "training.recompute=true, microbatch_tokens=…, lora.rank=8"
+        raise ConfigError(message, where="sharding", fix=f"Leave it out; less memory: {less}.")
     aliases = {**SHORTHANDS, **SAME}
     return configs.load(FinetuneConfig, base=base, file=file, overrides=tree, aliases=aliases)

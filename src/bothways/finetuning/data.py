@@ -25,7 +25,7 @@ from bothways.core.errors import (
     report_findings,
 )
 from bothways.core.files import local_path, read_object
-from bothways.core.progress import SILENT, Progress, track
+from bothways.core.progress import SILENT, Progress
 from bothways.core.sequence import Sequence
 from bothways.core.terminal import listed
 from bothways.data import tables as memory
@@ -108,7 +108,6 @@ def examine(
     all_labels = task.labels([*train, *dev])  # more than `labels` only if there is an error
 
     def encode(length: int) -> tuple[base.EncodedExample, ...]:
-        """Return all examples, encoded at this length."""
         inputs: list[base.EncodedExample] = []
         progress.stage("tokenizing", len(train) + len(dev))
         for window in engine.grouped([*train, *dev], ENCODED, task.shared):
@@ -137,9 +136,8 @@ def examine(
             ),
         ),
     )
-    return LabelledData(
-        task, tokenizer, labels, used_length, *encoded, tuple(train), tuple(dev), findings
-    )
+    examples = tuple(train), tuple(dev)
+    return LabelledData(task, tokenizer, labels, used_length, *encoded, *examples, findings)
 
 
 def label(
@@ -303,10 +301,8 @@ def read_examples(
         label_columns = [getattr(columns, field, None) or field for field in ("label", "tags")]
         listing = [name for name in (*label_columns, "labels") if name in rows_read.classes]
         classes = rows_read.classes[listing[0]] if listing else ()
-        if labels and (missing := [name for name in classes if name not in labels]):
-            message = (
-                f"no row has one of the classes {listed(missing, 20)}, which the data set lists"
-            )
+        if labels and (missing := listed((x for x in classes if x not in labels), 20)):
+            message = f"no row has one of the classes {missing}, which the data set lists"
             fix = "They are not learned, and have no output."
             findings.append(Finding("labels", "warning", message, fix=fix))
     if share is None:
@@ -440,7 +436,7 @@ def _group(row: Any, column: str, location: str) -> Hashable:
 
 @dataclass(frozen=True)
 class DataSource:
-    """The data that a model was trained on: its name, number of examples, and their sha256."""
+    """The data that a model was trained on."""
 
     name: str
     examples: int
@@ -448,12 +444,6 @@ class DataSource:
 
     def __str__(self) -> str:
         return f"{self.name}, {self.examples:,} examples, sha256 {self.sha256}"
-
-
-def data_source(name: str, examples: list[Any], progress: Progress = SILENT) -> DataSource:
-    """Return the record of examples that were read."""
-    tracked = track(examples, progress, f"fingerprint of {name}", REPORTED)
-    return DataSource(name, len(examples), base.examples_fingerprint(tracked))
 
 
 def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:
@@ -521,7 +511,6 @@ def read_recorded_split(folder: str) -> tuple[str, list[Any]] | None:
     examples = read_split(settings).dev
     if base.examples_fingerprint(examples) != expected:
         message = "is not what the run was trained on: its dev data cannot be split from it again"
-        raise DataError(
-            message, where=train, fix="Give the earlier file, or a file to evaluate on."
-        )
+        fix = "Give the earlier file, or a file to evaluate on."
+        raise DataError(message, where=train, fix=fix)
     return settings.sources["dev"], examples

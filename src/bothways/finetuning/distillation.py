@@ -11,7 +11,7 @@ So does a guide: another model of vectors, by whose cosines likely positives are
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence as Many
+from collections.abc import Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from bothways.finetuning.data import LabelledData
 from bothways.objectives.distillation import Teacher, check_teacher, soft_divergence
 from bothways.prediction.engine import PredictionCounts, predict, prepare_task_model
 from bothways.prediction.predictor import open_task_model, unit
-from bothways.tasks.base import EncodedExample, TaskModel
+from bothways.tasks.base import TaskModel
 from bothways.tasks.sentence_embedding.losses import InBatchSoftmax, TextTargets
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
 from bothways.tasks.text_task import EncodedTexts, window_weight
@@ -190,37 +190,29 @@ def with_teacher_scores(
         "Both read the same ids: choose a student with the teacher's vocabulary.",
         "Set length={positions}.",
     )
-    report_findings(
-        check_teacher(teacher.folder, data.tokenizer, data.length, "teacher.folder", fixes)
-    )
+    where = "teacher.folder"
+    report_findings(check_teacher(teacher.folder, data.tokenizer, data.length, where, fixes))
     columns: list[int] | slice = slice(None)
     if task_model.scale in ("classes", "labels"):
         if {*data.labels} != {*task_model.labels}:
             teacher_labels, data_labels = places(task_model.labels), places(data.labels)
             message = f"{teacher.folder} has the labels {teacher_labels}, the data {data_labels}"
             fix = "Choose a teacher that was trained with the labels of this data."
-            raise ConfigError(message, where="teacher.folder", fix=fix)
+            raise ConfigError(message, where=where, fix=fix)
         # The teacher may list the same labels in another order.
         columns = [task_model.labels.index(label) for label in data.labels]
-    scores = _read_scores(
-        prepare_task_model(task_model, precision), data.sequences, device, progress
-    )
-    scores_in_order = iter(scores)
-
-    def with_scores(sequence: Sequence) -> Sequence:
-        """Return a sequence with its scores."""
-        cls = TokenTeacherTargets if "tag" in sequence.targets else TeacherTargets
-        target = cls(next(scores_in_order)[:, columns])
-        return dataclasses.replace(sequence, targets={**sequence.targets, TARGET: target})
-
-    def add(examples: Iterable[EncodedExample]) -> tuple[EncodedExample, ...]:
-        """Return examples with targets in their sequences."""
-        return tuple(
-            dataclasses.replace(example, sequences=tuple(map(with_scores, example.sequences)))
-            for example in examples
-        )
-
-    return dataclasses.replace(data, train=add(data.train), unlabelled=add(data.unlabelled))
+    model = prepare_task_model(task_model, precision)
+    scores, examples = iter(_read_scores(model, data.sequences, device, progress)), []
+    for example in (*data.train, *data.unlabelled):
+        sequences = []
+        for sequence in example.sequences:
+            cls = TokenTeacherTargets if "tag" in sequence.targets else TeacherTargets
+            targets = {**sequence.targets, TARGET: cls(next(scores)[:, columns])}
+            sequences.append(dataclasses.replace(sequence, targets=targets))
+        examples.append(dataclasses.replace(example, sequences=tuple(sequences)))
+    count = len(data.train)
+    train, unlabelled = tuple(examples[:count]), tuple(examples[count:])
+    return dataclasses.replace(data, train=train, unlabelled=unlabelled)
 
 
 def _read_scores(
@@ -278,15 +270,10 @@ def with_guide_vectors(
         assert isinstance(item, EncodedTexts)
         # A text that is read in windows has one vector for all of them.
         rows = np.repeat(unit(prediction.vectors), item.windows, axis=0)[:, None]
-        sequences = tuple(
-            dataclasses.replace(
-                sequence,
-                targets={
-                    **sequence.targets,
-                    "texts": dataclasses.replace(sequence.target("texts", TextTargets), guide=row),
-                },
-            )
-            for sequence, row in zip(item.sequences, rows, strict=True)
-        )
-        train.append(dataclasses.replace(item, sequences=sequences))
+        sequences = list[Sequence]()
+        for sequence, row in zip(item.sequences, rows, strict=True):
+            texts = dataclasses.replace(sequence.target("texts", TextTargets), guide=row)
+            targets = {**sequence.targets, "texts": texts}
+            sequences.append(dataclasses.replace(sequence, targets=targets))
+        train.append(dataclasses.replace(item, sequences=tuple(sequences)))
     return dataclasses.replace(data, train=tuple(train))

@@ -27,7 +27,7 @@ import torch
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, Finding, report_findings
-from bothways.core.progress import SILENT, Progress
+from bothways.core.progress import SILENT, Progress, track
 from bothways.core.terminal import quantity
 from bothways.data.loader import ExampleBudget
 from bothways.finetuning import data as labelled
@@ -47,7 +47,7 @@ from bothways.model.kernels.library import runs_on
 from bothways.model.model import Model
 from bothways.model.parameters import parameter_table
 from bothways.prediction.static_model import open_static
-from bothways.tasks.base import TaskModel
+from bothways.tasks.base import TaskModel, examples_fingerprint
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask, continued
 from bothways.training.checkpoint import Best
 from bothways.training.encoding_checks import check_model
@@ -114,7 +114,10 @@ def load_for(settings: FinetuneConfig, heads: Iterable[Head], device: str = "cpu
     if not required and (static := open_static(source, device)) is not None:
         return static
     fresh = {head.kind for head in required} - {"pooler"} | {*settings.fresh}
-    return load_model(source, required, fresh)
+    loaded = load_model(source, required, fresh)
+    if settings.lora is not None and settings.lora.adapter_only:
+        check_adapter_only(settings.model, loaded.model, loaded.tokenizer())
+    return loaded
 
 
 def start_from(start: Model | EncoderConfig, heads: Iterable[Head], seed: int) -> Model:
@@ -146,7 +149,7 @@ def prepare_run(
     A resumed run passes here, too: pull reads its targets from the model again.
     """
     _check_start(settings, folder, train, start)
-    findings, sources, base = list[Finding](), dict[str, labelled.DataSource](), ""
+    findings, sources, base = list[Finding](), dict[str, DataSource](), ""
     if isinstance(train, LabelledData):
         assert start is not None
         data, name = train, "the model"
@@ -163,9 +166,8 @@ def prepare_run(
         loaded = load_for(
             settings, task.heads(task.labels(examples["train"]), settings.dropout), device.type
         )
-        model, tokenizer, tokens = loaded.model, loaded.tokenizer(), tokens_read(loaded)
-        if settings.lora is not None and settings.lora.adapter_only:
-            check_adapter_only(settings.model, model, tokenizer)
+        model, tokenizer, read = loaded.model, loaded.tokenizer(), loaded.extra.get("tokens")
+        tokens = float(read) if isinstance(read, int | float) else UNKNOWN  # in pre-training
         if isinstance(task, SentenceEmbeddingTask):
             task = continued(task, loaded.folder, model)
         data = labelled.examine(
@@ -200,7 +202,8 @@ def prepare_run(
         notes = report_findings([*findings, *machine, *choices, *notes])
         data = _with_targets(data, settings, device, progress)
         for side, items in examples.items():
-            sources[side] = labelled.data_source(names[side], items, progress)
+            tracked = track(items, progress, f"fingerprint of {names[side]}", labelled.REPORTED)
+            sources[side] = DataSource(names[side], len(items), examples_fingerprint(tracked))
     task_model = _task_model(model, data, settings, device)
     return PreparedRun(settings, task_model, data, fresh, tuple(notes), sources, base)
 
@@ -305,9 +308,8 @@ def remarks(run: PreparedRun) -> list[str]:
         if isinstance(value, str) and value != getattr(settings.task, name):
             lines.append(f"note: task.{name} is chosen by the training data: {value}")
     if settings.chosen_by == "f1" and len(data.labels) == 2:
-        lines.append(
-            f"note: f1 is that of {data.labels[1]!r}, the second of the two labels in order"
-        )
+        positive = data.labels[1]
+        lines.append(f"note: f1 is that of {positive!r}, the second of the two labels in order")
     if settings.dev is None:
         lines.append("note: without dev data the last weights are kept, and nothing is measured")
     return lines
@@ -329,12 +331,6 @@ ENOUGH_UPDATES, UPDATES_PER_LABEL = 400, 10
 
 UNKNOWN = math.inf
 """The number of tokens that weights of unknown origin have read."""
-
-
-def tokens_read(loaded: LoadedModel) -> float:
-    """Return the tokens that a folder's weights have read in pre-training, as far as recorded."""
-    tokens = loaded.extra.get("tokens")
-    return float(tokens) if isinstance(tokens, int | float) else UNKNOWN
 
 
 def default_rate(

@@ -210,13 +210,9 @@ class FinetuneResult:
     changes: Mapping[str, LowRankChange] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
-        return result_line(
-            "FinetuneResult",
-            self.metrics,
-            steps=self.progress.steps,
-            finished=None if self.finished else False,
-            folder=self.folder,
-        )
+        steps, finished = self.progress.steps, None if self.finished else False
+        fields = {"steps": steps, "finished": finished, "folder": self.folder}
+        return result_line("FinetuneResult", self.metrics, **fields)
 
     def _repr_html_(self) -> str | None:
         title = f"Fine-tuned for {self.task_model.task.name}, {self.progress.steps:,} steps"
@@ -258,17 +254,11 @@ class FinetuneResult:
         if isinstance(self.task_model, Embedder):
             save_sentence_encoder(path, self.task_model, self.card, record)
             return path
+        trained, files = self.task_model, task.program_files(self.task_model.length)
         save_model(
-            path,
-            self.task_model.model,
-            self.task_model.tokenizer,
-            labels=self.task_model.labels,
-            problem=task.problem,
-            card=self.card,
-            extra=record,
-            extra_files=task.program_files(self.task_model.length),
-            adapter=adapter,
-        )
+            path, trained.model, trained.tokenizer, labels=trained.labels, problem=task.problem,
+            card=self.card, extra=record, extra_files=files, adapter=adapter,
+        )  # fmt: skip
         return path
 
 
@@ -306,11 +296,9 @@ def build_card(done: FinetuneResult, run: PreparedRun) -> Card:
 
 def _differences(config: Any, default: Any) -> dict[str, object]:
     """Return the settings that differ, by readable names; columns belong to the data."""
-    defaults = configs.to_dict(default)
-    changed = {
-        name: value for name, value in configs.to_dict(config).items() if value != defaults[name]
-    }
-    return {name.replace("_", " "): value for name, value in changed.items() if name != "columns"}
+    defaults, values = configs.to_dict(default), configs.to_dict(config)
+    changed = [name for name in values if values[name] != defaults[name] and name != "columns"]
+    return {name.replace("_", " "): values[name] for name in changed}
 
 
 def _words(plain: str | dict[str, Any]) -> str:
@@ -389,7 +377,6 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         scores = list[tuple[float, Metrics]]()
 
         def note_scores(event: loop.Event) -> None:
-            """Keep the scores of an evaluation, and pass the event on."""
             if event.kind == "evaluation":
                 values = {name.removeprefix("dev/"): value for name, value in event.values.items()}
                 scores.append((event.progress.epochs, values))
@@ -424,10 +411,8 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         if not finished or not parallel.is_main(plan):
             return done
         if state.early:
-            progress.message(
-                f"note: ended at epoch {state.epochs:.4g}: no evaluation improved within "
-                "training.early_stopping"
-            )
+            reason = "no evaluation improved within training.early_stopping"
+            progress.message(f"note: ended at epoch {state.epochs:.4g}: {reason}")
         task_model.eval()
         _save(done, run, folder, progress)  # whatever may happen while it is scored
         metrics, baseline, failure = _conclude(task_model, data, settings, progress)
