@@ -66,7 +66,6 @@ class LabelledData:
         length: maximum length of a sequence in tokens.
         train, dev: the encoded examples.
         train_examples, dev_examples: examples before encoding; `dev_examples` may be empty.
-        findings: findings of the preflight.
         unlabelled: further training examples, which only a teacher answers.
     """
 
@@ -223,7 +222,6 @@ def scored(
     The numbers of a metric that returns several are named "metric/name".
 
     Args:
-        results: the examples with their predictions.
         score: returns the metrics of the task.
 
     Raises:
@@ -317,7 +315,6 @@ class RowsRead(NamedTuple):
 
     Attributes:
         groups: the group of each example, if a column names groups.
-        unused: columns that are not read.
         classes: the classes that the source lists for a column, with or without rows of them.
     """
 

@@ -67,12 +67,7 @@ class TokenTeacherTargets(TeacherTargets):
 
 
 class TaughtModule(TrainingModule):
-    """A task's task model with the soft loss in addition; parameters have the names that it has.
-
-    Args:
-        task: the task model of the student.
-        teacher: the weight and the temperature; the scores are in the batches.
-    """
+    """A task's task model with the soft loss in addition; parameters have the names that it has."""
 
     def __init__(self, task_model: TaskModel[Any, Any], teacher: Teacher) -> None:
         super().__init__()
@@ -114,11 +109,7 @@ class TaughtModule(TrainingModule):
                 assert_never(self._scale)
 
     def _soft_loss(self, scores: Tensor, batch: Batch) -> Float[Tensor, ""]:
-        """Return Σ over answers of weight · the soft loss; see `Teacher`.
-
-        Args:
-            scores: scores of the student, as `TaskModel.scores` returns them.
-        """
+        """Return Σ over answers of weight · the soft loss; see `Teacher`."""
         target, temperature = _target(batch), self._temperature
         weight = self._answers(batch, target)
         target = target.nan_to_num(0.0).to(torch.promote_types(scores.dtype, torch.float32))

@@ -63,7 +63,6 @@ class PreparedRun:
 
     Attributes:
         task_model: the model with its fresh heads, on its device.
-        data: the examples, checked and encoded.
         fresh: kinds of heads that start at random.
         findings: warnings and notes of the preflight.
         sources: the records of the data; empty for a run from a model in memory.

@@ -190,7 +190,6 @@ class FinetuneResult:
         failure: reasons why the run probably failed; None if there is no sign of failure.
         findings: warnings and notes of the preflight.
         folder: the model folder of a run in a folder; None in memory, and for an interrupted run.
-        card: model card of the folder.
         origin: the data and the model of the run, for the record in `bothways.json`.
         changes: the low-rank changes of a run with `lora`, by layer; they are part of the weights.
     """

@@ -123,9 +123,6 @@ def split_examples(
 ) -> SplitResult:
     """Split training examples.
 
-    Args:
-        groups: the value of the group column for each example.
-
     Raises:
         DataError: one side would be empty.
     """

@@ -49,7 +49,6 @@ class CompletionChoice:
     """Ends of one text, the first of which is right.
 
     Attributes:
-        beginning: the text before each option.
         group: what its accuracy counts under: first the part that means are taken over last.
     """
 

@@ -101,7 +101,6 @@ class Shape:
     """A model with the length of pre-training that it needs.
 
     Attributes:
-        depth, width: layers and width.
         rate: peak learning rate of pre-training.
         tokens: tokens after which the model has left the plateau of token frequencies and gains
             on the labelled task (docs/decisions/086).
@@ -161,7 +160,6 @@ def run_quickstart(
     Args:
         minutes: total time, all of it used; `None` for as long as the model needs, up to `LIMIT`.
         files: text files; `None` for the installed documentation.
-        shapes: models to choose from, the largest first.
 
     Raises:
         ResourceError: the folder holds something else, or cannot be written.
@@ -459,7 +457,6 @@ def installed_documentation(
     The standard library comes first, then packages by name. Repeated paragraphs are kept once.
 
     Args:
-        max_words: number of words after which to stop.
         workers: parsing processes, by default one per core. The documents do not depend on it.
     """
     packages = [path for root in _roots() for path in sorted(root.iterdir())]

@@ -67,10 +67,6 @@ class HeldOut:
     frequencies as probabilities, and always the most frequent token) and "majority/…" for other
     classes of sequences or tokens (their frequencies as probabilities, and always the most frequent
     class).
-
-    Args:
-        chosen: ids of the held-out documents.
-        training_module: to be scored, as it is at each call.
     """
 
     def __init__(
@@ -157,10 +153,6 @@ class MixedHeldOut:
 
     The total is the mean over the corpora, weighted by their shares of the sequences. The metrics
     of a corpus have its name in theirs: "held-out/en/loss/masked", "unigram/en/loss/masked".
-
-    Args:
-        parts: by the name of the corpus.
-        shares: of the sequences drawn from each; they add up to 1.
     """
 
     def __init__(self, corpora: Mapping[str, HeldOut], shares: Mapping[str, float]) -> None:
@@ -322,7 +314,6 @@ class Probes:
     """An evaluation of held-out text, and the probes of a run, as metrics of one evaluation.
 
     Attributes:
-        held_out: the evaluation without probes.
         measures: the probes by name.
         baselines: accuracies of a constant answer, as "majority/probe/NAME".
     """
@@ -430,7 +421,8 @@ def _linear_measure(
     except DataError as error:
         # The task's error names options for its columns, and a run has none for those of a probe.
         names = open_table(source).names
-        message = f"is neither texts with labels nor minimal pairs; its columns: {', '.join(names)}"
+        columns = ", ".join(names)
+        message = f"is neither texts with labels nor minimal pairs: its columns are {columns}"
         fix = f"Call them text and label, or {COLUMNS.text} and {COLUMNS.text_b}."
         raise DataError(message, where=source, fix=separator_advice(names) or fix) from error
     task, examples = reading.task, [*reading.examples]

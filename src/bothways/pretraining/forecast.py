@@ -282,7 +282,6 @@ class RunForecast:
     """The forecast of a run.
 
     Attributes:
-        hardware: its title.
         ranks: number of processes that train.
         operations: operations per token of a step, on average.
         choice: the placement, its memory per rank, and the reason.

@@ -56,7 +56,6 @@ class InspectedSequence:
     """A sequence of the step.
 
     Attributes:
-        read: what the model read, token by token.
         losses: mean per target, by name.
         gradient_norm: of the update's loss, if this sequence were all that the step reads: of the
             size of the norm that the run records for a step.
@@ -81,13 +80,10 @@ class InspectedStep:
     """A step of a run.
 
     Attributes:
-        step: its number, from 1.
         began: the step of the checkpoint from which the steps up to it were repeated; 0 for none.
         cursor: the place in the data at which it begins.
-        sequences: in the order of the data.
         losses: of the whole step, by name, as the run records them.
         gradient_norm: of the whole step, before it is clipped.
-        rate: the learning rate.
         ranks: processes that the run had.
         compared: the number of repeated steps with a recorded gradient norm.
         difference: the first of them with another norm; None if all are equal to the bit.
@@ -188,7 +184,6 @@ class Repeat:
     It begins at the newest checkpoint before a step; arguments and errors as `repeat_step`.
 
     Attributes:
-        state: where it is.
         entries: what the run recorded before each step.
         compared: the number of steps with a recorded gradient norm that were repeated.
         difference: the first of them whose norm is another one.

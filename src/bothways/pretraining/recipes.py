@@ -63,15 +63,11 @@ class Recipe:
     """Settings of a run for any encoder: called with one, it returns the complete config.
 
     Attributes:
-        training: optimizer, schedule and length of the run.
-        batch: sequences or tokens per update.
         objective: None for the default objective of the encoder.
         masking: the tokens that the default objective predicts; None for its own masking.
         phases: sequence lengths, one after the other; one phase of 512 tokens by default.
         shortened: whether phases beyond the encoder's positions are cut to them; else an error.
-        activation: None for the encoder's.
         dropout: whether the encoder keeps its dropout.
-        settings: other settings of the run.
         electra_heads: whether the shape of a BERT gets ELECTRA's heads.
         detector: a preset for models that detect replaced tokens; None for other objectives.
         early: whether the first phases, masking and batch are for random weights only.

@@ -418,7 +418,6 @@ def curves(records: Records, metrics: Mapping[str, float], note: str = "") -> It
 
     Args:
         metrics: of the end of the run, with baselines such as "unigram/loss/masked".
-        note: for each chart.
     """
     names = dict.fromkeys(
         name for record in records for name in record if name.startswith(("loss/", "accuracy/"))

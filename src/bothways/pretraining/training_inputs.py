@@ -145,7 +145,6 @@ class LayerView:
     """The attention and the vectors of a layer for one text.
 
     Attributes:
-        number: of the layer, from 1.
         heads: the share of each token (second axis) that reads each token (third axis).
         norms: the mean norm of the token vectors, of the embeddings and after each layer.
         cosines: between the token vectors after this layer.
@@ -195,10 +194,8 @@ class TrainingInputs:
 
     Attributes:
         title: where they are from, and under which objective.
-        sequences: token by token.
         notes: what they do not show.
         of_text: whether they are of a text that was given, not of a corpus.
-        layer: the attention and the vectors of a layer for the first sequence.
     """
 
     title: str

@@ -72,8 +72,6 @@ class BiLSTM(nn.Module):
     Args:
         width: features of the input.
         hidden: features of each direction; the output has twice as many, forward first.
-        layers: how many.
-        dropout: between layers.
     """
 
     def __init__(self, width: int, hidden: int, layers: int = 2, dropout: float = 0.0) -> None:
@@ -133,9 +131,6 @@ def chosen_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
 class LayerSum(nn.Module):
     """γ · Σ softmax(w)ₖ · layerₖ, at first the mean: as ELMo's (Peters et al. 2018, section 3.2),
     without its layer normalisation.
-
-    Args:
-        layers: how many.
     """
 
     def __init__(self, layers: int) -> None:
@@ -295,9 +290,6 @@ class FeatureTagger(TrainingModule):
     Args:
         tables: the features; the ids of a batch are rows of their concatenation.
         choice: the layers that it reads, and how they become one vector.
-        depth: number of blocks of the encoder.
-        labels: number of tags.
-        shape: layers and width of the tagger.
     """
 
     def __init__(
@@ -401,8 +393,6 @@ class FeatureData:
 
     Attributes:
         task_model: decodes and scores sentences; its model has no head.
-        train, dev: the features.
-        dev_examples: the sentences to score.
         depth: number of blocks of the encoder.
     """
 
@@ -418,12 +408,9 @@ class FeatureResult:
     """The result of a run on frozen features.
 
     Attributes:
-        layers: the layers of the encoder that were read.
         tagger: tagger with the weights that were best on the dev data.
-        metrics: metrics on the dev data, "f1" among them.
         history: (epochs, F1) of every evaluation.
         shares: learned weights of the layers in a weighted sum; empty for other choices.
-        progress: counters at the end.
     """
 
     layers: LayerChoice

@@ -40,7 +40,6 @@ class Published:
     """A row of one of the paper's tables.
 
     Attributes:
-        system: name of the system.
         table: name of the table and the data set, such as "Table 1, test".
         values: values by column, without those that the paper omits.
     """
@@ -152,7 +151,6 @@ class Experiment:
             "mean" chooses the setting by its first seed and takes the mean of that setting's runs.
         others: further data that the best weights are scored on; the name is the prefix of the
             metrics.
-        notes: remarks about the data.
     """
 
     name: str
@@ -193,11 +191,8 @@ class BenchmarkPlan:
     Attributes:
         title: the benchmark with its section in the paper.
         experiments: the tasks in the order of the paper.
-        columns: columns of the comparison with the paper.
         measured: the measured rows by name: the task and metric of each column.
-        published: the paper's rows.
         averaged: the columns whose mean is the column "average"; empty for none.
-        notes: explanations of the comparison.
         seeds: runs per setting in the paper; None if the paper does not say.
     """
 
@@ -257,8 +252,6 @@ class CellOutcome:
     """The result of an experiment.
 
     Attributes:
-        folder: folder of its runs.
-        series: every run.
         counted: those that its metrics are the mean of: the best one, or all restarts of the best
             setting that did not diverge.
     """

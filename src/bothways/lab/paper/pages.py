@@ -165,7 +165,6 @@ class Difference:
     Attributes:
         error_reduction: the same difference relative to the errors of the first row.
         low, high: the 95 % confidence interval of the points (Welch's t), over seeds.
-        p_value: p-value of the hypothesis of no difference.
     """
 
     points: float
@@ -514,12 +513,7 @@ def fit_scaling(
     sizes: Mapping[str, Float64[np.ndarray, " runs"]],
     seed: int = 0,
 ) -> ScalingFit:
-    """Fit the losses of runs, in nats.
-
-    Args:
-        sizes: of each run: `parameters` and `tokens`.
-        seed: random seed of the bootstrap.
-    """
+    """Fit the losses of runs, in nats."""
     levels = {
         name: 1 + int((np.diff(np.sort(np.log(values))) > math.log(_LEVEL)).sum())
         for name, values in sizes.items()

@@ -58,11 +58,7 @@ class TableRequest:
     """What the user asks for.
 
     Attributes:
-        table: name of the table.
-        text: text files, folders or patterns.
         data: folder with GLUE's folders, `SQuAD` for questions and `CoNLL-2003` for entities.
-        out: folder for runs and results.
-        scale: scale of models, data and settings.
         budget: length of each pre-training run; None for the default of the scale.
         tasks: columns to fine-tune for; empty for all columns that have data.
         cells: pre-training runs to make; empty for all.

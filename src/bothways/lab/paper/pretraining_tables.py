@@ -38,7 +38,6 @@ class PretrainCell:
     Attributes:
         name: name of its folder.
         title: name of its row, as in the published table, where it has this row.
-        objective: training objective.
         segments: segments of the phases that read the objective's.
         masking: masking of objectives that hide tokens.
         encoder: change of the table's encoder.
@@ -97,9 +96,7 @@ class PretrainTable:
     """A table on pre-training.
 
     Attributes:
-        title: its subject.
         encoder: encoder of its runs, at the size of the paper.
-        objective: objective of its runs.
         cells: the pre-training runs in the order of their rows; the others are compared with the
             first one.
         columns: the tasks of the paper, as named in `COLUMNS`.

@@ -59,7 +59,6 @@ class SweepOutcome:
         failed: signs that the run has failed.
         metric, direction: metric that compares runs, and its better direction.
         steps, seconds: length of the run; 0 if it diverged.
-        settings: settings of the run as plain values.
         digests: the sha256 of its data by name, and of its model under "model".
     """
 
@@ -219,7 +218,6 @@ def run_all(
     """Make runs one after another in named folders; return those of `previous` and these.
 
     Args:
-        previous: continued by these runs.
         expected: number of runs of the whole series; 0 if these are the last ones.
 
     Raises:

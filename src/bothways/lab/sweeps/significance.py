@@ -64,7 +64,6 @@ class ModelComparison:
     """The result of a comparison.
 
     Attributes:
-        examples: number of examples.
         difference: difference of the mean grades, B − A.
         error_reduction: the same difference relative to the errors of A (`tasks.metrics`).
         interval: the 95 % confidence interval of the difference.
@@ -112,8 +111,6 @@ def compare_runs(
         source: a labelled file or a Hub data set.
         columns: the columns to read, of the type of the task's own. None: as in training.
         task: the task to compare in. None: the task that the first model was trained for.
-        seed: random seed for permutations and bootstrap.
-        progress: receives a stage per model.
 
     Raises:
         DataError: the models read different examples, there are fewer than two, or an example has
@@ -121,7 +118,6 @@ def compare_runs(
         ConfigError: the task has no grade for a single example.
         ResourceError: SciPy is not installed.
         FolderError: the second model lacks the heads of the first one's task.
-        BothwaysError: a folder or the data cannot be read.
     """
     require("report", "a test of significance", "scipy")
     for folder in (*folders(a), *folders(b)):  # fail before reading all the data
