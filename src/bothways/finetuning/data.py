@@ -33,6 +33,7 @@ from bothways.data.list_source import ListPlan, ListSource
 from bothways.data.loader import Loader, Share, unchanged
 from bothways.data.tables import TableRow, WatchedRow
 from bothways.finetuning.config import FinetuneConfig, Metric
+from bothways.finetuning.few_shot import fit_head
 from bothways.finetuning.splits import Split, SplitResult, split_examples
 from bothways.hub.hf_config import RECORD
 from bothways.hub.provenance import stamp
@@ -201,8 +202,9 @@ def score(
     progress: Progress = SILENT,
 ) -> base.Metrics:
     """Return the metrics of the dev data, by their names in the records of a run, with the settings
-    of the task that tuning on this data would choose.
+    of the task that tuning on this data would choose; the head of few-shot training is fitted.
     """
+    fit_head(task_model, data.sequences, settings)
     score_tuned = functools.partial(task_model.score_tuned, metric=settings.chosen_by)
     results = predictions(task_model, data, progress)
     metrics = scored(results, score_tuned, settings.own_metrics)

@@ -371,7 +371,7 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
             store = FolderStore(folder, identity, changeable, configs.to_toml(settings))
         training, seed = training_of(settings, data), settings.ordered_by
         module, sequences = _trained(task_model, data, settings)
-        evaluate = functools.partial(_score_fitted, task_model, data, settings)
+        evaluate = functools.partial(score, task_model, data, settings)
         steps = train_loader(sequences, settings, seed, Share(plan.rank, plan.world))
         scores = list[tuple[float, Metrics]]()
 
@@ -431,17 +431,6 @@ def _trained(
         return few_shot.pair_module(task_model, few), pairs
     taught = settings.teacher and TaughtModule(task_model, settings.teacher)
     return taught or task_model, data.sequences
-
-
-def _score_fitted(
-    task_model: TaskModel[Any, Any],
-    data: LabelledData,
-    settings: FinetuneConfig,
-    progress: Progress,
-) -> Metrics:
-    """Return the metrics of the dev data; the head of few-shot training is fitted before."""
-    few_shot.fit_head(task_model, data.sequences, settings)
-    return score(task_model, data, settings, progress)
 
 
 def _measure_peak(

@@ -249,6 +249,7 @@ class GlueTask:
     dev: tuple[str, ...] = ("dev",)
 
 
+_AS_DISTRIBUTED = "Give the file as GLUE distributes it."
 _TWO = ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
 _SENTENCES = {"text": "sentence1", "text_b": "sentence2", "label": "label"}
@@ -405,44 +406,40 @@ def rows_of(task: GlueTask, source: str, skipped: list[str]) -> Iterator[dict[st
     Raises:
         DataError: the file lacks a column, or a label is not one of the task's.
     """
-    rows = _hub_rows if source.startswith(HUB) else _file_rows
-    for location, row in rows(task, source):
+    for location, row in _cells(task, source):
         values = {role: value or "" for role, value in row.items()}
         if not all(value.strip() for value in values.values()):
             skipped.append(location)
             continue
         if task.labels and values["label"] not in task.labels:
             message = f"unknown label {values['label']!r}; {task.name} has {', '.join(task.labels)}"
-            raise DataError(message, where=location, fix="Give the file as GLUE distributes it.")
+            raise DataError(message, where=location, fix=_AS_DISTRIBUTED)
         yield values
 
 
-Rows = Iterator[tuple[str, dict[str, str | None]]]
-
-
-def _file_rows(task: GlueTask, source: str) -> Rows:
+def _cells(task: GlueTask, source: str) -> Iterator[tuple[str, dict[str, str | None]]]:
+    """Yield where each row is, and its cells by role, as they are."""
+    if source.startswith(HUB):
+        names = dict(zip(task.hub_labels, task.labels, strict=False))
+        columns = (task.hub_columns or task.columns).items()
+        for row in open_table(source).rows:
+            cells = {role: row.values[str(column)] for role, column in columns}
+            values = {role: None if cell is None else str(cell) for role, cell in cells.items()}
+            yield row.where, {**values, "label": names.get(values["label"] or "", values["label"])}
+        return
     lines = read_lines(Path(source))
-    names = next(lines, (1, ""))[1].split("\t") if task.header else []
-    indices = dict[str, int]()
-    for role, column in task.columns.items():
-        if isinstance(column, str) and column not in names:
-            message = f"has no column {column!r}; its first line is {', '.join(names)}"
-            raise DataError(message, where=source, fix="Give the file as GLUE distributes it.")
-        indices[role] = names.index(column) if isinstance(column, str) else column
+    head = next(lines, (1, ""))[1].split("\t") if task.header else []
+    if missing := [x for x in task.columns.values() if isinstance(x, str) and x not in head]:
+        message = f"has no column {missing[0]!r}; its first line is {', '.join(head)}"
+        raise DataError(message, where=source, fix=_AS_DISTRIBUTED)
+    indices = {role: head.index(x) if isinstance(x, str) else x for role, x in task.columns.items()}
     for number, line in lines:
         if line:
-            cells = line.split("\t")
-            row = {
-                role: cells[at] if -len(cells) <= at < len(cells) else None
-                for role, at in indices.items()
-            }
-            yield f"{source}:{number}", row
-
-
-def _hub_rows(task: GlueTask, source: str) -> Rows:
-    names = dict(zip(task.hub_labels, task.labels, strict=False))
-    columns = (task.hub_columns or task.columns).items()
-    for row in open_table(source).rows:
-        cells = {role: row.values[str(column)] for role, column in columns}
-        values = {role: None if cell is None else str(cell) for role, cell in cells.items()}
-        yield row.where, {**values, "label": names.get(values["label"] or "", values["label"])}
+            texts = line.split("\t")
+            yield (
+                f"{source}:{number}",
+                {
+                    role: texts[at] if -len(texts) <= at < len(texts) else None
+                    for role, at in indices.items()
+                },
+            )
