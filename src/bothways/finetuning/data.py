@@ -124,17 +124,14 @@ def examine(
     encoded = inputs[: len(train)], inputs[len(train) :]
     progress.stage("checking the data")
     limit = max_positions or math.inf
+
+    def advise(needed: int) -> str:
+        return task.truncation_advice[needed > limit].format(needed=needed, limit=limit)
+
     findings = (
         *task.check(train, dev),
         *check_casing(tokenizer, [text for example in train for text in task.texts(example)]),
-        *check_inputs(
-            encoded[0],
-            tokenizer,
-            used_length,
-            lambda needed: task.truncation_advice[needed > limit].format(
-                needed=needed, limit=limit
-            ),
-        ),
+        *check_inputs(encoded[0], tokenizer, used_length, advise),
     )
     examples = tuple(train), tuple(dev)
     return LabelledData(task, tokenizer, labels, used_length, *encoded, *examples, findings)

@@ -193,8 +193,6 @@ def scale_outputs(model: Model, scale: OutputScale | None) -> list[Finding]:
     head = model.heads["labels"]
     assert isinstance(head.dense, nn.Linear)
     head.dense = ScaledLinear(head.dense, scale).train(head.training)
-    message = (
-        f"the training scores are {scale.mean:g} ± {scale.unit:g}: the head learns them in these "
-        "units, and its losses, metrics and predictions are those of the scores as they are"
-    )
+    message = f"the training scores are {scale.mean:g} ± {scale.unit:g}: the head learns them in "
+    message += "these units, and its losses, metrics and predictions are those of the scores"
     return [Finding("labels", "note", message)]

@@ -261,10 +261,8 @@ def _task_model(
         raise ConfigError(message, where=f"metrics.{name}", fix="Give yours another name.")
     directions, count = settings.directions(task, labels), quantity(len(labels), "label(s)")
     if settings.chosen_by not in directions:
-        message = (
-            f"{task.name} with {count} does not have the metric {settings.chosen_by!r}: "
-            f"it must be one of {', '.join(directions)}"
-        )
+        lacks = f"{task.name} with {count} does not have the metric {settings.chosen_by!r}"
+        message = f"{lacks}: it must be one of {', '.join(directions)}"
         raise ConfigError(message, where="metric", fix=f"Set metric={task.metric}.")
     for head in task.heads(labels, None):
         if labels and isinstance(head, LabelHead | TagHead) and head.count != len(labels):

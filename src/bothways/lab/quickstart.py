@@ -348,16 +348,12 @@ def quickstart_report(result: QuickstartResult) -> s.Report:
     if gain > noise:
         headline = f"Pre-training wins: {means} test accuracy."
     else:
-        headline = (
-            f"No gain that can be told from chance: {means} test accuracy; differences up to "
-            f"{100 * noise:.1f} points happen between equal models."
-        )
+        headline = f"No gain that can be told from chance: {means} test accuracy; differences up "
+        headline += f"to {100 * noise:.1f} points happen between equal models."
         tokens, needed = result.pretrained.progress.tokens, result.shape.tokens
         if tokens < needed:
-            headline += (
-                f" This machine read {tokens:,} tokens, and about {needed:,} are needed: give it "
-                "more time by --minutes."
-            )
+            headline += f" This machine read {tokens:,} tokens, and about {needed:,} are needed:"
+            headline += " give it more time by --minutes."
         else:
             headline += " Give it more time by --minutes, or a task that needs word order."
     counts, encoder = result.corpus.manifest.counts, result.settings.encoder

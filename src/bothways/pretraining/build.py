@@ -303,8 +303,8 @@ def preflight(
         role for role in models if role not in {*folders, *settings.objective.frozen_models}
     ]  # fmt: skip
     message = "there is no {0}/ in {1} or next to it: the {0} starts with random weights"
-    start_notes = [message.format(role, settings.start) for role in missing]
-    findings += [Finding("heads", "note", note, "start") for note in start_notes]
+    notes = [message.format(role, settings.start) for role in missing]
+    findings += [Finding("heads", "note", note, "start") for note in notes]
     findings += check_data(settings, corpora)
     findings += _check_mixture(settings, corpora)
     return report_findings(dict.fromkeys(findings))
@@ -322,10 +322,7 @@ def check_data(settings: PretrainConfig, corpora: Corpora) -> list[Finding]:
                 checked = dataclasses.replace(objective, segments=checked)
             corpus_findings += checked.check(corpus)
         prefix = f"{name}: " if name else ""
-        findings += [
-            dataclasses.replace(finding, what=f"{prefix}{finding.what}")
-            for finding in corpus_findings
-        ]
+        findings += [dataclasses.replace(x, what=f"{prefix}{x.what}") for x in corpus_findings]
     return findings
 
 
@@ -385,11 +382,9 @@ def check_class(
         return []
     message = f"transformers has no {family.model_type} class with the heads {names}"
     alternatives = ", ".join(other.model_type for other in suitable)
-    widths = {
-        name: make().width for name, make in PRESETS.items() if preset_family(name) in suitable
-    }
+    presets = (name for name in PRESETS if preset_family(name) in suitable)
     # The preset of a suitable family whose width is nearest.
-    nearest = min(widths, key=lambda name: abs(widths[name] - encoder.width), default=None)
+    nearest = min(presets, key=lambda x: abs(PRESETS[x]().width - encoder.width), default=None)
     advice = f": {argument(model=nearest)}" if nearest else ""
     fix = f"Set objective=masked_lm, or choose a model of another family ({alternatives}){advice}."
     return [Finding("heads", "error", message, "objective", fix)]
@@ -426,10 +421,8 @@ def growth_obstacles(model: EncoderConfig, encoder: EncoderConfig) -> list[str]:
     names = [name for name in GROWING if getattr(encoder, name) < getattr(model, name)]
     if model.width // model.heads != encoder.width // encoder.heads:
         names.append("heads")
-    like = dataclasses.replace(
-        encoder, dropout=model.dropout, **{name: getattr(model, name) for name in GROWING}
-    )
-    names += layer_differences(model, like)
+    sizes = {name: getattr(model, name) for name in GROWING}
+    names += layer_differences(model, dataclasses.replace(encoder, **sizes))
     return names if model.sharing is None else [*names, "sharing"]
 
 
@@ -477,15 +470,9 @@ def grow(model: Model, encoder: EncoderConfig) -> Model:
 def layer_differences(model: EncoderConfig, encoder: EncoderConfig) -> list[str]:
     """Return the settings for which `encoder` cannot have the layers of `model`."""
     folds = not encoder.segments and isinstance(model.position, Learned)
-    like = dataclasses.replace(
-        encoder,
-        depth=model.depth,
-        dropout=model.dropout,
-        readout=model.readout,
-        segments=model.segments if folds else encoder.segments,
-    )
-    names = [field.name for field in dataclasses.fields(like)]
-    return [name for name in names if getattr(like, name) != getattr(model, name)]
+    free = {"depth", "dropout", "readout", *(["segments"] if folds else [])}
+    names = [field.name for field in dataclasses.fields(encoder) if field.name not in free]
+    return [name for name in names if getattr(encoder, name) != getattr(model, name)]
 
 
 def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> Model:
@@ -504,14 +491,11 @@ def with_layers(model: Model, encoder: EncoderConfig, layers: Sequence[int]) -> 
     source, location = model.config, "start_layers"
     if source.sharing is not None:
         message = "cannot be chosen: the layers of this model share their weights"
-        raise ConfigError(
-            message, where=location, fix="Leave them out, or start from another model."
-        )
+        fix = "Leave them out, or start from another model."
+        raise ConfigError(message, where=location, fix=fix)
     if len(layers) != encoder.depth or not all(1 <= layer <= source.depth for layer in layers):
-        message = (
-            f"must be {encoder.depth} layers, one for each of the encoder, "
-            f"from 1 to {source.depth}, not {', '.join(map(str, layers))}"
-        )
+        need = f"{encoder.depth} layers, one for each of the encoder, from 1 to {source.depth}"
+        message = f"must be {need}, not {', '.join(map(str, layers))}"
         raise ConfigError(message, where=location, fix=f"Set encoder.depth={len(layers)}.")
     if names := layer_differences(source, encoder):
         message = f"the encoder differs from the model that it starts from in {', '.join(names)}"

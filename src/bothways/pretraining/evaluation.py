@@ -281,9 +281,8 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.Repl
     """
     folder = build.start_folders(source, ("generator",)).get("generator")
     if folder is None:
-        message = (
-            f"{source} detects replaced tokens: the generator that replaces them is not next to it"
-        )
+        absent = "the generator that replaces them is not next to it"
+        message = f"{source} detects replaced tokens: {absent}"
         fix = "Give the folder of a run, with model/ and generator/, or the generator alone."
         raise ConfigError(message, where="model", fix=fix)
     generator, encoder = load_model(folder).model, loaded.model.config

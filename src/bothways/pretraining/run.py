@@ -371,10 +371,8 @@ def _card(
     tokens, tree = done.progress.tokens, configs.to_dict(settings)
     lengths = (phase.length for phase in settings.phases)
     limits = limits_of_pretrained(done.model.config, lengths, tokens, corpora.tokens)
-    summary = (
-        f"Pre-trained with bothways on {corpora.documents:,} documents, {tokens:,} tokens read."
-    )
-    title = "A pre-trained encoder"
+    title, documents = "A pre-trained encoder", f"{corpora.documents:,} documents"
+    summary = f"Pre-trained with bothways on {documents}, {tokens:,} tokens read."
     card = Card(title, summary, flatten(tree), done.metrics, data, limits)
     record: dict[str, object] = {
         "pretraining": tree,

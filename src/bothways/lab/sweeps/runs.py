@@ -326,10 +326,8 @@ def keep_best(series: Series, out: Path) -> None:
         shutil.copytree(out / best.name / "model", hidden, dirs_exist_ok=True)
         if len(series.scored) > 1:
             card, values = hidden / "README.md", [run.metrics[best.metric] for run in series.scored]
-            limit = (
-                f"It was selected as the best of {len(values)} runs by dev {best.metric}, whose "
-                f"mean over them is {statistics.fmean(values):.4g}: expect that."
-            )
+            limit = f"It was selected as the best of {len(values)} runs by dev {best.metric}, "
+            limit += f"whose mean over them is {statistics.fmean(values):.4g}: expect that."
             text = with_first_limit(card.read_text(encoding="utf8"), limit)
             card.write_text(text, encoding="utf8")
 

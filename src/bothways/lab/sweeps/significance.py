@@ -81,10 +81,9 @@ class ModelComparison:
     def __str__(self) -> str:
         low, high = self.interval
         errors = f", {errors_text(self.error_reduction)}" if self.error_reduction else ""
-        text = (
-            f"{self.difference:+.4f}{errors} (95 % interval {low:+.4f} "
-            f"to {high:+.4f}, p = {self.p_value:.2g}, n = {self.examples:,})"
-        )
+        interval = f"95 % interval {low:+.4f} to {high:+.4f}"
+        counts = f"p = {self.p_value:.2g}, n = {self.examples:,}"
+        text = f"{self.difference:+.4f}{errors} ({interval}, {counts})"
         if self.p_value >= CHANCE:
             names = f"{self.a.name} and {self.b.name}"
             return f"No difference is shown between {names}: {text} may be chance."
