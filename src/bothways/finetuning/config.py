@@ -14,17 +14,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
-from bothways.core.config import reader as configs
+from bothways.core.config import reader as configs, values
 from bothways.core.config.reader import CHANGEABLE, Members
-from bothways.core.config.values import (
-    Tree,
-    nest,
-    parse_overrides,
-    read_toml,
-    require_at_least,
-    require_probability,
-    require_seed,
-)
 from bothways.core.errors import ConfigError, argument
 from bothways.data.loader import ExampleBudget, TokenBudget
 from bothways.finetuning.lora import LoRA
@@ -72,7 +63,7 @@ class FewShot:
     inverse_regularisation: float = 30.0
 
     def __post_init__(self) -> None:
-        require_at_least(1, "few_shot", pairs=self.pairs)
+        values.require_at_least(1, "few_shot", pairs=self.pairs)
         for name in ("temperature", "inverse_regularisation"):
             if not (value := getattr(self, name)) > 0:
                 raise ConfigError(f"must be above 0, not {value:g}", where=f"few_shot.{name}")
@@ -209,14 +200,14 @@ class FinetuneConfig:
         if self.length is not None and self.length < MIN_LENGTH:
             least = f"{MIN_LENGTH} ([CLS], a token, [SEP], a token, [SEP])"
             raise ConfigError(f"must be at least {least}, not {self.length}", where="length")
-        require_at_least(1, microbatch_tokens=self.microbatch_tokens)
+        values.require_at_least(1, microbatch_tokens=self.microbatch_tokens)
         if self.training.keep.best is not None:
             message = "which checkpoint is the best is decided by metric"
             fix = "Set metric instead, such as metric=mcc."
             raise ConfigError(message, where="training.keep.best", fix=fix)
-        require_probability(dropout=self.dropout)
+        values.require_probability(dropout=self.dropout)
         named_metrics(self.metrics)
-        require_seed(seed=self.seed, order_seed=self.order_seed)
+        values.require_seed(seed=self.seed, order_seed=self.order_seed)
         self._check_sources()
         self._check_few_shot()
         if self.lora is not None and self.lora.adapter_only and self.task.name == "embed":
@@ -402,7 +393,7 @@ SAME: Mapping[str, tuple[str, str]] = {
 """Names of other libraries with the same meaning, as in `SAME_SETTINGS`."""
 
 
-def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
+def expand_shorthands(overrides: values.Tree | Iterable[str]) -> dict[str, Any]:
     """Return overrides as a tree in which common names are replaced by their dotted paths.
 
         ["lr=3e-5", "batch=16"] → {"training": {"optimizer": {"lr": "3e-5"}}, "batch": {"n": "16"}}
@@ -410,14 +401,15 @@ def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a text is not a setting, or a name without a path is part of a longer path.
     """
-    tree = nest(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    read = values.nest if isinstance(overrides, Mapping) else values.parse_overrides
+    tree: dict[str, Any] = read(overrides)
     if "batch" in tree and not isinstance(tree["batch"], Mapping):
         tree = {**tree, "batch": {"n": tree["batch"]}}
     return expand_names(tree, SHORTHANDS, SAME)
 
 
 def load_config(
-    base: FinetuneConfig, overrides: Tree | Iterable[str] = (), file: Path | None = None
+    base: FinetuneConfig, overrides: values.Tree | Iterable[str] = (), file: Path | None = None
 ) -> FinetuneConfig:
     """Return `base` changed by a TOML file, then by overrides, which may use `SHORTHANDS`.
 
@@ -425,7 +417,7 @@ def load_config(
         ConfigError: an unknown setting, or a value that is not allowed.
     """
     tree = expand_shorthands(overrides)
-    if "sharding" in {**(read_toml(file) if file else {}), **tree}:
+    if "sharding" in {**(values.read_toml(file) if file else {}), **tree}:
         message = "fine-tuning holds the whole model in each rank, and has no such setting"
         less = "training.recompute=true, microbatch_tokens=…, lora.rank=8"
         raise ConfigError(message, where="sharding", fix=f"Leave it out; less memory: {less}.")

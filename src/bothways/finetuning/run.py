@@ -35,26 +35,12 @@ from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule, VectorModule
 from bothways.data.list_source import ListSource
 from bothways.data.loader import ExampleBudget, Loader, Share, ahead, unchanged
-from bothways.finetuning import few_shot
+from bothways.finetuning import data as labelled, few_shot, prepare
 from bothways.finetuning.config import FinetuneConfig
-from bothways.finetuning.data import (
-    LabelledData,
-    Rows,
-    dev_windows,
-    predictions,
-    score,
-    scored,
-    train_loader,
-)
+from bothways.finetuning.data import LabelledData, Rows, score
 from bothways.finetuning.distillation import TaughtModule
 from bothways.finetuning.lora import merge_changes
-from bothways.finetuning.prepare import (
-    PreparedRun,
-    learning_by_rows,
-    prepare_run,
-    remarks,
-    training_of,
-)
+from bothways.finetuning.prepare import learning_by_rows
 from bothways.finetuning.stability import Stability, parameter_rules
 from bothways.hub.adapter import LowRankChange, TrainedAdapter
 from bothways.hub.model_card import Card, limits_of_finetuned, run_of
@@ -261,7 +247,7 @@ class FinetuneResult:
         return path
 
 
-def build_card(done: FinetuneResult, run: PreparedRun) -> Card:
+def build_card(done: FinetuneResult, run: prepare.PreparedRun) -> Card:
     """Build the model card of a trained model."""
     settings, data = run.settings, run.data
     plain = configs.to_dict(settings)
@@ -356,23 +342,23 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         if folder is not None and parallel.is_main(plan):
             stack.enter_context(run_folder(folder, resume=resume, progress=progress))
         stack.enter_context(parallel.connected(plan, torch_device))
-        run = prepare_run(
+        run = prepare.prepare_run(
             settings, folder, torch_device, progress, train=train, dev=dev, start=start
         )
         identity = run.identity()
         parallel.require_agreement(plan, flatten(identity))
         settings, task_model, data = run.settings, run.task_model, run.data
-        for remark in remarks(run):
+        for remark in prepare.remarks(run):
             progress.message(remark)
         peak = _measure_peak(run, torch_device, plan, progress) if run.sources else None
         store: Store = MemoryStore()
         if folder is not None:
             changeable = configs.changeable_settings(settings)
             store = FolderStore(folder, identity, changeable, configs.to_toml(settings))
-        training, seed = training_of(settings, data), settings.ordered_by
+        training, seed = prepare.training_of(settings, data), settings.ordered_by
         module, sequences = _trained(task_model, data, settings)
         evaluate = functools.partial(score, task_model, data, settings)
-        steps = train_loader(sequences, settings, seed, Share(plan.rank, plan.world))
+        steps = labelled.train_loader(sequences, settings, seed, Share(plan.rank, plan.world))
         scores = list[tuple[float, Metrics]]()
 
         def note_scores(event: loop.Event) -> None:
@@ -434,7 +420,7 @@ def _trained(
 
 
 def _measure_peak(
-    run: PreparedRun, device: torch.device, plan: parallel.Plan, progress: Progress
+    run: prepare.PreparedRun, device: torch.device, plan: parallel.Plan, progress: Progress
 ) -> Peak:
     """Measure the peak speed of the machine, for sequences of average length."""
     progress.stage("measuring the speed of the machine")
@@ -444,14 +430,14 @@ def _measure_peak(
     return peak_of(forward, run.settings.training, device, plan)
 
 
-def _write_report(run: PreparedRun, folder: Path, progress: Progress) -> None:
+def _write_report(run: prepare.PreparedRun, folder: Path, progress: Progress) -> None:
     """Write a report on the model's answers to the dev data."""
     if not installed("matplotlib", "jinja2") or not is_analysed(run.data.task):
         return
     task_model, data, settings = run.task_model, run.data, run.settings
     progress.stage("analysing each answer", len(data.dev))
     counts = PredictionCounts(on_count=progress.advance)
-    analysis = analyse_encoded(task_model, dev_windows(data), counts=counts)
+    analysis = analyse_encoded(task_model, labelled.dev_windows(data), counts=counts)
     progress.stage("writing the report")
     source, page = settings.sources["dev"], folder / "report.html"
     facts = model_facts(folder, data.labels)
@@ -459,7 +445,7 @@ def _write_report(run: PreparedRun, folder: Path, progress: Progress) -> None:
 
 
 def _save(
-    done: FinetuneResult, run: PreparedRun, folder: Path | None, progress: Progress
+    done: FinetuneResult, run: prepare.PreparedRun, folder: Path | None, progress: Progress
 ) -> FinetuneResult:
     """Save the model, if the run has a folder; return the result with its card and its folder."""
     if not run.sources:
@@ -491,11 +477,11 @@ def _conclude(
     baseline: Metrics = {}
     if data.dev:
         metric = settings.chosen_by
-        results = predictions(task_model, data, progress, "tuning on the dev data")
+        results = labelled.predictions(task_model, data, progress, "tuning on the dev data")
         task_model.task = task_model.tuned(results, metric)  # such as thresholds
         answers = DistinctAnswers()
-        results = answers.seen(predictions(task_model, data, progress=progress))
-        metrics = scored(results, task_model.score, settings.own_metrics)
+        results = answers.seen(labelled.predictions(task_model, data, progress=progress))
+        metrics = labelled.scored(results, task_model.score, settings.own_metrics)
         direction = settings.directions(data.task, data.labels)[metric]
         baseline = data.task.baseline(data.dev_examples)  # as in the report
         signs = signs_of_scores(metrics, baseline, metric, direction, answers)

@@ -219,7 +219,7 @@ def run_quickstart(
             )
             for index, initial in enumerate(starts)
         )
-    model, problem = fitted[0].task_model.model, "single_label_classification"
+    model, problem = fitted[0].task_model.model, data.task.problem
     save_model(out / "finetuned", model, tokenizer, labels=data.labels, problem=problem)
     begin("report", "writing the report")
     pair = fitted[:count], fitted[count:]

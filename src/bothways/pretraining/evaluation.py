@@ -41,16 +41,10 @@ from bothways.tasks.likelihood.task import MinimalPairTask
 from bothways.tasks.sentence_embedding.task import pool
 from bothways.tasks.text_task import TextExample, example_of
 from bothways.text.tokenizer import Tokenizer
+from bothways.training import parallel
 from bothways.training.loop import evaluate_losses
 from bothways.training.meter import EvaluationScores, score_values
 from bothways.training.optimizers import AdamW
-from bothways.training.parallel import (
-    Plan,
-    Single,
-    all_gather,
-    from_main_rank,
-    sum_over_ranks,
-)
 from bothways.training.run import Training
 from bothways.training.schedules import Constant, Steps
 
@@ -74,7 +68,7 @@ class HeldOut:
         settings: PretrainConfig,
         corpus: Corpus,
         document_ids: DocumentIds,
-        plan: Plan,
+        plan: parallel.Plan,
         training_module: TrainingModule,
     ) -> None:
         loader = build.held_out_loader(settings, corpus, document_ids, plan)
@@ -125,7 +119,7 @@ class HeldOut:
                 continue  # classes of tokens, such as original and replaced
             hits = float((ids == counts.argmax()).sum())
             values = {"n": float(len(ids)), "loss": float(surprise[ids].sum()), "hits": hits}
-            sums = sum_over_ranks(self._plan, values)
+            sums = parallel.sum_over_ranks(self._plan, values)
             if sums["n"]:
                 result[f"unigram/loss/{name}"] = sums["loss"] / sums["n"]
                 result[f"unigram/accuracy/{name}"] = sums["hits"] / sums["n"]
@@ -138,9 +132,9 @@ class HeldOut:
             if name in predicts or not np.issubdtype(labels.dtype, np.integer):
                 continue  # tokens of the vocabulary, and scores
             labelled = labels[labels != IGNORED]
-            highest = all_gather(self._plan, torch.tensor(labelled.max(initial=0))).max()
+            highest = parallel.all_gather(self._plan, torch.tensor(labelled.max(initial=0))).max()
             counts = np.bincount(labelled, minlength=int(highest) + 1)
-            shares = all_gather(self._plan, torch.from_numpy(counts)).sum(0).numpy()
+            shares = parallel.all_gather(self._plan, torch.from_numpy(counts)).sum(0).numpy()
             shares = shares / max(1, shares.sum())
             occurring = shares[shares > 0]
             result[f"majority/loss/{name}"] = float((occurring * np.log(1 / occurring)).sum())
@@ -233,7 +227,8 @@ def evaluate_on_corpus(
         start=source,
     )
     training_module = build.build_training_module(settings, corpus, choose_device(device))
-    metrics = HeldOut(settings, corpus, AllExcept(len(corpus)), Single(), training_module)()
+    documents = AllExcept(len(corpus))
+    metrics = HeldOut(settings, corpus, documents, build.SINGLE, training_module)()
     return {name.removeprefix("held-out/"): value for name, value in metrics.items()}
 
 
@@ -318,7 +313,7 @@ class Probes:
     """
 
     held_out: HeldOut | MixedHeldOut
-    plan: Plan
+    plan: parallel.Plan
     measures: dict[str, Measure] = field(default_factory=dict)
     baselines: dict[str, float] = field(default_factory=dict)
 
@@ -326,7 +321,7 @@ class Probes:
         """Return metrics by name, those of a probe as "probe/accuracy/NAME"; equal on all ranks."""
         metrics = self.held_out(progress)
         progress.stage("probing")
-        scores = from_main_rank(
+        scores = parallel.from_main_rank(
             self.plan, lambda: {name: measure() for name, measure in self.measures.items()}
         )
         probed = {f"probe/accuracy/{name}": score for name, score in scores.items()}
@@ -343,7 +338,7 @@ def with_probes(
     settings: PretrainConfig,
     tokenizer: Tokenizer,
     training_module: TrainingModule,
-    plan: Plan,
+    plan: parallel.Plan,
     progress: Progress,
 ) -> HeldOut | MixedHeldOut | Probes:
     """Return the evaluation of a run with its probes, whose data are read now.

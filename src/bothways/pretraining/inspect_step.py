@@ -28,17 +28,9 @@ from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
 from bothways.data.mixture import Corpora, Smoothed
+from bothways.pretraining import run
 from bothways.pretraining.build import build_training_module, loader_of
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.run import (
-    DATA,
-    RunData,
-    digests_of,
-    phases_of,
-    read_records,
-    set_bases,
-    training_documents,
-)
 from bothways.pretraining.training_inputs import describe_sequence
 from bothways.training.average import Average
 from bothways.training.checkpoint import checkpoints, read_checkpoint
@@ -137,23 +129,24 @@ def repeat_step(
     )  # fmt: skip
 
 
-def recorded_data(folder: Path) -> RunData:
+def recorded_data(folder: Path) -> run.RunData:
     """Return the recorded data of a run, besides its settings.
 
     Raises:
         CheckpointError: the folder has no such record.
     """
-    if not (folder / DATA).is_file():
-        message = f"is not the folder of a pre-training run: it has no {DATA}"
+    if not (folder / run.DATA).is_file():
+        message = f"is not the folder of a pre-training run: it has no {run.DATA}"
         raise CheckpointError(message, where=folder, fix="Give the folder of such a run.")
-    values = read_object(folder / DATA, CheckpointError)
+    values = read_object(folder / run.DATA, CheckpointError)
     try:
-        return RunData(**values)
+        return run.RunData(**values)
     except TypeError as error:
-        raise CheckpointError("is not the record of a run's data", where=folder / DATA) from error
+        message = "is not the record of a run's data"
+        raise CheckpointError(message, where=folder / run.DATA) from error
 
 
-def open_recorded(data: RunData, folders: Sequence[str] = ()) -> dict[str, Corpus]:
+def open_recorded(data: run.RunData, folders: Sequence[str] = ()) -> dict[str, Corpus]:
     """Open the corpora of a run by name.
 
     Args:
@@ -214,7 +207,7 @@ class Repeat:
             settings = dataclasses.replace(settings, mixture=Smoothed())
         self.settings = settings
         corpora = self.corpora = Corpora.of(text, settings.mixture)
-        if (digests := digests_of(settings, corpora)) != data.digests:
+        if (digests := run.digests_of(settings, corpora)) != data.digests:
             names = [name for name, digest in digests.items() if digest != data.digests.get(name)]
             message = f"was trained on another {' and another '.join(names)}"
             fix = "Name what the run was trained on, several corpora in the same order."
@@ -242,11 +235,11 @@ class Repeat:
         if candidates:
             checkpoint = read_checkpoint(candidates[-1])
             self.state = checkpoint.restore(self._tensors, checkpoint.config)
-        self.documents = training_documents(settings, corpora, data.held_out)
+        self.documents = run.training_documents(settings, corpora, data.held_out)
         file = folder / "metrics.jsonl"
         self._norms = {
             int(record["step"]): record["gradient_norm"]
-            for record in (read_records(file) if file.is_file() else ())
+            for record in (run.read_records(file) if file.is_file() else ())
             if "gradient_norm" in record
         }
         self.device, self._progress = device, progress
@@ -274,7 +267,7 @@ class Repeat:
 
         self._progress.stage("repeating the steps before", step)
         training, module = self.settings.training, self._tensors.training_module
-        phases = phases_of(self.settings, self.corpora, self.documents, Single(), module)
+        phases = run.phases_of(self.settings, self.corpora, self.documents, Single(), module)
         loop = Loop(
             self._tensors,
             lambda state: float(self.entries["rate"][state.steps]),
@@ -295,7 +288,7 @@ class Repeat:
         phase = int(self.entries["phase"][self.state.steps])
         while self.state.phase < phase:
             self.state = self.state.next_phase()
-        set_bases(self.training_module, self.settings, phase)
+        run.set_bases(self.training_module, self.settings, phase)
         return phase
 
     def sequences(self) -> tuple[InspectedSequence, ...]:

@@ -33,13 +33,7 @@ from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
 from bothways.objectives.sentence_order import MaskedLMSentenceOrder
 from bothways.objectives.span_boundary import MaskedLMSpanBoundary
-from bothways.pretraining import PretrainRecipe
-from bothways.pretraining.build import (
-    fit_to_corpus,
-    layer_differences,
-    spread_layers,
-    start_encoder,
-)
+from bothways.pretraining import PretrainRecipe, build
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
 from bothways.pretraining.forecast import memory_demand
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, StableAdamW
@@ -421,7 +415,7 @@ def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
     21st, or the 19th of a RoBERTa; of others, the last. (Both numbers are from summaries of the
     paper and settings of other code, not from its text.)
     """
-    source = start_encoder(teacher)
+    source = build.start_encoder(teacher)
     max_heads = 64 if source.width >= 1024 else 48
     common = math.gcd(encoder.width, source.width)
     heads = max(n for n in range(1, max_heads + 1) if common % n == 0)
@@ -464,7 +458,7 @@ def distillation(
     if recipe not in DISTILLING:
         message, fix = f"unknown recipe {recipe!r}", f"Choose one of {', '.join(DISTILLING)}."
         raise ConfigError(message, where="recipe", fix=fix)
-    source = start_encoder(teacher)
+    source = build.start_encoder(teacher)
     if student is None:
         encoder: EncoderConfig = dataclasses.replace(source, depth=max(1, source.depth // 2))
     elif student in PRESETS:
@@ -472,9 +466,9 @@ def distillation(
         if corpus is None:
             encoder = with_vocabulary(encoder, source.vocab, source.pad)
         else:
-            encoder = fit_to_corpus(encoder, corpus.tokenizer)
+            encoder = build.fit_to_corpus(encoder, corpus.tokenizer)
     else:
-        encoder = start_encoder(student)
+        encoder = build.start_encoder(student)
     settings = DISTILLING[recipe](encoder, teacher)
     # No sequence is longer than what both read.
     phases = (
@@ -484,9 +478,9 @@ def distillation(
     settings = dataclasses.replace(settings, phases=tuple(phases))
     if student is not None and student not in PRESETS:
         return dataclasses.replace(settings, start=student)
-    if source.sharing is not None or layer_differences(source, encoder):
+    if source.sharing is not None or build.layer_differences(source, encoder):
         return settings
-    layers = spread_layers(encoder.depth, source.depth)
+    layers = build.spread_layers(encoder.depth, source.depth)
     return dataclasses.replace(settings, start=teacher, start_layers=layers)
 
 

@@ -35,17 +35,8 @@ from bothways.hub.hf_config import read_hf_config
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.lab.features import LayerChoice
 from bothways.lab.features.run import BiLSTMTagger, FeatureConfig, chosen_layers
-from bothways.lab.paper.experiment import (
-    MEASURED,
-    PUBLISHED,
-    BenchmarkPlan,
-    Experiment,
-    GridPoint,
-    NotRun,
-    Request,
-    find_file,
-    grid_settings,
-)
+from bothways.lab.paper import experiment
+from bothways.lab.paper.experiment import BenchmarkPlan, Experiment, GridPoint, NotRun, Request
 from bothways.lab.sweeps.runs import write_rows
 from bothways.tasks.catalogue import TASKS
 from bothways.tasks.choice.task import ChoiceTask
@@ -105,14 +96,14 @@ def squad_plan(request: Request) -> BenchmarkPlan:
                 rows.append({**row, "context": question.context, "answers": answers})
             file = request.out / "data" / f"train-{version}-{request.limit}.jsonl"
             train = str(write_rows(file, rows))
-        grid = grid_settings(request, task, [SQUAD[version]], train, dev)
+        grid = experiment.grid_settings(request, task, [SQUAD[version]], train, dev)
         experiments.append(Experiment(version, grid, request.seeds or 1))
     return BenchmarkPlan(
         "SQuAD (sections 4.2 and 4.3, tables 2 and 3)",
         tuple(experiments),
         tuple(SQUAD_COLUMNS),
-        {MEASURED: SQUAD_COLUMNS},
-        PUBLISHED["SQUAD"],
+        {experiment.MEASURED: SQUAD_COLUMNS},
+        experiment.PUBLISHED["SQUAD"],
         notes=("These runs are on dev, with one model, without TriviaQA: compare such rows.",),
     )
 
@@ -137,14 +128,14 @@ def swag_plan(request: Request) -> BenchmarkPlan:
             data, limit = request.out / "data", request.limit
             train = str(write_rows(data / f"train-{limit}.jsonl", rows(train, limit)))
             dev = str(write_rows(data / "val.jsonl", rows(dev)))
-        grid = grid_settings(request, task, [SWAG_POINT], train, dev)
+        grid = experiment.grid_settings(request, task, [SWAG_POINT], train, dev)
         entry = Experiment(SWAG, grid, request.seeds or 1)
     return BenchmarkPlan(
         "SWAG (section 4.4, table 4)",
         (entry,),
         ("dev",),
-        {MEASURED: {"dev": (SWAG, "accuracy")}},
-        PUBLISHED["SWAG"],
+        {experiment.MEASURED: {"dev": (SWAG, "accuracy")}},
+        experiment.PUBLISHED["SWAG"],
         notes=("The labels of the test set are not public; these runs are scored on dev.",),
     )
 
@@ -165,7 +156,7 @@ def ner_plan(request: Request) -> BenchmarkPlan:
             f"this run, {'fine-tuned' if name == NER else name}": cells
             for name, cells in measured.items()
         },
-        PUBLISHED["NER"],
+        experiment.PUBLISHED["NER"],
         seeds=NER_SEEDS,
     )
 
@@ -174,7 +165,7 @@ def _entities(name: str, request: Request) -> Experiment | NotRun:
     files = _splits(name, request, *NER_FILES[:2])
     if isinstance(files, NotRun):
         return files
-    (train, dev), test = files, find_file(request.data, *NER_FILES[2])
+    (train, dev), test = files, experiment.find_file(request.data, *NER_FILES[2])
     if request.limit is not None:
         lines = first_sentences((line for _, line in read_lines(Path(train))), request.limit)
         file = request.out / "data" / f"train-{request.limit}.conll"
@@ -185,7 +176,7 @@ def _entities(name: str, request: Request) -> Experiment | NotRun:
     seeds = request.seeds or NER_SEEDS
     if name == NER:
         points = NER_GRID if request.grid == "paper" else (NER_POINT,)
-        grid = grid_settings(request, task, points, train, dev)
+        grid = experiment.grid_settings(request, task, points, train, dev)
         return Experiment(NER, grid, seeds, "mean", {} if test is None else {"test": test})
     # Overrides are not applied: they are settings of fine-tuning.
     try:
@@ -216,7 +207,7 @@ def first_sentences(lines: Iterable[str], count: int) -> Iterator[str]:
 
 def _splits(name: str, request: Request, *splits: tuple[str, ...]) -> tuple[str, str] | NotRun:
     """Return the files of train and dev; each split has one or more names."""
-    train, dev = (find_file(request.data, *names) for names in splits)
+    train, dev = (experiment.find_file(request.data, *names) for names in splits)
     if train is None or dev is None:
         missing = splits[0 if train is None else 1]
         return NotRun(name, f"no {missing[0]} in {request.data}")
@@ -344,7 +335,7 @@ def glue_plan(request: Request) -> BenchmarkPlan:
         dev, *further_dev = task.dev
         columns = TextColumns("text", "text_b" if "text_b" in task.columns else None, "label")
         rates = RATES if request.grid == "paper" else (DEFAULT_RATE,)
-        grid = grid_settings(
+        grid = experiment.grid_settings(
             request,
             TASKS["classify" if task.labels else "regress"]().with_columns(columns),
             [GridPoint(rate, 32, 3.0) for rate in rates],
@@ -364,8 +355,8 @@ def glue_plan(request: Request) -> BenchmarkPlan:
         "GLUE (section 4.1, table 1)",
         tuple(experiments),
         tuple(COLUMNS),
-        {MEASURED: COLUMNS},
-        PUBLISHED["GLUE"],
+        {experiment.MEASURED: COLUMNS},
+        experiment.PUBLISHED["GLUE"],
         AVERAGED,
         NOTES,
         seeds=None,
@@ -377,7 +368,7 @@ def source_of(task: GlueTask, split: str, data: str) -> str | None:
     if data.startswith(HUB):
         configuration = task.name.lower().replace("-", "")
         return f"{data}:{configuration}:{split.replace('dev', 'validation')}"
-    return find_file(data, f"{task.name}/{split}.tsv")
+    return experiment.find_file(data, f"{task.name}/{split}.tsv")
 
 
 def write_split(task: GlueTask, split: str, request: Request) -> tuple[Path, int]:

@@ -8,14 +8,13 @@ of one frozen encoder, which are computed once for all restarts.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bothways.core.config import reader as configs
 from bothways.core.config.values import require_at_least
@@ -297,7 +296,8 @@ class FeatureRun(Run):
 
     def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
         """Compute the vectors, unless they are there, and train; nothing is resumed."""
-        choices, options = [self.settings.layers], {"device": sweep.device, "progress": progress}
+        choices = [self.settings.layers]
+        options: Any = {"device": sweep.device, "progress": progress}
         data = prepare_features(self.settings, self.features, choices, **options)
         done = fit_features(data, self.settings, **options)
         metrics, at = dict(done.metrics), done.progress
@@ -307,8 +307,8 @@ class FeatureRun(Run):
 def first_runs(experiment: Experiment, folder: Path) -> list[Run]:
     """Return the runs that are known before any is made."""
     seeds = range(experiment.seeds if experiment.restarts == "best" else 1)
-    pairs = itertools.product(experiment.grid, seeds)
-    return [_restart(experiment, settings, seed, folder) for settings, seed in pairs]
+    grid = experiment.grid
+    return [_restart(experiment, settings, n, folder) for settings in grid for n in seeds]
 
 
 def _restart(

@@ -21,16 +21,8 @@ from bothways.core.progress import SILENT, Progress
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import read_documents
 from bothways.data.masking import Masking
-from bothways.lab.paper import benchmarks, pretraining_tables
+from bothways.lab.paper import benchmarks, experiment, pretraining_tables
 from bothways.lab.paper.benchmarks import glue_plan
-from bothways.lab.paper.experiment import (
-    CellOutcome,
-    Experiment,
-    NotRun,
-    Request,
-    require_names,
-    run as run_experiment,
-)
 from bothways.lab.sweeps.runs import Run, Series, SweepFolder, SweepOutcome, run_all
 from bothways.objectives.masked_lm import with_masking
 from bothways.pretraining.build import fit_to_corpus
@@ -87,9 +79,9 @@ class TableRequest:
         require_at_least(
             1, seeds=self.seeds, pretraining_seeds=self.pretraining_seeds, limit=self.limit
         )
-        require_names("table", (self.table,), pretraining_tables.TABLES)
-        require_names("tasks", self.tasks, pretraining_tables.COLUMNS)
-        require_names("cells", self.cells, [cell.name for cell in self.plan.cells])
+        experiment.require_names("table", (self.table,), pretraining_tables.TABLES)
+        experiment.require_names("tasks", self.tasks, pretraining_tables.COLUMNS)
+        experiment.require_names("cells", self.cells, [cell.name for cell in self.plan.cells])
 
     @property
     def plan(self) -> pretraining_tables.PretrainTable:
@@ -205,7 +197,7 @@ class RowOutcome:
 
     cell: pretraining_tables.PretrainCell
     pretrained: tuple[SweepOutcome, ...]
-    tasks: Mapping[str, tuple[CellOutcome, ...]] = field(default_factory=dict)
+    tasks: Mapping[str, tuple[experiment.CellOutcome, ...]] = field(default_factory=dict)
 
     def values(self, column: str) -> tuple[float, ...]:
         """Return the metric of a column in percent, without runs that diverged.
@@ -250,7 +242,7 @@ def run_table(
     series, rows = Series(), list[RowOutcome]()
     expected = len(request.chosen) * request.pretraining_seeds
     for cell in request.chosen:
-        tasks = dict[str, tuple[CellOutcome, ...]]()
+        tasks = dict[str, tuple[experiment.CellOutcome, ...]]()
         for name, settings in runs_of(request, cell, base):
             series = run_all([PretrainRun(name, settings, corpus)], sweep_folder, series, expected)
             if not series.finished:
@@ -258,7 +250,7 @@ def run_table(
             model, out = sweep_folder.out / name / "model", request.out / "finetuning" / name
             scored = cell.finetuned and series.runs[-1].metrics
             for column, entry in experiments_of(request, out, model) if scored else ():
-                outcome = run_experiment(entry, out, device=device, progress=progress)
+                outcome = experiment.run(entry, out, device=device, progress=progress)
                 tasks[column] = (*tasks.get(column, ()), outcome)
         rows.append(RowOutcome(cell, series.runs[-request.pretraining_seeds :], tasks))
         on_row(rows)
@@ -277,7 +269,7 @@ def runs_of(
 
 def experiments_of(
     request: TableRequest, out: Path, model: Path
-) -> Iterator[tuple[str, Experiment]]:
+) -> Iterator[tuple[str, experiment.Experiment]]:
     """Yield the columns that have data with their experiment, whose files are in `out`.
 
     Raises:
@@ -290,13 +282,13 @@ def experiments_of(
             "SQuAD": ("SQuAD", benchmarks.squad_plan),
         }.get(column.split(maxsplit=1)[0], ("", glue_plan))
         answers = scale.answers if column.startswith("SQuAD") else ()
-        column_request = Request(
+        column_request = experiment.Request(
             str(model), str(Path(request.data) / folder), out,
             (pretraining_tables.COLUMNS[column][0],), request.seeds or scale.seeds, "none",
             request.limit or scale.limit, (*scale.finetuning, *answers, *request.finetuning),
         )  # fmt: skip
         (entry,) = plan(column_request).experiments
-        if isinstance(entry, NotRun):
+        if isinstance(entry, experiment.NotRun):
             missing.append(entry.reason)
         else:
             yield column, entry

@@ -28,15 +28,7 @@ from bothways.finetuning.data import Rows, read_split
 from bothways.finetuning.run import FinetuneResult
 from bothways.finetuning.splits import fold_name
 from bothways.hub.provenance import digest_of_model
-from bothways.lab.sweeps.runs import (
-    FinetuneRun,
-    Series,
-    SweepFolder,
-    read_finished,
-    run_all,
-    write_rows,
-    write_sweep_report,
-)
+from bothways.lab.sweeps import runs
 from bothways.prediction.engine import predict
 from bothways.tasks.base import Metrics, examples_fingerprint
 from bothways.training.parallel import is_main, plan_here
@@ -63,7 +55,7 @@ class CrossValidation:
     metrics: Mapping[str, float]
     deviations: Mapping[str, float]
     predictions: tuple[dict[str, Any], ...]
-    series: Series
+    series: runs.Series
     folder: Path | None = None
 
     def __repr__(self) -> str:
@@ -76,7 +68,7 @@ class CrossValidation:
 
 
 @dataclass(frozen=True)
-class FoldRun(FinetuneRun):
+class FoldRun(runs.FinetuneRun):
     """The run whose dev data is one fold; it writes the predictions for the fold."""
 
     def digests(self) -> dict[str, str]:
@@ -101,7 +93,7 @@ class FoldRun(FinetuneRun):
                 truths = [{"truth": getattr(example, x)} for x in _TRUTHS if hasattr(example, x)]
                 record = {"row": row + 1, "where": example.where, **(truths[0] if truths else {})}
                 records.append({**record, "prediction": prediction.to_json()})
-            write_rows(folder / PREDICTIONS, records)
+            runs.write_rows(folder / PREDICTIONS, records)
         return done.metrics
 
 
@@ -153,13 +145,13 @@ def cross_validate(
     with contextlib.ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         keep: Any = "best" if out is None else "all"
-        sweep_folder = SweepFolder(folder, resume, device, progress, keep=keep)
+        sweep_folder = runs.SweepFolder(folder, resume, device, progress, keep=keep)
         for run in fold_runs if resume else ():
             file = folder / run.name / PREDICTIONS
-            if not file.exists() and read_finished(run, sweep_folder):
+            if not file.exists() and runs.read_finished(run, sweep_folder):
                 message = f"a finished run has no {PREDICTIONS}"
                 raise ConfigError(message, where=file.parent, fix="Delete its folder.")
-        series = run_all(fold_runs, sweep_folder)
+        series = runs.run_all(fold_runs, sweep_folder)
         scores = [run.metrics for run in series.scored]  # those that diverged have none
         values = {
             name: [metrics[name] for metrics in scores]
@@ -178,8 +170,8 @@ def cross_validate(
                     lines = file.read_text(encoding="utf8").split("\n")[:-1]
                     predictions += [{**json.loads(line), "fold": number} for line in lines]
             predictions.sort(key=lambda values: values["row"])
-            write_rows(folder / PREDICTIONS, predictions)
+            runs.write_rows(folder / PREDICTIONS, predictions)
             spread = {n: {"mean": means[n], "deviation": deviations[n]} for n in values}
             summary = {"folds": folds, "metrics": spread}
-            write_sweep_report(folder / "folds.json", summary, series)
+            runs.write_sweep_report(folder / "folds.json", summary, series)
     return CrossValidation(means, deviations, tuple(predictions), series, out)
