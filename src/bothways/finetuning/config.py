@@ -401,8 +401,10 @@ def expand_shorthands(overrides: values.Tree | Iterable[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a text is not a setting, or a name without a path is part of a longer path.
     """
-    read = values.nest if isinstance(overrides, Mapping) else values.parse_overrides
-    tree: dict[str, Any] = read(overrides)
+    if isinstance(overrides, Mapping):
+        tree = values.nest(overrides)
+    else:
+        tree = values.parse_overrides(overrides)
     if "batch" in tree and not isinstance(tree["batch"], Mapping):
         tree = {**tree, "batch": {"n": tree["batch"]}}
     return expand_names(tree, SHORTHANDS, SAME)

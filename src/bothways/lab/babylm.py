@@ -252,13 +252,10 @@ def surprisals(predictor: Predictor, words: Mapping[str, list[str]]) -> list[dic
         for number, context in enumerate(contexts)
     ]
     where = "the word {target_word!r} in context {context_id}"
+    contexts = (f"{str(row['context']).strip()} " for row in rows)
     examples = (
-        TextExample(
-            f"{str(row['context']).strip()} ",
-            str(row["target_word"]).strip(),
-            where=where.format_map(row),
-        )
-        for row in rows
+        TextExample(context, str(row["target_word"]).strip(), where=where.format_map(row))
+        for context, row in zip(contexts, rows, strict=True)
     )
     results = zip(rows, predictor.predict_examples(examples), strict=True)
     return [{**row, "surprisal": -result.log_likelihood} for row, (_, result) in results]

@@ -160,15 +160,11 @@ class Adaptation:
 
     def lead(self) -> s.Report:
         """Return the first sections of the page of the run."""
-        figures = [
-            s.KeyFigure(
-                f"{name}: perplexity",
-                f"{values['perplexity']:.4g} → {self.after[name]['perplexity']:.4g}",
-                "before → after",
-            )
-            for name, values in self.before.items()
-            if "perplexity" in values
-        ]
+        figures = list[s.KeyFigure]()
+        for name, values in self.before.items():
+            if "perplexity" in values:
+                pair = f"{values['perplexity']:.4g} → {self.after[name]['perplexity']:.4g}"
+                figures.append(s.KeyFigure(f"{name}: perplexity", pair, "before → after"))
         note, vocabulary = head_note(self.before) if self.new_head else "", self.vocabulary
         columns = ["measure", "domain", *(["general"] if vocabulary.general else [])]
         words: list[list[s.Cell]] = [

@@ -426,11 +426,7 @@ def _cells(task: GlueTask, source: str) -> Iterator[tuple[str, dict[str, str | N
     indices = {role: head.index(x) if isinstance(x, str) else x for role, x in task.columns.items()}
     for number, line in lines:
         if line:
-            texts = line.split("\t")
-            yield (
-                f"{source}:{number}",
-                {
-                    role: texts[at] if -len(texts) <= at < len(texts) else None
-                    for role, at in indices.items()
-                },
-            )
+            texts = dict(enumerate(line.split("\t")))
+            # An index below 0 is from the end.
+            places = {role: at + len(texts) * (at < 0) for role, at in indices.items()}
+            yield f"{source}:{number}", {role: texts.get(at) for role, at in places.items()}

@@ -301,12 +301,8 @@ def _table_comparison(request: TableRequest, rows: Many[RowOutcome]) -> Iterator
     """Yield measured next to published columns, the other published, and the differences."""
     published = {row.system: row.values for row in request.plan.published}
     done = {outcome.cell.title: outcome for outcome in rows}
-    measured = dict.fromkeys(
-        [
-            *(title for title, name in request.plan.held_out for r in rows if r.held_out(name)),
-            *(column for outcome in rows for column in outcome.tasks),
-        ]
-    )
+    held_out = [t for t, name in request.plan.held_out if any(r.held_out(name) for r in rows)]
+    measured = dict.fromkeys([*held_out, *(column for r in rows for column in r.tasks)])
     columns = dict.fromkeys(column for values in published.values() for column in values)
     names = [*(cell.title for cell in request.plan.cells), *published]
     head, lines = [""], {name: list[s.Cell]([name]) for name in names}
@@ -535,13 +531,9 @@ def fit_scaling(
     residuals, freedom = losses - fitted, len(losses) - 2 * len(names) - 1
     spread = residuals * math.sqrt(len(losses) / freedom)
     draws = np.random.default_rng(seed)
-    samples = np.array(
-        [
-            np.concatenate(_solve(scaled, fitted + draws.choice(spread, len(losses)), powers))
-            for _ in range(RESAMPLES)
-        ]
-    )
-    low, high = np.quantile(samples, [0.025, 0.975], axis=0)
+    noisy = (fitted + draws.choice(spread, len(losses)) for _ in range(RESAMPLES))
+    samples = [np.concatenate(_solve(scaled, values, powers)) for values in noisy]
+    low, high = np.quantile(np.array(samples), [0.025, 0.975], axis=0)
     estimates = [Estimate(*map(float, x)) for x in zip([*powers, *linear], low, high, strict=True)]
     exponents = dict(zip(names, estimates, strict=False))
     unknown = [

@@ -75,7 +75,9 @@ class PretrainCell:
             )
             for phase in base.phases
         )
-        until = base.training.end.part(self.share)
+        until, scored = base.training.end.part(self.share), base.evaluation_masking
+        if isinstance(objective, ReplacedTokens):
+            scored = objective.masking
         return dataclasses.replace(
             base,
             encoder=encoder,
@@ -83,11 +85,7 @@ class PretrainCell:
             phases=phases,
             training=dataclasses.replace(base.training, until=until),
             data_copies=base.data_copies if self.copies is None else self.copies or None,
-            evaluation_masking=(
-                objective.masking
-                if isinstance(objective, ReplacedTokens)
-                else base.evaluation_masking
-            ),
+            evaluation_masking=scored,
         )
 
 
