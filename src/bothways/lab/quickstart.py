@@ -93,7 +93,6 @@ _ADAM = AdamW(lr=5e-4, betas=(0.9, 0.98), eps=1e-6)
 FINE_TUNING = FinetuneConfig(
     Training(Epochs(3.0), _ADAM, Linear(0.1), evaluate=Epochs(3.0)), 64, ExampleBudget(8)
 )
-"""Fine-tuning settings from both starts."""
 
 
 @dataclass(frozen=True)

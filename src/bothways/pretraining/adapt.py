@@ -63,7 +63,6 @@ Scores = Mapping[str, Mapping[str, float]]
 """Metrics by corpus."""
 
 DOMAIN, GENERAL = "domain", "general"
-"""The names of the two corpora."""
 HEAD_SHARE = 0.2
 """The length of the training of a new head with the encoder frozen, as a share of the run's."""
 LEAST_STEPS = 1000

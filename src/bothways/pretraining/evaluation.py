@@ -294,11 +294,6 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.Repl
     return replaced_tokens.ReplacedTokens(generator=shape, sharing="shared" if shared else "none")
 
 
-FOLDS = 5
-"""Parts of a table: the model of each is fitted to the others."""
-ITERATIONS = 1000
-"""The most steps of the solver."""
-
 Measure = Callable[[], float]
 """Computes the accuracy of a probe on the model as it is."""
 
@@ -430,8 +425,8 @@ def _linear_measure(
     if cut := sum(item.cut > 0 for item in encoded):
         progress.message(f"note: probes: {source}: {cut:,} texts are cut to {length} tokens")
     # A fold needs a text of each label: the rarest bounds their number.
-    folds = StratifiedKFold(min(FOLDS, int(counts.min())))
-    solver = make_pipeline(StandardScaler(), LogisticRegression(max_iter=ITERATIONS))
+    folds = StratifiedKFold(min(5, int(counts.min())))
+    solver = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
 
     def measure() -> float:
         # Read again at each evaluation: the vectors change with the weights.

@@ -51,10 +51,6 @@ UPDATE_BYTES = 28
 read, all but the gradient written."""
 SHORTEST_UPDATE = 7.5e-4
 """Seconds to launch the 150 kernels of an update on a card, whatever the size of the model."""
-MIN_SHARE = 1e-6
-"""The smallest share of a length in hours that is left for training."""
-ROUNDS = 100
-"""Rounds in which the tokens of a length in hours are found."""
 
 
 def predicted_share(objective: Objective) -> float:
@@ -215,7 +211,7 @@ class _Run:
         if tokens is not None:
             return self._reading(tokens)
         hours = 3600 * self.settings.training.end.count
-        low, high = MIN_SHARE * hours, hours  # of which the rest is for pauses
+        low, high = 1e-6 * hours, hours  # of which the rest is for pauses
         for _ in range(50):
             middle = (low + high) / 2
             fits = middle + self._reading(self._tokens_within(middle)).pauses <= hours
@@ -229,7 +225,7 @@ class _Run:
         and u for an update. The last factor is constant but for a ramp: it is found by iteration.
         """
         step, tokens = self.step, [float(phase.length) for phase in self.settings.phases]
-        for _ in range(ROUNDS):
+        for _ in range(100):
             ends = [self._updates(tokens[:n]) for n in range(len(tokens) + 1)]
             tokens = [
                 seconds * phase.share

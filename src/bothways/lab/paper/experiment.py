@@ -180,7 +180,6 @@ class NotRun:
 
 
 MEASURED = "this run"
-"""Name of the measured row of most benchmarks."""
 
 
 @dataclass(frozen=True)

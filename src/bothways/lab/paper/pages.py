@@ -41,8 +41,6 @@ from bothways.model.parameters import parameter_table
 from bothways.pretraining.run import BASELINES, POINTS, read_records
 from bothways.tasks.metrics import error_reduction, errors_text
 
-CONFIDENCE = 0.95
-
 
 def measured(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> dict[str, dict[str, float]]:
     """Return the measured rows of the comparison in percent, without values of unfinished tasks."""
@@ -193,7 +191,7 @@ def difference(base: Many[float], other: Many[float], best: float = 100.0) -> Di
     if min(len(base), len(other)) < 2 or (len({*base}) == 1 and len({*other}) == 1):
         return None
     test = stats.ttest_ind(other, base, equal_var=False)
-    interval = test.confidence_interval(CONFIDENCE)
+    interval = test.confidence_interval(0.95)
     old, new = statistics.fmean(base), statistics.fmean(other)
     ends = float(interval.low), float(interval.high)
     return Difference(new - old, error_reduction(old, new, best), *ends, float(test.pvalue))

@@ -395,4 +395,3 @@ TABLES = {
         ),
     ),
 }
-"""The tables by name."""

@@ -52,7 +52,6 @@ PLANS: Mapping[Benchmark, Callable[[Request], BenchmarkPlan]] = {
     "swag": benchmarks.swag_plan,
     "ner": benchmarks.ner_plan,
 }
-"""Plans of the benchmarks."""
 
 
 def reproduce(
