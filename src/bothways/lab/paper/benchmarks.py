@@ -409,7 +409,7 @@ def rows_of(task: GlueTask, source: str, skipped: list[str]) -> Iterator[dict[st
 
 
 def _cells(task: GlueTask, source: str) -> Iterator[tuple[str, dict[str, str | None]]]:
-    """Yield where each row is, and its cells by role, as they are."""
+    """Yield the location of each row and its cells by role, unchanged."""
     if source.startswith(HUB):
         names = dict(zip(task.hub_labels, task.labels, strict=False))
         columns = (task.hub_columns or task.columns).items()
