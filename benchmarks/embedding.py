@@ -49,7 +49,7 @@ from numpy.typing import NDArray
 
 from bothways.core.runtime.devices import has_bf16, has_int8
 from bothways.core.runtime.process import tune_allocator
-from bothways.lab.quickstart import documents
+from bothways.lab import quickstart
 from bothways.prediction.engine import predict, prepare_task_model
 from bothways.prediction.predictor import open_task_model
 from bothways.tasks.base import TaskModel
@@ -65,7 +65,7 @@ Embed = Callable[[list[str]], Vectors]
 def docstrings(count: int) -> list[str]:
     """Return `count` docstrings of the standard library, drawn evenly, in their order there."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))
-    every = list(dict.fromkeys(text for file in files for text in documents.docstrings(file)))
+    every = list(dict.fromkeys(text for file in files for text in quickstart.docstrings(file)))
     chosen = np.random.default_rng(0).choice(len(every), min(count, len(every)), replace=False)
     return [every[place] for place in sorted(chosen)]
 

@@ -40,7 +40,8 @@ from bothways.core.terminal import time_text
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus, write_corpus
 from bothways.data.documents import read_documents
-from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
+from bothways.lab.paper.pretraining_runs import corpus_of_text
+from bothways.lab.sweeps.runs import Run, Series, SweepFolder, SweepOutcome, run_all
 from bothways.model.families.catalogue import preset
 from bothways.model.kernels.library import describe_kernels
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMModule
@@ -50,10 +51,8 @@ from bothways.pretraining import PretrainRecipe
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
-from bothways.pretraining.from_text import corpus_of_text
 from bothways.pretraining.recipes import RECIPES
-from bothways.pretraining.run import pretrain
-from bothways.pretraining.run_page import read_records
+from bothways.pretraining.run import pretrain, read_records
 from bothways.tasks.base import Metrics
 from bothways.training.parallel import Plan
 from bothways.training.run import Event, Target
@@ -112,10 +111,9 @@ class PairTrack:
 
 
 @dataclass(frozen=True)
-class LossRun:
+class LossRun(Run):
     """A run to a held-out loss. It is made in one session: an interrupted one begins again."""
 
-    name: str
     settings: PretrainConfig
     track: LossTrack
     corpus: Corpus = field(repr=False)
@@ -126,9 +124,7 @@ class LossRun:
         pair = {"corpus": self.corpus, "held-out": self.held_out}
         return {name: corpus.fingerprint for name, corpus in pair.items()}
 
-    def start(
-        self, folder: Path, *, resume: bool, device: str, progress: Progress
-    ) -> SweepOutcome | None:
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
         """Train to the target; the time is that of the evaluation that reached it."""
         if folder.exists():
             shutil.rmtree(folder)
@@ -144,7 +140,7 @@ class LossRun:
             self.settings,
             self.corpus,
             folder,
-            device=device,
+            device=sweep.device,
             progress=progress,
             on_event=on_event,
             held_out=self.scoring,
@@ -170,10 +166,9 @@ class LossRun:
 
 
 @dataclass(frozen=True)
-class PairRun:
+class PairRun(Run):
     """A run whose model is asked for minimal pairs. An interrupted one continues."""
 
-    name: str
     settings: PretrainConfig
     track: PairTrack
     corpus: Corpus = field(repr=False)
@@ -182,10 +177,9 @@ class PairRun:
         """Return the sha256 of the corpus."""
         return {"corpus": self.corpus.fingerprint}
 
-    def start(
-        self, folder: Path, *, resume: bool, device: str, progress: Progress
-    ) -> SweepOutcome | None:
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
         """Train for the time of the track, and score the model that is saved at the end."""
+        resume, device = sweep.resume, sweep.device
         done = pretrain(
             self.settings, self.corpus, folder, resume=resume, device=device, progress=progress
         )

@@ -31,7 +31,7 @@ _HOME = {  # in the order of the reference
     "PretrainedModel": "hub.model_folder", "Model": "model.model", "ModelOutput": "model.model",
     "Encoder": "model.model", "EncoderConfig": "model.config", "preset": "model.families.catalogue",
     "FinetuneConfig": "finetuning.config", "PretrainConfig": "pretraining.config",
-    "Metric": "finetuning.metrics", "tune_allocator": "core.runtime.process",
+    "Metric": "finetuning.config", "tune_allocator": "core.runtime.process",
     "BothwaysError": "core.errors",
 }  # fmt: skip
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from bothways.core.errors import BothwaysError as BothwaysError
     from bothways.core.runtime.process import tune_allocator as tune_allocator
     from bothways.data.corpus import Corpus as Corpus
-    from bothways.finetuning.config import FinetuneConfig as FinetuneConfig
-    from bothways.finetuning.metrics import Metric as Metric
+    from bothways.finetuning.config import FinetuneConfig as FinetuneConfig, Metric as Metric
     from bothways.hub.model_folder import (
         PretrainedModel as PretrainedModel,
         save_model as save_model,

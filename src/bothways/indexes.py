@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.core.config.values import checked
-from bothways.core.errors import ConfigError, DataError, argument
-from bothways.core.files import local_path
+from bothways.core.config.values import checked, require_at_least, require_choice
+from bothways.core.errors import ConfigError, DataError, argument, require
+from bothways.core.files import check_output_path, local_path
 from bothways.core.progress import Progress, shown_progress
 from bothways.core.terminal import listed
 
@@ -79,8 +79,6 @@ def build_index(  # noqa: PLR0913 – one option per question
         >>> len(bothways.build_index([{"id": "1", "text": "a fine film"}], out="my-index"))
         2
     """
-    from bothways.core.config.values import require_choice
-    from bothways.core.errors import require
     from bothways.hub.provenance import digest_of_model
     from bothways.prediction.engine import PredictionCounts
     from bothways.prediction.predictor import Predictor
@@ -226,7 +224,6 @@ def search(  # noqa: PLR0913 – one option per question
         >>> hit.id, hit.text, round(hit.score, 3)
         ('film', 'a good film', 1.0)
     """
-    from bothways.core.config.values import require_at_least
     from bothways.prediction.search.index import Index
 
     require_at_least(1, top=top)
@@ -292,7 +289,6 @@ def mine(  # noqa: PLR0913 – one option per question
         >>> bothways.mine(pairs, index, "negatives.jsonl", negatives=1, margin=None).negatives
         1
     """
-    from bothways.core.files import check_output_path
     from bothways.data.tables import given_rows
     from bothways.prediction.search import mining
     from bothways.prediction.search.index import Index
@@ -311,14 +307,12 @@ def mine(  # noqa: PLR0913 – one option per question
     if not answers.rows:
         raise DataError("holds no row", where=source or "pairs", fix="Give at least one pair.")
 
-    def embed(side: int) -> mining.Embed:
-        """Return the vectors of queries (0) or documents (1), with the prompts of the index."""
+    def embed(side: int) -> mining.Embed:  # of queries (0) or documents (1)
         return lambda texts: embedder.encode(
             texts, prompt=record.prompts[side], normalize_embeddings=record.normalised
         )
 
     def mine_from(examples: Sequence[VectorExample], first: int) -> Iterator[mining.Mined]:
-        """Return the candidates of the rows from a number on."""
         return mining.mine_window(examples, first, opened, embed(0), embed(1), answers, settings)
 
     decisive = {

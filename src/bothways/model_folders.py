@@ -7,9 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from bothways.core.config.values import checked
-from bothways.core.errors import argument
-from bothways.core.files import local_path
+from bothways.core.config.values import checked, nest, require_choice
+from bothways.core.errors import ConfigError, DataError, argument
+from bothways.core.files import check_output_path, local_path
 from bothways.core.progress import Progress, shown_progress
 
 if TYPE_CHECKING:
@@ -87,7 +87,6 @@ def load(
 
 def _require_choices(precision: str, runtime: str) -> None:
     """Raise ConfigError for a precision or a runtime that there is not."""
-    from bothways.core.config.values import require_choice
     from bothways.prediction.prepared_model import PredictPrecision
     from bothways.prediction.session_model import Runtime
 
@@ -174,7 +173,6 @@ def predict(  # noqa: PLR0913 – one option per question
         >>> sorted(next(rows))
         ['given', 'label', 'probabilities']
     """
-    from bothways.core.errors import ConfigError
     from bothways.data.tables import given_rows
     from bothways.prediction.bulk.folder import SUFFIXES
     from bothways.prediction.bulk.parts import BulkRequest, expand_patterns
@@ -234,7 +232,6 @@ def _read_ranges(file: Path) -> tuple[tuple[float, ...], ...]:
     """Return the lowest and the highest values of the components of vectors in a file."""
     import numpy as np
 
-    from bothways.core.errors import DataError
     from bothways.tasks.sentence_embedding.quantized import ranges_of
 
     try:
@@ -307,9 +304,6 @@ def evaluate(  # noqa: PLR0913 – one option per question
         >>> bothways.evaluate("my-classifier", rows).metrics["accuracy"]
         1.0
     """
-    from bothways.core.config.values import nest
-    from bothways.core.errors import ConfigError
-    from bothways.core.files import check_output_path
     from bothways.data.manifest import holds_corpus
     from bothways.prediction.analysis import evaluation
     from bothways.prediction.predictor import open_task
@@ -364,13 +358,12 @@ def evaluate(  # noqa: PLR0913 – one option per question
         labelled = _labelled_data(folder, data, columns, reporter)
         if report is not None:
             check_output_path(local_path(report), [labelled.name])
-        opened = {
-            "length": length, "device": device, "runtime": runtime, "settings": nest(settings),
-        }  # fmt: skip
+        values, page = nest(settings), None if report is None else local_path(report)
+        opened: Any = {"length": length, "device": device, "runtime": runtime, "settings": values}
         return labelled.evaluate(
-            lambda precision: open_task(folder, task, precision=precision, **opened),  # type: ignore[arg-type]
+            lambda precision: open_task(folder, task, precision=precision, **opened),
             precision,
-            None if report is None else local_path(report),
+            page,
             limit,
             named=task is not None,
         )
@@ -380,7 +373,6 @@ def _labelled_data(
     folder: str, data: Any, columns: Mapping[str, str | None], progress: Progress
 ) -> EvaluationData:
     """Return labelled data by its name or as rows; None for the dev data that a run has split."""
-    from bothways.core.errors import ConfigError
     from bothways.data.tables import given_rows
     from bothways.finetuning.data import read_recorded_split
     from bothways.prediction.analysis.evaluation import EvaluationData
@@ -479,7 +471,6 @@ def calibrate(  # noqa: PLR0913 – one option per question
         >>> bothways.load("calibrated", abstain=1.0)("a good film").label is None
         True
     """
-    from bothways.core.errors import ConfigError
     from bothways.prediction.analysis import calibrate as work
     from bothways.tasks.calibration import require_error_rate
 
@@ -590,7 +581,6 @@ def export_model(  # noqa: PLR0913 – one option per question
         >>> classify("a good film").label
         'positive'
     """
-    from bothways.core.errors import ConfigError
     from bothways.data.tables import given_rows
     from bothways.prediction.analysis.evaluation import MAX_LOSS
     from bothways.prediction.export.folder import Int8Gate, write_export
@@ -604,19 +594,10 @@ def export_model(  # noqa: PLR0913 – one option per question
     data = int8 if is_named else list(given_rows(int8, "int8"))  # read twice
 
     def evaluate(predictor: Predictor) -> Metrics:
-        """Return the metrics on the labelled data."""
         roles = named_columns(predictor.task_model.task, **columns)
         return predictor.evaluate(predictor.read(data or [], roles, labelled=True))
 
     gate = Int8Gate(evaluate, MAX_LOSS if limit is None else limit) if int8 is not None else None
     with shown_progress(progress) as reporter:
-        return write_export(
-            folder,
-            out,
-            to,
-            task=task,
-            length=length,
-            settings=settings,
-            int8=gate,
-            progress=reporter,
-        )
+        options: Any = {"settings": settings, "int8": gate, "progress": reporter}
+        return write_export(folder, out, to, task=task, length=length, **options)

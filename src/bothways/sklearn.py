@@ -102,15 +102,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
         names = self._names()
         rows = [{**row, "label": names[code]} for row, code in zip(inputs, codes.flat, strict=True)]
         self._files: dict[str, bytes] = {}
-        self._result = bothways.finetune(
-            self.model,
-            rows,
-            seed=self.random_state or 0,
-            recipe=self.recipe,
-            device=self.device,
-            progress=self.progress,
-            **self._settings(),
-        )
+        options = self._settings() | {"recipe": self.recipe, "progress": self.progress}
+        seed, device = self.random_state or 0, self.device
+        self._result = bothways.finetune(self.model, rows, seed=seed, device=device, **options)
         self.predictor_ = self._result.predictor()
         return self
 

@@ -94,11 +94,8 @@ def train_tokenizer(  # noqa: PLR0913 – one option per question
         fewer = few if tokenizer.size < trainer.size else ""
         total = quantity(sample.total, "character(s)")
         reporter.message(f"{tokenizer.size:,} tokens{fewer}, trained on {share} of {total}")
-        if (
-            not isinstance(trainer, trainers.ByteBPE)
-            and trainer.lowercase
-            and trainer.strip_accents is None
-        ):
+        of_words = not isinstance(trainer, trainers.ByteBPE)
+        if of_words and trainer.lowercase and trainer.strip_accents is None:
             marks, letter = trainers.removed_marks(sample.read())
             if marks > NOTED_MARKS:
                 message = f"{marks:.1%} of the letters have an accent or another mark, such as"
@@ -218,7 +215,6 @@ def documents_of(
             return read_documents([*map(str, items)], column=column, boundary=ends)
 
     def document(number: int, item: Any) -> Document:
-        """Return an item as a document."""
         if isinstance(item, str | Document):
             return Document(item, f"text {number}") if isinstance(item, str) else item
         message = f"is of type {type(item).__name__}: give a path, texts or documents"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from bothways.core.config.values import checked
+from bothways.core.config.values import checked, require_at_least, require_choice
 from bothways.core.errors import ConfigError, DataError, argument, call
 from bothways.core.files import local_path
 from bothways.core.progress import Progress, shown_progress
@@ -19,18 +19,16 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from bothways.data.corpus import Corpus
-    from bothways.finetuning.config import FinetuneConfig
+    from bothways.finetuning.config import FinetuneConfig, OwnMetrics
     from bothways.finetuning.data import Rows
-    from bothways.finetuning.metrics import OwnMetrics
-    from bothways.finetuning.result import FinetuneResult
+    from bothways.finetuning.run import FinetuneResult
     from bothways.lab.sweeps.folds import CrossValidation
     from bothways.model.config import EncoderConfig
     from bothways.objectives.objective import Objective
     from bothways.prediction.static_distillation import StaticResult
     from bothways.pretraining.adapt import Adaptation
     from bothways.pretraining.config import PretrainConfig
-    from bothways.pretraining.rate_test import RateTest
-    from bothways.pretraining.run import PretrainResult
+    from bothways.pretraining.run import PretrainResult, RateTest
     from bothways.pretraining.training_inputs import TrainingInputs
     from bothways.tasks.catalogue import Trainable
     from bothways.training.run import Event
@@ -155,8 +153,7 @@ def find_lr(  # noqa: PLR0913 – one option per question
         >>> 1e-6 < result.suggestion < 1
         True
     """
-    from bothways.core.config.values import require_at_least
-    from bothways.pretraining.rate_test import run_rate_test
+    from bothways.pretraining.run import run_rate_test
 
     require_at_least(2, steps=steps)
     overrides = {"until": "1 epochs", **settings}
@@ -216,7 +213,6 @@ def pretrain_settings(
         overrides = {"objective": objective.replace("-", "_"), **settings}
 
     def changed(base: PretrainConfig) -> PretrainConfig:
-        """Return the settings of a recipe with those of this call."""
         if mixed:
             base = dataclasses.replace(base, mixture=Smoothed())
         if objective is not None and not isinstance(objective, str):
@@ -285,8 +281,6 @@ def show(  # noqa: PLR0913 – one option per question
         >>> [token.original for token in shown.sequences[0].tokens]
         ['[CLS]', 'a', 'good', 'film', '[SEP]']
     """
-    from bothways.core.config.values import require_at_least
-    from bothways.data.corpus import Corpus
     from bothways.data.corpus_source import Corpora as Mixed
     from bothways.data.manifest import holds_corpus
     from bothways.hub.resolve import is_model_folder, resolve_run
@@ -301,23 +295,14 @@ def show(  # noqa: PLR0913 – one option per question
         not local_path(str(source)).exists() or is_model_folder(Path(resolve_run(str(source))))
     )
     if text is None and of_model:
-        raise ConfigError(
-            "is missing: only a corpus has sequences",
-            where="text",
-            fix=f"Give a text, or a corpus: {call('show', str(source), 'TEXT')}",
-        )
+        fix = f"Give a text, or a corpus: {call('show', str(source), 'TEXT')}"
+        raise ConfigError("is missing: only a corpus has sequences", where="text", fix=fix)
     if text is None and text_b is not None:
-        raise ConfigError(
-            "is the second text of a pair, and there is no first",
-            where="text_b",
-            fix="Give text, too.",
-        )
+        message = "is the second text of a pair, and there is no first"
+        raise ConfigError(message, where="text_b", fix="Give text, too.")
     if layer is not None and not (of_model and text is not None):
-        raise ConfigError(
-            "is of a model that reads a text",
-            where="layer",
-            fix=f"Give both: {call('show', 'MODEL', 'TEXT', layer=layer)}",
-        )
+        fix = f"Give both: {call('show', 'MODEL', 'TEXT', layer=layer)}"
+        raise ConfigError("is of a model that reads a text", where="layer", fix=fix)
     corpora, loaded = None, None
     if of_model:
         loaded = load_model(str(source))
@@ -340,21 +325,15 @@ def show(  # noqa: PLR0913 – one option per question
             encoder = loaded.config
         else:
             encoder = encoder_of(model, first, tokenizer)
-        mixed = corpora is not None and not isinstance(corpora, Corpus)
         run_settings, notes = pretrain_settings(
-            encoder, objective, settings, first, recipe, config, mixed=mixed
+            encoder, objective, settings, first, recipe, config, mixed=isinstance(corpora, dict)
         )
     with shown_progress(progress, notes) as reporter:
         if text is not None:
             texts = (text,) if text_b is None else (text, text_b)
+            draws = range(step, step + (count or 1))
             return training_inputs.show_text(
-                texts,
-                tokenizer,
-                loaded,
-                corpora,
-                run_settings,
-                range(step, step + (count or 1)),
-                layer,
+                texts, tokenizer, loaded, corpora, run_settings, draws, layer
             )
         assert run_settings is not None
         assert corpora is not None
@@ -411,7 +390,6 @@ def adapt(  # noqa: PLR0913 – one option per question
     from bothways.pretraining import adapt as job
 
     def paths(sources: str | Path | Iterable[str | Path]) -> list[str]:
-        """Return one or several paths as texts."""
         return [str(path) for path in ([sources] if isinstance(sources, str | Path) else sources)]
 
     with shown_progress(progress) as reporter:
@@ -538,12 +516,8 @@ def finetune(  # noqa: PLR0913 – one option per question
         seed=seed, recipe=recipe, config=config, metrics=metrics,
     )  # fmt: skip
     with shown_progress(progress, notes) as reporter:
-        common: Any = {
-            "resume": resume,
-            "device": device,
-            "progress": reporter,
-            "on_event": on_event,
-        }
+        common: Any = {"resume": resume, "device": device, "on_event": on_event}
+        common["progress"] = reporter
         if folds is not None:
             rows = list(train) if isinstance(train, Iterator) else train
             return cross_validate(config_values, folds, folder, rows, **common)
@@ -556,9 +530,8 @@ def _model_name(model: object, location: str) -> str:
     if isinstance(model, str | Path):
         return str(model)
     message = f"must be a model folder or a Hub id, not {type(model).__name__}"
-    raise ConfigError(
-        message, where=location, fix="Save it: bothways.save_model(folder, model, …)."
-    )
+    fix = "Save it: bothways.save_model(folder, model, …)."
+    raise ConfigError(message, where=location, fix=fix)
 
 
 def finetune_settings(  # noqa: PLR0913 – one option per question
@@ -575,7 +548,6 @@ def finetune_settings(  # noqa: PLR0913 – one option per question
 ) -> tuple[FinetuneConfig, list[str]]:
     """Return the settings of `finetune`, and notes on what they replace in the recipe."""
     from bothways.core.config.reader import replaced_members
-    from bothways.core.config.values import require_choice
     from bothways.finetuning.config import RECIPES, load_config
     from bothways.tasks.base import Task
     from bothways.tasks.catalogue import trainable_task
@@ -698,9 +670,8 @@ def distil(  # noqa: PLR0913 – one option per question
     if is_corpus:
         if dev is not None:
             message = f"is for labelled data, and {data} is a corpus"
-            raise ConfigError(
-                message, where="dev", fix="Leave it out; held_out=0.01 sets aside text."
-            )
+            fix = "Leave it out; held_out=0.01 sets aside text."
+            raise ConfigError(message, where="dev", fix=fix)
         text = data if isinstance(data, Corpus) else Corpus.open(data)  # type: ignore[arg-type]
         base: Any = distillation(teacher, text, name, recipe)
         config_values: Any = load_pretraining(base, settings, _path(config))
@@ -766,7 +737,6 @@ def open_text(corpora: Corpora) -> Corpus | dict[str, Corpus]:
     from bothways.data.corpus_source import corpus_names
 
     def opened(source: str | Path | Corpus) -> Corpus:
-        """Return a corpus, given it or its folder."""
         return source if isinstance(source, Corpus) else Corpus.open(source)
 
     if isinstance(corpora, str | Path | Corpus):

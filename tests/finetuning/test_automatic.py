@@ -7,18 +7,17 @@ import pytest
 
 from bothways.core.config import reader as configs
 from bothways.data.loader import ExampleBudget, TokenBudget
-from bothways.finetuning.automatic import UNKNOWN, choose_automatic, default_rate, enough_epochs
 from bothways.finetuning.config import (
+    RECIPES,
     FinetuneConfig,
     finetune_adam,
     load_config,
-    modern_finetuning,
     paper_finetuning,
 )
 from bothways.finetuning.data import LabelledData
+from bothways.finetuning.prepare import UNKNOWN, choose_automatic, default_rate, enough_epochs
 from bothways.finetuning.run import finetune
-from bothways.lab.sweeps.runs import SweepFolder
-from bothways.lab.sweeps.seeds import finetune_seeds
+from bothways.lab.sweeps.runs import SweepFolder, finetune_seeds
 from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.positions import Learned
@@ -82,7 +81,7 @@ def test_only_what_is_left_open_is_chosen(data):
 
 
 def test_the_modern_recipe_chooses_and_the_papers_does_not():
-    modern, paper = modern_finetuning(ClassificationTask()), paper_finetuning(ClassificationTask())
+    modern, paper = RECIPES["modern"](ClassificationTask()), paper_finetuning(ClassificationTask())
     assert (modern.training.until, modern.training.optimizer.lr) == ("auto", "auto")
     assert (paper.training.until, paper.training.optimizer.lr) == (Epochs(3.0), 5e-5)
     base = FinetuneConfig(model="m", train="t.tsv")

@@ -9,17 +9,17 @@ from sklearn.dummy import DummyClassifier
 from sklearn.metrics import accuracy_score, f1_score, log_loss
 
 from bothways.core.batch import pack
-from bothways.finetuning import failed_runs as failure
+from bothways.finetuning import run as failure
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.data import LabelledData, label
-from bothways.finetuning.failed_runs import (
+from bothways.finetuning.prepare import start_from
+from bothways.finetuning.run import (
     DistinctAnswers,
     Failure,
     signs_of_scores,
     signs_of_training,
     training_loss,
 )
-from bothways.finetuning.prepare import start_from
 from bothways.model.config import EncoderConfig
 from bothways.model.positions import Learned
 from bothways.prediction.analysis.report import analyse

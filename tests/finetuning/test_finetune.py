@@ -17,8 +17,7 @@ from bothways.core.report.sections import readable_number
 from bothways.finetuning import run as fitting
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.prepare import prepare_run, remarks
-from bothways.finetuning.result import FinetuneResult
-from bothways.finetuning.run import finetune
+from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.finetuning.stability import Stability
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig

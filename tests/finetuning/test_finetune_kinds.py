@@ -9,8 +9,7 @@ import pytest
 
 from bothways.core.errors import BothwaysError
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
-from bothways.finetuning.result import FinetuneResult
-from bothways.finetuning.run import finetune
+from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.hub.model_folder import save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead

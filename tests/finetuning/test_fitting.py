@@ -8,11 +8,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bothways.core.errors import ConfigError
 from bothways.core.source import Cursor
-from bothways.finetuning.automatic import learning_by_rows
 from bothways.finetuning.config import RECIPES, FinetuneConfig, finetune_adam
 from bothways.finetuning.data import ALL, LabelledData, label, score, train_loader
-from bothways.finetuning.prepare import start_from
-from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.prepare import learning_by_rows, start_from
+from bothways.finetuning.run import FinetuneResult
 from bothways.hub.model_folder import load_model, save_model
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import LabelHead, PoolerHead

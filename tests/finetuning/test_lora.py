@@ -12,10 +12,9 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from bothways.core.errors import ConfigError
-from bothways.finetuning.automatic import default_rate
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
 from bothways.finetuning.lora import LoRA, LoRALinear, add_changes, merge_changes
-from bothways.finetuning.prepare import prepare_run
+from bothways.finetuning.prepare import default_rate, prepare_run
 from bothways.finetuning.run import finetune
 from bothways.finetuning.stability import Stability
 from bothways.hub.model_folder import load_model

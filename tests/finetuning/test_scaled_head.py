@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import bothways
-from bothways.finetuning.scaled_head import ScaledLinear
+from bothways.finetuning.lora import ScaledLinear
 from bothways.tasks.base import OutputScale
 from bothways.tasks.regression.task import RegressionTask
 

@@ -18,7 +18,7 @@ from bothways.cli.main import app
 from bothways.core.batch import pack
 from bothways.core.errors import BothwaysError, ConfigError, DataError
 from bothways.finetuning.data import label
-from bothways.finetuning.guide import with_guide_vectors
+from bothways.finetuning.distillation import with_guide_vectors
 from bothways.hub.model_folder import load_model
 from bothways.tasks.sentence_embedding.losses import (
     CosineRegression,

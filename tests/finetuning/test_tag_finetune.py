@@ -9,8 +9,7 @@ import pytest
 
 from bothways.cli.main import app
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
-from bothways.finetuning.result import FinetuneResult
-from bothways.finetuning.run import finetune
+from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs

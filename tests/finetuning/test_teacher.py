@@ -21,7 +21,7 @@ from bothways.finetuning.distillation import (
     TeacherTargets,
     with_teacher_scores,
 )
-from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import FinetuneResult
 from bothways.hub.model_folder import save_model
 from bothways.model.model import Model
 from bothways.objectives.distillation import Teacher

@@ -14,8 +14,7 @@ from bothways.core.config.reader import load
 from bothways.finetuning import run
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import LabelledData
-from bothways.finetuning.result import FinetuneResult
-from bothways.finetuning.run import finetune
+from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.model import Model
 from bothways.model.positions import Learned

@@ -38,8 +38,8 @@ from bothways.objectives.distillation import (
     relation_divergence,
     soft_divergence,
 )
+from bothways.pretraining.build import spread_layers, with_layers
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.layers import spread_layers, with_layers
 from bothways.pretraining.recipes import distilbert, distillation, minilm
 from bothways.pretraining.run import PretrainResult, pretrain
 from bothways.training.loop import weighted_sum

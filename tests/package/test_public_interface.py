@@ -18,7 +18,7 @@ import torch
 import bothways
 from bothways.core.errors import BothwaysError
 from bothways.core.progress import Progress, shown_progress
-from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import FinetuneResult
 from bothways.hub.model_folder import LoadedModel
 from bothways.lab.sweeps.folds import CrossValidation
 from bothways.prediction.engine import PredictConfig

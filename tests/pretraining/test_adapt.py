@@ -24,8 +24,7 @@ from bothways.model.config import Dropouts, EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead, PoolerHead, ReplacedHead
 from bothways.model.model import Model
-from bothways.pretraining.adapt import NEW_HEAD, head_note
-from bothways.pretraining.vocabulary_fit import vocabulary_fit
+from bothways.pretraining.adapt import NEW_HEAD, head_note, vocabulary_fit
 from bothways.text.tokenizer import Tokenizer
 from bothways.training.checkpoint import Interruption
 from commands import run_line

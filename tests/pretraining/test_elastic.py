@@ -27,8 +27,7 @@ from bothways.objectives.replaced_tokens import Narrower, ReplacedTokens, Shallo
 from bothways.pretraining import run as pretraining_run
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.run import pretrain
-from bothways.pretraining.run_page import read_records
+from bothways.pretraining.run import pretrain, read_records
 from bothways.training import saved_state
 from bothways.training.checkpoint import checkpoints
 from bothways.training.optimizers import AdamW

@@ -17,9 +17,8 @@ from bothways.model.families.catalogue import preset
 from bothways.objectives.causal_lm import GPTBERT
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.milestones import BABYLM, milestone_name
-from bothways.pretraining.recipes import RECIPES
-from bothways.pretraining.run import pretrain
+from bothways.pretraining.recipes import BABYLM, RECIPES
+from bothways.pretraining.run import milestone_name, pretrain
 from bothways.training.schedules import Epochs, Steps
 from heard_progress import Heard
 from toy_pretraining import small_run

@@ -16,9 +16,9 @@ from bothways.model.config import EncoderConfig
 from bothways.model.families.catalogue import preset
 from bothways.model.heads import MaskedHead
 from bothways.model.model import Model
+from bothways.pretraining.build import grow
 from bothways.pretraining.config import PretrainPhase
 from bothways.pretraining.inspect_step import repeat_step
-from bothways.pretraining.layers import grow
 from bothways.pretraining.recipes import modernbert
 from bothways.training.optimizers import StableAdamW
 from bothways.training.run import Event

@@ -39,8 +39,7 @@ from bothways.pretraining.build import build_models, build_training_module, pref
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
 from bothways.pretraining.evaluation import HeldOut
 from bothways.pretraining.recipes import modern, paper
-from bothways.pretraining.run import PretrainResult, pretrain
-from bothways.pretraining.run_page import curves, read_records
+from bothways.pretraining.run import PretrainResult, curves, pretrain, read_records
 from bothways.text.tokenizer import Tokenizer
 from bothways.text.trainers import ByteBPE, train_vocabulary
 from bothways.training.checkpoint import Best, Keep, run_folder

@@ -17,7 +17,6 @@ from bothways.model.model import Model
 from bothways.model.positions import Learned
 from bothways.objectives.masked_lm import MaskedLM
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
-from bothways.pretraining.from_text import tokenizer_of_text
 from bothways.pretraining.recipes import modern
 from bothways.training.run import TRAINING_NAMES
 from bothways.training.schedules import Epochs, Steps
@@ -102,15 +101,6 @@ def test_no_corpus_is_refused(nothing):
 def test_a_loaded_model_is_no_shape(corpus):
     with pytest.raises(ConfigError, match=r"model: must be .* not Model\n.*start=FOLDER"):
         bothways.pretrain(corpus, Model(preset("bert-tiny"), ()), until="1 steps")
-
-
-def test_a_folder_with_a_vocabulary_of_another_size_is_refused(tmp_path):
-    (tmp_path / "text.txt").write_text("the cat sleeps in the old barn\n" * 9, "utf8")
-    files, out = [str(tmp_path / "text.txt")], tmp_path / "out"
-    tokenizer = tokenizer_of_text(files, out, 60)
-    assert tokenizer_of_text(files, out, 60).size == tokenizer.size < 60
-    with pytest.raises(ConfigError, match=r"was trained for 60 tokens, not 70\n.*vocabulary=60"):
-        tokenizer_of_text(files, out, 70)
 
 
 def test_an_objective_that_is_a_class_is_refused(corpus):

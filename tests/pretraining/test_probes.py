@@ -23,8 +23,7 @@ from bothways.prediction.analysis.evaluation import evaluate_suite, open_pairs
 from bothways.prediction.predictor import Predictor
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase
-from bothways.pretraining.run import PretrainResult, pretrain
-from bothways.pretraining.run_page import curves, read_records, write_run_page
+from bothways.pretraining.run import PretrainResult, curves, pretrain, read_records, write_run_page
 from bothways.training.checkpoint import Best, Keep
 from bothways.training.optimizers import AdamW
 from bothways.training.run import Training

@@ -5,7 +5,7 @@ import pytest
 
 import bothways
 from bothways.core.errors import ConfigError
-from bothways.pretraining.rate_test import RateTest
+from bothways.pretraining.run import RateTest
 from commands import run_line
 
 SETTINGS = {"batch": {"n": 256, "start": 256}, "phases": [{"length": 16}]}

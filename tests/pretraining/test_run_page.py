@@ -3,7 +3,7 @@
 import pytest
 
 from bothways.core.errors import CheckpointError
-from bothways.pretraining.run_page import read_records
+from bothways.pretraining.run import read_records
 
 
 def test_last_record_that_was_cut_is_skipped_with_a_note(tmp_path, capsys):

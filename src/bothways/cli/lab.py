@@ -13,6 +13,7 @@ import bothways
 from bothways.cli import options
 from bothways.core.progress import error_console, terminal_progress
 from bothways.core.terminal import output_console, say, write_stderr
+from bothways.lab.features import LayerChoice
 
 if TYPE_CHECKING:
     from bothways.core.report.sections import TableSection
@@ -59,7 +60,7 @@ def quickstart(
     from bothways.core.errors import require
     from bothways.core.report.html import write_html
     from bothways.core.report.terminal import show
-    from bothways.lab.quickstart.gain import quickstart_report, run_quickstart
+    from bothways.lab.quickstart import quickstart_report, run_quickstart
 
     require("report", "the quickstart", "jinja2", "matplotlib", "sklearn")
     require_at_least(0.5, minutes=minutes)
@@ -74,20 +75,12 @@ def quickstart(
     write_stderr(f"Report with curves: {out / 'report.html'}")
 
 
-Layers = Literal[
-    "embeddings", "second_to_last", "last", "weighted_last_four", "concat_last_four", "weighted_all"
-]
-"""As `model.layer_mix.LayerChoice`, spelled out so that the command line starts without the library
-behind it.
-"""
-
-
 def features(
     model: options.StartModel,
     train: str,
     *overrides: str,
     dev: str,
-    layers: Layers = "concat_last_four",
+    layers: LayerChoice = "concat_last_four",
     out: Path = Path("features"),
     json: options.JsonOutput = False,
     device: options.Device = "auto",
@@ -397,9 +390,9 @@ def pretraining(  # noqa: PLR0913 – one option per question
     from bothways.core.report.html import write_html
     from bothways.core.report.terminal import render_report, show
     from bothways.core.runtime.devices import choose_device
-    from bothways.lab.paper.cost import table_cost
     from bothways.lab.paper.pages import table_report, write_table_results
     from bothways.lab.paper.pretraining_runs import TableRequest, run_table
+    from bothways.lab.paper.run import table_cost
     from bothways.training.schedules import duration
 
     default_scale: Literal["small", "paper"] = (

@@ -17,7 +17,7 @@ from bothways.pretraining import DistilRecipe, PretrainRecipe
 from bothways.training_runs import finetune_settings
 
 if TYPE_CHECKING:
-    from bothways.finetuning.result import FinetuneResult
+    from bothways.finetuning.run import FinetuneResult
     from bothways.lab.sweeps.folds import CrossValidation
     from bothways.lab.sweeps.runs import Series
     from bothways.pretraining.run import PretrainResult
@@ -211,7 +211,7 @@ def distil(  # noqa: PLR0913 – one option per question a run answers
         Settings by dotted path, such as encoder.depth=4 objective.losses.0.temperature=3, or with
         labelled data teacher.weight=0.7.
     """
-    from bothways.finetuning.result import FinetuneResult
+    from bothways.finetuning.run import FinetuneResult
     from bothways.prediction.static_distillation import StaticResult
 
     settings = options.settings_for(bothways.distil, overrides, until=end.duration)
@@ -298,8 +298,7 @@ def finetune(  # noqa: PLR0913 – one option per question a run answers
         Continue from the newest checkpoint in the folder; skip finished runs of several.
     """
     from bothways.lab.sweeps.folds import CrossValidation
-    from bothways.lab.sweeps.runs import SweepFolder
-    from bothways.lab.sweeps.seeds import finetune_seeds, parse_seeds
+    from bothways.lab.sweeps.runs import SweepFolder, finetune_seeds, parse_seeds
 
     if seeds is not None and folds is not None:
         message = "and --folds are both given"
@@ -407,7 +406,7 @@ def print_folds(scores: CrossValidation, out: Path) -> None:
 
 
 def _series_table(series: Series) -> options.CommandTable:
-    from bothways.lab.sweeps.seeds import seed_spread
+    from bothways.lab.sweeps.runs import seed_spread
 
     summary = seed_spread(series)
     metric = summary.metric if summary else "metric"
@@ -464,8 +463,7 @@ def sweep(  # noqa: PLR0913 – one option per question
     resume
         Skip finished runs and continue the interrupted one.
     """
-    from bothways.lab.sweeps.grid import parse_grid, sweep_grid
-    from bothways.lab.sweeps.runs import SweepFolder
+    from bothways.lab.sweeps.runs import SweepFolder, parse_grid, sweep_grid
 
     columns = {"text": text, "text_b": text_b, "label": label}
     settings = task_settings(overrides, columns, group=group)

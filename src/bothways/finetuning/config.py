@@ -5,28 +5,20 @@ Source: Devlin et al. 2018, sections 4 and 5.3, appendix A.3.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
-from bothways.core.config import reader as configs
+from bothways.core.config import reader as configs, values
 from bothways.core.config.reader import CHANGEABLE, Members
-from bothways.core.config.values import (
-    Tree,
-    nest,
-    parse_overrides,
-    read_toml,
-    require_at_least,
-    require_probability,
-    require_seed,
-)
 from bothways.core.errors import ConfigError, argument
 from bothways.data.loader import ExampleBudget, TokenBudget
 from bothways.finetuning.lora import LoRA
-from bothways.finetuning.metrics import Metric, OwnMetrics, named_metrics
 from bothways.finetuning.splits import DevPart, Split, parse_part
 from bothways.finetuning.stability import Stability
 from bothways.objectives.distillation import Teacher
@@ -55,14 +47,6 @@ def finetune_adam() -> Training:
     )
 
 
-def automatic_adam() -> Training:
-    """Return AdamW with a rate and a length that are chosen by the model and the data.
-
-    See `finetuning.automatic`; an explicit value always wins.
-    """
-    return dataclasses.replace(finetune_adam(), until="auto", optimizer=AdamW(lr="auto"))
-
-
 @dataclass(frozen=True)
 class FewShot:
     """The settings of few-shot training.
@@ -79,7 +63,7 @@ class FewShot:
     inverse_regularisation: float = 30.0
 
     def __post_init__(self) -> None:
-        require_at_least(1, "few_shot", pairs=self.pairs)
+        values.require_at_least(1, "few_shot", pairs=self.pairs)
         for name in ("temperature", "inverse_regularisation"):
             if not (value := getattr(self, name)) > 0:
                 raise ConfigError(f"must be above 0, not {value:g}", where=f"few_shot.{name}")
@@ -89,6 +73,67 @@ class FewShot:
         return self.pairs or min(20, max(1, 2000 // texts))
 
 
+MetricFunction = Callable[[list[Any], list[Any]], float | Mapping[str, float]]
+"""Takes predictions and their examples, in the same order; returns a number, or numbers by name."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the dev data, for `bothways.finetune(metrics=…)`.
+
+    Attributes:
+        function: takes the list of predictions and the list of examples, in the same order, and
+            returns a number, or a dict of numbers by name.
+        better: the direction in which it improves, "highest" or "lowest".
+
+    Examples:
+        >>> def mistakes(predictions, examples):
+        ...     pairs = zip(predictions, examples)
+        ...     return sum(prediction.label != example.label for prediction, example in pairs)
+        >>> bothways.Metric(mistakes, better="lowest").better
+        'lowest'
+    """
+
+    function: MetricFunction
+    better: Direction = "highest"
+
+
+OwnMetrics = Mapping[str, Metric | MetricFunction]
+"""Metrics by name; a function stands for a metric that is better when it is higher."""
+
+
+def named_metrics(metrics: Any) -> dict[str, Metric]:
+    """Return the metrics by name.
+
+    Raises:
+        ConfigError: they are not functions by name, or a direction is unknown.
+    """
+    if not isinstance(metrics or {}, Mapping):
+        fix = 'Give a dict of functions by name, such as metrics={"mistakes": mistakes}.'
+        raise ConfigError(f"is of type {type(metrics).__name__}", where="metrics", fix=fix)
+    result = {}
+    for name, value in (metrics or {}).items():
+        location = f"metrics.{name}"
+        function = value.function if isinstance(value, Metric) else value
+        if not callable(function):
+            fix = "Give a function of predictions and examples."
+            raise ConfigError(f"{function!r} is not a function", where=location, fix=fix)
+        # A function that would fail at the first evaluation is refused now.
+        with contextlib.suppress(ValueError):  # some functions of C have no signature
+            signature = inspect.signature(function)
+            try:
+                signature.bind([], [])
+            except TypeError as error:
+                message = f"its function cannot be called with predictions and examples: {error}"
+                fix = "Write it as def metric(predictions, examples), which returns a number."
+                raise ConfigError(message, where=location, fix=fix) from error
+        metric = result[str(name)] = value if isinstance(value, Metric) else Metric(value)
+        if metric.better not in {"highest", "lowest"}:
+            message = f'better must be "highest" or "lowest", not {metric.better!r}'
+            raise ConfigError(message, where=location)
+    return result
+
+
 @dataclass(frozen=True)
 class FinetuneConfig:
     """The settings of a fine-tuning run.
@@ -96,7 +141,7 @@ class FinetuneConfig:
     Attributes:
         training: the optimizer, its schedule, the length of the run, and the interval of
             evaluations on the dev data. A rate or a length of "auto" is chosen by the model and
-            the data (`finetuning.automatic`).
+            the data (`finetuning.prepare`).
         length: maximum length of a sequence in tokens, special tokens included. None: the task's
             own, or the length that holds 95 % of the training texts whole, if that is more.
         batch: sequences or tokens per update.
@@ -129,7 +174,9 @@ class FinetuneConfig:
         'classify'
     """
 
-    training: Training = field(default_factory=automatic_adam)
+    training: Training = dataclasses.replace(
+        finetune_adam(), until="auto", optimizer=AdamW(lr="auto")
+    )
     length: int | None = None
     batch: ExampleBudget | TokenBudget = ExampleBudget(32)
     microbatch_tokens: int = field(default=8192, metadata=CHANGEABLE)
@@ -151,20 +198,16 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         if self.length is not None and self.length < MIN_LENGTH:
-            message = (
-                f"must be at least {MIN_LENGTH} ([CLS], a token, [SEP], a token, [SEP]), "
-                f"not {self.length}"
-            )
-            raise ConfigError(message, where="length")
-        require_at_least(1, microbatch_tokens=self.microbatch_tokens)
+            least = f"{MIN_LENGTH} ([CLS], a token, [SEP], a token, [SEP])"
+            raise ConfigError(f"must be at least {least}, not {self.length}", where="length")
+        values.require_at_least(1, microbatch_tokens=self.microbatch_tokens)
         if self.training.keep.best is not None:
             message = "which checkpoint is the best is decided by metric"
-            raise ConfigError(
-                message, where="training.keep.best", fix="Set metric instead, such as metric=mcc."
-            )
-        require_probability(dropout=self.dropout)
+            fix = "Set metric instead, such as metric=mcc."
+            raise ConfigError(message, where="training.keep.best", fix=fix)
+        values.require_probability(dropout=self.dropout)
         named_metrics(self.metrics)
-        require_seed(seed=self.seed, order_seed=self.order_seed)
+        values.require_seed(seed=self.seed, order_seed=self.order_seed)
         self._check_sources()
         self._check_few_shot()
         if self.lora is not None and self.lora.adapter_only and self.task.name == "embed":
@@ -245,11 +288,6 @@ class FinetuneConfig:
         return {**directions, **chosen, **task.directions(labels)}
 
 
-def modern_finetuning(task: Trainable) -> FinetuneConfig:
-    """Return the modern recipe: AdamW with a tenth of warm-up, rate and length chosen."""
-    return FinetuneConfig(task=task)
-
-
 def paper_finetuning(task: Trainable) -> FinetuneConfig:
     """Return the recipe of the paper, with the optimizer and schedule of google-research/bert.
 
@@ -297,7 +335,7 @@ PAPER: dict[str, tuple[float, int]] = {"choice": (2e-5, 16)}
 """Learning rate and batch size of tasks where the paper's differ from 5e-5 and 32."""
 
 RECIPES: dict[str, Callable[[Trainable], FinetuneConfig]] = {
-    "modern": modern_finetuning,
+    "modern": lambda task: FinetuneConfig(task=task),  # the rate and the length are chosen
     "paper": paper_finetuning,
     "electra": electra_finetuning,
     "few-shot": few_shot_finetuning,
@@ -355,7 +393,7 @@ SAME: Mapping[str, tuple[str, str]] = {
 """Names of other libraries with the same meaning, as in `SAME_SETTINGS`."""
 
 
-def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
+def expand_shorthands(overrides: values.Tree | Iterable[str]) -> dict[str, Any]:
     """Return overrides as a tree in which common names are replaced by their dotted paths.
 
         ["lr=3e-5", "batch=16"] → {"training": {"optimizer": {"lr": "3e-5"}}, "batch": {"n": "16"}}
@@ -363,14 +401,17 @@ def expand_shorthands(overrides: Tree | Iterable[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a text is not a setting, or a name without a path is part of a longer path.
     """
-    tree = nest(overrides) if isinstance(overrides, Mapping) else parse_overrides(overrides)
+    if isinstance(overrides, Mapping):
+        tree = values.nest(overrides)
+    else:
+        tree = values.parse_overrides(overrides)
     if "batch" in tree and not isinstance(tree["batch"], Mapping):
         tree = {**tree, "batch": {"n": tree["batch"]}}
     return expand_names(tree, SHORTHANDS, SAME)
 
 
 def load_config(
-    base: FinetuneConfig, overrides: Tree | Iterable[str] = (), file: Path | None = None
+    base: FinetuneConfig, overrides: values.Tree | Iterable[str] = (), file: Path | None = None
 ) -> FinetuneConfig:
     """Return `base` changed by a TOML file, then by overrides, which may use `SHORTHANDS`.
 
@@ -378,11 +419,9 @@ def load_config(
         ConfigError: an unknown setting, or a value that is not allowed.
     """
     tree = expand_shorthands(overrides)
-    if "sharding" in {**(read_toml(file) if file else {}), **tree}:
+    if "sharding" in {**(values.read_toml(file) if file else {}), **tree}:
         message = "fine-tuning holds the whole model in each rank, and has no such setting"
-        fix = (
-            "Leave it out; less memory: training.recompute=true, microbatch_tokens=…, lora.rank=8."
-        )
-        raise ConfigError(message, where="sharding", fix=fix)
+        less = "training.recompute=true, microbatch_tokens=…, lora.rank=8"
+        raise ConfigError(message, where="sharding", fix=f"Leave it out; less memory: {less}.")
     aliases = {**SHORTHANDS, **SAME}
     return configs.load(FinetuneConfig, base=base, file=file, overrides=tree, aliases=aliases)

@@ -25,14 +25,14 @@ from bothways.core.errors import (
     report_findings,
 )
 from bothways.core.files import local_path, read_object
-from bothways.core.progress import SILENT, Progress, track
+from bothways.core.progress import SILENT, Progress
 from bothways.core.source import Sequence
 from bothways.core.terminal import listed
 from bothways.data import tables as memory
 from bothways.data.loader import ListSource, Loader, Share, unchanged
 from bothways.data.tables import TableRow, WatchedRow
-from bothways.finetuning.config import FinetuneConfig
-from bothways.finetuning.metrics import scored
+from bothways.finetuning.config import FinetuneConfig, Metric
+from bothways.finetuning.few_shot import fit_head
 from bothways.finetuning.splits import Split, SplitResult, split_examples
 from bothways.hub.hf_config import RECORD
 from bothways.hub.provenance import stamp
@@ -66,7 +66,6 @@ class LabelledData:
         length: maximum length of a sequence in tokens.
         train, dev: the encoded examples.
         train_examples, dev_examples: examples before encoding; `dev_examples` may be empty.
-        findings: findings of the preflight.
         unlabelled: further training examples, which only a teacher answers.
     """
 
@@ -108,7 +107,6 @@ def examine(
     all_labels = task.labels([*train, *dev])  # more than `labels` only if there is an error
 
     def encode(length: int) -> tuple[base.EncodedExample, ...]:
-        """Return all examples, encoded at this length."""
         inputs: list[base.EncodedExample] = []
         progress.stage("tokenizing", len(train) + len(dev))
         for window in engine.grouped([*train, *dev], ENCODED, task.shared):
@@ -125,21 +123,17 @@ def examine(
     encoded = inputs[: len(train)], inputs[len(train) :]
     progress.stage("checking the data")
     limit = max_positions or math.inf
+
+    def advise(needed: int) -> str:
+        return task.truncation_advice[needed > limit].format(needed=needed, limit=limit)
+
     findings = (
         *task.check(train, dev),
         *check_casing(tokenizer, [text for example in train for text in task.texts(example)]),
-        *check_inputs(
-            encoded[0],
-            tokenizer,
-            used_length,
-            lambda needed: task.truncation_advice[needed > limit].format(
-                needed=needed, limit=limit
-            ),
-        ),
+        *check_inputs(encoded[0], tokenizer, used_length, advise),
     )
-    return LabelledData(
-        task, tokenizer, labels, used_length, *encoded, tuple(train), tuple(dev), findings
-    )
+    examples = tuple(train), tuple(dev)
+    return LabelledData(task, tokenizer, labels, used_length, *encoded, *examples, findings)
 
 
 def label(
@@ -204,8 +198,9 @@ def score(
     progress: Progress = SILENT,
 ) -> base.Metrics:
     """Return the metrics of the dev data, by their names in the records of a run, with the settings
-    of the task that tuning on this data would choose.
+    of the task that tuning on this data would choose; the head of few-shot training is fitted.
     """
+    fit_head(task_model, data.sequences, settings)
     score_tuned = functools.partial(task_model.score_tuned, metric=settings.chosen_by)
     results = predictions(task_model, data, progress)
     metrics = scored(results, score_tuned, settings.own_metrics)
@@ -213,6 +208,45 @@ def score(
         message = f"{settings.chosen_by!r} is not among the metrics: {', '.join(metrics)}"
         raise ConfigError(message, where="metric", fix="Name one of them.")
     return {f"dev/{name}": value for name, value in metrics.items()}
+
+
+def scored(
+    results: Iterable[tuple[Any, Any]],
+    score: Callable[[Iterable[tuple[Any, Any]]], base.Metrics],
+    metrics: Mapping[str, Metric],
+) -> base.Metrics:
+    """Return the metrics of a task, and a user's own, which need all predictions at once.
+
+    The numbers of a metric that returns several are named "metric/name".
+
+    Args:
+        score: returns the metrics of the task.
+
+    Raises:
+        ConfigError: a function returns something else than numbers.
+    """
+    if not metrics:
+        return score(results)
+    pairs = list(results)
+    values = dict(score(pairs))
+    examples, predictions = [example for example, _ in pairs], [result for _, result in pairs]
+    for name, metric in metrics.items():
+        result = metric.function(predictions, examples)
+        if isinstance(result, Mapping):
+            values |= {f"{name}/{key}": _number(value, name) for key, value in result.items()}
+        else:
+            values[name] = _number(result, name)
+    return values
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    fix = "Return a number, or a dict of numbers by name."
+    raise ConfigError(f"its function returned {value!r}", where=f"metrics.{name}", fix=fix)
 
 
 class ExamplesRead(NamedTuple):
@@ -263,10 +297,8 @@ def read_examples(
         label_columns = [getattr(columns, field, None) or field for field in ("label", "tags")]
         listing = [name for name in (*label_columns, "labels") if name in rows_read.classes]
         classes = rows_read.classes[listing[0]] if listing else ()
-        if labels and (missing := [name for name in classes if name not in labels]):
-            message = (
-                f"no row has one of the classes {listed(missing, 20)}, which the data set lists"
-            )
+        if labels and (missing := listed((x for x in classes if x not in labels), 20)):
+            message = f"no row has one of the classes {missing}, which the data set lists"
             fix = "They are not learned, and have no output."
             findings.append(Finding("labels", "warning", message, fix=fix))
     if share is None:
@@ -281,7 +313,6 @@ class RowsRead(NamedTuple):
 
     Attributes:
         groups: the group of each example, if a column names groups.
-        unused: columns that are not read.
         classes: the classes that the source lists for a column, with or without rows of them.
     """
 
@@ -400,7 +431,7 @@ def _group(row: Any, column: str, location: str) -> Hashable:
 
 @dataclass(frozen=True)
 class DataSource:
-    """The data that a model was trained on: its name, number of examples, and their sha256."""
+    """The data that a model was trained on."""
 
     name: str
     examples: int
@@ -408,12 +439,6 @@ class DataSource:
 
     def __str__(self) -> str:
         return f"{self.name}, {self.examples:,} examples, sha256 {self.sha256}"
-
-
-def data_source(name: str, examples: list[Any], progress: Progress = SILENT) -> DataSource:
-    """Return the record of examples that were read."""
-    tracked = track(examples, progress, f"fingerprint of {name}", REPORTED)
-    return DataSource(name, len(examples), base.examples_fingerprint(tracked))
 
 
 def fingerprints(task: Trainable, sources: Mapping[str, str]) -> dict[str, str]:
@@ -481,7 +506,6 @@ def read_recorded_split(folder: str) -> tuple[str, list[Any]] | None:
     examples = read_split(settings).dev
     if base.examples_fingerprint(examples) != expected:
         message = "is not what the run was trained on: its dev data cannot be split from it again"
-        raise DataError(
-            message, where=train, fix="Give the earlier file, or a file to evaluate on."
-        )
+        fix = "Give the earlier file, or a file to evaluate on."
+        raise DataError(message, where=train, fix=fix)
     return settings.sources["dev"], examples

@@ -3,12 +3,15 @@
 The teacher reads each training sequence once, before training: its dropout is off and the inputs
 never change, so its outputs do not either. They become targets of the sequences. During training
 there is no teacher, neither in memory nor in checkpoints. A resumed run asks it again.
+
+So does a guide: another model of vectors, by whose cosines likely positives are no negatives
+(Solatorio 2024, "GISTEmbed").
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence as Many
+from collections.abc import Mapping, Sequence as Many
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +33,12 @@ from bothways.core.training_module import Loss, TrainingModule
 from bothways.data.loader import in_batches
 from bothways.finetuning.data import LabelledData
 from bothways.objectives.distillation import Teacher, check_teacher, soft_divergence
-from bothways.prediction.engine import prepare_task_model
-from bothways.prediction.predictor import open_task_model
-from bothways.tasks.base import EncodedExample, TaskModel
-from bothways.tasks.text_task import window_weight
+from bothways.prediction.engine import PredictionCounts, predict, prepare_task_model
+from bothways.prediction.predictor import open_task_model, unit
+from bothways.tasks.base import TaskModel
+from bothways.tasks.sentence_embedding.losses import InBatchSoftmax, TextTargets
+from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask
+from bothways.tasks.text_task import EncodedTexts, window_weight
 
 TARGET, SOFT = "teacher", "soft"
 """The names of the targets and of the loss."""
@@ -61,12 +66,7 @@ class TokenTeacherTargets(TeacherTargets):
 
 
 class TaughtModule(TrainingModule):
-    """A task's task model with the soft loss in addition; parameters have the names that it has.
-
-    Args:
-        task: the task model of the student.
-        teacher: the weight and the temperature; the scores are in the batches.
-    """
+    """A task's task model with the soft loss in addition; parameters have the names that it has."""
 
     def __init__(self, task_model: TaskModel[Any, Any], teacher: Teacher) -> None:
         super().__init__()
@@ -108,11 +108,7 @@ class TaughtModule(TrainingModule):
                 assert_never(self._scale)
 
     def _soft_loss(self, scores: Tensor, batch: Batch) -> Float[Tensor, ""]:
-        """Return Σ over answers of weight · the soft loss; see `Teacher`.
-
-        Args:
-            scores: scores of the student, as `TaskModel.scores` returns them.
-        """
+        """Return Σ over answers of weight · the soft loss; see `Teacher`."""
         target, temperature = _target(batch), self._temperature
         weight = self._answers(batch, target)
         target = target.nan_to_num(0.0).to(torch.promote_types(scores.dtype, torch.float32))
@@ -184,37 +180,29 @@ def with_teacher_scores(
         "Both read the same ids: choose a student with the teacher's vocabulary.",
         "Set length={positions}.",
     )
-    report_findings(
-        check_teacher(teacher.folder, data.tokenizer, data.length, "teacher.folder", fixes)
-    )
+    where = "teacher.folder"
+    report_findings(check_teacher(teacher.folder, data.tokenizer, data.length, where, fixes))
     columns: list[int] | slice = slice(None)
     if task_model.scale in ("classes", "labels"):
         if {*data.labels} != {*task_model.labels}:
             teacher_labels, data_labels = places(task_model.labels), places(data.labels)
             message = f"{teacher.folder} has the labels {teacher_labels}, the data {data_labels}"
             fix = "Choose a teacher that was trained with the labels of this data."
-            raise ConfigError(message, where="teacher.folder", fix=fix)
+            raise ConfigError(message, where=where, fix=fix)
         # The teacher may list the same labels in another order.
         columns = [task_model.labels.index(label) for label in data.labels]
-    scores = _read_scores(
-        prepare_task_model(task_model, precision), data.sequences, device, progress
-    )
-    scores_in_order = iter(scores)
-
-    def with_scores(sequence: Sequence) -> Sequence:
-        """Return a sequence with its scores."""
-        cls = TokenTeacherTargets if "tag" in sequence.targets else TeacherTargets
-        target = cls(next(scores_in_order)[:, columns])
-        return dataclasses.replace(sequence, targets={**sequence.targets, TARGET: target})
-
-    def add(examples: Iterable[EncodedExample]) -> tuple[EncodedExample, ...]:
-        """Return examples with targets in their sequences."""
-        return tuple(
-            dataclasses.replace(example, sequences=tuple(map(with_scores, example.sequences)))
-            for example in examples
-        )
-
-    return dataclasses.replace(data, train=add(data.train), unlabelled=add(data.unlabelled))
+    model = prepare_task_model(task_model, precision)
+    scores, examples = iter(_read_scores(model, data.sequences, device, progress)), []
+    for example in (*data.train, *data.unlabelled):
+        sequences = []
+        for sequence in example.sequences:
+            cls = TokenTeacherTargets if "tag" in sequence.targets else TeacherTargets
+            targets = {**sequence.targets, TARGET: cls(next(scores)[:, columns])}
+            sequences.append(dataclasses.replace(sequence, targets=targets))
+        examples.append(dataclasses.replace(example, sequences=tuple(sequences)))
+    count = len(data.train)
+    train, unlabelled = tuple(examples[:count]), tuple(examples[count:])
+    return dataclasses.replace(data, train=train, unlabelled=unlabelled)
 
 
 def _read_scores(
@@ -238,3 +226,44 @@ def _read_scores(
             scores.update((n, x.astype(np.float32)) for n, x in zip(at, rows, strict=True))
             progress.advance(len(scores))
     return [scores[at] for at in range(len(sequences))]
+
+
+def guide_of(task: object) -> str | None:
+    """Return the folder of the guide that the loss of a task names, if any."""
+    loss = task.loss if isinstance(task, SentenceEmbeddingTask) else None
+    return loss.guide if isinstance(loss, InBatchSoftmax) else None
+
+
+def with_guide_vectors(
+    data: LabelledData,
+    folder: str,
+    device: torch.device,
+    precision: Precision = "auto",
+    progress: Progress = SILENT,
+) -> LabelledData:
+    """Return the data with the guide's vectors as targets of the training texts.
+
+    Raises:
+        ConfigError: the folder holds a model for another task.
+        FolderError: the folder cannot be read.
+    """
+    task_model = open_task_model(folder, "embed", device=str(device))
+    if not isinstance(task_model.task, SentenceEmbeddingTask):
+        message = f"{folder} is for the task {task_model.task.name}"
+        raise ConfigError(message, where="task.loss.guide", fix="Choose a model of vectors.")
+    progress.stage("asking the guide", len(data.train))
+    counts = PredictionCounts(on_count=progress.advance)
+    guide = prepare_task_model(task_model, precision)
+    results = predict(guide, data.train_examples, counts=counts)
+    train = list[EncodedTexts]()
+    for item, (_, prediction) in zip(data.train, results, strict=True):
+        assert isinstance(item, EncodedTexts)
+        # A text that is read in windows has one vector for all of them.
+        rows = np.repeat(unit(prediction.vectors), item.windows, axis=0)[:, None]
+        sequences = list[Sequence]()
+        for sequence, row in zip(item.sequences, rows, strict=True):
+            texts = dataclasses.replace(sequence.target("texts", TextTargets), guide=row)
+            targets = {**sequence.targets, "texts": texts}
+            sequences.append(dataclasses.replace(sequence, targets=targets))
+        train.append(dataclasses.replace(item, sequences=tuple(sequences)))
+    return dataclasses.replace(data, train=tuple(train))

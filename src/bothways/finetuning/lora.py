@@ -1,12 +1,16 @@
-"""LoRA: fine-tuning of low-rank changes of the encoder's matrices.
+"""Layers that are trained in place of a model's own, and become part of its weights at the end.
 
-The encoder's own weights stay as they are. Each chosen matrix W gets a change of low rank, trained
-in its place: y = W x + (α / r) · B A x, where A (r × inputs) starts at random and B (outputs × r)
-at 0, so that training starts from the model as it is. The heads are trained whole. A step needs no
-gradients and no moments of the encoder's weights, which saves memory and time.
+LoRA: the encoder's own weights stay as they are. Each chosen matrix W gets a change of low rank,
+trained in its place: y = W x + (α / r) · B A x, where A (r × inputs) starts at random and B
+(outputs × r) at 0, so that training starts from the model as it is. The heads are trained whole. A
+step needs no gradients and no moments of the encoder's weights, which saves memory and time. The
+saved model is a usual one, unless the folder is to hold the changes alone (`adapter_only`).
 
-At the end of a run the changes are added to the matrices, so the saved model is a usual one, unless
-the folder is to hold the changes alone (`adapter_only`).
+Scaled outputs, for scores of any size: a new head begins near 0, and an update moves a weight by
+about the learning rate, whatever the size of the gradient. Scores of 10,000 ± 3,000 would therefore
+take 10⁸ updates at 1e-4. The last layer computes s (W x + b) + m instead, with the mean m and the
+standard deviation s of the training scores: outputs, losses and metrics are the scores' as they
+are. At the end s and m become part of W and b.
 
 Source: Hu et al., LoRA: Low-rank adaptation of large language models (2021), section 4.
 """
@@ -22,11 +26,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import ConfigError
+from bothways.core.errors import ConfigError, Finding
 from bothways.core.source import rng
-from bothways.finetuning.scaled_head import ScaledLinear
 from bothways.hub.adapter import LowRankChange
 from bothways.model.model import Model
+from bothways.tasks.base import OutputScale
 
 
 @dataclass(frozen=True)
@@ -155,3 +159,40 @@ def merge_changes(model: Model) -> dict[str, LowRankChange]:
             if isinstance(child, LoRALinear | ScaledLinear):
                 setattr(parent, name, child.merged())
     return changes
+
+
+class ScaledLinear(nn.Linear):
+    """A dense layer whose outputs are multiplied by a number and moved by another.
+
+    Args:
+        linear: its parameters are shared, not copied.
+    """
+
+    def __init__(self, linear: nn.Linear, scale: OutputScale) -> None:
+        super().__init__(linear.in_features, linear.out_features, device="meta")
+        self.weight, self.bias, self.scale = linear.weight, linear.bias, scale
+
+    def forward(self, input: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows outputs"]:
+        """Return s (W x + b) + m, in fp32: bf16 has three digits, too few for s and m together."""
+        return super().forward(input).float() * self.scale.unit + self.scale.mean
+
+    def merged(self) -> nn.Linear:
+        """Return the usual layer that computes the same."""
+        result = nn.Linear(self.in_features, self.out_features, device="meta")
+        weight, bias = (tensor.detach().double() for tensor in (self.weight, self.bias))
+        result.weight = nn.Parameter((weight * self.scale.unit).to(self.weight.dtype))
+        bias = bias * self.scale.unit + self.scale.mean
+        result.bias = nn.Parameter(bias.to(self.bias.dtype))
+        return result.train(self.training)
+
+
+def scale_outputs(model: Model, scale: OutputScale | None) -> list[Finding]:
+    """Let the new head of a regression learn scores in their units, in place; return a note."""
+    if scale is None:
+        return []
+    head = model.heads["labels"]
+    assert isinstance(head.dense, nn.Linear)
+    head.dense = ScaledLinear(head.dense, scale).train(head.training)
+    message = f"the training scores are {scale.mean:g} ± {scale.unit:g}: the head learns them in "
+    message += "these units, and its losses, metrics and predictions are those of the scores"
+    return [Finding("labels", "note", message)]

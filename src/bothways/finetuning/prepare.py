@@ -1,10 +1,24 @@
-"""Preparation of a fine-tuning run: its data and model, and the preflight."""
+"""Preparation of a fine-tuning run: its data and model, open settings, and the preflight.
+
+The rate is 5e-5 at the width of BERT-base and in inverse proportion to the width: 3.75e-5 for
+BERT-large, 1e-4 for a width of 384, 3e-4 for one of 128 and less. Published rates are in these
+ranges: 2e-5 to 5e-5 (Devlin et al. 2018, appendix A.3), 3e-5 to 3e-4 for narrow models (Turc et al.
+2019). Yang et al. 2022 show that the best rate of Adam falls with the width. Weights that are
+random or have read little text take twice that rate: they have less to lose. Low-rank changes take
+ten times the rate: 5e-4 at the width of BERT-base, as in Hu et al. 2021, table 9.
+
+The length is three epochs, or as many as give enough updates, up to 20: on small data sets more
+epochs help more than any other measure (Zhang et al. 2020, Mosbach et al. 2020), and each further
+label needs updates of its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,30 +27,33 @@ import torch
 
 from bothways.core.config import reader as configs
 from bothways.core.errors import ConfigError, Finding, report_findings
-from bothways.core.progress import SILENT, Progress
+from bothways.core.progress import SILENT, Progress, track
 from bothways.core.terminal import quantity
+from bothways.data.loader import ExampleBudget
 from bothways.finetuning import data as labelled
-from bothways.finetuning.automatic import UNKNOWN, choose_automatic, tokens_read
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import DataSource, LabelledData, Rows
-from bothways.finetuning.distillation import with_teacher_scores
+from bothways.finetuning.distillation import guide_of, with_guide_vectors, with_teacher_scores
 from bothways.finetuning.few_shot import check_few_shot, with_vector_head
-from bothways.finetuning.guide import guide_of, with_guide_vectors
-from bothways.finetuning.lora import add_changes
-from bothways.finetuning.scaled_head import scale_outputs
-from bothways.finetuning.stability import apply_stability, fresh_pooler
+from bothways.finetuning.lora import LoRA, add_changes, scale_outputs
+from bothways.finetuning.stability import apply_stability
 from bothways.hub.model_folder import LoadedModel, check_adapter_only, load_model
 from bothways.hub.provenance import digest_of_model, without_places
 from bothways.hub.resolve import resolve_run
 from bothways.hub.static_embedding import StaticEncoder
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, LabelHead, TagHead
+from bothways.model.kernels.library import runs_on
 from bothways.model.model import Model
+from bothways.model.parameters import parameter_table
 from bothways.prediction.static_model import open_static
-from bothways.tasks.base import TaskModel
+from bothways.tasks.base import TaskModel, examples_fingerprint
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask, continued
+from bothways.training.checkpoint import Best
 from bothways.training.encoding_checks import check_model
-from bothways.training.run import compute_as
+from bothways.training.optimizers import AdamW, BertAdam, OptimizerConfig, OptimizerFactory
+from bothways.training.run import Training, compute_as
+from bothways.training.schedules import Epochs
 from bothways.training.step_cost import LossFloats, MemoryDemand, check_machine
 
 
@@ -46,7 +63,6 @@ class PreparedRun:
 
     Attributes:
         task_model: the model with its fresh heads, on its device.
-        data: the examples, checked and encoded.
         fresh: kinds of heads that start at random.
         findings: warnings and notes of the preflight.
         sources: the records of the data; empty for a run from a model in memory.
@@ -97,7 +113,10 @@ def load_for(settings: FinetuneConfig, heads: Iterable[Head], device: str = "cpu
     if not required and (static := open_static(source, device)) is not None:
         return static
     fresh = {head.kind for head in required} - {"pooler"} | {*settings.fresh}
-    return load_model(source, required, fresh)
+    loaded = load_model(source, required, fresh)
+    if settings.lora is not None and settings.lora.adapter_only:
+        check_adapter_only(settings.model, loaded.model, loaded.tokenizer())
+    return loaded
 
 
 def start_from(start: Model | EncoderConfig, heads: Iterable[Head], seed: int) -> Model:
@@ -129,15 +148,14 @@ def prepare_run(
     A resumed run passes here, too: pull reads its targets from the model again.
     """
     _check_start(settings, folder, train, start)
-    findings, sources, base = list[Finding](), dict[str, labelled.DataSource](), ""
+    findings, sources, base = list[Finding](), dict[str, DataSource](), ""
     if isinstance(train, LabelledData):
         assert start is not None
         data, name = train, "the model"
         model = start_from(start, data.task.heads(data.labels, settings.dropout), settings.seed)
         tokens, had = (UNKNOWN, {*start.heads}) if isinstance(start, Model) else (0.0, set[str]())
         fresh = tuple({"pooler"} & {*model.heads} - had)
-        unpooled = {*fresh} if isinstance(start, Model) else set[str]()
-        location = None
+        unpooled, location = {*fresh} if isinstance(start, Model) else set[str](), None
     else:
         inputs = labelled.read_examples(settings, train, dev, progress)
         task, examples, name = inputs.task, inputs.examples, settings.model
@@ -147,9 +165,8 @@ def prepare_run(
         loaded = load_for(
             settings, task.heads(task.labels(examples["train"]), settings.dropout), device.type
         )
-        model, tokenizer, tokens = loaded.model, loaded.tokenizer(), tokens_read(loaded)
-        if settings.lora is not None and settings.lora.adapter_only:
-            check_adapter_only(settings.model, model, tokenizer)
+        model, tokenizer, read = loaded.model, loaded.tokenizer(), loaded.extra.get("tokens")
+        tokens = float(read) if isinstance(read, int | float) else UNKNOWN  # in pre-training
         if isinstance(task, SentenceEmbeddingTask):
             task = continued(task, loaded.folder, model)
         data = labelled.examine(
@@ -164,8 +181,8 @@ def prepare_run(
         settings = dataclasses.replace(settings, length=data.length)
         fresh, location = loaded.report.fresh_heads, loaded.folder
         unpooled = {*fresh, *loaded.untrained} - {*settings.fresh}
-        findings = [*inputs.findings, *check_model(model.config, tokenizer, data.length)]
-        findings += data.findings
+        checks = check_model(model.config, tokenizer, data.length)
+        findings = [*inputs.findings, *checks, *data.findings]
         names = {**settings.sources, "unlabelled": str(source)}
     if settings.few_shot is not None:
         model, fresh, unpooled = with_vector_head(model, location), ("labels",), set()
@@ -176,17 +193,17 @@ def prepare_run(
     notes += scale_outputs(model, data.task.output_scale(data.train_examples))
     apply_stability(model, settings.stability, settings.seed, fresh)
     add_changes(model, settings.lora, settings.seed, settings.stability.frozen)
-    notes += fresh_pooler(unpooled, name)
+    if "pooler" in unpooled:
+        message = f"{name} has no pooler to start from, so that of this run starts at random"
+        notes.append(Finding("heads", "note", message))
     if start is None:
         machine = check_machine(_memory_demand(settings, model, data), folder, device)
         notes = report_findings([*findings, *machine, *choices, *notes])
         data = _with_targets(data, settings, device, progress)
+        for side, items in examples.items():
+            tracked = track(items, progress, f"fingerprint of {names[side]}", labelled.REPORTED)
+            sources[side] = DataSource(names[side], len(items), examples_fingerprint(tracked))
     task_model = _task_model(model, data, settings, device)
-    if start is None:
-        sources = {
-            name: labelled.data_source(names[name], side, progress)
-            for name, side in examples.items()
-        }
     return PreparedRun(settings, task_model, data, fresh, tuple(notes), sources, base)
 
 
@@ -244,10 +261,8 @@ def _task_model(
         raise ConfigError(message, where=f"metrics.{name}", fix="Give yours another name.")
     directions, count = settings.directions(task, labels), quantity(len(labels), "label(s)")
     if settings.chosen_by not in directions:
-        message = (
-            f"{task.name} with {count} does not have the metric {settings.chosen_by!r}: "
-            f"it must be one of {', '.join(directions)}"
-        )
+        lacks = f"{task.name} with {count} does not have the metric {settings.chosen_by!r}"
+        message = f"{lacks}: it must be one of {', '.join(directions)}"
         raise ConfigError(message, where="metric", fix=f"Set metric={task.metric}.")
     for head in task.heads(labels, None):
         if labels and isinstance(head, LabelHead | TagHead) and head.count != len(labels):
@@ -290,9 +305,114 @@ def remarks(run: PreparedRun) -> list[str]:
         if isinstance(value, str) and value != getattr(settings.task, name):
             lines.append(f"note: task.{name} is chosen by the training data: {value}")
     if settings.chosen_by == "f1" and len(data.labels) == 2:
-        lines.append(
-            f"note: f1 is that of {data.labels[1]!r}, the second of the two labels in order"
-        )
+        positive = data.labels[1]
+        lines.append(f"note: f1 is that of {positive!r}, the second of the two labels in order")
     if settings.dev is None:
         lines.append("note: without dev data the last weights are kept, and nothing is measured")
     return lines
+
+
+BASE_RATE, BASE_WIDTH, HIGHEST_RATE = 5e-5, 768, 3e-4
+"""The rate of BERT-base, its width, and the highest rate of pre-trained weights."""
+LITTLE_TRAINED = 10.0
+"""Tokens read in pre-training per parameter, below which weights count as little trained."""
+LITTLE_TRAINED_FACTOR = 2.0
+"""Their rate as a multiple of the rate of well-trained weights."""
+STATIC_RATE = 2e-3
+"""The rate of a table of vectors: no layer above multiplies a change (docs/log.md)."""
+LORA_FACTOR = 10.0
+"""The rate of low-rank changes as a multiple of that of all weights."""
+FEWEST_EPOCHS, MOST_EPOCHS = 3, 20
+ENOUGH_UPDATES, UPDATES_PER_LABEL = 400, 10
+"""The updates that a run should have: of any, and in addition for each label."""
+
+UNKNOWN = math.inf
+"""The number of tokens that weights of unknown origin have read."""
+
+
+def default_rate(
+    encoder: EncoderConfig, tokens: float = UNKNOWN, lora: LoRA | None = None
+) -> float:
+    """Return the default peak rate for an encoder, to two digits.
+
+    Args:
+        tokens: the tokens that its weights have read in pre-training; 0 for random weights.
+        lora: the low-rank changes that are trained; None for all weights.
+    """
+    rate = min(BASE_RATE * BASE_WIDTH / encoder.width, HIGHEST_RATE)
+    if tokens < LITTLE_TRAINED * parameter_table(encoder, ()).total:
+        rate *= LITTLE_TRAINED_FACTOR
+    return float(f"{rate if lora is None else rate * LORA_FACTOR:.2g}")
+
+
+def enough_epochs(updates: float, labels: int) -> int:
+    """Return the epochs of a run, given the updates per epoch and the number of labels."""
+    needed = ENOUGH_UPDATES + UPDATES_PER_LABEL * labels
+    return min(max(FEWEST_EPOCHS, math.ceil(needed / updates)), MOST_EPOCHS)
+
+
+def choose_automatic(
+    settings: FinetuneConfig,
+    encoder: EncoderConfig,
+    data: LabelledData,
+    tokens: float = UNKNOWN,
+    static: bool = False,
+) -> tuple[FinetuneConfig, list[Finding]]:
+    """Return the settings with numbers for `auto`, and notes of what was chosen.
+
+    Args:
+        tokens: the tokens that the weights have read in pre-training; 0 for random weights.
+        static: whether the model is a table of vectors.
+    """
+    training, notes = settings.training, []
+    metric = data.task.metric_for(data.dev_examples) if data.dev else data.task.metric
+    if settings.metric is None and metric != settings.chosen_by:
+        settings = dataclasses.replace(settings, metric=metric)
+    optimizer = training.optimizer
+    if isinstance(optimizer, AdamW | BertAdam) and optimizer.lr == "auto":
+        rate = default_rate(encoder, tokens, settings.lora)
+        rate_of_trained = default_rate(encoder, lora=settings.lora)
+        pretrained = "" if rate == rate_of_trained else " and little or no pre-training"
+        low_rank = "" if settings.lora is None else " and low-rank changes"
+        message = f"{rate:g}, for a width of {encoder.width}{pretrained}{low_rank}"
+        if static:
+            rate, message = STATIC_RATE, f"{STATIC_RATE:g}, for static vectors"
+        training = dataclasses.replace(training, optimizer=dataclasses.replace(optimizer, lr=rate))
+        notes.append(Finding("training", "note", message, "training.optimizer.lr"))
+    if training.until == "auto":
+        of_examples = isinstance(settings.batch, ExampleBudget)
+        size = len(data.sequences) if of_examples else data.tokens
+        updates = max(1.0, size / settings.batch.n)
+        epochs = enough_epochs(updates, len(data.labels))
+        training = dataclasses.replace(training, until=Epochs(float(epochs)))
+        labels = f" and {quantity(len(data.labels), 'label(s)')}" if data.labels else ""
+        message = f"{epochs} epochs, for {quantity(round(updates), 'update(s) an epoch')}{labels}"
+        notes.append(Finding("training", "note", message, "training.until"))
+    return dataclasses.replace(settings, training=training), notes
+
+
+def training_of(settings: FinetuneConfig, data: LabelledData) -> Training:
+    """Return the training with what depends on dev data: evaluations and best checkpoint."""
+    evaluate, best = None, None
+    if data.dev:
+        direction = settings.directions(data.task, data.labels)[settings.chosen_by]
+        evaluate, best = settings.training.evaluate, Best(f"dev/{settings.chosen_by}", direction)
+    keep = dataclasses.replace(settings.training.keep, best=best)
+    return dataclasses.replace(settings.training, evaluate=evaluate, keep=keep)
+
+
+@contextlib.contextmanager
+def learning_by_rows(
+    model: Model, device: torch.device, world: int, optimizer: OptimizerConfig | OptimizerFactory
+) -> Iterator[None]:
+    """Update only the rows of the embedding that the data uses, where that is faster.
+
+    This needs the compiled kernels, a single process (ranks exchange all rows), and an optimizer of
+    the library: others do not take sparse gradients. Task heads use the embedding for lookups only.
+    """
+    table = model.encoder.embedding.token
+    table.sparse = runs_on(device) and world == 1 and isinstance(optimizer, OptimizerConfig)
+    try:
+        yield
+    finally:
+        table.sparse = False

@@ -4,6 +4,10 @@ The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the
 `config.toml`, and at the end `model/`: a Hugging Face folder (such as
 BertForSequenceClassification with `id2label`, tokenizer and model card) with the record of the
 training in `bothways.json`. `report.html` analyses the predictions on the dev data.
+
+Fine-tuning on few labels fails in some seeds and not in others: the loss stays at that of the
+label frequencies (Devlin et al. 2018, section 4.1; Mosbach et al. 2020, who call a run failed if
+it does not beat the majority class, `Task.baseline`). `Failure` names the signs.
 """
 
 from __future__ import annotations
@@ -12,47 +16,283 @@ import contextlib
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bothways.core.config import reader as configs
-from bothways.core.config.values import flatten
-from bothways.core.errors import installed
-from bothways.core.progress import SILENT, Progress
-from bothways.core.report.html import write_html
+from bothways.core.config.values import flatten, require_choice
+from bothways.core.errors import Finding, argument, installed, places, render
+from bothways.core.files import local_path
+from bothways.core.progress import SILENT, Progress, track
+from bothways.core.report.html import metrics_html, write_html
 from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import Sequence
+from bothways.core.terminal import result_line
 from bothways.core.training_module import TrainingModule, VectorModule
-from bothways.data.loader import Share, ahead
-from bothways.finetuning import failed_runs as failures, few_shot
-from bothways.finetuning.automatic import learning_by_rows, training_of
+from bothways.data.loader import ExampleBudget, ListSource, Loader, Share, ahead, unchanged
+from bothways.finetuning import data as labelled, few_shot, prepare
 from bothways.finetuning.config import FinetuneConfig
-from bothways.finetuning.data import (
-    LabelledData,
-    Rows,
-    dev_windows,
-    predictions,
-    score,
-    train_loader,
-)
+from bothways.finetuning.data import LabelledData, Rows, score
 from bothways.finetuning.distillation import TaughtModule
 from bothways.finetuning.lora import merge_changes
-from bothways.finetuning.metrics import scored
-from bothways.finetuning.prepare import PreparedRun, prepare_run, remarks
-from bothways.finetuning.result import FinetuneResult, build_card
-from bothways.finetuning.stability import parameter_rules
-from bothways.hub.provenance import model_facts
+from bothways.finetuning.prepare import learning_by_rows
+from bothways.finetuning.stability import Stability, parameter_rules
+from bothways.hub.adapter import LowRankChange, TrainedAdapter
+from bothways.hub.model_card import Card, limits_of_finetuned, run_of
+from bothways.hub.model_folder import save_model
+from bothways.hub.provenance import model_facts, today
+from bothways.hub.resolve import portable_name
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
 from bothways.prediction.analysis.report import analyse_encoded, analysis_report, is_analysed
 from bothways.prediction.engine import PredictionCounts
-from bothways.tasks.base import Metrics, TaskModel
+from bothways.prediction.predictor import Predictor
+from bothways.prediction.prepared_model import PredictPrecision
+from bothways.tasks.base import Direction, Metrics, TaskModel
+from bothways.tasks.sentence_embedding.task import Embedder, save_sentence_encoder
 from bothways.training import parallel, run as loop
 from bothways.training.checkpoint import FolderStore, MemoryStore, Store, run_folder
+from bothways.training.loop import evaluate_losses
 from bothways.training.meter import Peak
+from bothways.training.schedules import RunState
 from bothways.training.step_cost import forward_flops, peak_of
+
+SAMPLE = 512  # training sequences that the loss is measured on
+_PERFECT = ("accuracy", "exact", "em", "f1")  # 1 if all answers are right
+LEARNED, CONVERGED = 0.02, 0.3
+"""Smallest decrease of the loss, as a share of the baseline's, in a run that learns; the same in a
+run with many classes that is near convergence."""
+MANY_CLASSES = math.log(8)
+"""The baseline's loss from which a task has many classes: that of eight equally frequent ones."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that learned nothing, nothing that the metrics show, or little.
+
+    Attributes:
+        reasons: the signs, each as one clause.
+        unfinished: True if the run learned, but was stopped far from convergence.
+    """
+
+    reasons: tuple[str, ...]
+    unfinished: bool = False
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The reasons why the run counts as failed; empty if it is only unfinished."""
+        return () if self.unfinished else self.reasons
+
+    def __str__(self) -> str:
+        verdict = "could learn more" if self.unfinished else "has probably failed"
+        advice = "more epochs (training.until) or a higher rate (training.optimizer.lr)"
+        if not self.unfinished:
+            seed = render(argument(seed=1))
+            advice = f"other seeds ({seed}), a lower rate (training.optimizer.lr) or more epochs"
+        return f"this run {verdict}: {'; '.join(self.reasons)}. Try {advice}."
+
+
+class DistinctAnswers:
+    """A check for equal predictions, made while they are scored."""
+
+    def __init__(self) -> None:
+        self.first: Any = None
+        self.count, self.alike = 0, True
+
+    def seen(self, results: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+        """Yield the same results, and compare each answer with the first."""
+        for example, prediction in results:
+            self.first = prediction.signature if self.count == 0 else self.first
+            self.alike = self.alike and prediction.signature == self.first
+            self.count += 1
+            yield example, prediction
+
+
+def training_loss(
+    training_module: TrainingModule,
+    sequences: Many[Sequence],
+    microbatch_tokens: int,
+    progress: Progress = SILENT,
+) -> float:
+    """Return the mean loss on an even sample of the training data, without dropout."""
+    sample = sequences[:: max(1, len(sequences) // SAMPLE)]
+    source, size = ListSource(sample, None), ExampleBudget(len(sample))
+    steps = Loader(source, unchanged, size, microbatch_tokens, 0).epoch()
+    ones = [dataclasses.replace(s, microbatches=(b,)) for s in steps for b in s.microbatches]
+    tracked = track(ones, progress, "measuring the training loss")
+    scores = evaluate_losses(training_module, tracked, parallel.Single(), precision="fp32")
+    return sum(scores.losses.values())
+
+
+def signs_of_training(loss: float, baseline: Metrics) -> tuple[tuple[str, ...], bool]:
+    """Return the sign of a failed or unfinished run in the training loss; True for the latter."""
+    expected = baseline.get("loss", 0.0)
+    unfinished = expected >= MANY_CLASSES and (1 - LEARNED) * expected > loss
+    if expected <= 0 or loss < (1 - (CONVERGED if unfinished else LEARNED)) * expected:
+        return (), False
+    below = "near" if unfinished else "hardly below" if loss < expected else "not below"
+    message = f"{below} that of the majority baseline, {expected:.4f}"
+    return (f"its training loss, {loss:.4f}, is {message}",), unfinished
+
+
+def signs_of_scores(
+    metrics: Metrics, baseline: Metrics, metric: str, direction: Direction, answers: DistinctAnswers
+) -> tuple[str, ...]:
+    """Return the signs of a failed run in the dev metrics; none if one answer is right for all."""
+    if baseline.get("accuracy") == 1 or any(metrics.get(name) == 1 for name in _PERFECT):
+        return ()
+    signs, value, expected = [], metrics[metric], baseline.get(metric)
+    better = 1 if direction == "highest" else -1
+    if answers.alike and answers.count > 1:
+        text = repr(answers.first)
+        if isinstance(answers.first, frozenset):  # a set of labels
+            text = " and ".join(sorted(map(repr, answers.first))) or "nothing"
+        signs.append(f"it answers {text} for all {answers.count:,} dev examples")
+    if expected is not None and better * value <= better * expected:
+        constant = f"that of a constant answer, {expected:.4f}"
+        signs.append(f"its {metric} on the dev data, {value:.4f}, is not better than {constant}")
+    return tuple(signs)
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """The result of a run.
+
+    Attributes:
+        task_model: the model with the best weights on the dev data; without it, the last ones.
+        metrics: metrics of these weights on the dev data; empty without it, and for an interrupted
+            run.
+        baseline: metrics of the majority baseline on the dev data, as far as it has them: of the
+            best answer that does not depend on the input, such as the most frequent class.
+        progress: state at the end; short of the configured length if the run was interrupted.
+        settings: settings of the run, with the rate and the length that were chosen for it.
+        finished: False if the run was interrupted.
+        history: (epochs, metrics) of every evaluation in this session.
+        failure: reasons why the run probably failed; None if there is no sign of failure.
+        findings: warnings and notes of the preflight.
+        folder: the model folder of a run in a folder; None in memory, and for an interrupted run.
+        origin: the data and the model of the run, for the record in `bothways.json`.
+        changes: the low-rank changes of a run with `lora`, by layer; they are part of the weights.
+    """
+
+    task_model: TaskModel[Any, Any]
+    metrics: Metrics
+    progress: RunState
+    settings: FinetuneConfig
+    finished: bool = False
+    history: tuple[tuple[float, Metrics], ...] = ()
+    failure: Failure | None = None
+    findings: tuple[Finding, ...] = ()
+    folder: Path | None = None
+    card: Card | None = None
+    baseline: Metrics = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, LowRankChange] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        steps, finished = self.progress.steps, None if self.finished else False
+        fields = {"steps": steps, "finished": finished, "folder": self.folder}
+        return result_line("FinetuneResult", self.metrics, **fields)
+
+    def _repr_html_(self) -> str | None:
+        title = f"Fine-tuned for {self.task_model.task.name}, {self.progress.steps:,} steps"
+        return metrics_html(title, {"dev": self.metrics, "majority baseline": self.baseline})
+
+    def predictor(self, precision: PredictPrecision = "fp32") -> Predictor:
+        """Return the model prepared for predictions.
+
+        Raises:
+            ConfigError: an unknown precision.
+        """
+        fix = "Call the predictor with inputs: result.predictor()(inputs)."
+        require_choice(PredictPrecision, "precision", precision, fix=fix)
+        return Predictor(self.task_model, precision)
+
+    def save(self, folder: str | Path) -> Path:
+        """Save the model as a Hugging Face folder that `bothways.load` opens; return its path.
+
+        Raises:
+            ResourceError: the folder cannot be written.
+        """
+        path, task, lora = local_path(folder), self.task_model.task, self.settings.lora
+        adapter = None
+        if lora is not None and lora.adapter_only:
+            base = portable_name(self.origin["base"]["name"])
+            adapter = TrainedAdapter(base, lora.alpha / lora.rank, self.changes)
+        record = {
+            "task": configs.to_dict(task),
+            "length": self.task_model.length,
+            "settings": configs.to_dict(self.settings),
+            "steps": self.progress.steps,
+            "seconds": round(self.progress.seconds, 1),
+            "early": self.progress.early,
+            "date": today(),
+            "metrics": dict(self.metrics),
+            "failure": list(self.failure.failed) if self.failure else [],
+            **self.origin,
+        }
+        if isinstance(self.task_model, Embedder):
+            save_sentence_encoder(path, self.task_model, self.card, record)
+            return path
+        trained, files = self.task_model, task.program_files(self.task_model.length)
+        save_model(
+            path, trained.model, trained.tokenizer, labels=trained.labels, problem=task.problem,
+            card=self.card, extra=record, extra_files=files, adapter=adapter,
+        )  # fmt: skip
+        return path
+
+
+def build_card(done: FinetuneResult, run: prepare.PreparedRun) -> Card:
+    """Build the model card of a trained model."""
+    settings, data = run.settings, run.data
+    plain = configs.to_dict(settings)
+    labels = f": {places(data.labels)}" if data.labels else ""
+    warning = f" Warning: {done.failure}" if done.failure else ""
+    task = done.task_model.task
+    order = {} if settings.order_seed is None else {"seed of the order": settings.order_seed}
+    lora = {} if settings.lora is None else vars(settings.lora)
+    lora_settings = {name: value for name, value in lora.items() if value is not False}
+    return Card(
+        title=f"{Path(settings.model).name} fine-tuned on {Path(settings.train).name}",
+        summary=f"Fine-tuned for the task {task.name}{labels}.{warning}",
+        settings={
+            "base model": settings.model,
+            "length": data.length,
+            "batch": _words(plain["batch"]),
+            "optimizer": _words(plain["training"]["optimizer"]),
+            "schedule": _words(plain["training"]["schedule"]),
+            "run": run_of(settings.training.end, done.progress),
+            "seed": settings.seed,
+            **_differences(task, type(task)()),
+            **_differences(settings.stability, Stability()),
+            **({"lora": _words(lora_settings)} if lora_settings else {}),
+            **order,
+        },
+        metrics={f"dev {name}": value for name, value in done.metrics.items()},
+        data=run.sources,
+        limits=limits_of_finetuned(data.length, settings.seed, done.findings, bool(data.dev)),
+    )
+
+
+def _differences(config: Any, default: Any) -> dict[str, object]:
+    """Return the settings that differ, by readable names; columns belong to the data."""
+    defaults, values = configs.to_dict(default), configs.to_dict(config)
+    changed = [name for name in values if values[name] != defaults[name] and name != "columns"]
+    return {name.replace("_", " "): values[name] for name in changed}
+
+
+def _words(plain: str | dict[str, Any]) -> str:
+    """Return plain values on one line, such as a member of a union: "adamw, lr 5e-05, …"."""
+    if isinstance(plain, str):
+        return plain
+    values = dict(plain)
+    kind = [values.pop("kind")] if "kind" in values else []
+    return ", ".join([*kind, *(f"{name} {value}" for name, value in values.items())])
+
 
 __all__ = ["FinetuneConfig", "FinetuneResult", "finetune"]
 
@@ -101,27 +341,26 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         if folder is not None and parallel.is_main(plan):
             stack.enter_context(run_folder(folder, resume=resume, progress=progress))
         stack.enter_context(parallel.connected(plan, torch_device))
-        run = prepare_run(
+        run = prepare.prepare_run(
             settings, folder, torch_device, progress, train=train, dev=dev, start=start
         )
         identity = run.identity()
         parallel.require_agreement(plan, flatten(identity))
         settings, task_model, data = run.settings, run.task_model, run.data
-        for remark in remarks(run):
+        for remark in prepare.remarks(run):
             progress.message(remark)
         peak = _measure_peak(run, torch_device, plan, progress) if run.sources else None
         store: Store = MemoryStore()
         if folder is not None:
             changeable = configs.changeable_settings(settings)
             store = FolderStore(folder, identity, changeable, configs.to_toml(settings))
-        training, seed = training_of(settings, data), settings.ordered_by
+        training, seed = prepare.training_of(settings, data), settings.ordered_by
         module, sequences = _trained(task_model, data, settings)
-        evaluate = functools.partial(_score_fitted, task_model, data, settings)
-        steps = train_loader(sequences, settings, seed, Share(plan.rank, plan.world))
+        evaluate = functools.partial(score, task_model, data, settings)
+        steps = labelled.train_loader(sequences, settings, seed, Share(plan.rank, plan.world))
         scores = list[tuple[float, Metrics]]()
 
         def note_scores(event: loop.Event) -> None:
-            """Keep the scores of an evaluation, and pass the event on."""
             if event.kind == "evaluation":
                 values = {name.removeprefix("dev/"): value for name, value in event.values.items()}
                 scores.append((event.progress.epochs, values))
@@ -156,10 +395,8 @@ def finetune(  # noqa: PLR0913 – one independent value per question that a run
         if not finished or not parallel.is_main(plan):
             return done
         if state.early:
-            progress.message(
-                f"note: ended at epoch {state.epochs:.4g}: no evaluation improved within "
-                "training.early_stopping"
-            )
+            reason = "no evaluation improved within training.early_stopping"
+            progress.message(f"note: ended at epoch {state.epochs:.4g}: {reason}")
         task_model.eval()
         _save(done, run, folder, progress)  # whatever may happen while it is scored
         metrics, baseline, failure = _conclude(task_model, data, settings, progress)
@@ -181,19 +418,8 @@ def _trained(
     return taught or task_model, data.sequences
 
 
-def _score_fitted(
-    task_model: TaskModel[Any, Any],
-    data: LabelledData,
-    settings: FinetuneConfig,
-    progress: Progress,
-) -> Metrics:
-    """Return the metrics of the dev data; the head of few-shot training is fitted before."""
-    few_shot.fit_head(task_model, data.sequences, settings)
-    return score(task_model, data, settings, progress)
-
-
 def _measure_peak(
-    run: PreparedRun, device: torch.device, plan: parallel.Plan, progress: Progress
+    run: prepare.PreparedRun, device: torch.device, plan: parallel.Plan, progress: Progress
 ) -> Peak:
     """Measure the peak speed of the machine, for sequences of average length."""
     progress.stage("measuring the speed of the machine")
@@ -203,14 +429,14 @@ def _measure_peak(
     return peak_of(forward, run.settings.training, device, plan)
 
 
-def _write_report(run: PreparedRun, folder: Path, progress: Progress) -> None:
+def _write_report(run: prepare.PreparedRun, folder: Path, progress: Progress) -> None:
     """Write a report on the model's answers to the dev data."""
     if not installed("matplotlib", "jinja2") or not is_analysed(run.data.task):
         return
     task_model, data, settings = run.task_model, run.data, run.settings
     progress.stage("analysing each answer", len(data.dev))
     counts = PredictionCounts(on_count=progress.advance)
-    analysis = analyse_encoded(task_model, dev_windows(data), counts=counts)
+    analysis = analyse_encoded(task_model, labelled.dev_windows(data), counts=counts)
     progress.stage("writing the report")
     source, page = settings.sources["dev"], folder / "report.html"
     facts = model_facts(folder, data.labels)
@@ -218,7 +444,7 @@ def _write_report(run: PreparedRun, folder: Path, progress: Progress) -> None:
 
 
 def _save(
-    done: FinetuneResult, run: PreparedRun, folder: Path | None, progress: Progress
+    done: FinetuneResult, run: prepare.PreparedRun, folder: Path | None, progress: Progress
 ) -> FinetuneResult:
     """Save the model, if the run has a folder; return the result with its card and its folder."""
     if not run.sources:
@@ -235,7 +461,7 @@ def _conclude(
     data: LabelledData,
     settings: FinetuneConfig,
     progress: Progress,
-) -> tuple[Metrics, Metrics, failures.Failure | None]:
+) -> tuple[Metrics, Metrics, Failure | None]:
     """Tune a trained task on the dev data, score it, and look for signs of failure.
 
     Returns:
@@ -244,20 +470,20 @@ def _conclude(
     """
     size, loss = settings.microbatch_tokens, math.nan
     if not isinstance(task_model, VectorModule):  # whose loss depends on the size of a step
-        loss = failures.training_loss(task_model, data.sequences, size, progress)
-    reasons, unfinished = failures.signs_of_training(loss, data.task.baseline(data.train_examples))
+        loss = training_loss(task_model, data.sequences, size, progress)
+    reasons, unfinished = signs_of_training(loss, data.task.baseline(data.train_examples))
     metrics: Metrics = {}
     baseline: Metrics = {}
     if data.dev:
         metric = settings.chosen_by
-        results = predictions(task_model, data, progress, "tuning on the dev data")
+        results = labelled.predictions(task_model, data, progress, "tuning on the dev data")
         task_model.task = task_model.tuned(results, metric)  # such as thresholds
-        answers = failures.DistinctAnswers()
-        results = answers.seen(predictions(task_model, data, progress=progress))
-        metrics = scored(results, task_model.score, settings.own_metrics)
+        answers = DistinctAnswers()
+        results = answers.seen(labelled.predictions(task_model, data, progress=progress))
+        metrics = labelled.scored(results, task_model.score, settings.own_metrics)
         direction = settings.directions(data.task, data.labels)[metric]
         baseline = data.task.baseline(data.dev_examples)  # as in the report
-        signs = failures.signs_of_scores(metrics, baseline, metric, direction, answers)
+        signs = signs_of_scores(metrics, baseline, metric, direction, answers)
         reasons = signs if signs and unfinished else (*signs, *reasons)
         unfinished = unfinished and not signs
-    return metrics, baseline, failures.Failure(reasons, unfinished) if reasons else None
+    return metrics, baseline, Failure(reasons, unfinished) if reasons else None

@@ -123,9 +123,6 @@ def split_examples(
 ) -> SplitResult:
     """Split training examples.
 
-    Args:
-        groups: the value of the group column for each example.
-
     Raises:
         DataError: one side would be empty.
     """
@@ -151,20 +148,15 @@ def split_examples(
     dev = [examples[index] for index in dev_rows]
     by = f"groups of {split.group!r}" if groups is not None else "different texts or passages"
     if not train or not dev:
-        message = (
-            f"{dev_part} of {quantity(len(examples), 'example(s)')} in {len(units):,} {by} is "
-        )
-        message += "no example" if not dev else "all of them"
+        of = f"{quantity(len(examples), 'example(s)')} in {len(units):,} {by}"
+        message = f"{dev_part} of {of} is {'all of them' if dev else 'no example'}"
         raise DataError(message, where="dev", fix="Give another share, or a file with dev data.")
-    message = (
-        f"{dev_part} of the training data, {len(dev):,} of "
-        f"{quantity(len(examples), 'example(s)')}, in {len(units):,} {by}; seed {split.seed}"
-    )
+    count = f"{len(dev):,} of {quantity(len(examples), 'example(s)')}, in {len(units):,} {by}"
+    message = f"{dev_part} of the training data, {count}; seed {split.seed}"
     notes = [Finding("rows", "note", message, "dev")]
     if moved:
-        message = (
-            f"{quantity(moved, 'example(s)')} with labels that no other has stay in training data"
-        )
+        alone = quantity(moved, "example(s)")
+        message = f"{alone} with labels that no other has stay in training data"
         notes.append(Finding("labels", "note", message, "dev"))
     return SplitResult(train, dev, dev_rows, tuple(notes))
 

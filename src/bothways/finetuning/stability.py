@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import ConfigError, Finding
+from bothways.core.errors import ConfigError
 from bothways.core.source import rng
 from bothways.model.init import initialise
 from bothways.model.model import Model
@@ -66,15 +66,10 @@ def level(name: str, depth: int) -> int:
 
 
 def is_pretrained(name: str, stability: Stability, depth: int, fresh: Collection[str]) -> bool:
-    """Return True if a parameter starts from pre-training.
-
-    Heads, a fresh pooler and reinitialised parts do not.
-    """
-    parameter_level = level(name, depth)
+    """Return True if a parameter starts from pre-training: not heads, nor what is fresh."""
     last_level = depth + 1 if stability.reinitialise == 0 else depth - stability.reinitialise
-    return parameter_level <= last_level and not (
-        name.removeprefix("model.").startswith("heads.pooler.") and "pooler" in fresh
-    )
+    pooler = name.removeprefix("model.").startswith("heads.pooler.")
+    return level(name, depth) <= last_level and not (pooler and "pooler" in fresh)
 
 
 def parameter_rules(
@@ -102,21 +97,17 @@ def apply_stability(
         fresh: heads that start at random.
 
     Raises:
-        ConfigError: the encoder has too few blocks, or a part would be
-            both frozen and reinitialised.
+        ConfigError: the encoder has too few blocks, or a part would be both frozen and new.
     """
     depth, new = len(model.encoder.blocks), stability.reinitialise
     if new > depth:
         message = f"the encoder has {depth} blocks, not {new}"
-        raise ConfigError(
-            message, where="stability.reinitialise", fix=f"Set it to {depth} or less."
-        )
+        fix = f"Set it to {depth} or less."
+        raise ConfigError(message, where="stability.reinitialise", fix=fix)
     freezable = depth + 1 - new
     if stability.frozen > freezable:
-        message = (
-            f"there are {freezable} parts to freeze (embeddings and blocks that keep their "
-            f"weights), not {stability.frozen}"
-        )
+        parts = f"{freezable} parts to freeze (embeddings and blocks that keep their weights)"
+        message = f"there are {parts}, not {stability.frozen}"
         raise ConfigError(message, where="stability.frozen", fix=f"Set it to {freezable} or less.")
     pooler = [model.heads["pooler"]] if "pooler" in model.heads else []
     # A generator of its own: other random draws of the run stay as they are.
@@ -127,9 +118,3 @@ def apply_stability(
     for name, parameter in model.named_parameters():
         if level(name, depth) < stability.frozen:
             parameter.requires_grad_(False)
-
-
-def fresh_pooler(fresh: Collection[str], model: str) -> list[Finding]:
-    """Return a note if the pooler is among the heads that start at random without a request."""
-    message = f"{model} has no pooler to start from, so that of this run starts at random"
-    return [Finding("heads", "note", message)] if "pooler" in fresh else []

@@ -19,7 +19,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,6 @@ class CompletionChoice:
     """Ends of one text, the first of which is right.
 
     Attributes:
-        beginning: the text before each option.
         group: what its accuracy counts under: first the part that means are taken over last.
     """
 
@@ -141,10 +140,8 @@ def evaluate_run(
         replace_text(out / "results.json", json.dumps(tree, indent=2, ensure_ascii=False))
         rows = [row for entry in results.values() for row in entry.surprisals]
         if rows:
-            metadata = {
-                "model_name": model, "use_bos_only": False, "total_steps": len(checkpoints),
-                "completed_steps": len(results),
-            }  # fmt: skip
+            counts = {"total_steps": len(checkpoints), "completed_steps": len(results)}
+            metadata = {"model_name": model, "use_bos_only": False, **counts}
             table = json.dumps({"metadata": metadata, "results": rows}, ensure_ascii=False)
             replace_text(out / "surprisal.json", table)
     return results
@@ -230,22 +227,16 @@ def _contexts(file: Path) -> dict[str, list[str]]:
     return words
 
 
-def _log_likelihoods(predictor: Predictor, examples: Iterable[TextExample]) -> Iterator[float]:
-    return (prediction.log_likelihood for _, prediction in predictor.predict_examples(examples))
-
-
 def score_choices(
     predictor: Predictor, choices: list[CompletionChoice]
 ) -> dict[tuple[str, str], float]:
     """Return the accuracy of each group: how often the first option is the most likely one."""
-    logs = _log_likelihoods(
-        predictor,
-        (
-            TextExample(choice.beginning, option, where=choice.where)
-            for choice in choices
-            for option in choice.options
-        ),
+    examples = (
+        TextExample(choice.beginning, option, where=choice.where)
+        for choice in choices
+        for option in choice.options
     )
+    logs = (result.log_likelihood for _, result in predictor.predict_examples(examples))
     correct = defaultdict[tuple[str, str], list[bool]](list)
     for choice in choices:
         first, *others = [next(logs) for _ in choice.options]
@@ -260,15 +251,11 @@ def surprisals(predictor: Predictor, words: Mapping[str, list[str]]) -> list[dic
         for word, contexts in words.items()
         for number, context in enumerate(contexts)
     ]
-    logs = _log_likelihoods(
-        predictor,
-        (
-            TextExample(
-                f"{str(row['context']).strip()} ",
-                str(row["target_word"]).strip(),
-                where="the word {target_word!r} in context {context_id}".format_map(row),
-            )
-            for row in rows
-        ),
+    where = "the word {target_word!r} in context {context_id}"
+    contexts = (f"{str(row['context']).strip()} " for row in rows)
+    examples = (
+        TextExample(context, str(row["target_word"]).strip(), where=where.format_map(row))
+        for context, row in zip(contexts, rows, strict=True)
     )
-    return [{**row, "surprisal": -log} for row, log in zip(rows, logs, strict=True)]
+    results = zip(rows, predictor.predict_examples(examples), strict=True)
+    return [{**row, "surprisal": -result.log_likelihood} for row, (_, result) in results]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import shutil
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 from bothways.core import errors
+from bothways.core.errors import DataError
 from bothways.core.files import make_folder, read_object, replace_text
 from bothways.core.progress import SILENT, Part, Progress
 from bothways.core.report import sections as s
@@ -45,11 +47,11 @@ from bothways.objectives.objective import Objective
 from bothways.pretraining import config
 from bothways.pretraining.build import build_training_module, start_encoder
 from bothways.pretraining.evaluation import HeldOut, replaced_tokens_of
-from bothways.pretraining.run import PretrainResult, pretrain
-from bothways.pretraining.run_page import write_run_page
-from bothways.pretraining.vocabulary_fit import VocabularyFit, vocabulary_fit
+from bothways.pretraining.run import PretrainResult, pretrain, write_run_page
 from bothways.tasks.metrics import error_reduction, errors_text
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.trainers import sample
+from bothways.text.vocabulary_report import SplitWord, VocabularyReport, vocabulary_report
 from bothways.training.checkpoint import latest_checkpoint, run_folder
 from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Plan, Single, connected, from_main_rank, is_main, plan_here
@@ -61,7 +63,6 @@ Scores = Mapping[str, Mapping[str, float]]
 """Metrics by corpus."""
 
 DOMAIN, GENERAL = "domain", "general"
-"""The names of the two corpora."""
 HEAD_SHARE = 0.2
 """The length of the training of a new head with the encoder frozen, as a share of the run's."""
 LEAST_STEPS = 1000
@@ -81,7 +82,6 @@ WEAK_HEAD = (
     "encoder. Lengthen the run: a fifth of its length is added for the head."
 )
 MASKED = "Of masked tokens, under the same masks before and after, in text that was not trained on."
-_SHOWN = 50
 
 
 @dataclass(frozen=True)
@@ -159,37 +159,28 @@ class Adaptation:
 
     def lead(self) -> s.Report:
         """Return the first sections of the page of the run."""
-        figures = [
-            s.KeyFigure(
-                f"{name}: perplexity",
-                f"{values['perplexity']:.4g} → {self.after[name]['perplexity']:.4g}",
-                "before → after",
-            )
-            for name, values in self.before.items()
-            if "perplexity" in values
-        ]
+        figures = list[s.KeyFigure]()
+        for name, values in self.before.items():
+            if "perplexity" in values:
+                pair = f"{values['perplexity']:.4g} → {self.after[name]['perplexity']:.4g}"
+                figures.append(s.KeyFigure(f"{name}: perplexity", pair, "before → after"))
         note, vocabulary = head_note(self.before) if self.new_head else "", self.vocabulary
         columns = ["measure", "domain", *(["general"] if vocabulary.general else [])]
         words: list[list[s.Cell]] = [
-            [entry.word, " ".join(entry.pieces), entry.count] for entry in vocabulary.words[:_SHOWN]
+            [word.word, " ".join(word.pieces), word.count] for word in vocabulary.words[:50]
         ]
         listed = s.TableSection(
             "Words to add", ["word", "its tokens now", "occurrences"], words,
             note="All are in new_words.txt: bothways convert MODEL --vocabulary new_words.txt.",
         )  # fmt: skip
+        scored = ["text", "metric", "before", "after", "relative"]
+        answer, note = f"Are new words worth adding? {vocabulary.answer}", f"{MASKED} {note}"
         sections: tuple[s.Section, ...] = (
             s.KeyFigures(figures),
-            s.TableSection(
-                "Before and after", ["text", "metric", "before", "after", "relative"],
-                self.comparison(),
-                note=f"{MASKED} {note}",
-            ),
-            s.TableSection(
-                "Vocabulary", columns, vocabulary.rows(),
-                note=f"Are new words worth adding? {vocabulary.answer}",
-            ),
+            s.TableSection("Before and after", scored, self.comparison(), note=note),
+            s.TableSection("Vocabulary", columns, vocabulary.rows(), note=answer),
             *([listed] if words else []),
-        )  # fmt: skip
+        )
         headline = "; ".join(f"{figure.label} {figure.value}" for figure in figures)
         return s.Report("Adaptation", headline, "", sections)
 
@@ -262,7 +253,6 @@ def adapt(  # noqa: PLR0913 – one option per question
     with _nothing_left(out, plan):
 
         def build() -> dict[str, Path]:
-            """Take the folder of the run, and return the corpora's, built once."""
             with run_folder(out, resume=resume, progress=progress):
                 pass
             tokenizer = loaded.tokenizer()
@@ -295,7 +285,7 @@ def adapt(  # noqa: PLR0913 – one option per question
 
 
 def _by_main(plan: Plan, make: Callable[[], T]) -> T:
-    """Return on all ranks what the main one makes; the others wait for as long as it takes."""
+    """Return on all ranks what the main one makes."""
     with connected(plan, torch.device("cpu"), LONGEST_WAIT):
         return from_main_rank(plan, make)
 
@@ -317,13 +307,8 @@ def _nothing_left(out: Path, plan: Plan) -> Iterator[None]:
 
 
 def _training(until: Any, lr: float = 5e-5) -> Training:
-    return Training(
-        until,
-        AdamW(lr=lr, betas=(0.9, 0.98), eps=1e-6, decay=0.01),
-        Linear(0.06),
-        evaluate=None,
-        save=duration("500 steps"),
-    )
+    optimizer = AdamW(lr=lr, betas=(0.9, 0.98), eps=1e-6, decay=0.01)
+    return Training(until, optimizer, Linear(0.06), evaluate=None, save=duration("500 steps"))
 
 
 def _settings(
@@ -374,8 +359,7 @@ def _look(
     texts = {name: _texts(sources[name], corpus) for name, corpus in corpora.items()}
     vocabulary = vocabulary_fit(corpora[DOMAIN].tokenizer, texts[DOMAIN], texts.get(GENERAL, ()))
     if vocabulary.words:
-        lines = "".join(f"{word.word}\n" for word in vocabulary.words)
-        replace_text(out / WORDS, lines)
+        replace_text(out / WORDS, "".join(f"{word.word}\n" for word in vocabulary.words))
     return scores, vocabulary
 
 
@@ -433,11 +417,10 @@ def _train_head(
     if not isinstance(settings.objective, MaskedLM):
         message = f"the model has no head for {settings.objective.kind!r}, and none can be started"
         raise errors.ConfigError(message, where="model", fix="Give a model that predicts tokens.")
+    training = _training(until, lr=1e-3)
     head_settings = dataclasses.replace(
         settings,
-        training=dataclasses.replace(
-            _training(until, lr=1e-3), precision=settings.training.precision
-        ),
+        training=dataclasses.replace(training, precision=settings.training.precision),
         objective=MaskedHeadOnly(masking=settings.objective.masking),
         mixture=None,
         fresh=("masked",),
@@ -471,3 +454,92 @@ def scores_of(
             if key.startswith(("held-out/", "unigram/loss/"))
         }
     return result
+
+
+CEILING = 10_000_000
+"""Characters of each text that are compared, an even sample."""
+FEWEST, MOST, WORTH = 20, 1000, 0.03
+"""Occurrences of a word that is worth adding, at least; words, at most; and the share of the tokens
+that all of them must save beyond what the best words of general text save there: of any text, the
+most frequent words that are split save some. Rarer words are not learned, and fewer tokens are not
+noticed."""
+_SPLIT = 20_000
+
+
+@dataclass(frozen=True)
+class VocabularyFit:
+    """How a vocabulary fits the text of a domain.
+
+    Attributes:
+        domain, general: the measures; None without general text.
+        words: candidates, those that save most tokens first.
+        saved: the share of the domain's tokens that all of them save.
+        saved_general: the same of general text by its own best words; 0 without general text.
+    """
+
+    domain: VocabularyReport
+    general: VocabularyReport | None
+    words: tuple[SplitWord, ...]
+    saved: float
+    saved_general: float = 0.0
+
+    @property
+    def worth(self) -> bool:
+        """True if adding the words is worth it."""
+        return self.saved - self.saved_general >= WORTH
+
+    def rows(self) -> list[list[str]]:
+        """Return the measures on the domain and on general text, as texts."""
+        reports = [self.domain, *([self.general] if self.general else [])]
+        return [
+            ["tokens per word", *(f"{report.fertility:.3f}" for report in reports)],
+            ["unknown tokens", *(f"{report.unknown:.3%}" for report in reports)],
+            ["words of one token", *(f"{report.whole_words:.1%}" for report in reports)],
+        ]
+
+    @property
+    def answer(self) -> str:
+        """The answer, as a sentence."""
+        if not self.words:
+            return f"No: no word that is split occurs {FEWEST} times."
+        savings = f"the {len(self.words):,} best words save {self.saved:.1%} of the tokens"
+        if self.general is not None:
+            savings += f", those of general text {self.saved_general:.1%} there"
+        return f"Yes: {savings}." if self.worth else f"No: {savings}, a gain below {WORTH:.0%}."
+
+
+def vocabulary_fit(
+    tokenizer: Tokenizer, domain: Iterable[str], general: Iterable[str] = ()
+) -> VocabularyFit:
+    """Measure the fit on an even sample of each text.
+
+    Raises:
+        DataError: the domain's text holds no word.
+    """
+    domain_report = vocabulary_report(tokenizer, sample(domain, CEILING).read(), examples=_SPLIT)
+    words, saved = _best_words(tokenizer, domain_report)
+    try:
+        other = vocabulary_report(tokenizer, sample(general, CEILING).read(), examples=_SPLIT)
+    except DataError:  # there is none
+        return VocabularyFit(domain_report, None, words, saved)
+    return VocabularyFit(domain_report, other, words, saved, _best_words(tokenizer, other)[1])
+
+
+def _best_words(
+    tokenizer: Tokenizer, report: VocabularyReport
+) -> tuple[tuple[SplitWord, ...], float]:
+    """Return the words that save most tokens as entries, and the share of tokens they save."""
+    merged: dict[str, SplitWord] = {}
+    for split in (*report.split, *report.strange):
+        word = split.word.lower() if tokenizer.lowercase else split.word
+        previous = merged[word].count if word in merged else 0
+        merged[word] = SplitWord(word, split.pieces, previous + split.count)
+    ranked = sorted(merged.values(), key=lambda entry: (-_saved(entry), entry.word))
+    new = (word for word in ranked if word.count >= FEWEST and tokenizer.id(word.word) is None)
+    words = tuple(itertools.islice(new, MOST))
+    return words, sum(map(_saved, words)) / max(1, report.tokens)
+
+
+def _saved(word: SplitWord) -> int:
+    """Return the tokens that a word saves as an entry of its own; unknown words count once."""
+    return word.count * max(1, len(word.pieces) - 1)

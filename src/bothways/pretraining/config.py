@@ -23,7 +23,6 @@ from bothways.data.loader import BatchSize, TokenBudget
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences, NextSentence, Segments, SentenceOrder
 from bothways.model.config import EncoderConfig
-from bothways.model.heads import token_head
 from bothways.model.positions import Rotary
 from bothways.objectives.causal_lm import GPTBERT, CausalLM
 from bothways.objectives.distillation import Distillation
@@ -154,9 +153,8 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         require_seed(seed=self.seed)
-        require_at_least(
-            1, microbatch_tokens=self.microbatch_tokens, evaluation_tokens=self.evaluation_tokens
-        )
+        require_at_least(1, microbatch_tokens=self.microbatch_tokens)
+        require_at_least(1, evaluation_tokens=self.evaluation_tokens)
         milestones = self.word_milestones
         if [*milestones] != sorted({target for target in milestones if target > 0}):
             message = f"must be ascending numbers above 0, not {listed(map(str, milestones))}"
@@ -169,9 +167,8 @@ class PretrainConfig:
             raise ConfigError(message, where="start_layers", fix="Give start=FOLDER, too.")
         if self.fresh and self.start is None:
             message = f"names {', '.join(self.fresh)}, and without start all heads begin at random"
-            raise ConfigError(
-                message, where="fresh", fix="Leave it out, or give start=FOLDER, too."
-            )
+            fix = "Leave it out, or give start=FOLDER, too."
+            raise ConfigError(message, where="fresh", fix=fix)
         self.objective.models(self.encoder)  # raises ConfigError if they do not fit
         _ = self.training.end  # raises ConfigError if it is "auto", as for the rate
         if isinstance(self.training.optimizer, AdamW | BertAdam):
@@ -192,12 +189,10 @@ class PretrainConfig:
                 fix = "Leave it out, or choose another objective."
                 raise ConfigError(message, where=f"phases.{number}.masking", fix=fix)
             if phase.length > self.encoder.max_positions:
-                raise ConfigError(
-                    f"sequences of {phase.length} tokens exceed the encoder's "
-                    f"{self.encoder.max_positions} positions",
-                    where=f"phases.{number}.length",
-                    fix="Shorten the phase, or set encoder.position.max_positions higher.",
-                )
+                positions = f"the encoder's {self.encoder.max_positions} positions"
+                message = f"sequences of {phase.length} tokens exceed {positions}"
+                fix = "Shorten the phase, or set encoder.position.max_positions higher."
+                raise ConfigError(message, where=f"phases.{number}.length", fix=fix)
 
 
 def load_pretraining(
@@ -233,12 +228,7 @@ AnyObjective = (
     | GPTBERT
 )
 
-_USUAL: dict[str, Objective] = {
-    "masked": MaskedLMNextSentence(NextSentence(short=0.1)),
-    "causal": CausalLM(),
-}
-
 
 def default_objective(encoder: EncoderConfig) -> Objective:
-    """Return BERT's objective, or the language model that fits an encoder of another kind."""
-    return _USUAL[token_head(encoder).kind]
+    """Return BERT's objective, or the language model that fits a causal encoder."""
+    return CausalLM() if encoder.is_causal else MaskedLMNextSentence(NextSentence(short=0.1))

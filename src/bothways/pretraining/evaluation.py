@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,27 +13,37 @@ import torch
 from numpy.typing import NDArray
 
 from bothways.core.batch import IGNORED, LabelTargets, TokenTargets
-from bothways.core.errors import ConfigError, FolderError
+from bothways.core.errors import ConfigError, DataError, FolderError, require
 from bothways.core.progress import SILENT, Part, Progress, track
-from bothways.core.runtime.devices import Precision, choose_device
+from bothways.core.runtime.devices import Precision, choose_device, device_of
 from bothways.core.source import TrainingStep
-from bothways.core.training_module import TrainingModule
+from bothways.core.training_module import TrainingModule, evaluating
 from bothways.data.corpus import Corpus
 from bothways.data.epoch_order import AllExcept, DocumentIds
+from bothways.data.loader import in_batches
+from bothways.data.tables import open_table, separator_advice
 from bothways.hub.model_folder import LoadedModel, load_model
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.model.families.catalogue import family_for
 from bothways.model.heads import token_head
+from bothways.model.model import Model
 from bothways.objectives import replaced_tokens
 from bothways.objectives.causal_lm import GPTBERT
 from bothways.objectives.masked_lm import MaskedLM, MaskedLMNextSentence, MaskedLMSentenceOrder
 from bothways.objectives.objective import Objective
+from bothways.prediction.analysis.evaluation import COLUMNS, read_suite
+from bothways.prediction.engine import evaluate_task
 from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
+from bothways.tasks.classification.task import ClassificationTask
+from bothways.tasks.likelihood.task import MinimalPairTask
+from bothways.tasks.sentence_embedding.task import pool
+from bothways.tasks.text_task import TextExample, example_of
+from bothways.text.tokenizer import Tokenizer
+from bothways.training import parallel
 from bothways.training.loop import evaluate_losses
 from bothways.training.meter import EvaluationScores, score_values
 from bothways.training.optimizers import AdamW
-from bothways.training.parallel import Plan, Single, all_gather, sum_over_ranks
 from bothways.training.run import Training
 from bothways.training.schedules import Constant, Steps
 
@@ -48,10 +60,6 @@ class HeldOut:
     frequencies as probabilities, and always the most frequent token) and "majority/…" for other
     classes of sequences or tokens (their frequencies as probabilities, and always the most frequent
     class).
-
-    Args:
-        chosen: ids of the held-out documents.
-        training_module: to be scored, as it is at each call.
     """
 
     def __init__(
@@ -59,7 +67,7 @@ class HeldOut:
         settings: PretrainConfig,
         corpus: Corpus,
         document_ids: DocumentIds,
-        plan: Plan,
+        plan: parallel.Plan,
         training_module: TrainingModule,
     ) -> None:
         loader = build.held_out_loader(settings, corpus, document_ids, plan)
@@ -77,17 +85,15 @@ class HeldOut:
         """Return metrics by name; equal on all ranks."""
         return self.named(self.scores(progress)) | self.baselines
 
-    def scores(self, progress: Progress = SILENT) -> EvaluationScores:
-        """Return mean losses and accuracies; equal on all ranks."""
-        return self._scores(track(self._steps, progress, "evaluating"))
+    def scores(self, progress: Progress = SILENT, steps: int | None = None) -> EvaluationScores:
+        """Return mean losses and accuracies of the first steps, or all; equal on all ranks."""
+        precision = self._settings.training.precision
+        tracked = track(self._steps[:steps], progress, "evaluating")
+        return evaluate_losses(self._training_module, tracked, self._plan, precision=precision)
 
     def names(self) -> Iterator[str]:
         """Yield the names of the metrics, from a first step, which the first name costs."""
-        yield from self.named(self._scores(self._steps[:1])) | self.baselines
-
-    def _scores(self, steps: Iterable[TrainingStep]) -> EvaluationScores:
-        precision = self._settings.training.precision
-        return evaluate_losses(self._training_module, steps, self._plan, precision=precision)
+        yield from self.named(self.scores(steps=1)) | self.baselines
 
     def named(self, scores: EvaluationScores) -> dict[str, float]:
         """Return scores and the objective's own metrics by name."""
@@ -105,36 +111,29 @@ class HeldOut:
         return {name: np.concatenate(columns) for name, columns in collected.items()}
 
     def _unigram(self, counts: NDArray[np.int64]) -> dict[str, float]:
-        """Compute the baselines of token frequencies."""
         surprise = -np.log((counts + 1) / (counts.sum() + len(counts)))
         result = {}
         for name, ids in self._targets(TokenTargets, "ids").items():
             if name not in self._training_module.predicts:
                 continue  # classes of tokens, such as original and replaced
-            sums = sum_over_ranks(
-                self._plan,
-                {
-                    "n": float(len(ids)),
-                    "loss": float(surprise[ids].sum()),
-                    "hits": float((ids == counts.argmax()).sum()),
-                },
-            )
+            hits = float((ids == counts.argmax()).sum())
+            values = {"n": float(len(ids)), "loss": float(surprise[ids].sum()), "hits": hits}
+            sums = parallel.sum_over_ranks(self._plan, values)
             if sums["n"]:
                 result[f"unigram/loss/{name}"] = sums["loss"] / sums["n"]
                 result[f"unigram/accuracy/{name}"] = sums["hits"] / sums["n"]
         return result
 
     def _majority(self) -> dict[str, float]:
-        """Compute the baselines of class frequencies."""
         result, predicts = {}, self._training_module.predicts
         classes = self._targets(LabelTargets, "labels") | self._targets(TokenTargets, "ids")
         for name, labels in classes.items():
             if name in predicts or not np.issubdtype(labels.dtype, np.integer):
                 continue  # tokens of the vocabulary, and scores
             labelled = labels[labels != IGNORED]
-            highest = all_gather(self._plan, torch.tensor(labelled.max(initial=0))).max()
+            highest = parallel.all_gather(self._plan, torch.tensor(labelled.max(initial=0))).max()
             counts = np.bincount(labelled, minlength=int(highest) + 1)
-            shares = all_gather(self._plan, torch.from_numpy(counts)).sum(0).numpy()
+            shares = parallel.all_gather(self._plan, torch.from_numpy(counts)).sum(0).numpy()
             shares = shares / max(1, shares.sum())
             occurring = shares[shares > 0]
             result[f"majority/loss/{name}"] = float((occurring * np.log(1 / occurring)).sum())
@@ -147,10 +146,6 @@ class MixedHeldOut:
 
     The total is the mean over the corpora, weighted by their shares of the sequences. The metrics
     of a corpus have its name in theirs: "held-out/en/loss/masked", "unigram/en/loss/masked".
-
-    Args:
-        parts: by the name of the corpus.
-        shares: of the sequences drawn from each; they add up to 1.
     """
 
     def __init__(self, corpora: Mapping[str, HeldOut], shares: Mapping[str, float]) -> None:
@@ -164,13 +159,12 @@ class MixedHeldOut:
             name: held_out.scores(Part(progress, name) if name else progress)
             for name, held_out in self._parts.items()
         }
-        mean = EvaluationScores(
-            self._mean({name: of_corpus.losses for name, of_corpus in scores.items()}),
-            self._mean({name: of_corpus.accuracies for name, of_corpus in scores.items()}),
-            self._mean({name: of_corpus.rates for name, of_corpus in scores.items()}),
+        means = (
+            self._mean({name: getattr(one, kind) for name, one in scores.items()})
+            for kind in ("losses", "accuracies", "rates")
         )
         tables = {name: held_out.named(scores[name]) for name, held_out in self._parts.items()}
-        total = next(iter(self._parts.values())).named(mean)
+        total = next(iter(self._parts.values())).named(EvaluationScores(*means))
         return total | self._by_corpus(tables) | self._baselines
 
     def names(self) -> Iterator[str]:
@@ -232,7 +226,8 @@ def evaluate_on_corpus(
         start=source,
     )
     training_module = build.build_training_module(settings, corpus, choose_device(device))
-    metrics = HeldOut(settings, corpus, AllExcept(len(corpus)), Single(), training_module)()
+    documents = AllExcept(len(corpus))
+    metrics = HeldOut(settings, corpus, documents, build.SINGLE, training_module)()
     return {name.removeprefix("held-out/"): value for name, value in metrics.items()}
 
 
@@ -280,14 +275,9 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.Repl
     """
     folder = build.start_folders(source, ("generator",)).get("generator")
     if folder is None:
-        message = (
-            f"{source} detects replaced tokens, and the generator that replaces them is not next "
-            "to it"
-        )
-        fix = (
-            "Give the folder of a run, which holds model/ and generator/, or put the generator "
-            "into generator/; or take the generator alone, which is a masked language model."
-        )
+        absent = "the generator that replaces them is not next to it"
+        message = f"{source} detects replaced tokens: {absent}"
+        fix = "Give the folder of a run, with model/ and generator/, or the generator alone."
         raise ConfigError(message, where="model", fix=fix)
     generator, encoder = load_model(folder).model, loaded.model.config
     # Dropout changes no evaluation: it must not make the shapes differ.
@@ -301,3 +291,148 @@ def replaced_tokens_of(loaded: LoadedModel, source: str) -> replaced_tokens.Repl
     tables = [model.state_dict()[name] for model in (loaded.model, generator)]
     shared = tables[0].shape == tables[1].shape and torch.equal(*tables)
     return replaced_tokens.ReplacedTokens(generator=shape, sharing="shared" if shared else "none")
+
+
+Measure = Callable[[], float]
+"""Computes the accuracy of a probe on the model as it is."""
+
+
+@dataclass
+class Probes:
+    """An evaluation of held-out text, and the probes of a run, as metrics of one evaluation.
+
+    Attributes:
+        measures: the probes by name.
+        baselines: accuracies of a constant answer, as "majority/probe/NAME".
+    """
+
+    held_out: HeldOut | MixedHeldOut
+    plan: parallel.Plan
+    measures: dict[str, Measure] = field(default_factory=dict)
+    baselines: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, progress: Progress = SILENT) -> dict[str, float]:
+        """Return metrics by name, those of a probe as "probe/accuracy/NAME"; equal on all ranks."""
+        metrics = self.held_out(progress)
+        progress.stage("probing")
+        scores = parallel.from_main_rank(
+            self.plan, lambda: {name: measure() for name, measure in self.measures.items()}
+        )
+        probed = {f"probe/accuracy/{name}": score for name, score in scores.items()}
+        return metrics | probed | self.baselines
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of the metrics."""
+        yield from self.held_out.names()
+        yield from (f"probe/accuracy/{name}" for name in self.measures)
+
+
+def with_probes(
+    held_out: HeldOut | MixedHeldOut,
+    settings: PretrainConfig,
+    tokenizer: Tokenizer,
+    training_module: TrainingModule,
+    plan: parallel.Plan,
+    progress: Progress,
+) -> HeldOut | MixedHeldOut | Probes:
+    """Return the evaluation of a run with its probes, whose data are read now.
+
+    Raises:
+        ConfigError: the run cannot be probed.
+        DataError: a file cannot be read, or is too small for a linear probe.
+        ResourceError: scikit-learn is not installed.
+    """
+    if not settings.probes:
+        return held_out
+    model = training_module.saved().get("model")
+    if not isinstance(model, Model):
+        raise ConfigError("need a model that the run saves, and it saves none", where="probes")
+    result, length = Probes(held_out, plan), max(phase.length for phase in settings.phases)
+    for name, source in settings.probe_names.items():
+        pairs = _pairs(source)
+        if pairs:
+            measure, baseline = _pair_measure(model, tokenizer, length, pairs), 0.5
+        else:
+            require("report", "a linear probe", "sklearn")
+            measure, baseline = _linear_measure(
+                model, tokenizer, length, source, settings.microbatch_tokens, progress
+            )
+        result.measures[name], result.baselines[f"majority/probe/{name}"] = measure, baseline
+    return result
+
+
+def _pairs(source: str) -> list[TextExample]:
+    """Return the minimal pairs of a folder or a file; none if the file is another table."""
+    if Path(source).is_dir():
+        return [example for _, example in read_suite(Path(source))]
+    rows = open_table(source).rows
+    first = next(rows, None)
+    if first is None or not {COLUMNS.text, COLUMNS.text_b} <= {*first.values}:
+        return []
+    return [example_of(row.values, COLUMNS, row.where) for row in (first, *rows)]
+
+
+def _pair_measure(
+    model: Model, tokenizer: Tokenizer, length: int, pairs: list[TextExample]
+) -> Measure:
+    """Return a function that computes the accuracy on minimal pairs by the head of tokens."""
+    if not {"masked", "causal"} & {*model.heads}:
+        message = "has minimal pairs, which need a model that predicts tokens"
+        fix = "Give a labelled table, or another objective."
+        raise ConfigError(message, where="probes", fix=fix)
+    task = MinimalPairTask(variant="word_l2r").fitted(model)
+    task_model = task.bind(model, tokenizer, (), length)
+
+    def measure() -> float:
+        with evaluating(model):
+            return evaluate_task(task_model, pairs)["accuracy"]
+
+    return measure
+
+
+def _linear_measure(
+    model: Model,
+    tokenizer: Tokenizer,
+    length: int,
+    source: str,
+    max_tokens: int,
+    progress: Progress,
+) -> tuple[Measure, float]:
+    """Return a function for the accuracy of a linear probe, and the share of the largest class."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    try:
+        reading = ClassificationTask().read(source)
+    except DataError as error:
+        # The task's error names options for its columns, and a run has none for those of a probe.
+        names = open_table(source).names
+        columns = ", ".join(names)
+        message = f"is neither texts with labels nor minimal pairs: its columns are {columns}"
+        fix = f"Call them text and label, or {COLUMNS.text} and {COLUMNS.text_b}."
+        raise DataError(message, where=source, fix=separator_advice(names) or fix) from error
+    task, examples = reading.task, [*reading.examples]
+    encoded = task.encode(examples, tokenizer, task.labels(examples), length)
+    sequences = [item.sequences[0] for item in encoded]
+    labels = np.array([example.label for example in examples])
+    counts = np.unique(labels, return_counts=True)[1]
+    if len(counts) < 2 or counts.min() < 2:
+        message = "a linear probe needs two labels or more, and two texts or more of each"
+        raise DataError(message, where=source, fix="Add texts, or leave it out of probes.")
+    if cut := sum(item.cut > 0 for item in encoded):
+        progress.message(f"note: probes: {source}: {cut:,} texts are cut to {length} tokens")
+    # A fold needs a text of each label: the rarest bounds their number.
+    folds = StratifiedKFold(min(5, int(counts.min())))
+    solver = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+
+    def measure() -> float:
+        # Read again at each evaluation: the vectors change with the weights.
+        rows = np.empty((len(sequences), model.config.width))
+        with evaluating(model), torch.no_grad():
+            for indices, batch in in_batches(sequences, max_tokens, device_of(model)):
+                rows[indices] = pool(model.encoder(batch).last, batch.layout, "mean").cpu().numpy()
+        return float(cross_val_score(solver, rows, labels, cv=folds).mean())
+
+    return measure, float(counts.max() / counts.sum())

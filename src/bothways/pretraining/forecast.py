@@ -50,10 +50,6 @@ UPDATE_BYTES = 28
 read, all but the gradient written."""
 SHORTEST_UPDATE = 7.5e-4
 """Seconds to launch the 150 kernels of an update on a card, whatever the size of the model."""
-MIN_SHARE = 1e-6
-"""The smallest share of a length in hours that is left for training."""
-ROUNDS = 100
-"""Rounds in which the tokens of a length in hours are found."""
 
 
 def predicted_share(objective: Objective) -> float:
@@ -161,13 +157,6 @@ def tokens_of_phases(settings: PretrainConfig, corpus_tokens: float) -> list[flo
 
 
 @dataclass(frozen=True)
-class Here:
-    """This machine, whose speed is measured."""
-
-    device: str = "auto"
-
-
-@dataclass(frozen=True)
 class Cards:
     """Cards of one kind.
 
@@ -221,7 +210,7 @@ class _Run:
         if tokens is not None:
             return self._reading(tokens)
         hours = 3600 * self.settings.training.end.count
-        low, high = MIN_SHARE * hours, hours  # of which the rest is for pauses
+        low, high = 1e-6 * hours, hours  # of which the rest is for pauses
         for _ in range(50):
             middle = (low + high) / 2
             fits = middle + self._reading(self._tokens_within(middle)).pauses <= hours
@@ -235,7 +224,7 @@ class _Run:
         and u for an update. The last factor is constant but for a ramp: it is found by iteration.
         """
         step, tokens = self.step, [float(phase.length) for phase in self.settings.phases]
-        for _ in range(ROUNDS):
+        for _ in range(100):
             ends = [self._updates(tokens[:n]) for n in range(len(tokens) + 1)]
             tokens = [
                 seconds * phase.share
@@ -288,16 +277,13 @@ class RunForecast:
     """The forecast of a run.
 
     Attributes:
-        hardware: its title.
         ranks: number of processes that train.
-        parameters, tokens, updates: their number in the run.
         operations: operations per token of a step, on average.
         choice: the placement, its memory per rank, and the reason.
         free: bytes of memory of a rank.
         microbatch, largest: tokens that go through the model at once, as set and at most.
         seconds: seconds of training, updates, exchange, evaluation and checkpoints.
         checkpoint: bytes of a checkpoint.
-        checkpoints: number of checkpoints that are written.
         cost: cost at the price per rank and hour; None without a price.
         assumed: sentences about figures that were not measured.
     """
@@ -340,7 +326,7 @@ class RunForecast:
 
 def forecast_run(
     settings: PretrainConfig,
-    hardware: Here | Cards,
+    hardware: str | Cards,
     *,
     corpus_tokens: float | None = None,
     price: float | None = None,
@@ -350,6 +336,7 @@ def forecast_run(
     """Return the forecast of a run.
 
     Args:
+        hardware: a device of this machine, whose speed is measured, or cards.
         corpus_tokens: tokens of an epoch, for a length in epochs.
         price: price of one rank for an hour, in any currency.
         out: folder for checkpoints, on this machine.
@@ -364,8 +351,8 @@ def forecast_run(
         fix = "Give --tokens N, or the corpus: --corpus FOLDER."
         raise ConfigError(message, where="training.until", fix=fix)
     demand, assumed = memory_demand(settings), tuple[str, ...]()
-    if isinstance(hardware, Here):
-        ranks, device = 1, devices.choose_device(hardware.device)
+    if isinstance(hardware, str):
+        ranks, device = 1, devices.choose_device(hardware)
         title, available = devices.describe_device(device), devices.memory_available(device)
         free = math.inf if available is None else float(available)
         choice = step_cost.choose_placement(demand, ranks, free, device)
@@ -409,11 +396,9 @@ def _compute_step(
     card, ranks, per_token, exchange = hardware.card, hardware.count, list[float](), 0.0
     rate, operations = hardware.utilisation * card.bf16, _operations(settings)
     for work, phase in zip(operations, phases, strict=True):
-        recomputed = 0.0
-        if settings.training.recompute:  # all blocks but one have a second forward pass
-            recomputed = step_cost.forward_flops(encoder, (), phase.length) * (
-                1 - 1 / encoder.depth
-            )
+        # All blocks but one have a second forward pass.
+        share = (1 - 1 / encoder.depth) if settings.training.recompute else 0.0
+        recomputed = step_cost.forward_flops(encoder, (), phase.length) * share
         per_token.append((work + recomputed) / rate)
     update = UPDATE_BYTES * demand.parameters / (ranks if sharded else 1) / card.bandwidth
     if ranks > 1:

@@ -28,17 +28,9 @@ from bothways.core.runtime.devices import choose_device, own_torch_state
 from bothways.core.source import Cursor
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import Corpora, Smoothed
+from bothways.pretraining import run
 from bothways.pretraining.build import build_training_module, loader_of
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.run import (
-    DATA,
-    RunData,
-    digests_of,
-    phases_of,
-    set_bases,
-    training_documents,
-)
-from bothways.pretraining.run_page import read_records
 from bothways.pretraining.training_inputs import describe_sequence
 from bothways.training.checkpoint import checkpoints, read_checkpoint
 from bothways.training.loop import Loop, arithmetic_of, weighted_sum
@@ -55,7 +47,6 @@ class InspectedSequence:
     """A sequence of the step.
 
     Attributes:
-        read: what the model read, token by token.
         losses: mean per target, by name.
         gradient_norm: of the update's loss, if this sequence were all that the step reads: of the
             size of the norm that the run records for a step.
@@ -68,12 +59,7 @@ class InspectedSequence:
 
 @dataclass(frozen=True)
 class NormMismatch:
-    """A step whose repeat is not what the run recorded.
-
-    Attributes:
-        step: its number.
-        recorded, repeated: the gradient norms.
-    """
+    """A step whose repeat has another gradient norm than the run recorded."""
 
     step: int
     recorded: float
@@ -85,13 +71,10 @@ class InspectedStep:
     """A step of a run.
 
     Attributes:
-        step: its number, from 1.
         began: the step of the checkpoint from which the steps up to it were repeated; 0 for none.
         cursor: the place in the data at which it begins.
-        sequences: in the order of the data.
         losses: of the whole step, by name, as the run records them.
         gradient_norm: of the whole step, before it is clipped.
-        rate: the learning rate.
         ranks: processes that the run had.
         compared: the number of repeated steps with a recorded gradient norm.
         difference: the first of them with another norm; None if all are equal to the bit.
@@ -132,9 +115,9 @@ def repeat_step(
         ConfigError: the run has no such step.
     """
     repeat = Repeat(folder, step, corpus, choose_device(device), progress)
-    began = repeat.state.steps
+    began, devices = repeat.state.steps, [repeat.device] if repeat.device.type == "cuda" else []
     repeat.advance(step - 1)
-    cursor, devices = repeat.state.cursor, [repeat.device] if repeat.device.type == "cuda" else []
+    cursor = repeat.state.cursor
     with torch.random.fork_rng(devices):  # dropout in the step draws what it drew in the run
         sequences = repeat.sequences()
     report = repeat.advance(step)
@@ -145,24 +128,24 @@ def repeat_step(
     )  # fmt: skip
 
 
-def recorded_data(folder: Path) -> RunData:
+def recorded_data(folder: Path) -> run.RunData:
     """Return the recorded data of a run, besides its settings.
 
     Raises:
         CheckpointError: the folder has no such record.
     """
-    if not (folder / DATA).is_file():
-        message = f"is not the folder of a pre-training run: it has no {DATA}"
-        fix = "Give the folder of a pre-training run: its steps can be repeated."
-        raise CheckpointError(message, where=folder, fix=fix)
-    values = read_object(folder / DATA, CheckpointError)
+    if not (folder / run.DATA).is_file():
+        message = f"is not the folder of a pre-training run: it has no {run.DATA}"
+        raise CheckpointError(message, where=folder, fix="Give the folder of such a run.")
+    values = read_object(folder / run.DATA, CheckpointError)
     try:
-        return RunData(**values)
+        return run.RunData(**values)
     except TypeError as error:
-        raise CheckpointError("is not the record of a run's data", where=folder / DATA) from error
+        message = "is not the record of a run's data"
+        raise CheckpointError(message, where=folder / run.DATA) from error
 
 
-def open_recorded(data: RunData, folders: Sequence[str] = ()) -> dict[str, Corpus]:
+def open_recorded(data: run.RunData, folders: Sequence[str] = ()) -> dict[str, Corpus]:
     """Open the corpora of a run by name.
 
     Args:
@@ -193,7 +176,6 @@ class Repeat:
     It begins at the newest checkpoint before a step; arguments and errors as `repeat_step`.
 
     Attributes:
-        state: where it is.
         entries: what the run recorded before each step.
         compared: the number of steps with a recorded gradient norm that were repeated.
         difference: the first of them whose norm is another one.
@@ -224,7 +206,7 @@ class Repeat:
             settings = dataclasses.replace(settings, mixture=Smoothed())
         self.settings = settings
         corpora = self.corpora = Corpora.of(text, settings.mixture)
-        if (digests := digests_of(settings, corpora)) != data.digests:
+        if (digests := run.digests_of(settings, corpora)) != data.digests:
             names = [name for name, digest in digests.items() if digest != data.digests.get(name)]
             message = f"was trained on another {' and another '.join(names)}"
             fix = "Name what the run was trained on, several corpora in the same order."
@@ -239,8 +221,7 @@ class Repeat:
         candidates = [path for path, number in numbers.items() if number < step]
         began = numbers[candidates[-1]] if candidates else 0
         if np.isnan(self.entries["rate"][began:step]).any():
-            message = f"steps {began + 1} to {step} were trained by a version that did not record "
-            message += "them"
+            message = f"steps {began + 1} to {step} were trained by a version that kept no record"
             fix = "Steps after the next checkpoint can be repeated."
             raise CheckpointError(message, where=folder, fix=fix)
         module = self.training_module = build_training_module(settings, corpora, device)
@@ -253,11 +234,11 @@ class Repeat:
         if candidates:
             checkpoint = read_checkpoint(candidates[-1])
             self.state = checkpoint.restore(self._tensors, checkpoint.config)
-        self.documents = training_documents(settings, corpora, data.held_out)
+        self.documents = run.training_documents(settings, corpora, data.held_out)
         file = folder / "metrics.jsonl"
         self._norms = {
             int(record["step"]): record["gradient_norm"]
-            for record in (read_records(file) if file.is_file() else ())
+            for record in (run.read_records(file) if file.is_file() else ())
             if "gradient_norm" in record
         }
         self.device, self._progress = device, progress
@@ -272,7 +253,6 @@ class Repeat:
         report: StepReport | None = None
 
         def on_step(state: RunState, meter: Meter) -> bool:
-            """Compare the step with the record."""
             nonlocal report
             self._progress.advance(state.steps)
             recorded = self._norms.get(state.steps)
@@ -286,7 +266,7 @@ class Repeat:
 
         self._progress.stage("repeating the steps before", step)
         training, module = self.settings.training, self._tensors.training_module
-        phases = phases_of(self.settings, self.corpora, self.documents, Single(), module)
+        phases = run.phases_of(self.settings, self.corpora, self.documents, Single(), module)
         loop = Loop(
             self._tensors,
             lambda state: float(self.entries["rate"][state.steps]),
@@ -307,7 +287,7 @@ class Repeat:
         phase = int(self.entries["phase"][self.state.steps])
         while self.state.phase < phase:
             self.state = self.state.next_phase()
-        set_bases(self.training_module, self.settings, phase)
+        run.set_bases(self.training_module, self.settings, phase)
         return phase
 
     def sequences(self) -> tuple[InspectedSequence, ...]:
@@ -337,8 +317,6 @@ class Repeat:
         torch.autograd.backward(weighted_sum(losses, weights, training_module.coefficients))
         # Weights that this sequence does not reach have no gradient.
         gradients = [p.grad for p in training_module.parameters() if p.grad is not None]
-        means = {
-            name: float(loss.total.detach()) / (weights[name] or 1.0)
-            for name, loss in losses.items()
-        }
+        totals = {name: float(loss.total.detach()) for name, loss in losses.items()}
+        means = {name: total / (weights[name] or 1.0) for name, total in totals.items()}
         return means, float(torch.nn.utils.get_total_norm(gradients))

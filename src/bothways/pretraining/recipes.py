@@ -37,12 +37,9 @@ from bothways.objectives.masked_lm import (
 )
 from bothways.objectives.objective import Objective
 from bothways.objectives.replaced_tokens import ReplacedTokens, Shallower
-from bothways.pretraining import PretrainRecipe
-from bothways.pretraining.build import fit_to_corpus, start_encoder
+from bothways.pretraining import PretrainRecipe, build
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, default_objective
 from bothways.pretraining.forecast import memory_demand
-from bothways.pretraining.layers import layer_differences, spread_layers
-from bothways.pretraining.milestones import BABYLM
 from bothways.training.optimizers import AdamW, BertAdam, Lamb, StableAdamW
 from bothways.training.run import Training
 from bothways.training.schedules import (
@@ -64,15 +61,11 @@ class Recipe:
     """Settings of a run for any encoder: called with one, it returns the complete config.
 
     Attributes:
-        training: optimizer, schedule and length of the run.
-        batch: sequences or tokens per update.
         objective: None for the default objective of the encoder.
         masking: the tokens that the default objective predicts; None for its own masking.
         phases: sequence lengths, one after the other; one phase of 512 tokens by default.
         shortened: whether phases beyond the encoder's positions are cut to them; else an error.
-        activation: None for the encoder's.
         dropout: whether the encoder keeps its dropout.
-        settings: other settings of the run.
         electra_heads: whether the shape of a BERT gets ELECTRA's heads.
         detector: a preset for models that detect replaced tokens; None for other objectives.
         early: whether the first phases, masking and batch are for random weights only.
@@ -352,6 +345,8 @@ size has 5e-4. The authors also drop 10 % of the outputs of attention; transform
 rate for these and for the probabilities.
 """
 
+BABYLM = tuple(1_000_000 * n for n in (*range(1, 10), *range(10, 101, 10)))
+"""The checkpoints of the track strict-small: every million words, then every ten millions."""
 babylm = dataclasses.replace(
     modern,
     training=dataclasses.replace(modern.training, until=Epochs(10.2)),
@@ -424,7 +419,7 @@ def minilm(encoder: EncoderConfig, teacher: str) -> PretrainConfig:
     21st, or the 19th of a RoBERTa; of others, the last. (Both numbers are from summaries of the
     paper and settings of other code, not from its text.)
     """
-    source = start_encoder(teacher)
+    source = build.start_encoder(teacher)
     max_heads = 64 if source.width >= 1024 else 48
     common = math.gcd(encoder.width, source.width)
     heads = max(n for n in range(1, max_heads + 1) if common % n == 0)
@@ -467,7 +462,7 @@ def distillation(
     if recipe not in DISTILLING:
         message, fix = f"unknown recipe {recipe!r}", f"Choose one of {', '.join(DISTILLING)}."
         raise ConfigError(message, where="recipe", fix=fix)
-    source = start_encoder(teacher)
+    source = build.start_encoder(teacher)
     if student is None:
         encoder: EncoderConfig = dataclasses.replace(source, depth=max(1, source.depth // 2))
     elif student in PRESETS:
@@ -475,9 +470,9 @@ def distillation(
         if corpus is None:
             encoder = with_vocabulary(encoder, source.vocab, source.pad)
         else:
-            encoder = fit_to_corpus(encoder, corpus.tokenizer)
+            encoder = build.fit_to_corpus(encoder, corpus.tokenizer)
     else:
-        encoder = start_encoder(student)
+        encoder = build.start_encoder(student)
     settings = DISTILLING[recipe](encoder, teacher)
     # No sequence is longer than what both read.
     phases = (
@@ -487,9 +482,9 @@ def distillation(
     settings = dataclasses.replace(settings, phases=tuple(phases))
     if student is not None and student not in PRESETS:
         return dataclasses.replace(settings, start=student)
-    if source.sharing is not None or layer_differences(source, encoder):
+    if source.sharing is not None or build.layer_differences(source, encoder):
         return settings
-    layers = spread_layers(encoder.depth, source.depth)
+    layers = build.spread_layers(encoder.depth, source.depth)
     return dataclasses.replace(settings, start=teacher, start_layers=layers)
 
 

@@ -2,7 +2,11 @@
 next-sentence head.
 
 The run folder holds the checkpoints, `metrics.jsonl`, TensorBoard's events, the configuration as
-resolved and, at the end, `model/` and, for ELECTRA, `generator/`.
+resolved and, at the end, `model/`, for ELECTRA `generator/`, and a page with the curves of
+`metrics.jsonl`, and held-out metrics next to baselines.
+
+The test of the learning rate (`run_rate_test`) is by Smith 2017, "Cyclical learning rates for
+training neural networks", section 3.3.
 """
 
 from __future__ import annotations
@@ -10,22 +14,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from bothways.core.config import reader as configs
 from bothways.core.config.values import flatten
-from bothways.core.errors import installed
-from bothways.core.files import replace_text
+from bothways.core.errors import CheckpointError, ConfigError, DivergedError, installed
+from bothways.core.files import parse_object, read_utf8, replace_text
 from bothways.core.progress import SILENT, Progress
-from bothways.core.report.html import metrics_html
+from bothways.core.report import sections as s
+from bothways.core.report.html import metrics_html, write_html
 from bothways.core.runtime.devices import choose_device, device_of, own_torch_state
 from bothways.core.source import TrainingStep
-from bothways.core.terminal import result_line
+from bothways.core.terminal import result_line, write_stderr
 from bothways.core.training_module import TrainingModule
 from bothways.data.corpus import Corpus
 from bothways.data.corpus_source import Corpora, Smoothed
@@ -38,16 +46,14 @@ from bothways.model.model import Encoder, Model
 from bothways.model.positions import Rotary
 from bothways.pretraining import build
 from bothways.pretraining.config import PretrainConfig
-from bothways.pretraining.evaluation import HeldOut, MixedHeldOut
+from bothways.pretraining.evaluation import HeldOut, MixedHeldOut, Probes, with_probes
 from bothways.pretraining.forecast import memory_demand, objective_flops
-from bothways.pretraining.milestones import Milestones, words_of_epoch
-from bothways.pretraining.probes import with_probes
-from bothways.pretraining.run_page import write_run_page
 from bothways.training import parallel, run
-from bothways.training.checkpoint import FolderStore, MemoryStore, run_folder
-from bothways.training.run import Training
+from bothways.training.checkpoint import FolderStore, Keep, MemoryStore, run_folder
+from bothways.training.optimizers import OptimizerConfig, peak_rate
+from bothways.training.run import Event, Training
 from bothways.training.saved_state import averaged_weights
-from bothways.training.schedules import RunState
+from bothways.training.schedules import RunState, Steps
 from bothways.training.step_cost import choose_parallelism, peak_of
 
 MakeHeldOut = Callable[[TrainingModule, parallel.Plan], HeldOut]
@@ -155,28 +161,15 @@ def pretrain(
             data = RunData(locations, digests, held_out is None)
             text = json.dumps(dataclasses.asdict(data), ensure_ascii=False)
             replace_text(folder / DATA, text)
-        train_ids, unprobed = _split(settings, corpora, plan, training_module, held_out)
-        scoring = with_probes(
-            unprobed, settings, corpora.tokenizer, training_module, plan, progress
-        )
-        for setting in (settings.training.keep, settings.training.target):
-            if setting is not None:  # now, not at the first evaluation
-                setting.check(scoring.names())
+        train_ids, scoring = _split(settings, corpora, plan, training_module, held_out, progress)
         corpus_name, first = next(iter(corpora.parts.items()))
-        milestones = Milestones(
-            folder or Path(),
-            words_of_epoch(first, train_ids[corpus_name]),
-            settings.word_milestones,
-            plan,
-            lambda path, words, state: _save_milestone(
-                PretrainResult(training_module, state, {}), settings, corpora, path, words
-            ),
-            progress,
-        )
+        words = words_of_epoch(first, train_ids[corpus_name])
 
         def note_event(event: run.Event) -> None:
             """Save what is due before anyone hears of it."""
-            milestones(event)
+            if event.kind == "step" and folder is not None and plan.rank == 0:
+                reached = PretrainResult(training_module, event.progress, {})
+                _save_milestones(reached, settings, corpora, folder, event.progress.epochs * words)
             on_event(event)
 
         store: FolderStore | MemoryStore = MemoryStore()
@@ -194,7 +187,10 @@ def pretrain(
             progress=progress,
             on_event=note_event,
         ).train()
-        milestones.report_rest(state)
+        read = state.epochs * words
+        if rest := [milestone_name(n) for n in settings.word_milestones if n > read]:
+            message = f"note: {read:,.0f} words were read, too few for {', '.join(rest)}"
+            progress.message(message)
         done = PretrainResult(training_module, state, {})
         if not state.finished(settings.training.end):
             return done
@@ -230,10 +226,8 @@ class RunData:
 def digests_of(settings: PretrainConfig, corpora: Corpora) -> dict[str, str]:
     """Return the SHA-256 of the corpora, as "corpus", and of each frozen model by its role."""
     frozen = settings.objective.frozen_models.items()
-    return {
-        "corpus": corpora.fingerprint(),
-        **{role: digest_of_model(source) for role, source in frozen},
-    }
+    digests = {role: digest_of_model(source) for role, source in frozen}
+    return {"corpus": corpora.fingerprint(), **digests}
 
 
 def training_documents(
@@ -252,22 +246,36 @@ def _split(
     plan: parallel.Plan,
     training_module: TrainingModule,
     held_out: MakeHeldOut | None,
-) -> tuple[dict[str, DocumentIds], HeldOut | MixedHeldOut]:
-    """Return the documents to train on, by corpus, and the evaluation on the others."""
-    train_ids = training_documents(settings, corpora, held_out is None)
-    if held_out is not None:
-        return train_ids, held_out(training_module, plan)
-    # The tokens of an evaluation are shared out: several corpora take no longer than one.
-    fewer = dataclasses.replace(
-        settings, evaluation_tokens=max(1, settings.evaluation_tokens // len(corpora.parts))
-    )
+    progress: Progress,
+) -> tuple[dict[str, DocumentIds], HeldOut | MixedHeldOut | Probes]:
+    """Return the documents to train on, by corpus, and the evaluation on the others, with probes.
+
+    Raises:
+        ConfigError: the ranks share a model, or the settings name a metric that there is not; and
+            the errors of `with_probes`.
+    """
+    for name in ("word_milestones", "probes"):
+        if getattr(settings, name) and isinstance(plan, parallel.Sharded):
+            message = "are not for ranks that share a model"
+            raise ConfigError(message, where=name, fix="Set sharding=none.")
     evaluations = dict[str, HeldOut]()
-    for name, corpus in corpora.parts.items():
+    # The tokens of an evaluation are shared out: several corpora take no longer than one.
+    tokens = max(1, settings.evaluation_tokens // len(corpora.parts))
+    fewer = dataclasses.replace(settings, evaluation_tokens=tokens)
+    for name, corpus in corpora.parts.items() if held_out is None else ():
         _, held_out_ids = corpus.split(settings.held_out, settings.seed)
         evaluations[name] = HeldOut(fewer, corpus, held_out_ids, plan, training_module)
-    return train_ids, evaluations[""] if {*evaluations} == {""} else MixedHeldOut(
-        evaluations, corpora.shares
-    )
+    unprobed: HeldOut | MixedHeldOut
+    if held_out is not None:
+        unprobed = held_out(training_module, plan)
+    else:
+        mixed = {*evaluations} != {""}
+        unprobed = MixedHeldOut(evaluations, corpora.shares) if mixed else evaluations[""]
+    scoring = with_probes(unprobed, settings, corpora.tokenizer, training_module, plan, progress)
+    for setting in (settings.training.keep, settings.training.target):
+        if setting is not None:  # now, not at the first evaluation
+            setting.check(scoring.names())
+    return training_documents(settings, corpora, held_out is None), scoring
 
 
 def set_bases(training_module: TrainingModule, settings: PretrainConfig, phase: int) -> None:
@@ -310,26 +318,45 @@ def phases_of(
     ]
 
 
-def _save_milestone(
-    done: PretrainResult, settings: PretrainConfig, corpora: Corpora, path: Path, words: int
+def milestone_name(words: int) -> str:
+    """Return the name of a milestone's folder, as in BabyLM: 3,000,000 words are chck_3M."""
+    return f"chck_{words / 1e6:g}M"
+
+
+def words_of_epoch(corpus: Corpus, documents: DocumentIds) -> float:
+    """Return the words that a run on these documents of a corpus reads in an epoch.
+
+    They are the share of these documents of the tokens, times all words, separated by white space.
+    """
+    assert isinstance(documents, AllExcept)
+    without, counts = documents.without, corpus.manifest.counts
+    begins, ends = (corpus.sentences[corpus.documents[ids]] for ids in (without, without + 1))
+    return (counts.words or 0) * (1 - int((ends - begins).sum()) / counts.tokens)
+
+
+def _save_milestones(
+    done: PretrainResult, settings: PretrainConfig, corpora: Corpora, folder: Path, words: float
 ) -> None:
-    """Write a folder of the model as it is after so many words."""
-    card, record = _card(done, settings, corpora)
-    with averaged_weights(done.training_module):
-        save_model(path, done.model, corpora.tokenizer, card=card, extra={**record, "words": words})
+    """Write the model as it is for each milestone that was reached; one that is there stays."""
+    for target in settings.word_milestones:
+        path = folder / milestone_name(target)
+        if target <= words and not path.is_dir():
+            card, record = _card(done, settings, corpora)
+            extra = {**record, "words": target}
+            with averaged_weights(done.training_module):
+                save_model(path, done.model, corpora.tokenizer, card=card, extra=extra)
 
 
 def _save(done: PretrainResult, settings: PretrainConfig, corpora: Corpora, folder: Path) -> None:
     """Write a model folder for each role, with the settings and what was reached."""
     card, record = _card(done, settings, corpora)
     # "model" is the last one: once it is there, the run is complete.
-    for role, model in sorted(
-        done.training_module.saved().items(), key=lambda item: item[0] == "model"
-    ):
+    models = done.training_module.saved()
+    for role in sorted(models, key=lambda role: role == "model"):
+        model = models[role]
         assert isinstance(model, Model)
-        titled = (
-            card if role == "model" else dataclasses.replace(card, title=f"A pre-trained {role}")
-        )
+        title = card.title if role == "model" else f"A pre-trained {role}"
+        titled = dataclasses.replace(card, title=title)
         save_model(folder / role, model, corpora.tokenizer, card=titled, extra=record)
 
 
@@ -341,25 +368,227 @@ def _card(
     data: dict[str, object] = {}
     for name, corpus in corpora.parts.items():
         data |= {f"{name} {key}".strip(): v for key, v in data_of_corpus(corpus, digest).items()}
-    card = Card(
-        "A pre-trained encoder",
-        f"Pre-trained with bothways on {corpora.documents:,} documents, "
-        f"{done.progress.tokens:,} tokens read.",
-        flatten(configs.to_dict(settings)),
-        done.metrics,
-        data,
-        limits_of_pretrained(
-            done.model.config,
-            (phase.length for phase in settings.phases),
-            done.progress.tokens,
-            corpora.tokens,
-        ),
-    )
+    tokens, tree = done.progress.tokens, configs.to_dict(settings)
+    lengths = (phase.length for phase in settings.phases)
+    limits = limits_of_pretrained(done.model.config, lengths, tokens, corpora.tokens)
+    title, documents = "A pre-trained encoder", f"{corpora.documents:,} documents"
+    summary = f"Pre-trained with bothways on {documents}, {tokens:,} tokens read."
+    card = Card(title, summary, flatten(tree), done.metrics, data, limits)
     record: dict[str, object] = {
-        "pretraining": configs.to_dict(settings),
+        "pretraining": tree,
         "corpus": digest,
-        "tokens": done.progress.tokens,
+        "tokens": tokens,
         "date": today(),
         "metrics": dict(done.metrics),
     }
     return card, record
+
+
+POINTS = 200
+"""Maximum number of points of a curve."""
+BASELINES = {"unigram": "unigram baseline", "majority": "majority baseline"}
+"""Prefixes of the metrics of constant answers, and their names in a chart."""
+_TOKENS, _UNITS = "million tokens read", {"loss": "nats", "accuracy": "share"}
+
+Records = Sequence[Mapping[str, Any]]
+"""The lines of a run's `metrics.jsonl`."""
+
+
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """Return the records of a run, without a last one that was cut by a kill.
+
+    Raises:
+        CheckpointError: a line is not a record, or the file is not UTF-8.
+    """
+    text = read_utf8(file, CheckpointError, "Correct or delete the last lines.")
+    *lines, tail = text.split("\n")
+    records = [parse_object(line, file, CheckpointError) for line in lines]
+    if tail:
+        try:
+            records.append(parse_object(tail, file, CheckpointError))
+        except CheckpointError:
+            write_stderr(f"note: {file}: skipped line {len(records) + 1}, which was cut")
+    return records
+
+
+def curves(records: Records, metrics: Mapping[str, float], note: str = "") -> Iterator[s.Curves]:
+    """Yield the training and held-out loss and accuracy of each target over the tokens read.
+
+    Args:
+        metrics: of the end of the run, with baselines such as "unigram/loss/masked".
+    """
+    names = dict.fromkeys(
+        name for record in records for name in record if name.startswith(("loss/", "accuracy/"))
+    )
+    for name in names:
+        kind, target = name.split("/", 1)
+        lines = [
+            metric_line("training", records, name),
+            metric_line("held-out", records, f"held-out/{name}"),
+        ]
+        # Of several corpora, "held-out/CORPUS/loss/…".
+        keys = dict.fromkeys(key for record in records for key in record)
+        held_out = [key[9:] for key in keys if key.startswith("held-out/")]
+        for corpus in (k.removesuffix(f"/{name}") for k in held_out if k.endswith(f"/{name}")):
+            lines.append(metric_line(f"held-out, {corpus}", records, f"held-out/{corpus}/{name}"))
+        baselines = {
+            title: metrics[f"{prefix}/{name}"]
+            for prefix, title in BASELINES.items()
+            if f"{prefix}/{name}" in metrics
+        }
+        title, drawn = f"{kind.capitalize()}: {target}", [line for line in lines if line.x]
+        percent = kind == "accuracy"
+        yield s.Curves(title, _TOKENS, _UNITS[kind], drawn, baselines, percent, note)
+
+
+def write_run_page(
+    file: Path,
+    settings: PretrainConfig,
+    metrics: Mapping[str, float],
+    progress: RunState,
+    device: torch.device,
+    lead: s.Report | None = None,
+) -> None:
+    """Write the page of a finished run next to its `metrics.jsonl`.
+
+    Args:
+        lead: the title, the headline and the first sections of another kind of run.
+
+    Raises:
+        CheckpointError: the records cannot be read.
+        ResourceError: the page cannot be written.
+    """
+    records = read_records(file.with_name("metrics.jsonl"))
+    held_out: list[list[Any]] = []
+    for key, value in metrics.items():
+        if key.startswith("held-out/"):
+            name = key.removeprefix("held-out/")
+            # The baseline of this metric, if it has one: unigrams or the majority.
+            constant = [f"{k}/{name}" for k in BASELINES if f"{k}/{name}" in metrics]
+            held_out.append([name, value, metrics[constant[0]] if constant else None])
+    headline = ", ".join(
+        f"{name} {s.readable_number(value)}"
+        for name, value, _ in held_out
+        if isinstance(value, float) and name in {"loss/masked", "perplexity"}
+    )
+    charts = [*curves(records, metrics)]
+    for name in (name for name in metrics if name.startswith("probe/")):
+        target = name.removeprefix("probe/accuracy/")
+        baselines = {BASELINES["majority"]: metrics[f"majority/probe/{target}"]}
+        lines, title = [metric_line(target, records, name)], f"Probe: {target}"
+        charts.append(s.Curves(title, _TOKENS, "share", lines, baselines, True))
+    for name, title, unit in (
+        ("learning_rate", "Learning rate", "peak of all groups"),
+        ("gradient_norm", "Gradient norm", "before clipping"),
+    ):
+        line = metric_line(title.lower(), records, name)
+        if line.x:
+            charts.append(s.Curves(title, _TOKENS, unit, [line]))
+    lead = lead or s.Report("Pre-training", headline, "", ())
+    report = s.Report(
+        f"{lead.title}: {file.parent.name}",
+        lead.headline or f"{progress.steps:,} steps",
+        f"{progress.steps:,} steps, {progress.tokens:,} tokens, {progress.epochs:.3g} epochs, "
+        f"{progress.seconds / 60:,.1f} minutes.",
+        (
+            *lead.sections,
+            *charts,
+            s.TableSection("Held-out documents", ["metric", "value", "baseline"], held_out),
+            s.Details("Settings", (s.settings_table(settings),)),
+        ),
+        s.colophon(device),
+    )
+    write_html(report, file)
+
+
+def metric_line(title: str, records: Records, name: str) -> s.Line:
+    """Return the values of a metric, neighbours averaged so that at most `POINTS` remain."""
+    points = [(record["tokens"] / 1e6, record[name]) for record in records if name in record]
+    size = max(1, math.ceil(len(points) / POINTS))
+    groups = [points[at : at + size] for at in range(0, len(points), size)]
+    xs, ys = ([sum(p[axis] for p in group) / len(group) for group in groups] for axis in (0, 1))
+    return s.Line(title, xs, ys)
+
+
+LOWEST, HIGHEST = 1e-6, 1.0
+"""The rates of the first and the last step."""
+_SMOOTHING = 0.9
+_BROKEN = 1.5
+"""Times the lowest smoothed loss at which the test ends."""
+
+
+@dataclass(frozen=True)
+class RateTest:
+    """The loss of each step of a run whose rate grows by the same factor from step to step.
+
+    Attributes:
+        rates: of the steps, the last one where the loss had risen or was not finite.
+        losses: the sum of the objective's losses, each a mean over its targets.
+    """
+
+    rates: Sequence[float]
+    losses: Sequence[float]
+
+    @property
+    def smoothed(self) -> list[float]:
+        """The moving average of the losses, Σ 0.9ᵗ⁻ⁱ lᵢ / Σ 0.9ᵗ⁻ⁱ."""
+        sums = accumulate(self.losses, lambda total, loss: _SMOOTHING * total + loss)
+        weights = accumulate(self.losses, lambda total, _: _SMOOTHING * total + 1, initial=0.0)
+        return [total / weight for total, weight in zip(sums, list(weights)[1:], strict=True)]
+
+    @property
+    def suggestion(self) -> float:
+        """A tenth of the rate with the lowest smoothed loss: the loss still falls there."""
+        smoothed = self.smoothed
+        return self.rates[smoothed.index(min(smoothed))] / 10
+
+    def __repr__(self) -> str:
+        return f"RateTest(suggestion={self.suggestion:.2g}, steps={len(self.rates)})"
+
+
+class _RisenError(Exception):
+    """Ends the test: the loss is far above its lowest value."""
+
+
+def run_rate_test(
+    settings: PretrainConfig,
+    corpus: Corpus | Mapping[str, Corpus],
+    steps: int,
+    device: str,
+    progress: Progress,
+) -> RateTest:
+    """Run the first phase of these settings with growing rates, in memory.
+
+    Raises:
+        BothwaysError: as `pretrain`; a loss that is not finite only ends the test.
+    """
+    optimizer = settings.training.optimizer
+    if not isinstance(optimizer, OptimizerConfig):
+        message = "is a function, whose rate is not known"
+        fix = "Name one, such as adamw, with its settings."
+        raise ConfigError(message, where="training.optimizer", fix=fix)
+    peak = peak_rate(optimizer)
+    factor = (HIGHEST / LOWEST) ** (1 / max(1, steps - 1))
+    training = dataclasses.replace(
+        settings.training, until=Steps(steps), report=Steps(1), evaluate=None, save=None,
+        ema=None, keep=Keep(), early_stopping=None, target=None, trackers=(),
+        schedule=lambda share: LOWEST / peak * factor ** round(share * steps),
+    )  # fmt: skip
+    phases = (dataclasses.replace(settings.phases[0], share=1.0, rate=1.0),)
+    settings = dataclasses.replace(
+        settings, training=training, phases=phases, evaluation_tokens=1, probes=(),
+        word_milestones=(),
+    )  # fmt: skip
+    rates, losses = list[float](), list[float]()
+
+    def note(event: Event) -> None:
+        if event.kind == "report":
+            rates.append(event.values["learning_rate"])
+            losses.append(sum(v for name, v in event.values.items() if name.startswith("loss/")))
+            smoothed = RateTest(rates, losses).smoothed
+            if smoothed[-1] > _BROKEN * min(smoothed):
+                raise _RisenError
+
+    with contextlib.suppress(DivergedError, _RisenError):
+        pretrain(settings, corpus, device=device, progress=progress, on_event=note)
+    return RateTest(rates, losses)

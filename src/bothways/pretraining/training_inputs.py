@@ -144,7 +144,6 @@ class LayerView:
     """The attention and the vectors of a layer for one text.
 
     Attributes:
-        number: of the layer, from 1.
         heads: the share of each token (second axis) that reads each token (third axis).
         norms: the mean norm of the token vectors, of the embeddings and after each layer.
         cosines: between the token vectors after this layer.
@@ -194,10 +193,8 @@ class TrainingInputs:
 
     Attributes:
         title: where they are from, and under which objective.
-        sequences: token by token.
         notes: what they do not show.
         of_text: whether they are of a text that was given, not of a corpus.
-        layer: the attention and the vectors of a layer for the first sequence.
     """
 
     title: str
@@ -240,13 +237,11 @@ class TrainingInputs:
         if self.layer is None:
             return []
         heads, tokens = self.layer.heads, [token.token for token in self.sequences[0].tokens]
-        if head is not None and not 1 <= head <= len(heads):
-            raise ConfigError(f"must be from 1 to {len(heads)}, not {head}", where="head")
-        weights, name = (
-            (heads.mean(0), f"the mean of {len(heads)} heads")
-            if head is None
-            else (heads[head - 1], f"head {head}")
-        )
+        weights, name = heads.mean(0), f"the mean of {len(heads)} heads"
+        if head is not None:
+            if not 1 <= head <= len(heads):
+                raise ConfigError(f"must be from 1 to {len(heads)}, not {head}", where="head")
+            weights, name = heads[head - 1], f"head {head}"
         rows = []
         for position, row in enumerate(weights):
             highest = np.argsort(-row, kind="stable")[:TOP]
@@ -278,20 +273,17 @@ class TrainingInputs:
         parts: list[sections.Section] = [*self.sequences]
         if self.layer is not None:
             labels = [token.token for token in self.sequences[0].tokens]
-            number = self.layer.number
-            highest = self.layer.heads.max()
+            number, highest = self.layer.number, self.layer.heads.max()
             maps = {f"head {n}": heads / highest for n, heads in enumerate(self.layer.heads, 1)}
             rows = (
                 "A row is a token that reads, a column a token that is read, by their positions. "
                 f"The darkest cell is {sections.percentage(float(highest))}."
             )
-            attention = f"Attention of layer {number}"
             cosines: Mapping[str, Any] = {"cosine": self.layer.cosines.clip(0, 1)}
             vectors = f"Cosines between the token vectors of layer {number}"
-            note = "Negative cosines are drawn as 0."
             parts += [
-                sections.HeatMaps(attention, labels, maps, rows),
-                sections.HeatMaps(vectors, labels, cosines, note),
+                sections.HeatMaps(f"Attention of layer {number}", labels, maps, rows),
+                sections.HeatMaps(vectors, labels, cosines, "Negative cosines are drawn as 0."),
                 self._vectors(self.layer),
             ]
         lead = " ".join(f"{note[:1].upper()}{note[1:]}." for note in self.notes)
@@ -363,9 +355,8 @@ def show_text(
             raise ConfigError("has no tokens", where=name, fix="Write something.")
     original = assemble(ids[0], ids[1] if len(ids) == 2 else None, tokenizer.template)
     if model is not None and len(original) > model.config.max_positions:
-        message = (
-            f"has {len(original):,} tokens, and the model reads {model.config.max_positions:,}"
-        )
+        most = model.config.max_positions
+        message = f"has {len(original):,} tokens, and the model reads {most:,}"
         raise ConfigError(message, where="text", fix="Give a shorter one.")
     if settings is None:
         title, prepared, notes = "As in use, without masks", [original], []

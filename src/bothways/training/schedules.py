@@ -140,7 +140,7 @@ Duration = Annotated[
 
 
 Auto = Literal["auto"]
-"""A setting that fine-tuning chooses by the model and the data (`finetuning.automatic`)."""
+"""A setting that fine-tuning chooses by the model and the data (`finetuning.prepare`)."""
 
 
 @dataclass(frozen=True)

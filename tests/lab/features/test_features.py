@@ -10,23 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from bothways.cli.lab import Layers
 from bothways.core.batch import IGNORED, pack
 from bothways.core.errors import BothwaysError, ConfigError
 from bothways.data.loader import ExampleBudget
-from bothways.lab.features import run as features
+from bothways.lab.features import LayerChoice, run as features
 from bothways.lab.features.run import (
     BiLSTMTagger,
     FeatureConfig,
     FeatureData,
     FeatureTagger,
+    LayerSum,
     build_tagger,
     fit_features,
     open_features,
     prepare_features,
     tag_words,
 )
-from bothways.model.layer_mix import LayerChoice, LayerSum
 from bothways.tasks.tagging.examples import TagExample
 from bothways.tasks.tagging.task import TaggingTask
 from bothways.training.schedules import Epochs
@@ -257,7 +256,6 @@ def test_seeds_differ(data, settings):
 
 
 def test_command_prints_metrics_and_shares(settings, tmp_path, capsys):
-    assert get_args(Layers) == get_args(LayerChoice)
     words = ["features", settings.model, settings.train, "--dev", settings.dev]
     words += ["--out", str(tmp_path), "--device", "cpu"]
     short = ["training.until=1 epochs", "tagger.hidden=8", "--layers", "weighted_last_four"]

@@ -14,17 +14,17 @@ from bothways.core.report.html import write_html
 from bothways.core.report.sections import Curves
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences, NextSentence
-from bothways.lab.paper import cost, pretraining_runs as runs, scaling
-from bothways.lab.paper.cost import table_cost
-from bothways.lab.paper.pages import difference, table_report, write_table_results
+from bothways.lab.paper import pages, pretraining_runs as runs, run as cost
+from bothways.lab.paper.pages import difference, fit_scaling, table_report, write_table_results
 from bothways.lab.paper.pretraining_runs import (
     RowOutcome,
     TableRequest,
     base_settings,
+    corpus_of_text,
     run_table,
 )
 from bothways.lab.paper.pretraining_tables import COLUMNS, TABLES
-from bothways.lab.paper.scaling import fit_scaling
+from bothways.lab.paper.run import table_cost
 from bothways.lab.sweeps.runs import SweepOutcome
 from bothways.model.attention.patterns import Causal
 from bothways.objectives.causal_lm import CausalLM
@@ -228,7 +228,7 @@ def test_seeds_of_pretraining_are_the_unit_of_the_statistics(place, tmp_path, mo
 
 @pytest.fixture
 def few_resamples(monkeypatch) -> None:
-    monkeypatch.setattr(scaling, "RESAMPLES", 50)
+    monkeypatch.setattr(pages, "RESAMPLES", 50)
 
 
 def law(parameters: Any, tokens: Any) -> Any:
@@ -400,3 +400,12 @@ def test_difference_matches_welch():
     assert errors == pytest.approx(18 / 44)
     assert difference([80.0], b) is None
     assert difference([80.0, 80.0], [80.0, 80.0]) is None
+
+
+def test_a_folder_with_a_vocabulary_of_another_size_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("the cat sleeps in the old barn\n" * 9, "utf8")
+    files, out = [str(tmp_path / "text.txt")], tmp_path / "out"
+    tokenizer = corpus_of_text(files, out, 60).tokenizer
+    assert corpus_of_text(files, out, 60).tokenizer.size == tokenizer.size < 60
+    with pytest.raises(ConfigError, match=r"was trained for 60 tokens, not 70\n.*vocabulary=60"):
+        corpus_of_text(files, out, 70)

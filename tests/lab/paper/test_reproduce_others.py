@@ -12,11 +12,10 @@ import torch
 from bothways.core.errors import ConfigError, DivergedError
 from bothways.core.terminal import time_text
 from bothways.finetuning.config import FinetuneConfig
-from bothways.finetuning.failed_runs import Failure
 from bothways.finetuning.prepare import prepare_run
-from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import Failure, FinetuneResult
 from bothways.lab.features.run import BiLSTMTagger, FeatureConfig, fit_features, prepare_features
-from bothways.lab.paper import benchmarks, cost, experiment as runner, glue
+from bothways.lab.paper import benchmarks, experiment as runner, run as cost
 from bothways.lab.paper.experiment import CellOutcome, Experiment, NotRun, Request, find_file
 from bothways.lab.paper.pages import measured
 from bothways.lab.paper.run import PLANS, reproduce
@@ -316,7 +315,7 @@ def entry_of(request: Request) -> dict[str, Any]:
 
 def test_equal_cells_run_once(place, tmp_path):
     request = cola_request(place, tmp_path)  # of one rate, that of the overrides
-    (cola,) = glue.glue_plan(request).experiments
+    (cola,) = benchmarks.glue_plan(request).experiments
     assert (len(cola.grid), cola.cells) == (1, 1)
     assert reproduce("glue", request, device="cpu") is not None
     assert len(entry_of(request)["cells"]) == 1
@@ -339,7 +338,7 @@ def wild(monkeypatch) -> set[int]:
 
 def test_diverged_restarts_are_excluded_from_mean(place, tmp_path, wild):
     wild.add(1)
-    (cola,) = glue.glue_plan(cola_request(place, tmp_path, grid="none", seeds=3)).experiments
+    (cola,) = benchmarks.glue_plan(cola_request(place, tmp_path, grid="none", seeds=3)).experiments
     outcome = runner.run(dataclasses.replace(cola, restarts="mean"), tmp_path, device="cpu")
     runs = outcome.series.runs
     assert [bool(run.metrics) for run in runs] == [True, False, True]

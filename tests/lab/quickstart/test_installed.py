@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bothways.lab.quickstart import documents as installed_docs
-from bothways.lab.quickstart.documents import installed_documentation, prose
+from bothways.lab import quickstart as installed_docs
+from bothways.lab.quickstart import installed_documentation, prose
 
 GUARD = "raise SystemExit('a third party was executed')\n"
 FILES = {

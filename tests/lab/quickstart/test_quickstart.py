@@ -17,16 +17,17 @@ from bothways.core.report.sections import ComparisonChart
 from bothways.data.documents import Document
 from bothways.data.loader import ExampleBudget
 from bothways.finetuning.config import FinetuneConfig
-from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import FinetuneResult
 from bothways.hub.model_folder import load_model
-from bothways.lab.quickstart import gain
-from bothways.lab.quickstart.documents import gather_documents, labelled_examples
-from bothways.lab.quickstart.gain import (
+from bothways.lab import quickstart as gain
+from bothways.lab.quickstart import (
     QuickstartResult,
     Shape,
     chance_difference,
     choose_length,
     choose_shape,
+    gather_documents,
+    labelled_examples,
     masked_words,
     quickstart_report,
     run_quickstart,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bothways.data.documents import Document
-from bothways.lab.quickstart.documents import AS_WRITTEN, SWAPPED, word_order
+from bothways.lab.quickstart import AS_WRITTEN, SWAPPED, word_order
 
 SUBJECTS = (
     "The old parser", "A small server", "Every Python 3 module", "This (rather long) function",

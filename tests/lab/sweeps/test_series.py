@@ -15,11 +15,18 @@ from bothways.cli.training import print_series
 from bothways.core import errors
 from bothways.finetuning import run as job
 from bothways.finetuning.config import FinetuneConfig, finetune_adam
-from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import FinetuneResult
 from bothways.hub.model_folder import load_model
-from bothways.lab.sweeps import grid, runs as engine
-from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome
-from bothways.lab.sweeps.seeds import SeedSpread, finetune_seeds, parse_seeds, seed_spread
+from bothways.lab.sweeps import runs as engine
+from bothways.lab.sweeps.runs import (
+    SeedSpread,
+    Series,
+    SweepFolder,
+    SweepOutcome,
+    finetune_seeds,
+    parse_seeds,
+    seed_spread,
+)
 from bothways.training.optimizers import AdamW
 from bothways.training.schedules import Epochs, Steps
 from commands import run_line
@@ -202,34 +209,38 @@ def test_invalid_seeds_are_refused(text):
 
 
 def test_grids_match_paper(base):
-    found = [settings for _, settings in grid.grid_cells(base, grid.GRIDS["paper"])]
+    found = [settings for _, settings in engine.grid_cells(base, engine.GRIDS["paper"])]
     assert {(s.batch.n, s.training.optimizer.lr, s.training.until) for s in found} == {
         (n, lr, Epochs(epochs))
         for n in (16, 32)
         for lr in (5e-5, 3e-5, 2e-5)
         for epochs in (2.0, 3.0, 4.0)
     }
-    assert len({name for name, _ in grid.grid_cells(base, grid.GRIDS["paper"])}) == len(found) == 18
+    assert (
+        len({name for name, _ in engine.grid_cells(base, engine.GRIDS["paper"])})
+        == len(found)
+        == 18
+    )
 
 
 def test_grids_are_parsed():
-    assert grid.parse_grid("training.until='2 epochs, 3 epochs' batch.n=16") == {
+    assert engine.parse_grid("training.until='2 epochs, 3 epochs' batch.n=16") == {
         "training.until": ("2 epochs", "3 epochs"),
         "batch.n": ("16",),
     }
-    assert grid.folder_name({"a.b": "2 epochs", "c": "../x"}) == "a.b=2-epochs,c=..-x"
+    assert engine.folder_name({"a.b": "2 epochs", "c": "../x"}) == "a.b=2-epochs,c=..-x"
     for text in ("nonsense", "a=", "a=1 a=2", "=3"):
         with pytest.raises(errors.ConfigError, match=r"^grid: .* is not a key with values"):
-            grid.parse_grid(text)
+            engine.parse_grid(text)
     with pytest.raises(errors.ConfigError, match=r"^grid: 'batch.n=16,32,16' has a value twice"):
-        grid.parse_grid("batch.n=16,32,16")
+        engine.parse_grid("batch.n=16,32,16")
     with pytest.raises(errors.ConfigError, match=r"^grid: is empty"):
-        grid.parse_grid(" ")
+        engine.parse_grid(" ")
 
 
 def test_long_folder_name_ends_in_hash():
     cell = {f"training.optimizer.{number}": "1e-5" for number in range(20)}
-    names = [grid.folder_name(cell | {"seed": seed}) for seed in "12"]
+    names = [engine.folder_name(cell | {"seed": seed}) for seed in "12"]
     assert names[0] != names[1]
     assert [len(name.encode()) for name in names] == [213, 213]
     start = "training.optimizer.0=1e-5,training.optimizer.1=1e-5,"
@@ -238,7 +249,7 @@ def test_long_folder_name_ends_in_hash():
 
 def test_wrong_setting_fails_before_first_run(base, tmp_path):
     with pytest.raises(errors.ConfigError, match=r"batch\.m: unknown key"):
-        grid.sweep_grid(base, {"batch.n": ("16",), "batch.m": ("1",)}, SweepFolder(tmp_path))
+        engine.sweep_grid(base, {"batch.n": ("16",), "batch.m": ("1",)}, SweepFolder(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -306,8 +317,8 @@ def test_of_an_interrupted_series_nothing_is_reported_or_kept(tmp_path):
 
 
 def test_sweep_keeps_the_best_of_a_grid(base, tmp_path):
-    rates = grid.parse_grid("training.optimizer.lr=1e-7,5e-3")
-    series = grid.sweep_grid(base, rates, SweepFolder(tmp_path, device="cpu"))
+    rates = engine.parse_grid("training.optimizer.lr=1e-7,5e-3")
+    series = engine.sweep_grid(base, rates, SweepFolder(tmp_path, device="cpu"))
     names = [f"training.optimizer.lr={rate}" for rate in ("1e-7", "5e-3")]
     assert [run.name for run in series.runs] == names
     report = json.loads((tmp_path / "sweep.json").read_text())

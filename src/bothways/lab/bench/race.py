@@ -94,14 +94,11 @@ def make_batch(work: Workload) -> Batch:
     special[:5] = True
     vocabulary = Vocabulary(special, np.zeros_like(special), 4)
     segments = (np.arange(work.length) >= work.length // 2).astype(np.int8)
-    sequences = [
-        Sequence(
-            rng.integers(5, work.encoder.vocab, work.length, dtype=np.int32),
-            segments,
-            {"pair": LabelTargets(rng.integers(0, 2, 1))},
-        )
-        for _ in range(work.rows)
-    ]
+    sequences = list[Sequence]()
+    for _ in range(work.rows):
+        ids = rng.integers(5, work.encoder.vocab, work.length, dtype=np.int32)
+        targets = {"pair": LabelTargets(rng.integers(0, 2, 1))}
+        sequences.append(Sequence(ids, segments, targets))
     objective = MaskedLMNextSentence()
     return pack([objective.prepare(sequence, vocabulary, rng) for sequence in sequences])
 
@@ -126,7 +123,6 @@ def ours(
     step = TrainingStep((batch,), Cursor(), batch.layout.tokens, batch.layout.sequences, 0.0)
 
     def update() -> None:
-        """Make one step."""
         loop.train([step], Steps(1), RunState())
 
     return update
@@ -154,7 +150,6 @@ def transformers(
     inputs = {name: x.to(device) for name, x in _padded(batch).items()}
 
     def update() -> None:
-        """Make one step."""
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             loss = forward(**inputs).loss
         loss.backward()
@@ -252,14 +247,11 @@ def race(work: Workload, rounds: int, device: torch.device) -> list[Timing]:
     names, timings = [*itertools.product(contenders(device), precisions)], list[Timing]()
     context, threads = multiprocessing.get_context("spawn"), torch.get_num_threads()
     with contextlib.ExitStack() as stack:
-        pools = [
-            stack.enter_context(
-                ProcessPoolExecutor(
-                    1, context, initializer=_build, initargs=(*name, device, threads)
-                )
-            )
-            for name in [(contender, work, precision) for contender, precision in names]
-        ]
+        pools = list[ProcessPoolExecutor]()
+        for contender, precision in names:
+            inputs = contender, work, precision, device, threads
+            pool = ProcessPoolExecutor(1, context, initializer=_build, initargs=inputs)
+            pools.append(stack.enter_context(pool))
         turns = [
             [_turn(pool, device, work, *name) for pool, name in zip(pools, names, strict=True)]
             for _ in range(rounds)
@@ -316,17 +308,16 @@ def measure(work: Workload, rounds: int, device: torch.device) -> TableSection:
     for timing in timings:
         step, precision = timing.median, timing.precision
         peak = gemm_rate(device, dtypes[precision])
-        rows.append(
-            [
-                f"{timing.contender} {precision}",
-                f"{step * 1e3:.0f} ({min(timing.rounds) * 1e3:.0f}–{max(timing.rounds) * 1e3:.0f})",
-                f"{work.tokens / step:,.0f}",
-                f"{median['transformers', 'fp32'] / step:.2f}",
-                f"{median['transformers', precision] / step:.2f}",
-                f"{work.operations / step / peak:.0%}",
-                "–" if timing.memory is None else f"{timing.memory / 2**20:,.0f} MiB",
-            ]
-        )
+        row: list[Cell] = [
+            f"{timing.contender} {precision}",
+            f"{step * 1e3:.0f} ({min(timing.rounds) * 1e3:.0f}–{max(timing.rounds) * 1e3:.0f})",
+            f"{work.tokens / step:,.0f}",
+            f"{median['transformers', 'fp32'] / step:.2f}",
+            f"{median['transformers', precision] / step:.2f}",
+            f"{work.operations / step / peak:.0%}",
+            "–" if timing.memory is None else f"{timing.memory / 2**20:,.0f} MiB",
+        ]
+        rows.append(row)
     columns = ["", "ms (min–max)", "tokens/s", "× default", "× same", "of GEMM", "memory"]
     title = f"Pre-training step, {work.name}, {work.rows} × {work.length} tokens, MLM + NSP"
     note = "× default: relative to transformers in fp32, its default; × same: in equal precision"
@@ -337,6 +328,5 @@ def hardware(device: torch.device) -> str:
     """Describe the machine and the library versions."""
     import transformers as peer
 
-    return (
-        f"{describe_device(device)}, {native.describe_kernels()}, transformers {peer.__version__}"
-    )
+    kernels, version = native.describe_kernels(), peer.__version__
+    return f"{describe_device(device)}, {kernels}, transformers {version}"

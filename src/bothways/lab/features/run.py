@@ -15,18 +15,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int, Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
-from bothways.core.batch import IGNORED, Batch, TokenTargets
+from bothways.core.batch import IGNORED, Batch, Layout, TokenTargets
 from bothways.core.config.values import require_at_least, require_probability, require_seed
 from bothways.core.errors import BothwaysError, ConfigError, report_findings
 from bothways.core.files import read_object, replace_folder
@@ -47,9 +49,9 @@ from bothways.finetuning.data import label
 from bothways.finetuning.splits import parse_part, split_examples
 from bothways.hub.model_folder import load_model
 from bothways.hub.resolve import resolve_run
+from bothways.lab.features import LayerChoice
 from bothways.model.kernels.cross_entropy import cross_entropy
 from bothways.model.kernels.dropout import Dropout
-from bothways.model.layer_mix import BiLSTM, LayerChoice, LayerSum, build_mix, chosen_layers
 from bothways.model.model import Encoder
 from bothways.tasks.base import EncodedExample, Metrics, Output
 from bothways.tasks.predictions import TagPrediction
@@ -61,6 +63,96 @@ from bothways.training.optimizers import AdamW
 from bothways.training.parallel import Single
 from bothways.training.run import Training, TrainingPhase, TrainingRun
 from bothways.training.schedules import Epochs, Linear, RunState
+
+
+class BiLSTM(nn.Module):
+    """Layers of bidirectional LSTMs over packed tokens, with torch's own initialisation.
+
+    cuDNN and torch read sequences one time step at a time, the tokens of all sequences at one step
+    next to each other. Tokens are put in that order, so that nothing is padded.
+
+        sequences  a0 a1 a2 | b0 b1      by time  a0 b0 | a1 b1 | a2      sizes 2 2 1
+
+    Source: Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005 for both directions.
+
+    Args:
+        width: features of the input.
+        hidden: features of each direction; the output has twice as many, forward first.
+    """
+
+    def __init__(self, width: int, hidden: int, layers: int = 2, dropout: float = 0.0) -> None:
+        super().__init__()
+        rate = dropout if layers > 1 else 0.0
+        self.lstm = nn.LSTM(width, hidden, layers, dropout=rate, bidirectional=True)
+        self.width = 2 * hidden
+
+    def forward(
+        self, x: Float[Tensor, "tokens width"], layout: Layout
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Read each sequence by itself."""
+        order, sizes = by_time(layout)
+        inputs = x[order]
+        if inputs.is_cuda:
+            # Autocast would run cuDNN in fp16 whatever precision was asked for, and gradients
+            # would vanish.
+            with torch.autocast("cuda", enabled=False):
+                inputs = inputs.to(next(self.lstm.parameters()).dtype)
+                outputs = self.lstm(PackedSequence(inputs, sizes))[0].data
+        else:
+            outputs = self.lstm(PackedSequence(inputs, sizes))[0].data
+        return torch.empty_like(outputs).index_copy(0, order, outputs)
+
+
+def by_time(layout: Layout) -> tuple[Int[Tensor, " tokens"], Int[Tensor, " steps"]]:
+    """Return the tokens by time step, longer sequences first, and each step's size on the CPU."""
+    lengths = torch.tensor(layout.lengths, dtype=torch.int64)
+    rank = torch.empty_like(lengths)
+    rank[torch.argsort(lengths, descending=True, stable=True)] = torch.arange(len(lengths))
+    steps, owner = layout.positions, layout.sequence_ids
+    # Sort by step, then by rank: both in one number.
+    key = steps * len(lengths) + rank.to(owner.device)[owner]
+    return torch.argsort(key), torch.bincount(layout.positions, minlength=layout.max_seqlen).cpu()
+
+
+def chosen_layers(choice: LayerChoice, depth: int) -> tuple[int, ...]:
+    """Return the layers that a choice reads: 0 for the embeddings, `depth` for the last block.
+
+    Raises:
+        ConfigError: the encoder has too few blocks.
+    """
+    first, last = {
+        "embeddings": (0, 0),
+        "second_to_last": (depth - 1, depth - 1),
+        "last": (depth, depth),
+        "weighted_last_four": (depth - 3, depth),
+        "concat_last_four": (depth - 3, depth),
+        "weighted_all": (1, depth),
+    }[choice]
+    if first < 1 and choice != "embeddings":
+        message = f"{choice!r} needs more blocks than the encoder's {depth}"
+        raise ConfigError(message, where="layers", fix="Choose last.")
+    return tuple(range(first, last + 1))
+
+
+class LayerSum(nn.Module):
+    """γ · Σ softmax(w)ₖ · layerₖ, at first the mean: as ELMo's (Peters et al. 2018, section 3.2),
+    without its layer normalisation.
+    """
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(layers))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Float[Tensor, "tokens layers width"]) -> Float[Tensor, "tokens width"]:
+        """Return one vector of each token's layers."""
+        return self.scale * torch.einsum("tlw,l->tw", x, self.weights.softmax(0))
+
+
+def build_mix(choice: LayerChoice, layers: int) -> LayerSum | nn.Flatten:
+    """Return the module that makes one vector of the layers of a choice, or concatenates them."""
+    return LayerSum(layers) if choice.startswith("weighted") else nn.Flatten()
+
 
 _VALUES, _ABOUT = "features.npy", "features.json"
 AT_ONCE = 8192
@@ -113,9 +205,7 @@ class Features:
                 np.zeros(end - begin, dtype=np.int8),
                 {"tag": TokenTargets(np.arange(end - begin), self.labels[begin:end])},
             )
-            for begin, end in zip(
-                self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True
-            )
+            for begin, end in itertools.pairwise(self.offsets.tolist())
             if end > begin
         ]
 
@@ -142,9 +232,8 @@ def open_features(
     offsets = np.cumsum([0, *(len(labels) for labels in words)], dtype=np.int64)
     labels = np.concatenate([*words, np.zeros(0, dtype=np.int64)])
     if not len(labels):
-        return Features(
-            np.zeros((0, len(layers), encoder.width), "float32"), layers, offsets, labels
-        )
+        nothing = np.zeros((0, len(layers), encoder.width), "float32")
+        return Features(nothing, layers, offsets, labels)
     # What features depend on: weights, tokens and first tokens of words.
     key = hashlib.sha256(repr(encoder.config).encode())
     for name, tensor in sorted(encoder.state_dict().items()):
@@ -154,26 +243,23 @@ def open_features(
         word_index = np.asarray(sequence.target("tag", TokenTargets).index)
         for array in (sequence.ids, sequence.segments, word_index):
             key.update(np.int64(array.size).tobytes() + array.tobytes())
-    about = {"key": key.hexdigest()}
-    cached: tuple[int, ...] = ()
+    digest, cached = key.hexdigest(), tuple[int, ...]()
     with contextlib.suppress(BothwaysError):  # no features, or unreadable ones
         record = read_object(folder / _ABOUT)
-        cached = tuple(record.get("layers", ())) if record.get("key") == about["key"] else ()
+        cached = tuple(record.get("layers", ())) if record.get("key") == digest else ()
     missing = tuple(layer for layer in layers if layer not in cached)
     if missing:
         with replace_folder(folder) as hidden:
             shape = (len(labels), len(cached) + len(missing), encoder.width)
-            table = np.lib.format.open_memmap(
-                hidden / _VALUES, mode="w+", dtype="float32", shape=shape
-            )
+            file = hidden / _VALUES
+            table = np.lib.format.open_memmap(file, mode="w+", dtype="float32", shape=shape)
             if cached:
                 table[:, : len(cached)] = np.load(folder / _VALUES, mmap_mode="r")
             extract(encoder, inputs, missing, table[:, len(cached) :], progress)
             table.flush()
             cached += missing
-            (hidden / _ABOUT).write_text(
-                json.dumps({**about, "layers": list(cached)}) + "\n", encoding="utf8"
-            )
+            about = json.dumps({"key": digest, "layers": list(cached)})
+            (hidden / _ABOUT).write_text(f"{about}\n", encoding="utf8")
     return Features(np.load(folder / _VALUES, mmap_mode="r"), cached, offsets, labels)
 
 
@@ -196,9 +282,8 @@ def extract(
         for indices, batch in in_batches(sequences, AT_ONCE, device_of(encoder)):
             index = torch.as_tensor(batch.target("tag", TokenTargets).index)
             hidden = encoder(batch, keep_layers=True).layers
-            vectors = (
-                torch.stack([hidden[layer][index] for layer in layers], dim=1).float().cpu().numpy()
-            )
+            chosen = torch.stack([hidden[layer][index] for layer in layers], dim=1)
+            vectors = chosen.float().cpu().numpy()
             # Batches are ordered by length; rows go back to the place of their sentence.
             table[np.concatenate([np.arange(starts[n], starts[n + 1]) for n in indices])] = vectors
             done += batch.layout.tokens
@@ -211,9 +296,6 @@ class FeatureTagger(TrainingModule):
     Args:
         tables: the features; the ids of a batch are rows of their concatenation.
         choice: the layers that it reads, and how they become one vector.
-        depth: number of blocks of the encoder.
-        labels: number of tags.
-        shape: layers and width of the tagger.
     """
 
     def __init__(
@@ -275,19 +357,6 @@ def _labels(batch: Batch) -> Tensor:
     return torch.as_tensor(batch.target("tag", TokenTargets).ids)
 
 
-def tagger_adam() -> Training:
-    """Return twenty epochs of AdamW at 1e-3 in fp32.
-
-    The paper gives no values for this run. The LSTM is small, so fp32 is fast enough.
-    """
-    return Training(
-        until=Epochs(20.0),
-        optimizer=AdamW(lr=1e-3, decay=0.0),
-        schedule=Linear(0.05),
-        precision="fp32",
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class FeatureConfig:
     """The settings of a run on frozen features.
@@ -313,7 +382,10 @@ class FeatureConfig:
     task: TaggingTask = TaggingTask(context="document")
     length: int | None = None
     tagger: BiLSTMTagger = BiLSTMTagger()
-    training: Training = field(default_factory=tagger_adam)
+    # The paper gives no values for this run. The LSTM is small, so fp32 is fast enough.
+    training: Training = Training(
+        Epochs(20.0), AdamW(lr=1e-3, decay=0.0), Linear(0.05), precision="fp32"
+    )
     batch: ExampleBudget | TokenBudget = ExampleBudget(32)
     seed: int = 0
 
@@ -327,8 +399,6 @@ class FeatureData:
 
     Attributes:
         task_model: decodes and scores sentences; its model has no head.
-        train, dev: the features.
-        dev_examples: the sentences to score.
         depth: number of blocks of the encoder.
     """
 
@@ -344,12 +414,9 @@ class FeatureResult:
     """The result of a run on frozen features.
 
     Attributes:
-        layers: the layers of the encoder that were read.
         tagger: tagger with the weights that were best on the dev data.
-        metrics: metrics on the dev data, "f1" among them.
         history: (epochs, F1) of every evaluation.
         shares: learned weights of the layers in a weighted sum; empty for other choices.
-        progress: counters at the end.
     """
 
     layers: LayerChoice

@@ -8,11 +8,13 @@ of one frozen encoder, which are computed once for all restarts.
 from __future__ import annotations
 
 import dataclasses
+import json
 import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from bothways.core.config import reader as configs
 from bothways.core.config.values import require_at_least
@@ -26,11 +28,47 @@ from bothways.finetuning.config import FinetuneConfig, paper_finetuning
 from bothways.finetuning.data import fingerprints
 from bothways.hub.provenance import digest_of_model
 from bothways.lab.features.run import FeatureConfig, fit_features, prepare_features
-from bothways.lab.paper.published import Published
 from bothways.lab.sweeps.runs import FinetuneRun, Run, Series, SweepFolder, SweepOutcome, run_all
 from bothways.tasks.catalogue import Trainable
 from bothways.training.optimizers import BertAdam
 from bothways.training.schedules import Epochs
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of one of the paper's tables.
+
+    Attributes:
+        table: name of the table and the data set, such as "Table 1, test".
+        values: values by column, without those that the paper omits.
+    """
+
+    system: str
+    table: str
+    values: Mapping[str, float]
+
+
+_FILE = resources.files("bothways.lab.paper") / "published.json"
+PUBLISHED: dict[str, tuple[Published, ...]] = {
+    name: tuple(
+        Published(
+            system,
+            table["table"],
+            {
+                column: value
+                for column, value in zip(table["columns"], values, strict=True)
+                if value is not None
+            },
+        )
+        for table in entries
+        for system, values in table["rows"].items()
+    )
+    for name, entries in json.loads(_FILE.read_text(encoding="utf8")).items()
+}
+"""The published rows by the name of the experiment: tables 1 to 8 of Devlin et al. 2018 (arXiv
+1810.04805v2), and of its successors those on pre-training. In the file, null is a value that the
+paper omits. All values but perplexities are percentages, as in the papers. Table 5 gives accuracy
+for MRPC, which is not one of the columns of GLUE."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +150,6 @@ class Experiment:
             "mean" chooses the setting by its first seed and takes the mean of that setting's runs.
         others: further data that the best weights are scored on; the name is the prefix of the
             metrics.
-        notes: remarks about the data.
     """
 
     name: str
@@ -136,14 +173,13 @@ class Experiment:
 
 @dataclass(frozen=True)
 class NotRun:
-    """A task that cannot be run, with the reason."""
+    """A task that cannot be run."""
 
     name: str
     reason: str
 
 
 MEASURED = "this run"
-"""Name of the measured row of most benchmarks."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +189,8 @@ class BenchmarkPlan:
     Attributes:
         title: the benchmark with its section in the paper.
         experiments: the tasks in the order of the paper.
-        columns: columns of the comparison with the paper.
         measured: the measured rows by name: the task and metric of each column.
-        published: the paper's rows.
         averaged: the columns whose mean is the column "average"; empty for none.
-        notes: explanations of the comparison.
         seeds: runs per setting in the paper; None if the paper does not say.
     """
 
@@ -193,25 +226,23 @@ def grid_settings(
 
     A run is scored once, at its end, as in google-research/bert.
     """
-
-    def settings(point: GridPoint) -> FinetuneConfig:
-        """Return the settings of one point."""
-        method = paper_finetuning(task)
-        optimizer = BertAdam(lr=point.rate)
-        training = dataclasses.replace(
-            method.training, until=Epochs(point.epochs), optimizer=optimizer, evaluate=None
-        )
-        method = dataclasses.replace(
+    method, grid = paper_finetuning(task), dict[FinetuneConfig, None]()
+    for point in points:
+        until, optimizer = Epochs(point.epochs), BertAdam(lr=point.rate)
+        base = dataclasses.replace(
             method,
-            training=training,
+            training=dataclasses.replace(
+                method.training, until=until, optimizer=optimizer, evaluate=None
+            ),
             batch=ExampleBudget(point.batch),
             metric=metric,
             length=point.length or method.length,
+            model=request.model,
+            train=str(train),
+            dev=str(dev),
         )
-        base = dataclasses.replace(method, model=request.model, train=str(train), dev=str(dev))
-        return configs.load(FinetuneConfig, base=base, overrides=request.overrides)
-
-    return tuple(dict.fromkeys(map(settings, points)))
+        grid[configs.load(FinetuneConfig, base=base, overrides=request.overrides)] = None
+    return tuple(grid)
 
 
 @dataclass(frozen=True)
@@ -219,8 +250,6 @@ class CellOutcome:
     """The result of an experiment.
 
     Attributes:
-        folder: folder of its runs.
-        series: every run.
         counted: those that its metrics are the mean of: the best one, or all restarts of the best
             setting that did not diverge.
     """
@@ -232,10 +261,7 @@ class CellOutcome:
 
     @property
     def best(self) -> Path | None:
-        """The folder of the best run, which has kept its model if it was fine-tuned.
-
-        None if all runs diverged.
-        """
+        """The folder of the best run, with its model if it was fine-tuned; None if all diverged."""
         best = self.series.best
         return None if best is None else self.folder / best.name
 
@@ -250,14 +276,13 @@ class CellOutcome:
 
 
 @dataclass(frozen=True)
-class FeatureRun:
+class FeatureRun(Run):
     """A BiLSTM on the vectors of a frozen encoder.
 
     Attributes:
         features: the folder of the vectors.
     """
 
-    name: str
     settings: FeatureConfig
     features: Path
 
@@ -268,29 +293,21 @@ class FeatureRun:
         model = {"model": digest_of_model(settings.model)}
         return fingerprints(settings.task, sources) | model
 
-    def start(
-        self, folder: Path, *, resume: bool, device: str, progress: Progress
-    ) -> SweepOutcome | None:
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
         """Compute the vectors, unless they are there, and train; nothing is resumed."""
-        settings = self.settings
-        data = prepare_features(
-            settings, self.features, [settings.layers], device=device, progress=progress
-        )
-        done = fit_features(data, settings, device=device, progress=progress)
-        at = done.progress
-        return SweepOutcome(
-            self.name, dict(done.metrics), (), "f1", "highest", at.steps, at.seconds
-        )
+        choices = [self.settings.layers]
+        options: Any = {"device": sweep.device, "progress": progress}
+        data = prepare_features(self.settings, self.features, choices, **options)
+        done = fit_features(data, self.settings, **options)
+        metrics, at = dict(done.metrics), done.progress
+        return SweepOutcome(self.name, metrics, (), "f1", "highest", at.steps, at.seconds)
 
 
 def first_runs(experiment: Experiment, folder: Path) -> list[Run]:
     """Return the runs that are known before any is made."""
-    count = experiment.seeds if experiment.restarts == "best" else 1
-    return [
-        _restart(experiment, settings, seed, folder)
-        for settings in experiment.grid
-        for seed in range(count)
-    ]
+    seeds = range(experiment.seeds if experiment.restarts == "best" else 1)
+    grid = experiment.grid
+    return [_restart(experiment, settings, n, folder) for settings in grid for n in seeds]
 
 
 def _restart(

@@ -3,6 +3,14 @@
 In a table on pre-training, spread and significance are over the seeds of pre-training, where rows
 have several, and else over those of fine-tuning: what another seed of pre-training would change is
 not in such intervals.
+
+`fit_scaling` fits L = E + A / N^α + B / D^β by least squares, in nats: for given exponents the rest
+is linear in numbers that are not negative, so only the exponents are searched. Intervals are
+percentiles of a bootstrap of the residuals, which keeps the sizes of the runs. Where all runs have
+as many tokens (or parameters), this term cannot be told from E and is part of it.
+
+Source: Hoffmann et al. 2022 (approach 3, where the loss is Huber's, of logarithms); Kaplan et al.
+2020 (N without the embedding tables).
 """
 
 from __future__ import annotations
@@ -12,11 +20,12 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 from numpy.typing import NDArray
 
 import bothways
@@ -27,13 +36,10 @@ from bothways.core.runtime.devices import choose_device
 from bothways.core.terminal import quantity, time_text
 from bothways.lab.paper.experiment import BenchmarkPlan, CellOutcome, NotRun, Request
 from bothways.lab.paper.pretraining_runs import SCALES, RowOutcome, TableRequest, base_settings
-from bothways.lab.paper.scaling import ScalingFit, fit_scaling
 from bothways.lab.sweeps.runs import SweepOutcome
 from bothways.model.parameters import parameter_table
-from bothways.pretraining.run_page import BASELINES, POINTS, read_records
+from bothways.pretraining.run import BASELINES, POINTS, read_records
 from bothways.tasks.metrics import error_reduction, errors_text
-
-CONFIDENCE = 0.95
 
 
 def measured(plan: BenchmarkPlan, outcomes: Many[CellOutcome]) -> dict[str, dict[str, float]]:
@@ -57,25 +63,20 @@ def average(row: dict[str, float], averaged: Many[str]) -> dict[str, float]:
     return {"average": statistics.fmean(row[column] for column in averaged)}
 
 
-def write_results(file: Path, values: Mapping[str, Any]) -> Path:
+def _write_results(folder: Path, values: Mapping[str, Any]) -> Path:
     """Write results as JSON, with the version of this library."""
-    make_folder(file.parent)
-    content = {**values, "bothways": bothways.__version__}
+    make_folder(folder)
+    file, content = folder / "results.json", {**values, "bothways": bothways.__version__}
     replace_text(file, json.dumps(content, indent=1, ensure_ascii=False))
     return file
 
 
-def benchmark_results(
+def write_benchmark_results(
     request: Request, plan: BenchmarkPlan, outcomes: Many[CellOutcome]
-) -> dict[str, Any]:
-    """Return measured and published figures, every run, and tasks not run, as plain values."""
-    tasks: dict[str, Any] = {
-        entry.name: {
-            "run": False,
-            "reason": entry.reason if isinstance(entry, NotRun) else "not yet",
-        }
-        for entry in plan.experiments
-    }
+) -> Path:
+    """Write `results.json`: measured and published figures, every run, and tasks not run."""
+    reasons = {x.name: x.reason if isinstance(x, NotRun) else "not yet" for x in plan.experiments}
+    tasks: dict[str, Any] = {name: {"run": False, "reason": x} for name, x in reasons.items()}
     for outcome in outcomes:
         tasks[outcome.experiment.name] = {
             "run": True,
@@ -88,17 +89,17 @@ def benchmark_results(
                 for result in outcome.series.runs
             ],
         }
-    return {
+    published = [{"system": x.system, "table": x.table, **x.values} for x in plan.published]
+    results = {
         "benchmark": plan.title,
         "model": request.model,
         "data": request.data,
         "departures": list(request.departures(plan.seeds)),
         "measured": measured(plan, outcomes),
-        "published": [
-            {"system": row.system, "table": row.table, **row.values} for row in plan.published
-        ],
+        "published": published,
         "tasks": tasks,
     }
+    return _write_results(request.out, results)
 
 
 def benchmark_report(
@@ -108,13 +109,10 @@ def benchmark_report(
     lead = f"{request.model}, fine-tuned on {request.data}."
     if departures := request.departures(plan.seeds):
         lead += f" Differences from the paper's protocol: {'; '.join(departures)}."
-    rows: dict[str, list[s.Cell]] = {
-        entry.name: [
-            entry.name, "not run", None, entry.reason if isinstance(entry, NotRun) else "not yet"
-        ]
-        for entry in plan.experiments
-    }  # fmt: skip
-    runs: list[list[s.Cell]] = []
+    rows, runs = dict[str, list[s.Cell]](), list[list[s.Cell]]()
+    for entry in plan.experiments:
+        reason = entry.reason if isinstance(entry, NotRun) else "not yet"
+        rows[entry.name] = [entry.name, "not run", None, reason]
     for outcome in outcomes:
         name, notes = outcome.experiment.name, "; ".join(outcome.experiment.notes)
         rows[name] = [name, "every run diverged", None, notes]
@@ -138,16 +136,14 @@ def benchmark_report(
         table = [list(column) for column in zip(*table, strict=True)]
     head, *lines = table
     note = " ".join(plan.notes)
-    run_columns = ["task", "run", "result", "steps", "seconds"]
+    names, run_columns = [str(x or "") for x in head], ["task", "run", "result", "steps", "seconds"]
     return s.Report(
         "The paper's experiments, run again",
         f"{plan.title}: {len(outcomes)} of {len(plan.experiments)} tasks run.",
         lead,
         (
-            s.TableSection(
-                "Measured and published", [str(x or "") for x in head], lines, note=note
-            ),
-            s.TableSection("Tasks", ["task", "result", "from", "remarks"], list(rows.values())),
+            s.TableSection("Measured and published", names, lines, note=note),
+            s.TableSection("Tasks", ["task", "result", "from", "remarks"], [*rows.values()]),
             s.Details("Every run", (s.TableSection("Every run", run_columns, runs),)),
         ),
         s.colophon(choose_device(device)),
@@ -167,7 +163,6 @@ class Difference:
     Attributes:
         error_reduction: the same difference relative to the errors of the first row.
         low, high: the 95 % confidence interval of the points (Welch's t), over seeds.
-        p_value: p-value of the hypothesis of no difference.
     """
 
     points: float
@@ -196,7 +191,7 @@ def difference(base: Many[float], other: Many[float], best: float = 100.0) -> Di
     if min(len(base), len(other)) < 2 or (len({*base}) == 1 and len({*other}) == 1):
         return None
     test = stats.ttest_ind(other, base, equal_var=False)
-    interval = test.confidence_interval(CONFIDENCE)
+    interval = test.confidence_interval(0.95)
     old, new = statistics.fmean(base), statistics.fmean(other)
     ends = float(interval.low), float(interval.high)
     return Difference(new - old, error_reduction(old, new, best), *ends, float(test.pvalue))
@@ -217,18 +212,10 @@ def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
                 "mean": statistics.fmean(values) if values else None,
                 "difference": None if change is None else dataclasses.asdict(change),
             }
-        entries.append(
-            {
-                "row": done.cell.title,
-                "cell": done.cell.name,
-                "pre-training": [
-                    {"metrics": dict(run.metrics), "failed": list(run.failed)}
-                    | {"steps": run.steps, "seconds": run.seconds}
-                    for run in done.pretrained
-                ],
-                "columns": columns,
-            }
-        )
+        names = ("metrics", "failed", "steps", "seconds")
+        runs = [{name: getattr(run, name) for name in names} for run in done.pretrained]
+        entry = {"row": done.cell.title, "cell": done.cell.name, "pre-training": runs}
+        entries.append({**entry, "columns": columns})
     results: dict[str, Any] = {
         "table": request.table,
         "title": request.plan.title,
@@ -240,7 +227,7 @@ def write_table_results(request: TableRequest, rows: Many[RowOutcome]) -> Path:
     }
     if request.plan.fitted and rows:
         results["fit"] = dataclasses.asdict(_scaling(request, rows)[0])
-    return write_results(request.out / "results.json", results)
+    return _write_results(request.out, results)
 
 
 def table_report(request: TableRequest, rows: Many[RowOutcome], *, device: str) -> s.Report:
@@ -312,14 +299,10 @@ def _table_comparison(request: TableRequest, rows: Many[RowOutcome]) -> Iterator
     """Yield measured next to published columns, the other published, and the differences."""
     published = {row.system: row.values for row in request.plan.published}
     done = {outcome.cell.title: outcome for outcome in rows}
-    measured = dict.fromkeys(
-        [
-            *(title for title, name in request.plan.held_out for r in rows if r.held_out(name)),
-            *(column for outcome in rows for column in outcome.tasks),
-        ]
-    )
+    held_out = [t for t, name in request.plan.held_out if any(r.held_out(name) for r in rows)]
+    measured = dict.fromkeys([*held_out, *(column for r in rows for column in r.tasks)])
     columns = dict.fromkeys(column for values in published.values() for column in values)
-    names = dict.fromkeys([*(cell.title for cell in request.plan.cells), *published])
+    names = [*(cell.title for cell in request.plan.cells), *published]
     head, lines = [""], {name: list[s.Cell]([name]) for name in names}
     for column in measured:
         head += [column, "published"] if column in columns else [column]
@@ -414,9 +397,8 @@ def _scaling_sections(request: TableRequest, rows: Many[RowOutcome]) -> Iterator
     named = {"E, nats": fit.irreducible}
     for term, letters in (("parameters", "Aα"), ("tokens", "Bβ")):
         if term in fit.exponents:
-            centre = (
-                f"{term} at {fit.centres[term]:,.3g}, nats ({letters[0]} / centre^{letters[1]})"
-            )
+            centre = f"{term} at {fit.centres[term]:,.3g}, nats"
+            centre += f" ({letters[0]} / centre^{letters[1]})"
             named |= {f"{letters[1]}, {term}": fit.exponents[term], centre: fit.nats[term]}
     lines: list[list[s.Cell]] = [
         [name, f"{x.value:.3g}", f"{x.low:.3g} to {x.high:.3g}"] for name, x in named.items()
@@ -469,3 +451,133 @@ def _run_sections(request: TableRequest, rows: Many[RowOutcome]) -> Iterator[s.S
         yield s.Curves(f"Held-out loss: {target}", "minutes", "nats", drawn, baselines[target])
     columns = ["run", "steps", "tokens", "time", "metrics"]
     yield s.Details("Pre-training runs", (s.TableSection("Runs", columns, runs),))
+
+
+RESAMPLES = 200
+"""Bootstrap samples of the intervals."""
+EXPONENTS = (0.02, 3.0)
+"""The exponents that are searched; an interval that reaches an end determines nothing."""
+_LEVEL = 1.1
+"""The ratio from which two numbers of parameters or tokens are different ones."""
+_TOGETHER = 0.95
+"""The correlation of log N and log D from which their effects cannot be told apart."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A fitted number with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ScalingFit:
+    """The fit of losses by parameters and tokens.
+
+    Attributes:
+        problem: what the runs do not determine; "" if they determine all.
+        irreducible: E, in nats; None without a fit.
+        exponents: α under "parameters", β under "tokens", of the terms that vary.
+        nats: the value of each term at its centre.
+        centres: the geometric means of parameters and tokens.
+        deviation: the standard deviation of the residuals, in nats.
+    """
+
+    problem: str
+    irreducible: Estimate | None = None
+    exponents: Mapping[str, Estimate] = field(default_factory=dict)
+    nats: Mapping[str, Estimate] = field(default_factory=dict)
+    centres: Mapping[str, float] = field(default_factory=dict)
+    deviation: float = math.nan
+
+    def loss(self, **sizes: float) -> float:
+        """Return the fitted loss of a run, by its `parameters` and `tokens`."""
+        assert self.irreducible is not None
+        terms = (
+            nats.value * (sizes[name] / self.centres[name]) ** -self.exponents[name].value
+            for name, nats in self.nats.items()
+        )
+        return float(self.irreducible.value + sum(terms))
+
+
+def fit_scaling(
+    losses: Float64[np.ndarray, " runs"],
+    sizes: Mapping[str, Float64[np.ndarray, " runs"]],
+    seed: int = 0,
+) -> ScalingFit:
+    """Fit the losses of runs, in nats."""
+    levels = {
+        name: 1 + int((np.diff(np.sort(np.log(values))) > math.log(_LEVEL)).sum())
+        for name, values in sizes.items()
+    }
+    names = [name for name, count in levels.items() if count > 1]
+    different = len({*zip(*(sizes[name] for name in names or sizes), strict=True)})
+    if different < (needed := max(4, 2 * len(names) + 2)):
+        return ScalingFit(
+            f"a fit needs {needed} runs of different sizes, and there are {different}"
+        )
+    if few := [name for name in names if levels[name] == 2]:
+        return ScalingFit(f"an exponent needs three different numbers of {' and '.join(few)}")
+    centres = {name: float(np.exp(np.log(sizes[name]).mean())) for name in names}
+    scaled = np.stack([np.log(sizes[name] / centres[name]) for name in names])
+    if len(names) == 2 and abs(np.corrcoef(scaled)[0, 1]) > _TOGETHER:
+        return ScalingFit("parameters and tokens vary together, so their effects are not separable")
+    powers, linear = _solve(scaled, losses)
+    fitted = _design(scaled, powers) @ linear
+    residuals, freedom = losses - fitted, len(losses) - 2 * len(names) - 1
+    spread = residuals * math.sqrt(len(losses) / freedom)
+    draws = np.random.default_rng(seed)
+    noisy = (fitted + draws.choice(spread, len(losses)) for _ in range(RESAMPLES))
+    samples = [np.concatenate(_solve(scaled, values, powers)) for values in noisy]
+    low, high = np.quantile(np.array(samples), [0.025, 0.975], axis=0)
+    estimates = [Estimate(*map(float, x)) for x in zip([*powers, *linear], low, high, strict=True)]
+    exponents = dict(zip(names, estimates, strict=False))
+    unknown = [
+        name
+        for name, x in exponents.items()
+        if x.low < 1.05 * EXPONENTS[0] or x.high > 0.95 * EXPONENTS[1]
+    ]
+    return ScalingFit(
+        f"the runs do not determine the exponent of {' and '.join(unknown)}" if unknown else "",
+        estimates[len(names)],
+        exponents,
+        dict(zip(names, estimates[len(names) + 1 :], strict=True)),
+        centres,
+        float(np.sqrt((residuals**2).sum() / freedom)),
+    )
+
+
+def _design(
+    scaled: Float64[np.ndarray, "terms runs"], powers: Float64[np.ndarray, " terms"]
+) -> Float64[np.ndarray, "runs columns"]:
+    """Return a column of ones, and the power of each term."""
+    columns = np.vstack([np.ones(scaled.shape[1]), np.exp(-powers[:, None] * scaled)])
+    return np.ascontiguousarray(columns.T)
+
+
+def _solve(
+    scaled: Float64[np.ndarray, "terms runs"],
+    losses: Float64[np.ndarray, " runs"],
+    start: Float64[np.ndarray, " terms"] | None = None,
+) -> tuple[Float64[np.ndarray, " terms"], Float64[np.ndarray, " columns"]]:
+    """Return the exponents and the linear numbers of least squares, from the best of a grid.
+
+    Args:
+        start: exponents to try, too, with a grid that is coarser.
+    """
+    from scipy import optimize
+
+    def error(logarithms: Float64[np.ndarray, " terms"]) -> float:
+        return float(optimize.nnls(_design(scaled, np.exp(logarithms)), losses)[1])
+
+    bounds = low, high = math.log(EXPONENTS[0]), math.log(EXPONENTS[1])
+    grid = np.meshgrid(*[np.linspace(low, high, 12 if start is None else 4)] * len(scaled))
+    starts = [np.log(start)] if start is not None else []
+    starts += [np.array(point) for point in zip(*map(np.ravel, grid), strict=True)]
+    best = optimize.minimize(
+        error, min(starts, key=error), method="Nelder-Mead", bounds=[bounds] * len(scaled)
+    )
+    powers = np.exp(best.x)
+    return powers, optimize.nnls(_design(scaled, powers), losses)[0]

@@ -10,35 +10,27 @@ import dataclasses
 import itertools
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from typing_extensions import assert_never
-
 from bothways.core.config.values import require_at_least
-from bothways.core.errors import DataError
+from bothways.core.errors import ConfigError, DataError, argument, os_errors
+from bothways.core.files import replace_folder
 from bothways.core.progress import SILENT, Progress
-from bothways.data.corpus import Corpus
+from bothways.data.corpus import Corpus, write_corpus
+from bothways.data.documents import read_documents
 from bothways.data.masking import Masking
-from bothways.lab.paper import benchmarks, pretraining_tables
-from bothways.lab.paper.experiment import (
-    CellOutcome,
-    Experiment,
-    NotRun,
-    Request,
-    require_names,
-    run as run_experiment,
-)
-from bothways.lab.paper.glue import glue_plan
-from bothways.lab.sweeps.runs import Series, SweepFolder, SweepOutcome, run_all
+from bothways.lab.paper import benchmarks, experiment, pretraining_tables
+from bothways.lab.paper.benchmarks import glue_plan
+from bothways.lab.sweeps.runs import Run, Series, SweepFolder, SweepOutcome, run_all
 from bothways.objectives.masked_lm import with_masking
 from bothways.pretraining.build import fit_to_corpus
 from bothways.pretraining.config import PretrainConfig, PretrainPhase, load_pretraining
-from bothways.pretraining.from_text import corpus_of_text
 from bothways.pretraining.recipes import paper, short
 from bothways.pretraining.run import pretrain
 from bothways.text.tokenizer import Tokenizer
+from bothways.text.trainers import WordPiece, train_vocabulary
 from bothways.training.checkpoint import checkpoints
 from bothways.training.schedules import Duration, Hours, Linear
 
@@ -58,11 +50,7 @@ class TableRequest:
     """What the user asks for.
 
     Attributes:
-        table: name of the table.
-        text: text files, folders or patterns.
         data: folder with GLUE's folders, `SQuAD` for questions and `CoNLL-2003` for entities.
-        out: folder for runs and results.
-        scale: scale of models, data and settings.
         budget: length of each pre-training run; None for the default of the scale.
         tasks: columns to fine-tune for; empty for all columns that have data.
         cells: pre-training runs to make; empty for all.
@@ -91,9 +79,9 @@ class TableRequest:
         require_at_least(
             1, seeds=self.seeds, pretraining_seeds=self.pretraining_seeds, limit=self.limit
         )
-        require_names("table", (self.table,), pretraining_tables.TABLES)
-        require_names("tasks", self.tasks, pretraining_tables.COLUMNS)
-        require_names("cells", self.cells, [cell.name for cell in self.plan.cells])
+        experiment.require_names("table", (self.table,), pretraining_tables.TABLES)
+        experiment.require_names("tasks", self.tasks, pretraining_tables.COLUMNS)
+        experiment.require_names("cells", self.cells, [cell.name for cell in self.plan.cells])
 
     @property
     def plan(self) -> pretraining_tables.PretrainTable:
@@ -151,39 +139,31 @@ def base_settings(request: TableRequest, tokenizer: Tokenizer | None = None) -> 
         encoder = dataclasses.replace(encoder, vocab=request.vocabulary)
     else:
         encoder = fit_to_corpus(encoder, tokenizer)
-    match request.scale:
-        case "small":
-            base, budget = short(encoder), budget or SMALL_BUDGET
-            phases = (
-                PretrainPhase(16, 0.4, base.phases[0].segments, FIRST_MASKS),
-                PretrainPhase(64, 0.3),
-                PretrainPhase(128, 0.3),
-            )
-            base, schedule = dataclasses.replace(base, phases=phases), Linear(0.06)
-        case "paper":
-            base, schedule = paper(encoder), Linear(0.01)
-        case _:
-            assert_never(request.scale)
-    rate = getattr(base.objective, "masking", None)
-    objective = with_masking(request.plan.objective, rate)
+    if request.scale == "paper":
+        base, schedule = paper(encoder), Linear(0.01)
+    else:
+        base, schedule, budget = short(encoder), Linear(0.06), budget or SMALL_BUDGET
+        phases = (
+            PretrainPhase(16, 0.4, base.phases[0].segments, FIRST_MASKS),
+            PretrainPhase(64, 0.3),
+            PretrainPhase(128, 0.3),
+        )
+        base = dataclasses.replace(base, phases=phases)
+    objective = with_masking(request.plan.objective, getattr(base.objective, "masking", None))
     training = base.training
     if budget is not None:
+        often = budget.part(1 / EVALUATIONS)
         training = dataclasses.replace(
-            training,
-            until=budget,
-            schedule=schedule,
-            evaluate=budget.part(1 / EVALUATIONS),
-            save=budget.part(1 / EVALUATIONS),
+            training, until=budget, schedule=schedule, evaluate=often, save=often
         )
     base = dataclasses.replace(base, objective=objective, training=training)
     return load_pretraining(base, request.overrides)
 
 
 @dataclass(frozen=True)
-class PretrainRun:
+class PretrainRun(Run):
     """A pre-training run of a series; its finished folder keeps the model and no checkpoints."""
 
-    name: str
     settings: PretrainConfig
     corpus: Corpus = field(repr=False)
 
@@ -191,10 +171,9 @@ class PretrainRun:
         """Return the sha256 of the corpus."""
         return {"corpus": self.corpus.fingerprint}
 
-    def start(
-        self, folder: Path, *, resume: bool, device: str, progress: Progress
-    ) -> SweepOutcome | None:
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
         """Pre-train, or continue."""
+        resume, device = sweep.resume, sweep.device
         done = pretrain(
             self.settings, self.corpus, folder, resume=resume, device=device, progress=progress
         )
@@ -203,10 +182,8 @@ class PretrainRun:
         for checkpoint in checkpoints(folder):
             shutil.rmtree(checkpoint)
         metric = next(name for name in done.metrics if name.startswith("held-out/loss/"))
-        at = done.progress
-        return SweepOutcome(
-            self.name, dict(done.metrics), (), metric, "lowest", at.steps, at.seconds
-        )
+        metrics, at = dict(done.metrics), done.progress
+        return SweepOutcome(self.name, metrics, (), metric, "lowest", at.steps, at.seconds)
 
 
 @dataclass(frozen=True)
@@ -220,7 +197,7 @@ class RowOutcome:
 
     cell: pretraining_tables.PretrainCell
     pretrained: tuple[SweepOutcome, ...]
-    tasks: Mapping[str, tuple[CellOutcome, ...]] = field(default_factory=dict)
+    tasks: Mapping[str, tuple[experiment.CellOutcome, ...]] = field(default_factory=dict)
 
     def values(self, column: str) -> tuple[float, ...]:
         """Return the metric of a column in percent, without runs that diverged.
@@ -265,7 +242,7 @@ def run_table(
     series, rows = Series(), list[RowOutcome]()
     expected = len(request.chosen) * request.pretraining_seeds
     for cell in request.chosen:
-        tasks = dict[str, tuple[CellOutcome, ...]]()
+        tasks = dict[str, tuple[experiment.CellOutcome, ...]]()
         for name, settings in runs_of(request, cell, base):
             series = run_all([PretrainRun(name, settings, corpus)], sweep_folder, series, expected)
             if not series.finished:
@@ -273,7 +250,7 @@ def run_table(
             model, out = sweep_folder.out / name / "model", request.out / "finetuning" / name
             scored = cell.finetuned and series.runs[-1].metrics
             for column, entry in experiments_of(request, out, model) if scored else ():
-                outcome = run_experiment(entry, out, device=device, progress=progress)
+                outcome = experiment.run(entry, out, device=device, progress=progress)
                 tasks[column] = (*tasks.get(column, ()), outcome)
         rows.append(RowOutcome(cell, series.runs[-request.pretraining_seeds :], tasks))
         on_row(rows)
@@ -292,37 +269,68 @@ def runs_of(
 
 def experiments_of(
     request: TableRequest, out: Path, model: Path
-) -> Iterator[tuple[str, Experiment]]:
+) -> Iterator[tuple[str, experiment.Experiment]]:
     """Yield the columns that have data with their experiment, whose files are in `out`.
 
     Raises:
         DataError: none of the columns has data.
     """
-    scale, missing, count = SCALES[request.scale], list[str](), 0
+    scale, missing = SCALES[request.scale], list[str]()
     for column in request.tasks or request.plan.columns:
         folder, plan = {
             "NER": ("CoNLL-2003", benchmarks.ner_plan),
             "SQuAD": ("SQuAD", benchmarks.squad_plan),
         }.get(column.split(maxsplit=1)[0], ("", glue_plan))
         answers = scale.answers if column.startswith("SQuAD") else ()
-        column_request = Request(
-            str(model),
-            str(Path(request.data) / folder),
-            out,
-            (pretraining_tables.COLUMNS[column][0],),
-            request.seeds or scale.seeds,
-            "none",
-            request.limit or scale.limit,
-            (*scale.finetuning, *answers, *request.finetuning),
-        )
+        column_request = experiment.Request(
+            str(model), str(Path(request.data) / folder), out,
+            (pretraining_tables.COLUMNS[column][0],), request.seeds or scale.seeds, "none",
+            request.limit or scale.limit, (*scale.finetuning, *answers, *request.finetuning),
+        )  # fmt: skip
         (entry,) = plan(column_request).experiments
-        if isinstance(entry, NotRun):
+        if isinstance(entry, experiment.NotRun):
             missing.append(entry.reason)
         else:
-            count += 1
             yield column, entry
-    if not count:
+    if len(missing) == len(request.tasks or request.plan.columns):
         message = f"has no data for any of the columns: {'; '.join(dict.fromkeys(missing))}"
         names = ", ".join(pretraining_tables.COLUMNS)
         fix = f"Add them, or name other columns by --tasks: {names}."
         raise DataError(message, where=request.data, fix=fix)
+
+
+SIZE = "size.txt"
+"""The file of the tokenizer's folder with the size that its vocabulary was trained for."""
+
+
+def corpus_of_text(
+    files: Sequence[str], folder: Path, vocabulary: int, progress: Progress = SILENT
+) -> Corpus:
+    """Train a WordPiece vocabulary, build the corpus, or open what an earlier call has built.
+
+    Args:
+        files: text files, folders or patterns, as for `read_documents`.
+        folder: gets `tokenizer/` and `corpus/`.
+        vocabulary: tokens of the vocabulary; of little text there are fewer.
+
+    Raises:
+        DataError: a file cannot be read.
+        ConfigError, ResourceError: the folder has the corpus of other files or another vocabulary,
+            or cannot be written.
+    """
+    documents = read_documents(files)  # checks the names
+    path, size = folder / "tokenizer", str(vocabulary)
+    if (path / SIZE).exists() and (trained := (path / SIZE).read_text("utf8")) != size:
+        message = f"was trained for {trained} tokens, not {size}"
+        fix = f"Choose another folder, or {argument(vocabulary=int(trained))}."
+        raise ConfigError(message, where=path, fix=fix)
+    if not path.exists():
+        progress.stage("learning the vocabulary")
+        texts = (document.text for document in read_documents(files))
+        tokenizer = train_vocabulary(texts, WordPiece(vocabulary))
+        with os_errors(folder, "Choose another folder."):
+            folder.mkdir(parents=True, exist_ok=True)
+        with replace_folder(path) as hidden:
+            tokenizer.save(hidden)
+            (hidden / SIZE).write_text(size, "utf8")
+    return write_corpus(documents, Tokenizer.load(path), folder / "corpus", progress=progress)

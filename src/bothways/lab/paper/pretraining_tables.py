@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from bothways.data.masking import Masking
 from bothways.data.segments import FullSentences, NextSentence, Segments
-from bothways.lab.paper import published
-from bothways.lab.paper.published import Published
+from bothways.lab.paper.experiment import PUBLISHED, Published
 from bothways.model.attention.patterns import Causal
 from bothways.model.config import EncoderConfig, Sharing
 from bothways.model.families import bert, gpt
@@ -39,7 +38,6 @@ class PretrainCell:
     Attributes:
         name: name of its folder.
         title: name of its row, as in the published table, where it has this row.
-        objective: training objective.
         segments: segments of the phases that read the objective's.
         masking: masking of objectives that hide tokens.
         encoder: change of the table's encoder.
@@ -77,7 +75,9 @@ class PretrainCell:
             )
             for phase in base.phases
         )
-        until = base.training.end.part(self.share)
+        until, scored = base.training.end.part(self.share), base.evaluation_masking
+        if isinstance(objective, ReplacedTokens):
+            scored = objective.masking
         return dataclasses.replace(
             base,
             encoder=encoder,
@@ -85,11 +85,7 @@ class PretrainCell:
             phases=phases,
             training=dataclasses.replace(base.training, until=until),
             data_copies=base.data_copies if self.copies is None else self.copies or None,
-            evaluation_masking=(
-                objective.masking
-                if isinstance(objective, ReplacedTokens)
-                else base.evaluation_masking
-            ),
+            evaluation_masking=scored,
         )
 
 
@@ -98,9 +94,7 @@ class PretrainTable:
     """A table on pre-training.
 
     Attributes:
-        title: its subject.
         encoder: encoder of its runs, at the size of the paper.
-        objective: objective of its runs.
         cells: the pre-training runs in the order of their rows; the others are compared with the
             first one.
         columns: the tasks of the paper, as named in `COLUMNS`.
@@ -245,7 +239,7 @@ TABLES = {
             ),
         ),
         ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD 1.1 F1", "NER"),
-        published.TABLES["BERT_5"],
+        PUBLISHED["BERT_5"],
         notes=(
             "The published table has no column for entities: a left-to-right model reads nothing "
             "to the right of a word there.",
@@ -273,7 +267,7 @@ TABLES = {
             ),
         ),
         ("MNLI-m", "MRPC", "SST-2"),
-        published.TABLES["BERT_6"],
+        PUBLISHED["BERT_6"],
         fitted="held-out/loss/masked",
         notes=(
             "In equal time a larger model reads less text; with a budget in steps all read the "
@@ -290,7 +284,7 @@ TABLES = {
             for mask, same, random in _MIXES
         ),
         ("MNLI-m", "NER", "NER features"),
-        published.TABLES["BERT_8"],
+        PUBLISHED["BERT_8"],
     ),
     "masking-rate": PretrainTable(
         "Masking rates (Wettig et al. 2022)",
@@ -304,7 +298,7 @@ TABLES = {
             ),
         ),
         ("MNLI-m", "QNLI", "QQP", "SST-2"),
-        published.TABLES["MASKING_RATE"],
+        PUBLISHED["MASKING_RATE"],
         notes=("The published rows are of a large model, pre-norm, in batches of 4,096.",),
     ),
     "roberta-1": PretrainTable(
@@ -313,7 +307,7 @@ TABLES = {
         masked_lm.MaskedLM(),
         (_named("static", copies=10), _named("dynamic", copies=0)),
         ("SQuAD 2.0 F1", "MNLI-m", "SST-2"),
-        published.TABLES["ROBERTA_1"],
+        PUBLISHED["ROBERTA_1"],
         notes=(
             "Static masks repeat after ten epochs: a run of fewer epochs has the same masks in "
             "both rows.",
@@ -329,7 +323,7 @@ TABLES = {
             _named("DOC-SENTENCES", objective=masked_lm.MaskedLM(FullSentences(cross=False))),
         ),
         ("SQuAD 1.1 F1", "SQuAD 2.0 F1", "MNLI-m", "SST-2"),
-        published.TABLES["ROBERTA_2"],
+        PUBLISHED["ROBERTA_2"],
         notes=("SENTENCE-PAIR, two single sentences an input, is not run.",),
     ),
     "albert-sentences": PretrainTable(
@@ -342,7 +336,7 @@ TABLES = {
             _named("SOP", objective=MaskedLMSentenceOrder()),
         ),
         ("MNLI-m", "SST-2"),
-        published.TABLES["ALBERT_SENTENCES"],
+        PUBLISHED["ALBERT_SENTENCES"],
         held_out=(("MLM accuracy", "held-out/accuracy/masked"),),
         notes=("The published accuracies of pair heads on both kinds of pairs are not measured.",),
     ),
@@ -360,7 +354,7 @@ TABLES = {
             ),
         ),
         ("MNLI-m", "SST-2"),
-        published.TABLES["ALBERT_SHARING"],
+        PUBLISHED["ALBERT_SHARING"],
     ),
     "electra": PretrainTable(
         "Replaced token detection and masked LM (Clark et al. 2020, section 3.4)",
@@ -371,7 +365,7 @@ TABLES = {
             _named("ELECTRA", objective=ReplacedTokens()),
         ),
         ("MNLI-m", "QNLI", "QQP", "MRPC", "SST-2", "CoLA", "STS-B", "RTE"),
-        published.TABLES["ELECTRA_GAINS"],
+        PUBLISHED["ELECTRA_GAINS"],
         held_out=(("F1 of replaced tokens", "held-out/f1/replaced"),),
         notes=(
             "From random weights a network detects nothing within minutes: give the rows with a "
@@ -401,4 +395,3 @@ TABLES = {
         ),
     ),
 }
-"""The tables by name."""

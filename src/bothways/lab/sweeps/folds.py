@@ -25,7 +25,7 @@ from bothways.core.report.html import metrics_html
 from bothways.core.terminal import result_line
 from bothways.finetuning.config import FinetuneConfig
 from bothways.finetuning.data import Rows, read_split
-from bothways.finetuning.result import FinetuneResult
+from bothways.finetuning.run import FinetuneResult
 from bothways.finetuning.splits import fold_name
 from bothways.hub.provenance import digest_of_model
 from bothways.lab.sweeps import runs
@@ -80,28 +80,19 @@ class FoldRun(runs.FinetuneRun):
         dev, train = dict(zip(split.dev_rows, split.dev, strict=True)), iter(split.train)
         count = len(split.train) + len(dev)
         ordered = [dev[row] if row in dev else next(train) for row in range(count)]
-        return {
-            "train": examples_fingerprint(ordered),
-            "model": digest_of_model(self.settings.model),
-        }
+        model = digest_of_model(self.settings.model)
+        return {"train": examples_fingerprint(ordered), "model": model}
 
     def finish(self, done: FinetuneResult, folder: Path) -> Metrics:
         """Write the predictions, on the main rank."""
         if done.metrics:
             split = read_split(self.settings, self.rows)
+            predicted = zip(split.dev_rows, predict(done.task_model, split.dev), strict=True)
             records = []
-            for row, (example, prediction) in zip(
-                split.dev_rows, predict(done.task_model, split.dev), strict=True
-            ):
+            for row, (example, prediction) in predicted:
                 truths = [{"truth": getattr(example, x)} for x in _TRUTHS if hasattr(example, x)]
-                records.append(
-                    {
-                        "row": row + 1,
-                        "where": example.where,
-                        **(truths[0] if truths else {}),
-                        "prediction": prediction.to_json(),
-                    }
-                )
+                record = {"row": row + 1, "where": example.where, **(truths[0] if truths else {})}
+                records.append({**record, "prediction": prediction.to_json()})
             runs.write_rows(folder / PREDICTIONS, records)
         return done.metrics
 

@@ -1,29 +1,40 @@
 """A series of runs: one folder each, resumable, compared by a metric of the dev data.
 
-The runs differ in seeds (`sweeps.seeds`), settings (`sweeps.grid`) or experiments
-(`paper.experiment`). A finished run has a `result.json` and is not repeated; a run that diverges
-counts as failed, and the series continues.
+The runs differ in seeds, settings (every cell of a grid) or experiments (`paper.experiment`). A
+finished run has a `result.json` and is not repeated; a run that diverges counts as failed, and the
+series continues.
+
+For the large model on small sets the paper takes the best of several restarts on the dev data
+(Devlin et al. 2018, section 4.1). That number hides the spread: Dodge et al. 2020, Mosbach et al.
+2020.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import hashlib
+import itertools
 import json
+import re
+import shlex
 import shutil
 import statistics
-from collections.abc import Iterable, Mapping, Sequence as Many
+from collections.abc import Iterable, Iterator, Mapping, Sequence as Many
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
+
+import numpy as np
 
 from bothways.core.config import reader as configs
+from bothways.core.config.values import is_integer
 from bothways.core.errors import ConfigError, DivergedError, FolderError, ResourceError, argument
 from bothways.core.files import make_folder, read_object, replace_folder, replace_text
 from bothways.core.progress import SILENT, Part, Progress
-from bothways.finetuning.config import FinetuneConfig
+from bothways.finetuning.config import FinetuneConfig, load_config
 from bothways.finetuning.data import Rows, fingerprints
-from bothways.finetuning.result import FinetuneResult
-from bothways.finetuning.run import finetune
+from bothways.finetuning.run import FinetuneResult, finetune
 from bothways.finetuning.splits import parse_part
 from bothways.hub.hf_config import RECORD
 from bothways.hub.model_card import with_first_limit
@@ -48,7 +59,6 @@ class SweepOutcome:
         failed: signs that the run has failed.
         metric, direction: metric that compares runs, and its better direction.
         steps, seconds: length of the run; 0 if it diverged.
-        settings: settings of the run as plain values.
         digests: the sha256 of its data by name, and of its model under "model".
     """
 
@@ -120,24 +130,24 @@ class SweepFolder:
     reported: set[str] = field(default_factory=set)
 
 
-@runtime_checkable
-class Run(Protocol):
-    """One run of a series: its name, its settings, and how it is made."""
+@dataclass(frozen=True)
+class Run(abc.ABC):
+    """One run of a series.
 
-    @property
-    def name(self) -> str:
-        """The name of its folder."""
+    Attributes:
+        name: name of its folder.
+        settings: a configuration: a frozen dataclass.
+    """
 
-    @property
-    def settings(self) -> Any:
-        """A configuration: a frozen dataclass."""
+    name: str
+    settings: Any
 
+    @abc.abstractmethod
     def digests(self) -> dict[str, str]:
         """Return the sha256 of the data by name, and of the model under "model"."""
 
-    def start(
-        self, folder: Path, *, resume: bool, device: str, progress: Progress
-    ) -> SweepOutcome | None:
+    @abc.abstractmethod
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
         """Make the run or resume it; return None if it was interrupted.
 
         Raises:
@@ -146,7 +156,7 @@ class Run(Protocol):
 
 
 @dataclass(frozen=True)
-class FinetuneRun:
+class FinetuneRun(Run):
     """A fine-tuning run.
 
     Attributes:
@@ -156,7 +166,6 @@ class FinetuneRun:
         on_event: called after each step, report, evaluation and checkpoint.
     """
 
-    name: str
     settings: FinetuneConfig
     others: Mapping[str, str] = field(default_factory=dict)
     rows: Rows | None = None
@@ -177,33 +186,21 @@ class FinetuneRun:
         model = {"model": digest_of_model(settings.model)}
         return fingerprints(settings.task, sources) | model
 
-    def start(
-        self, folder: Path, *, resume: bool, device: str, progress: Progress
-    ) -> SweepOutcome | None:
+    def start(self, folder: Path, sweep: SweepFolder, progress: Progress) -> SweepOutcome | None:
         """Fine-tune; a failed run is reported."""
         done = finetune(
-            self.settings,
-            folder,
-            train=self.rows,
-            resume=resume,
-            device=device,
-            progress=progress,
-            on_event=self.on_event,
-        )
+            self.settings, folder, train=self.rows, resume=sweep.resume, device=sweep.device,
+            progress=progress, on_event=self.on_event,
+        )  # fmt: skip
         if not done.finished:
             return None
         if done.failure is not None:
             progress.message(str(done.failure))
-        settings, metrics = done.settings, self.finish(done, folder)
-        return SweepOutcome(
-            self.name,
-            metrics,
-            done.failure.failed if done.failure else (),
-            settings.chosen_by,
-            settings.directions(done.task_model.task, done.task_model.labels)[settings.chosen_by],
-            done.progress.steps,
-            done.progress.seconds,
-        )
+        metric, task_model, at = done.settings.chosen_by, done.task_model, done.progress
+        direction = done.settings.directions(task_model.task, task_model.labels)[metric]
+        failed = done.failure.failed if done.failure else ()
+        metrics = self.finish(done, folder)
+        return SweepOutcome(self.name, metrics, failed, metric, direction, at.steps, at.seconds)
 
     def finish(self, done: FinetuneResult, folder: Path) -> Metrics:
         """Return the metrics of a finished run, those on further data included."""
@@ -221,7 +218,6 @@ def run_all(
     """Make runs one after another in named folders; return those of `previous` and these.
 
     Args:
-        previous: continued by these runs.
         expected: number of runs of the whole series; 0 if these are the last ones.
 
     Raises:
@@ -262,9 +258,7 @@ def _run(run: Run, sweep_folder: SweepFolder, title: str) -> SweepOutcome | None
         return outcome
     digests = run.digests()
     try:
-        result = run.start(
-            folder, resume=sweep_folder.resume, device=sweep_folder.device, progress=run_progress
-        )
+        result = run.start(folder, sweep_folder, run_progress)
     except DivergedError as error:
         result = SweepOutcome(run.name, {}, (" ".join(str(error).split()),))
         run_progress.message(result.failed[0])
@@ -332,10 +326,8 @@ def keep_best(series: Series, out: Path) -> None:
         shutil.copytree(out / best.name / "model", hidden, dirs_exist_ok=True)
         if len(series.scored) > 1:
             card, values = hidden / "README.md", [run.metrics[best.metric] for run in series.scored]
-            limit = (
-                f"It was selected as the best of {len(values)} runs by dev {best.metric}, whose "
-                f"mean over them is {statistics.fmean(values):.4g}: expect that."
-            )
+            limit = f"It was selected as the best of {len(values)} runs by dev {best.metric}, "
+            limit += f"whose mean over them is {statistics.fmean(values):.4g}: expect that."
             text = with_first_limit(card.read_text(encoding="utf8"), limit)
             card.write_text(text, encoding="utf8")
 
@@ -349,15 +341,176 @@ def write_sweep_report(file: Path, summary: Mapping[str, Any], series: Series) -
 def _write_json(file: Path, values: Mapping[str, Any]) -> None:
     """Write values as JSON, on the main rank."""
     if is_main(plan_here()):
-        text = json.dumps(values, indent=1) + "\n"
-        # A run may have diverged before it wrote anything.
-        make_folder(file.parent)
-        replace_text(file, text)
+        make_folder(file.parent)  # a run may have diverged before it wrote anything
+        replace_text(file, json.dumps(values, indent=1) + "\n")
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     """Write rows as JSON lines; return the path."""
     make_folder(path.parent)
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    replace_text(path, text)
+    replace_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return path
+
+
+MOST_RUNS = 10_000
+"""Maximum number of runs of a series."""
+
+
+@dataclass(frozen=True)
+class SeedSpread:
+    """The metric over the seeds; runs that diverged are excluded.
+
+    Attributes:
+        metric: name of the metric that chooses the best run.
+        mean, median, best: values of the metric.
+        deviation: the standard deviation, with n − 1; None for a single run.
+        failed: number of runs that failed or diverged; those that failed without diverging count
+            in the metric.
+    """
+
+    metric: str
+    mean: float
+    median: float
+    best: float
+    deviation: float | None
+    failed: int
+
+
+def parse_seeds(text: str, start: int = 0) -> tuple[int, ...]:
+    """Return the seeds that a text names: "5" → five from `start` on; "3,14,15" → these; "7," → 7.
+
+    Raises:
+        ConfigError: the text has another form, a number of seeds below 1, or a seed twice.
+    """
+    numbers = [number.strip() for number in text.split(",")]
+    if len(numbers) == 1 and is_integer(numbers[0]) and int(numbers[0]):
+        if int(numbers[0]) > MOST_RUNS:
+            message = f"{text.strip()!r} is more than {MOST_RUNS:,} runs"
+            fix = "Write a smaller number, or one seed with a comma, such as 12345,."
+            raise ConfigError(message, where="seeds", fix=fix)
+        return tuple(range(start, start + int(numbers[0])))
+    if len(numbers) > 1 and not numbers[-1]:
+        numbers.pop()
+    seeds = tuple(int(number) for number in numbers if is_integer(number))
+    if "," not in text or len(seeds) != len(numbers) or len(set(seeds)) != len(seeds):
+        fix = "Write a number of seeds, such as 5, or the seeds, such as 3,14,15."
+        raise ConfigError(f"{text!r} does not name seeds", where="seeds", fix=fix)
+    return seeds
+
+
+def finetune_seeds(settings: FinetuneConfig, seeds: Many[int], folder: SweepFolder) -> Series:
+    """Fine-tune once per seed, in `seed-N`.
+
+    `model` is the best run's, `seeds.json` lists all results. A seed is the head's and, unless
+    `order_seed` is set, of the order of the data and dropout. Raises the errors of `run_all`.
+    """
+    planned = [
+        FinetuneRun(f"seed-{seed}", dataclasses.replace(settings, seed=seed)) for seed in seeds
+    ]
+    series = run_all(planned, folder)
+    keep_best(series, folder.out)
+    spread = seed_spread(series)
+    summary = {} if spread is None else dataclasses.asdict(spread)
+    write_sweep_report(folder.out / "seeds.json", summary, series)
+    return series
+
+
+def seed_spread(series: Series) -> SeedSpread | None:
+    """Return the spread of the metric over the runs; None if all diverged."""
+    best = series.best
+    if best is None:
+        return None
+    values = [run.metrics[best.metric] for run in series.scored]
+    return SeedSpread(
+        best.metric,
+        statistics.fmean(values),
+        statistics.median(values),
+        best.metrics[best.metric],
+        float(np.std(values, ddof=1)) if len(values) > 1 else None,
+        sum(bool(run.failed) for run in series.runs),
+    )
+
+
+Grid = Mapping[str, tuple[str, ...]]
+"""Dotted path of a setting → its values, as texts."""
+
+LONGEST = 200
+"""Maximum number of bytes of a folder's name before the hash; file systems allow 255."""
+
+GRIDS: dict[str, Grid] = {  # Devlin et al. 2018, appendix A.3
+    "paper": {
+        "batch.n": ("16", "32"),
+        "training.optimizer.lr": ("5e-5", "3e-5", "2e-5"),
+        "training.until": ("2 epochs", "3 epochs", "4 epochs"),
+    },
+}
+
+
+def parse_grid(text: str) -> Grid:
+    """Parse the name of a grid, or "key=value,value key=value".
+
+    Values with spaces are quoted: `training.until="2 epochs,3 epochs"`.
+
+    Raises:
+        ConfigError: a part is not a key with values.
+    """
+    if text in GRIDS:
+        return GRIDS[text]
+    fix = 'Write key=value,value …, such as "training.optimizer.lr=2e-5,3e-5 batch.n=16,32".'
+    grid, names = dict[str, tuple[str, ...]](), ", ".join(GRIDS)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        message = f"{text!r} has an unclosed quote"
+        raise ConfigError(message, where="grid", fix="Close it.") from error
+    for word in words:
+        key, _, values = word.partition("=")
+        items = tuple(value.strip() for value in values.split(",") if value.strip())
+        if len({*items}) != len(items):
+            message = f"{word!r} has a value twice"
+            raise ConfigError(message, where="grid", fix="Name each value once.")
+        if not key or not items or key in grid:
+            message = f"{word!r} is not a key with values; named grids are {names}"
+            raise ConfigError(message, where="grid", fix=fix)
+        grid[key] = items
+    if not grid:
+        raise ConfigError("is empty", where="grid", fix=f"Name one of {names}, or write one.")
+    return grid
+
+
+def grid_cells(base: FinetuneConfig, grid: Grid) -> Iterator[tuple[str, FinetuneConfig]]:
+    """Yield every combination with the name of its folder.
+
+    Raises:
+        ConfigError: a setting is unknown or not allowed.
+    """
+    for values in itertools.product(*grid.values()):
+        cell = dict(zip(grid, values, strict=True))
+        overrides = [f"{key}={value}" for key, value in cell.items()]
+        yield folder_name(cell), load_config(base, overrides)
+
+
+def folder_name(cell: Mapping[str, str]) -> str:
+    """Return the folder name of a cell; a long one ends in a hash.
+
+    "batch.n" 16, "training.optimizer.lr" 5e-5 → "batch.n=16,training.optimizer.lr=5e-5"
+    """
+    name = ",".join(
+        f"{key}={re.sub(r'[^-+.0-9A-Za-z_]+', '-', value)}" for key, value in cell.items()
+    )
+    if len(name.encode()) <= LONGEST:
+        return name
+    beginning = name.encode()[:LONGEST].decode(errors="ignore")
+    return f"{beginning}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def sweep_grid(base: FinetuneConfig, grid: Grid, folder: SweepFolder) -> Series:
+    """Run every cell; `model` is the best one's, `sweep.json` lists all results.
+
+    Raises the errors of `run_all`.
+    """
+    series = run_all([FinetuneRun(*cell) for cell in grid_cells(base, grid)], folder)
+    keep_best(series, folder.out)
+    summary = {"best": series.best.name, "metric": series.best.metric} if series.best else {}
+    write_sweep_report(folder.out / "sweep.json", summary, series)
+    return series

@@ -64,7 +64,6 @@ class ModelComparison:
     """The result of a comparison.
 
     Attributes:
-        examples: number of examples.
         difference: difference of the mean grades, B − A.
         error_reduction: the same difference relative to the errors of A (`tasks.metrics`).
         interval: the 95 % confidence interval of the difference.
@@ -82,15 +81,12 @@ class ModelComparison:
     def __str__(self) -> str:
         low, high = self.interval
         errors = f", {errors_text(self.error_reduction)}" if self.error_reduction else ""
-        text = (
-            f"{self.difference:+.4f}{errors} (95 % interval {low:+.4f} "
-            f"to {high:+.4f}, p = {self.p_value:.2g}, n = {self.examples:,})"
-        )
+        interval = f"95 % interval {low:+.4f} to {high:+.4f}"
+        counts = f"p = {self.p_value:.2g}, n = {self.examples:,}"
+        text = f"{self.difference:+.4f}{errors} ({interval}, {counts})"
         if self.p_value >= CHANCE:
-            return (
-                f"No difference is shown between {self.a.name} and {self.b.name}: "
-                f"{text} may be chance."
-            )
+            names = f"{self.a.name} and {self.b.name}"
+            return f"No difference is shown between {names}: {text} may be chance."
         better, worse = (self.b, self.a) if self.difference > 0 else (self.a, self.b)
         return f"{better.name} is better than {worse.name} on these examples: B − A is {text}."
 
@@ -114,8 +110,6 @@ def compare_runs(
         source: a labelled file or a Hub data set.
         columns: the columns to read, of the type of the task's own. None: as in training.
         task: the task to compare in. None: the task that the first model was trained for.
-        seed: random seed for permutations and bootstrap.
-        progress: receives a stage per model.
 
     Raises:
         DataError: the models read different examples, there are fewer than two, or an example has
@@ -123,7 +117,6 @@ def compare_runs(
         ConfigError: the task has no grade for a single example.
         ResourceError: SciPy is not installed.
         FolderError: the second model lacks the heads of the first one's task.
-        BothwaysError: a folder or the data cannot be read.
     """
     require("report", "a test of significance", "scipy")
     for folder in (*folders(a), *folders(b)):  # fail before reading all the data
@@ -194,22 +187,15 @@ def folders(name: str) -> list[str]:
 def _grades(
     models: Iterable[Predictor], source: str, columns: Any, progress: Progress
 ) -> tuple[str, Float64[np.ndarray, "runs examples"]]:
-    """Return the fingerprint of the examples, and the grades of each model.
-
-    One model is held at a time.
-    """
+    """Return the fingerprint of the examples, and the grades of each model, opened in turn."""
     rows, fingerprint = [], ""
     for opened in models:
         task_model, reading = opened.task_model, opened.read(source, columns, labelled=True)
-        results = list(
-            opened.predict_examples(reading, counts=counting(reading, progress, "grading"))
-        )
+        counts = counting(reading, progress, "grading")
+        results = list(opened.predict_examples(reading, counts=counts))
         if len(results) < 2:
-            raise DataError(
-                f"there are too few examples to compare on: {len(results)}",
-                where=source,
-                fix="Give two or more.",
-            )
+            message = f"there are too few examples to compare on: {len(results)}"
+            raise DataError(message, where=source, fix="Give two or more.")
         task_model.score(iter(results))  # raises for an example without a label
         fingerprint = examples_fingerprint(example for example, _ in results)
         rows.append([task_model.grade(example, prediction) for example, prediction in results])

@@ -12,7 +12,8 @@ from torch.nn.utils.rnn import PackedSequence
 from attention_formulas import OnGpu
 from bothways.core.batch import Layout
 from bothways.core.errors import ConfigError
-from bothways.model.layer_mix import BiLSTM, LayerChoice, build_mix, by_time, chosen_layers
+from bothways.lab.features import LayerChoice
+from bothways.lab.features.run import BiLSTM, build_mix, by_time, chosen_layers
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(0, 10**6))
