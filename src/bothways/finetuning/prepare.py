@@ -32,7 +32,7 @@ from bothways.hub.static_embedding import StaticEncoder
 from bothways.model.config import EncoderConfig
 from bothways.model.heads import Head, LabelHead, TagHead
 from bothways.model.model import Model
-from bothways.prediction.static_model import open_static
+from bothways.prediction.session_model import open_static
 from bothways.tasks.base import TaskModel
 from bothways.tasks.sentence_embedding.task import SentenceEmbeddingTask, continued
 from bothways.training.encoding_checks import check_model

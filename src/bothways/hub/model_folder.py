@@ -29,7 +29,6 @@ from bothways.core.files import local_path, read_utf8, replace_folder
 from bothways.core.terminal import listed
 from bothways.hub import hf_config
 from bothways.hub.adapter import CONFIG, TrainedAdapter, read_adapter
-from bothways.hub.load_report import LoadReport, head_of, plan_loading
 from bothways.hub.model_card import Card, render_card
 from bothways.hub.resolve import (
     ADAPTER,
@@ -44,7 +43,15 @@ from bothways.hub.resolve import (
     resolve,
     resolve_run,
 )
-from bothways.hub.weight_files import AGAIN, Weights, read_exact, unread_files
+from bothways.hub.weight_files import (
+    AGAIN,
+    LoadReport,
+    Weights,
+    head_of,
+    plan_loading,
+    read_exact,
+    unread_files,
+)
 from bothways.model.families.catalogue import family_named
 from bothways.model.families.family import Architecture
 from bothways.model.families.weight_names import KeyTable, Shape, to_file_names

@@ -43,8 +43,7 @@ from bothways.hub.resolve import PROGRAM, resolve_run
 from bothways.hub.static_embedding import StaticEncoder
 from bothways.prediction import engine
 from bothways.prediction.prepared_model import PredictPrecision, PreparedModel
-from bothways.prediction.session_model import Runtime, SessionModel, open_session
-from bothways.prediction.static_model import open_static
+from bothways.prediction.session_model import Runtime, SessionModel, open_session, open_static
 from bothways.tasks.base import Metrics, Reading, TaskModel
 from bothways.tasks.catalogue import TASKS, AnyTask, task_kind
 from bothways.tasks.classification.task import ClassificationTask

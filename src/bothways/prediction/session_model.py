@@ -1,13 +1,15 @@
-"""An exported model in another runtime, with the interface of a prepared model.
+"""Folders without an encoder of ours, opened with the interface of a prepared model.
 
-Tasks read its outputs as their heads' outputs, so predictions and metrics need no other code.
-Batches are padded, as the graph asks for.
+- An exported model in another runtime. Tasks read its outputs as their heads' outputs, so
+  predictions and metrics need no other code. Batches are padded, as the graph asks for.
+- A StaticEmbedding folder: a table of vectors, see `hub.static_embedding`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -20,13 +22,16 @@ from torch import Tensor, nn
 
 from bothways.core.batch import Batch
 from bothways.core.errors import ConfigError, FolderError, argument, call, optional
+from bothways.core.files import read_object
 from bothways.hub.hf_config import read_hf_config
-from bothways.hub.load_report import LoadReport
 from bothways.hub.model_folder import LoadedModel, read_record
-from bothways.hub.resolve import resolve
+from bothways.hub.resolve import PROGRAM, resolve
+from bothways.hub.static_embedding import TABLE, read_static, static_folder
+from bothways.hub.weight_files import LoadReport
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Hidden
 from bothways.prediction.prepared_model import UnpackedModel
+from bothways.text.tokenizer import Tokenizer
 
 Arrays = Mapping[str, NDArray[np.int64]]
 Run = Callable[[Arrays], Mapping[str, NDArray[np.float32]]]
@@ -271,3 +276,39 @@ OPENERS: Mapping[GraphRuntime, Callable[[Path], Session | CompiledModel]] = {
     "onnxruntime": Session, "openvino": CompiledModel,
 }  # fmt: skip
 """Opens a file of each runtime."""
+
+
+@dataclass(frozen=True)
+class StaticFolder(LoadedModel):
+    """A StaticEmbedding folder in memory.
+
+    Attributes:
+        texts: its tokenizer, which is not one of an encoder.
+    """
+
+    texts: Tokenizer | None = None
+
+    def tokenizer(self) -> Tokenizer:
+        assert self.texts is not None
+        return self.texts
+
+
+def open_static(name: str | Path, device: str) -> LoadedModel | None:
+    """Open a StaticEmbedding folder; None for another one.
+
+    Raises:
+        FolderError, TokenizerError: a file is missing or damaged.
+        ConfigError: the device is not the CPU.
+    """
+    folder = resolve(name)
+    if (inner := static_folder(folder)) is None:
+        return None
+    if device not in ("auto", "cpu"):
+        message = f"vectors of a StaticEmbedding folder are computed on the CPU, not on {device}"
+        raise ConfigError(message, where="device", fix="Set the device to cpu.")
+    encoder, tokenizer = read_static(inner)
+    model, program = UnpackedModel(encoder, {}), folder / PROGRAM
+    program_config = read_object(program, FolderError) if program.is_file() else {}
+    model.kept = {"config.json": {}, PROGRAM: program_config}
+    report = LoadReport((TABLE,))
+    return StaticFolder(model, report, folder, extra=read_record(folder), texts=tokenizer)
