@@ -24,8 +24,7 @@ from bothways.core.files import replace_file, replace_text, surrogate_in
 from bothways.core.folder_lock import lock_folder
 from bothways.core.progress import Progress
 from bothways.core.terminal import listed, quantity
-from bothways.prediction.search import stored_vectors
-from bothways.prediction.search.bm25 import BM25
+from bothways.prediction.search import ranking
 from bothways.prediction.search.index import RECORD, Index, IndexRecord, Segment
 
 Embed = Callable[[list[str]], Float32[np.ndarray, "texts width"]]
@@ -210,7 +209,7 @@ class _Change:
     def _write_vectors(self, path: Path, rows: int, joined: list[int], embed: Embed) -> None:
         """Embed the new documents, and copy the vectors of the others."""
         record, start = self.record, 0
-        shape, dtype = (rows, record.width), stored_vectors.DTYPES[record.stored]
+        shape, dtype = (rows, record.width), ranking.DTYPES[record.stored]
         codes = np.lib.format.open_memmap(path, "w+", dtype, shape)
         self.progress.stage("embedding", self.added)
         texts = (json.loads(line)["text"] for line in self._lines())
@@ -225,13 +224,13 @@ class _Change:
                 raise DataError(message, where=record.model, fix=fix)
             # The scale of int8 is chosen on the first window and then fixed: codes stay comparable.
             if not record.scale:
-                scale = stored_vectors.choose_scale(vectors)
+                scale = ranking.choose_scale(vectors)
                 self.record = record = dataclasses.replace(record, scale=scale)
-            codes[start : start + len(vectors)] = stored_vectors.compress(
+            codes[start : start + len(vectors)] = ranking.compress(
                 vectors, record.stored, record.scale
             )
             if record.stored == "binary":
-                signs.append(stored_vectors.signs(vectors))
+                signs.append(ranking.signs(vectors))
             self.progress.advance(start + len(vectors))
         start = self.added
         for position in joined:
@@ -258,7 +257,7 @@ class _Change:
         with optional("search", "a graph of vectors"):
             from usearch.index import Index as Graph
         codes = np.load(self.path("vectors"), mmap_mode="r")
-        vectors = stored_vectors.StoredVectors([codes], self.record.width, self.record.scale)
+        vectors = ranking.StoredVectors([codes], self.record.width, self.record.scale)
         graph = Graph(ndim=self.record.width, metric="ip", dtype="bf16")
         self.progress.stage("building the graph", len(vectors))
         for start in range(0, len(vectors), WINDOW):
@@ -289,7 +288,7 @@ class _Change:
         texts = [text for position in positions for _, text in index.documents(position)]
         self.progress.stage("counting words", len(texts))
         # An index without documents keeps its words, so that the next ones are counted, too.
-        BM25.of(texts or [""]).save(self.folder / f"bm25-{self.number}")
+        ranking.BM25.of(texts or [""]).save(self.folder / f"bm25-{self.number}")
         self.record = dataclasses.replace(self.record, bm25=self.number)
 
 

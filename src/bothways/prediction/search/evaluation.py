@@ -11,7 +11,7 @@ import numpy as np
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
 from bothways.prediction.predictor import Predictor
-from bothways.prediction.search.bm25 import BM25
+from bothways.prediction.search.ranking import BM25
 from bothways.tasks.sentence_embedding.beir import (
     RetrievalData,
     Run,

@@ -36,9 +36,13 @@ from bothways.data.tables import given_rows
 from bothways.hub.provenance import digest_of_model
 from bothways.prediction.predictor import Predictor, open_task
 from bothways.prediction.prepared_model import PredictPrecision
-from bothways.prediction.search import stored_vectors
-from bothways.prediction.search.bm25 import BM25
-from bothways.prediction.search.stored_vectors import Stored, StoredVectors
+from bothways.prediction.search.ranking import (
+    BM25,
+    DTYPES,
+    Stored,
+    StoredVectors,
+    search_signs,
+)
 from bothways.tasks.sentence_embedding.nearest import Found, Nearest, dot_products, top_k
 
 RECORD = "index.json"
@@ -78,7 +82,7 @@ class IndexRecord:
             settings that it was opened with.
         width: components of a vector.
         normalised: whether vectors have length 1, so that scores are cosines.
-        stored, scale: see `stored_vectors`.
+        stored, scale: see `ranking`.
         prompts: before a query and before a document.
         segments: of the documents.
         deleted, bm25: the numbers of the newest files of these, if there are any.
@@ -185,7 +189,7 @@ class Index:
             )
         except (OSError, ValueError, EOFError) as error:
             raise self._damaged(f"{name}.npy: {error}") from error
-        expected = "vectors" in name and stored_vectors.DTYPES[self.record.stored]
+        expected = "vectors" in name and DTYPES[self.record.stored]
         if (expected and array.dtype != expected) or (width and array.shape[1:] != (width,)):
             raise self._damaged(f"{name}.npy has {array.shape} numbers of type {array.dtype}")
         return array
@@ -235,9 +239,7 @@ class Index:
         if not exact and any(segment.graph for segment in self.record.segments):
             return self._approximate(queries, k)
         if self.record.stored == "binary":
-            return stored_vectors.search_signs(
-                queries, self._signs, self.vectors, k, self.ids, self.deleted
-            )
+            return search_signs(queries, self._signs, self.vectors, k, self.ids, self.deleted)
         return top_k(queries, self.vectors, k, names=self.ids, deleted=self.deleted)
 
     def _approximate(self, queries: NDArray[np.float32], k: int) -> Found:
