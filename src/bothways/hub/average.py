@@ -115,9 +115,7 @@ def _open(name: str) -> tuple[Path, Callable[[str], Tensor], list[float] | None]
             fix = "Save its model first: bothways.save_model of bothways.load_model(…)."
             raise FolderError(message, where=folder, fix=fix)
         if (folder.parent / MODULES).is_file() and not (folder / MODULES).is_file():
-            message = (
-                "is a part of a folder of sentence-transformers, whose other parts would be lost"
-            )
+            message = "is in a folder of sentence-transformers, whose other parts would be lost"
             fix = "Save that folder with a newer sentence-transformers first."
             raise FolderError(message, where=folder, fix=fix)
         return folder, open_weights(folder).read, _bases(folder)

@@ -115,9 +115,7 @@ class HFConfig:
             or set(names) != {str(at) for at in range(len(names))}
             or not all(isinstance(name, str | int | float) for name in names.values())
         ):
-            message = (
-                f"id2label must name the outputs 0, 1, 2 … and nothing else, not {names!r:.80}"
-            )
+            message = f"id2label must name the outputs 0, 1, 2 … alone, not {names!r:.80}"
             raise FolderError(message, where=self.where)
         outputs = [h.count for h in self.heads or () if isinstance(h, LabelHead | TagHead)]
         default = len(names) if names is not None else max(outputs, default=0) or 2
@@ -130,9 +128,8 @@ class HFConfig:
         if names is None:
             return tuple(map(label_name, range(count)))
         if len(names) != count:
-            message = (
-                f"num_labels is {count}, but id2label names {quantity(len(names), 'output(s)')}"
-            )
+            outputs_named = quantity(len(names), "output(s)")
+            message = f"num_labels is {count}, but id2label names {outputs_named}"
             fix = "Remove num_labels, or name as many outputs as the head has."
             raise FolderError(message, where=self.where, fix=fix)
         return tuple(str(names[str(at)]) for at in range(count))
@@ -174,14 +171,11 @@ def read_hf_config(folder: Path, custom: Iterable[Head] = ()) -> HFConfig:
     if not file.is_file():
         fix = "Give the folder of one model, as transformers' save_pretrained writes it."
         if (folder / MODULES).is_file():
-            fix = (
-                "A folder of sentence-transformers without a Transformer has no encoder to train: "
-            )
+            fix = "A folder of sentence-transformers without a Transformer has no encoder: "
             fix += f"its vectors are computed with {argument(task='embed')}."
         if any(folder.glob("*.ckpt*.index")):
-            fix = "To convert a TensorFlow checkpoint: " + call(
-                "convert", str(folder), out="FOLDER"
-            )
+            command = call("convert", str(folder), out="FOLDER")
+            fix = f"To convert a TensorFlow checkpoint: {command}"
         raise FolderError("is not a model folder: it has no config.json", where=folder, fix=fix)
     raw = read_object(file, FolderError)
     if raw.get("model_type") == NATIVE:

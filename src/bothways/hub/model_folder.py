@@ -115,9 +115,7 @@ class LoadedModel:
         recorded = object_in(folder / hf_config.RECORD).get(VOCABULARY)
         if recorded is not None and recorded != vocabulary_digest(tokenizer):
             message = "holds another vocabulary than the model was saved with, by its digest"
-            fix = (
-                f'Restore the tokenizer\'s files, or delete "{VOCABULARY}" from {hf_config.RECORD}.'
-            )
+            fix = f'Restore its files, or delete "{VOCABULARY}" from {hf_config.RECORD}.'
             raise FolderError(message, where=folder, fix=fix)
         file = folder / "vocab.txt"
         if recorded is not None or (folder / "tokenizer.json").exists() or not file.exists():
@@ -296,9 +294,7 @@ def _read_state(
     """Return our tensors in fp32, without fresh heads."""
     for copy, name in report.copies:
         if not torch.equal(weights.read(report.sources[copy]), weights.read(report.sources[name])):
-            message = (
-                f"holds different values for {copy} and {name}, which config.json declares tied"
-            )
+            message = f"holds different values for {copy} and {name}, tied by config.json"
             fix = 'If they differ on purpose, set "tie_word_embeddings": false.'
             raise FolderError(message, where=weights.file, fix=fix)
     state, not_finite = {}, []
@@ -423,13 +419,9 @@ def check_adapter_only(source: str, model: Model, tokenizer: Tokenizer) -> None:
     if (folder / ADAPTER).is_file():
         message = f"needs a whole model as its base, and {source} is an adapter itself"
     elif family is None or architecture is None or architecture.own:
-        message = (
-            "transformers has no class with this encoder and these heads that PEFT could adapt"
-        )
+        message = "transformers has no class with this encoder and these heads for PEFT to adapt"
     elif family.other_keys:
-        message = (
-            f"the modules of {family.model_type} in transformers have other names than its files"
-        )
+        message = f"modules of {family.model_type} in transformers have other names than its files"
     else:
         return
     fix = "Leave it out: the folder then holds all weights."
@@ -460,9 +452,7 @@ def check_replaceable(path: Path) -> None:
     present = sorted(file.name for file in path.iterdir()) if path.exists() else []
     foreign = [name for name in present if not any(fnmatch.fnmatch(name, k) for k in reserved)]
     if foreign:
-        message = (
-            f"holds files of something other than a model, which would be lost: {listed(foreign)}"
-        )
+        message = f"holds files of something other than a model: {listed(foreign)}"
         raise FolderError(message, where=path, fix="Choose an empty or a new folder.")
 
 

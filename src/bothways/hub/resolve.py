@@ -205,11 +205,8 @@ def _download(hub_id: str, files: Sequence[str], inner: str = "") -> Path:
         raise FolderError(message, where=hub_id, fix=fix) from error
     except RepositoryNotFoundError as error:
         near = near_path(Path(hub_id), Path.is_dir)
-        fix = (
-            f"Did you mean the folder {near}?"
-            if near
-            else "Check the name or the path; for a private model, run `hf auth login`."
-        )
+        fix = "Check the name or the path; for a private model, run `hf auth login`."
+        fix = f"Did you mean the folder {near}?" if near else fix
         message = "is neither a folder here nor a model on the Hub"
         raise FolderError(message, where=hub_id, fix=fix) from error
     except (OSError, ValueError) as error:

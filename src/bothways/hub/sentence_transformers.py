@@ -284,9 +284,8 @@ def _read_prompts(program: Mapping[str, Any], file: Path) -> tuple[dict[str, str
         message = f"prompts must be an object of names and texts, not {prompts!r:.80}"
         raise FolderError(message, where=file, fix="Copy the model again.")
     if default is not None and default not in list(prompts):
-        message = (
-            f"{_DEFAULT} {default!r:.80} is not among its prompts: {', '.join(prompts) or 'none'}"
-        )
+        names = ", ".join(prompts) or "none"
+        message = f"{_DEFAULT} {default!r:.80} is not among its prompts: {names}"
         raise FolderError(message, where=file, fix="Set it to null for no prompt.")
     return {name: text or "" for name, text in prompts.items()}, default
 

@@ -81,10 +81,8 @@ def open_weights(folder: Path) -> Weights:
     if files:
         fix = f"It has {listed(files)}; rename the model's own weights to model.safetensors."
     if (folder / "onnx").is_dir() or (folder / "openvino").is_dir():
-        fix = (
-            f"An exported graph is computed with {argument(runtime='onnxruntime')} or "
-            f"{argument(runtime='openvino')}."
-        )
+        runtimes = " or ".join(argument(runtime=name) for name in ("onnxruntime", "openvino"))
+        fix = f"An exported graph is computed with {runtimes}."
     raise FolderError(message, where=folder, fix=fix)
 
 

@@ -622,10 +622,8 @@ def _read_row(
         case _ if is_example(value):
             return value
         case _:
-            message = (
-                f"is of type {type(value).__name__}: it must be a text, a tuple of two texts or of "
-                "a query and its documents, or a dict"
-            )
+            allowed = "a text, a tuple of two texts or of a query and its documents, or a dict"
+            message = f"is of type {type(value).__name__}: it must be {allowed}"
             raise DataError(message, where=location)
 
 
@@ -793,10 +791,7 @@ def _check_heads(task: AnyTask, loaded: LoadedModel) -> None:
     if "labels" in needed:
         label, count = max(Counter(loaded.labels).items(), key=lambda item: item[1])
         if count > 1:
-            message = (
-                f"id2label gives the name {label!r} to {count} outputs, and the task distinguishes "
-                "outputs by name"
-            )
+            message = f"id2label gives the name {label!r} to {count} outputs"
             config = loaded.folder / "config.json"
             raise FolderError(message, where=config, fix="Give each output its own name there.")
 

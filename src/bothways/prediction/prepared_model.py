@@ -268,10 +268,7 @@ class PreparedModel(Model):
         forked = os.getpid() != self._process and self.device.type == "cpu"
         if forked and torch.get_num_threads() > 1:
             message = "the model was opened before this process was forked, so its threads are gone"
-            fix = (
-                "Call torch.set_num_threads(1) first in the new process, or begin it with "
-                'multiprocessing.get_context("spawn").'
-            )
+            fix = "Call torch.set_num_threads(1) first in it, or begin it with the method spawn."
             raise ResourceError(message, where="model", fix=fix)
 
 
@@ -324,9 +321,7 @@ def prepare_model(
     device = devices.device_of(model)
     if precision == "int8":
         if not devices.has_int8(device):
-            message = (
-                f"int8 needs instructions that {devices.describe_device(device)} does not have"
-            )
+            message = f"int8 needs instructions that {devices.describe_device(device)} lacks"
             fix = "Set the precision to auto or fp32, or the device to cpu."
             raise ConfigError(message, where="precision", fix=fix)
         resolved: Literal["fp32", "bf16", "int8"] = "int8"

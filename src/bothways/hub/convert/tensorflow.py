@@ -242,15 +242,10 @@ def _find_index(source: Path) -> Path:
         file = source if source.suffix == ".index" else source.with_name(f"{source.name}.index")
         if file.is_file():
             return file
-    fix = (
-        "Give the unpacked folder with bert_model.ckpt.index and "
-        "bert_model.ckpt.data-00000-of-00001."
-    )
-    message = (
-        "holds no checkpoint of TensorFlow"
-        if source.exists()
-        else "no such folder, and no checkpoint of this name"
-    )
+    fix = "Give the unpacked folder, with bert_model.ckpt.index and its data files."
+    message = "holds no checkpoint of TensorFlow"
+    if not source.exists():
+        message = "no such folder, and no checkpoint of this name"
     raise FolderError(f"{message}: there is no .index file", where=source, fix=fix)
 
 
@@ -271,9 +266,7 @@ def _dialect(variables: Collection[str], part: ModelPart | None, index: Path) ->
     if has("bert/"):
         return _BERT
     variable_names = listed(sorted(variables)) or "none"
-    message = (
-        f"holds no BERT, ALBERT or ELECTRA of Google's code: its variables are {variable_names}"
-    )
+    message = f"holds no BERT, ALBERT or ELECTRA of Google's code; it has {variable_names}"
     raise FolderError(message, where=index, fix="Checkpoints of other code have other names.")
 
 
@@ -578,10 +571,8 @@ def _entry(name: str, message: bytes, shards: int) -> BundleEntry:
     numbers = _numbers(message, dtype=1, shard=3, offset=4, size=5, checksum=6)
     dtype = _TYPES.get(numbers["dtype"])
     if dtype is None:
-        description = (
-            f"{name} has type {numbers['dtype']}, which is not numeric: one of {list(_TYPES)}"
-        )
-        raise MalformedError(description)
+        number = numbers["dtype"]
+        raise MalformedError(f"{name} has type {number}, which is not numeric: {list(_TYPES)}")
     shapes = [
         value for number, value in fields(message) if number == 2 and isinstance(value, bytes)
     ]

@@ -335,10 +335,8 @@ def _new_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
             tokens[word] = None
     if several:
         message = f"for this tokenizer these are several words: {listed(list(map(repr, several)))}"
-        fix = (
-            "Give one word a line: it divides text at white space, punctuation marks and, if it is "
-            "BERT's, between Chinese characters, before it looks up words."
-        )
+        divides = "at white space, punctuation marks and, if it is BERT's, Chinese characters"
+        fix = f"Give one word a line: it divides text {divides}."
         raise ConfigError(message, where="vocabulary", fix=fix)
     if not tokens:
         message = f"the vocabulary already has every word: {listed(list(map(repr, words)))}"

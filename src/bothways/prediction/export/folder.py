@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from bothways.hub.model_folder import (
     write_files,
 )
 from bothways.hub.resolve import resolve, resolve_run
-from bothways.hub.sentence_transformers import SentenceEncoderConfig, program_files
+from bothways.hub.sentence_transformers import program_files
 from bothways.model.attention.patterns import Blocks, Window
 from bothways.model.config import EncoderConfig
 from bothways.model.model import Model
@@ -134,10 +134,8 @@ class Comparison:
     def check(self) -> None:
         """Raise DivergedError if the difference is too large, or not a number."""
         if not self.largest <= self.tolerance:
-            message = (
-                f"its outputs in {self.runtime} differ from the model's by {self.largest:.1e}; "
-                f"the limit is {self.tolerance:g}"
-            )
+            difference = f"{self.largest:.1e}; the limit is {self.tolerance:g}"
+            message = f"its outputs in {self.runtime} differ from the model's by {difference}"
             fix = "Nothing was written. Use another version of the runtime, or serve with bothways."
             raise DivergedError(message, where="export", fix=fix)
 
@@ -163,7 +161,12 @@ def compare_outputs(
         outputs = head_outputs(model, exported.head, batch)
         shares.append(_share(outputs, head_outputs(session, exported.head, batch)) / TOLERANCE)
         if exported.sentence is not None:
-            vectors = sentence_vectors(model, outputs, batch.layout, exported.sentence)
+            vectors = pool(outputs, batch.layout, exported.sentence.pooling)
+            if (projection := projection_of(model)) is not None:
+                vectors = projection(vectors)
+            if exported.sentence.normalised:
+                vectors = torch.nn.functional.normalize(vectors, dim=-1)
+            vectors = vectors[:, : exported.sentence.components]
             inputs = session_model.padded_inputs(config, exported.head, batch)
             actual = torch.from_numpy(run(inputs)["sentence_embedding"])
             limit = UNIT_TOLERANCE if exported.sentence.normalised else TOLERANCE
@@ -177,18 +180,6 @@ def head_outputs(model: Model, head: HeadKind, batch: Batch) -> Tensor:
     hidden = model.encoder(batch)
     rows = hidden.last if head == "none" else model.outputs(head, batch, hidden)
     return rows.view(len(rows), -1)
-
-
-def sentence_vectors(
-    model: Model, x: Tensor, layout: Layout, config: SentenceEncoderConfig
-) -> Tensor:
-    """Return the vector of each sequence from those of its tokens."""
-    vectors = pool(x, layout, config.pooling)
-    if (projection := projection_of(model)) is not None:
-        vectors = projection(vectors)
-    if config.normalised:
-        vectors = torch.nn.functional.normalize(vectors, dim=-1)
-    return vectors[:, : config.components]
 
 
 def probes(config: EncoderConfig, exported: ExportedPart) -> Iterator[Batch]:
@@ -247,6 +238,10 @@ def _share(expected: Tensor, actual: Tensor) -> float:
 
 Format = Literal["onnx", "openvino"]
 """Formats of an export."""
+RUNTIMES: Mapping[Format, tuple[session_model.GraphRuntime, str]] = {
+    "onnx": ("onnxruntime", "onnxruntime"), "openvino": ("openvino", "OpenVINO"),
+}  # fmt: skip
+"""The runtime of each format, and its title."""
 ONNX, OPENVINO = session_model.FILES["onnxruntime"], session_model.FILES["openvino"]
 INLINE_BYTES = 1_900_000_000
 """Weights beyond this are in a file next to the graph: a protobuf message ends at 2 GiB."""
@@ -313,9 +308,9 @@ def write_export(
     """
     formats = [*get_args(Format)] if to == "both" else [to] if isinstance(to, str) else [*to]
     require_choice(Format, "to", *formats or ["nothing"])
-    steps = [TARGETS[name] for name in dict.fromkeys(("onnx", *formats))]
     # Every format is made of the ONNX file, which is compared with the model first.
-    require("export", "exporting a model", "onnx", *(step.runtime for step in steps))
+    steps = [(name, *RUNTIMES[name]) for name in dict.fromkeys(("onnx", *formats))]
+    require("export", "exporting a model", "onnx", *(runtime for _, runtime, _ in steps))
     source, target = resolve(resolve_run(str(folder))), local_path(out)
     check_not_input(target, [source])
     if target.exists() and not target.is_dir():
@@ -333,29 +328,30 @@ def write_export(
         _write_companions(hidden, source, task_model, exported)
         _save(build_graph(task_model.model, exported), hidden / ONNX["fp32"])
         comparisons = []
-        for step in steps:
-            progress.stage(f"comparing with {step.title}")
-            step.convert(hidden, exported.head)
-            run = session_model.OPENERS[step.runtime](
-                hidden / session_model.FILES[step.runtime]["fp32"]
-            )
-            comparisons.append(compare_outputs(task_model.model, exported, run, step.title))
+        for name, runtime, title in steps:
+            progress.stage(f"comparing with {title}")
+            file = hidden / session_model.FILES[runtime]["fp32"]
+            if name == "openvino":
+                convert_to_openvino(hidden / ONNX["fp32"], file, exported.head)
+            run = session_model.OPENERS[runtime](file)
+            comparisons.append(compare_outputs(task_model.model, exported, run, title))
         for comparison in comparisons:
             comparison.check()
         reports: dict[session_model.GraphRuntime, Int8Report] = {}
-        for step in [TARGETS[name] for name in formats] if int8 is not None else ():
+        for name in formats if int8 is not None else ():
             assert int8 is not None
-            progress.stage(f"quantising for {step.title}")
-            step.quantise(hidden, task_model.model, exported)
-            progress.stage(f"evaluating fp32 and int8 in {step.title}")
+            runtime, title = RUNTIMES[name]
+            progress.stage(f"quantising for {title}")
+            _quantise(hidden, name, task_model.model, exported)
+            progress.stage(f"evaluating fp32 and int8 in {title}")
             report = measure_int8(
-                lambda precision, runtime=step.runtime: open_task(
+                lambda precision, runtime=runtime: open_task(
                     hidden, runtime=runtime, precision=precision
                 ),
                 int8.evaluate,
             )
             report.check(int8.limit)
-            reports[step.runtime] = report
+            reports[runtime] = report
         if "onnx" not in formats:
             shutil.rmtree((hidden / ONNX["fp32"]).parent)
         sizes = {
@@ -418,8 +414,15 @@ def _save(graph: onnx.ModelProto, file: Path) -> None:
     )
 
 
-def _quantise_onnx(hidden: Path, model: Model, exported: ExportedPart) -> None:
-    """Write the ONNX file in int8: weights are rounded here, activations by onnxruntime."""
+def _quantise(hidden: Path, form: Format, model: Model, exported: ExportedPart) -> None:
+    """Write a graph in int8: weights are rounded here, activations by the runtime."""
+    if form == "openvino":
+        source = hidden / "onnx" / "int8_weights.onnx"
+        _save(with_int8_weights(build_graph(model, exported)), source)
+        convert_to_openvino(source, hidden / OPENVINO["int8"], exported.head)
+        for file in source.parent.glob(f"{source.name}*"):
+            file.unlink()
+        return
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     logger, level = logging.getLogger(), logging.getLogger().level
@@ -438,15 +441,6 @@ def _quantise_onnx(hidden: Path, model: Model, exported: ExportedPart) -> None:
         logger.setLevel(level)
 
 
-def _quantise_openvino(hidden: Path, model: Model, exported: ExportedPart) -> None:
-    """Write the OpenVINO model with weights in int8."""
-    source = hidden / "onnx" / "int8_weights.onnx"
-    _save(with_int8_weights(build_graph(model, exported)), source)
-    convert_to_openvino(source, hidden / OPENVINO["int8"], exported.head)
-    for file in source.parent.glob(f"{source.name}*"):
-        file.unlink()
-
-
 def convert_to_openvino(source: Path, target: Path, head: str) -> None:
     """Write an ONNX file as an OpenVINO model, with weights in the precision that they have there.
 
@@ -462,26 +456,3 @@ def convert_to_openvino(source: Path, target: Path, head: str) -> None:
     model = openvino.convert_model(source)
     model.set_rt_info(head, session_model.HEAD)
     openvino.save_model(model, target, compress_to_fp16=False)
-
-
-class ExportTarget(NamedTuple):
-    """A format: its runtime, and what writes its files, from that of ONNX and in int8."""
-
-    runtime: session_model.GraphRuntime
-    title: str
-    convert: Callable[[Path, str], None]
-    quantise: Callable[[Path, Model, ExportedPart], None]
-
-
-TARGETS: Mapping[str, ExportTarget] = {
-    "onnx": ExportTarget("onnxruntime", "onnxruntime", lambda hidden, head: None, _quantise_onnx),
-    "openvino": ExportTarget(
-        "openvino",
-        "OpenVINO",
-        lambda hidden, head: convert_to_openvino(
-            hidden / ONNX["fp32"], hidden / OPENVINO["fp32"], head
-        ),
-        _quantise_openvino,
-    ),
-}
-"""The formats by name; `session_model` has the files and the classes of their runtimes."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import mmap
@@ -130,7 +131,16 @@ class Index:
 
     def __init__(self, folder: str | Path, record: IndexRecord | None = None) -> None:
         self.folder = local_path(folder)
-        self.record = record = self._read_record() if record is None else record
+        if record is None:
+            if not (self.folder / RECORD).is_file():
+                message, fix = f"is not an index: it has no {RECORD}", f"Build one: {_BUILD}."
+                raise FolderError(message, where=self.folder, fix=fix)
+            values = read_object(self.folder / RECORD, FolderError, _FIX)
+            try:
+                record = configs.read(IndexRecord, values)
+            except ConfigError as error:
+                raise self._damaged(f"{RECORD}: {error.where}: {error.what}") from error
+        self.record = record
         if record.width < 1 or not math.isfinite(record.scale):
             raise self._damaged(f"{RECORD} has width {record.width} and scale {record.scale}")
         self._graphs = dict[int, Any]()
@@ -156,17 +166,6 @@ class Index:
                 self.deleted[self._array(f"deleted-{record.deleted}")] = True
             except IndexError as error:
                 raise self._damaged(f"deleted-{record.deleted}.npy: {error}") from error
-
-    def _read_record(self) -> IndexRecord:
-        if not (self.folder / RECORD).is_file():
-            message = f"is not an index: it has no {RECORD}"
-            fix = f"Build one: {_BUILD}."
-            raise FolderError(message, where=self.folder, fix=fix)
-        values = read_object(self.folder / RECORD, FolderError, _FIX)
-        try:
-            return configs.read(IndexRecord, values)
-        except ConfigError as error:
-            raise self._damaged(f"{RECORD}: {error.where}: {error.what}") from error
 
     def __len__(self) -> int:
         return int(len(self.deleted) - self.deleted.sum())
@@ -380,31 +379,31 @@ class Index:
             rankings.append([self.by_words(query, count) for query in queries])
         hits = list[list[Hit]]()
         for query, *lists in zip(queries, *rankings, strict=True):
-            # Rankings of unlike scores are fused by rank.
-            ranking = lists[0] if len(lists) == 1 else self._fused(lists)
+            ranking = lists[0]
+            if len(lists) > 1:  # of unlike scores: fused by their places alone
+                fused = dict[int, float]()
+                for position, (_, row) in itertools.chain(*(enumerate(x, 1) for x in lists)):
+                    fused[row] = fused.get(row, 0.0) + 1 / (FUSED + position)
+                ids = self.ids
+                ranking = sorted(
+                    ((score, row) for row, score in fused.items()),
+                    key=lambda pair: (pair[0], ids[pair[1]]),
+                    reverse=True,
+                )
             texts = self.texts([row for _, row in ranking[: count if reranker else k]])
             ranked = [
                 Hit(self.ids[row].decode(), score, text)
                 for (score, row), text in zip(ranking, texts, strict=False)
             ]
-            hits.append(reranked(reranker, query, ranked)[:k] if reranker and ranked else ranked)
+            if reranker and ranked:
+                scored = reranker((query, [hit.text for hit in ranked]))
+                ranked = ordered(ranked, scored.logits)[:k]
+            hits.append(ranked)
         return hits
 
     def by_words(self, query: str, count: int) -> list[tuple[float, int]]:
         scores, rows = self.words.search(query, count, names=self.ids[self.live])
         return list(zip(scores.tolist(), self.live[rows].tolist(), strict=True))
-
-    def _fused(self, rankings: Many[Many[tuple[float, int]]]) -> list[tuple[float, int]]:
-        """Fuse rankings by their places alone (reciprocal rank fusion)."""
-        scores = dict[int, float]()
-        for ranking in rankings:
-            for position, (_, row) in enumerate(ranking, 1):
-                scores[row] = scores.get(row, 0.0) + 1 / (FUSED + position)
-        return sorted(
-            ((s, row) for row, s in scores.items()),
-            key=lambda p: (p[0], self.ids[p[1]]),
-            reverse=True,
-        )
 
     @functools.cached_property
     def live(self) -> NDArray[np.int64]:
@@ -468,11 +467,6 @@ def open_embedder(
         fix = "An index has cosines or dot products: choose a model with one of them."
         raise ConfigError(message, where="model", fix=fix)
     return embedder
-
-
-def reranked(reranker: Predictor, query: str, hits: Many[Hit]) -> list[Hit]:
-    """Return hits by the scores of a cross-encoder, best first."""
-    return ordered(hits, reranker((query, [hit.text for hit in hits])).logits)
 
 
 def ordered(hits: Many[Hit], scores: Iterable[float]) -> list[Hit]:
