@@ -173,8 +173,7 @@ def open_session(
         options |= {"int8": "LABELLED_DATA"} if resolved == "int8" else {}
         fix = f"Export the model first: {call('export', 'MODEL', out='FOLDER', **options)}"
         raise FolderError(f"has no {name}", where=path, fix=fix)
-    session = OPENERS[runtime](file)
-    head = session.metadata.get(HEAD)
+    session, head = OPENERS[runtime](file)
     if head is None:
         message = "was not written by bothways export, so its head is unknown"
         raise FolderError(message, where=file, fix="Export the model with bothways.")
@@ -184,79 +183,59 @@ def open_session(
     return LoadedModel(model, LoadReport(()), path, labels, config.problem, extra)
 
 
-class Session:
-    """An ONNX file in onnxruntime on the CPU, with as many threads as torch.
+def open_onnx(file: Path) -> tuple[Run, str | None]:
+    """Open an ONNX file in onnxruntime on the CPU, with as many threads as torch.
 
-    Attributes:
-        metadata: the notes in the file.
+    Returns:
+        What computes it, and the kind of the head that the file notes.
 
     Raises:
         FolderError: the file is damaged.
         ResourceError: onnxruntime is not installed.
     """
+    with optional("export", "running an exported model"):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors
+    try:
+        session = onnxruntime.InferenceSession(str(file), options, ["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has no base class of its errors
+        message = f"onnxruntime cannot open it: {str(error).splitlines()[0][:200]}"
+        raise FolderError(message, where=file, fix="Export the model again.") from error
+    names = [output.name for output in session.get_outputs()]
 
-    def __init__(self, file: Path) -> None:
-        with optional("export", "running an exported model"):
-            import onnxruntime
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.log_severity_level = 3  # errors
-        providers = ["CPUExecutionProvider"]
-        try:
-            self._session = onnxruntime.InferenceSession(str(file), options, providers)
-        except Exception as error:  # onnxruntime has no base class of its errors
-            message = f"onnxruntime cannot open it: {str(error).splitlines()[0][:200]}"
-            raise FolderError(message, where=file, fix="Export the model again.") from error
-        self._outputs = [output.name for output in self._session.get_outputs()]
-        self.metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
+    def run(inputs: Arrays) -> Mapping[str, NDArray[np.float32]]:
+        return dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
-    def __call__(self, inputs: Arrays) -> Mapping[str, NDArray[np.float32]]:
-        """Compute all outputs."""
-        outputs = self._session.run(self._outputs, dict(inputs))
-        return dict(zip(self._outputs, outputs, strict=True))
+    return run, session.get_modelmeta().custom_metadata_map.get(HEAD)
 
 
-class CompiledModel:
-    """An OpenVINO model, compiled for the CPU, with as many threads as torch.
+def open_openvino(file: Path) -> tuple[Run, str | None]:
+    """Open the .xml file of an OpenVINO model, compiled for the CPU; as `open_onnx`.
 
     OpenVINO computes in bf16 on processors that have it, unless fp32 is asked for. Weights in int8
     are multiplied by activations in int8 in either case.
-
-    Args:
-        file: the .xml file.
-        precision: "f32", or "bf16"; None for OpenVINO's choice.
-
-    Attributes:
-        metadata: the notes in the file.
-
-    Raises:
-        FolderError: the file is damaged.
-        ResourceError: openvino is not installed.
     """
+    hints = {
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"
+    }  # fmt: skip
+    try:
+        model = _openvino_core().read_model(file)
+        compiled = _openvino_core().compile_model(model, "CPU", hints)
+    except RuntimeError as error:
+        message = f"OpenVINO cannot open it: {str(error).strip().splitlines()[-1][:200]}"
+        raise FolderError(message, where=file, fix="Export the model again.") from error
+    lock = threading.Lock()
+    # The converter drops nodes that only rename, so an output may have several names.
+    names_of_outputs = [sorted(output.get_names()) for output in model.outputs]
 
-    def __init__(self, file: Path, precision: str | None = "f32") -> None:
-        hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": torch.get_num_threads()}
-        if precision is not None:
-            hints["INFERENCE_PRECISION_HINT"] = precision
-        try:
-            model = _openvino_core().read_model(file)
-            self._model = _openvino_core().compile_model(model, "CPU", hints)
-        except RuntimeError as error:
-            message = f"OpenVINO cannot open it: {str(error).strip().splitlines()[-1][:200]}"
-            raise FolderError(message, where=file, fix="Export the model again.") from error
-        self._lock = threading.Lock()
-        # The converter drops nodes that only rename, so an output may have several names.
-        self._names = [sorted(output.get_names()) for output in model.outputs]
-        noted = model.has_rt_info(HEAD)
-        self.metadata: Mapping[str, str] = (
-            {HEAD: model.get_rt_info(HEAD).astype(str)} if noted else {}
-        )
+    def run(inputs: Arrays) -> Mapping[str, NDArray[np.float32]]:
+        with lock:  # a compiled model has one request, which another thread would overwrite
+            outputs = compiled(dict(inputs))
+        return {name: outputs[n] for n, names in enumerate(names_of_outputs) for name in names}
 
-    def __call__(self, inputs: Arrays) -> Mapping[str, NDArray[np.float32]]:
-        """Compute all outputs."""
-        with self._lock:  # a compiled model has one request, which another thread would overwrite
-            outputs = self._model(dict(inputs))
-        return {name: outputs[number] for number, names in enumerate(self._names) for name in names}
+    return run, model.get_rt_info(HEAD).astype(str) if model.has_rt_info(HEAD) else None
 
 
 @cache
@@ -272,8 +251,8 @@ def _openvino_core() -> Any:
     return openvino.Core()
 
 
-OPENERS: Mapping[GraphRuntime, Callable[[Path], Session | CompiledModel]] = {
-    "onnxruntime": Session, "openvino": CompiledModel,
+OPENERS: Mapping[GraphRuntime, Callable[[Path], tuple[Run, str | None]]] = {
+    "onnxruntime": open_onnx, "openvino": open_openvino,
 }  # fmt: skip
 """Opens a file of each runtime."""
 

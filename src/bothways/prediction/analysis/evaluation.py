@@ -321,24 +321,11 @@ def evaluate_suite(predictor: Predictor, folder: Path, progress: Progress = SILE
 def read_suite(
     folder: Path, progress: Progress = SILENT
 ) -> Iterator[tuple[dict[str, str], TextExample]]:
-    """Yield each pair of a suite with its groups by the names in `GROUPS`.
-
-    Errors as `evaluate_suite`.
-    """
-    files = suite_files(folder)
-    progress.stage("minimal pairs", len(files))
-    for done, (name, file) in enumerate(files.items()):
-        progress.advance(done, name)
-        for row in open_table(str(file)).rows:
-            groups = {key: str(row.values[key]) for key in GROUPS[1:] if row.values.get(key)}
-            yield {"phenomenon": name, **groups}, example_of(row.values, COLUMNS, row.where)
-
-
-def suite_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a suite by phenomenon, in the order of their names.
+    """Yield each pair of a suite with its groups by the names in `GROUPS`, file by file.
 
     Raises:
-        DataError: no such folder, no file of JSON lines in it, or two of one name.
+        DataError: no such folder, no file of JSON lines in it, or two of one name; a row without
+            the two sentences.
     """
     fix = "Give a folder of .jsonl files with sentence_good and sentence_bad, such as BLiMP's data."
     if not folder.is_dir():
@@ -352,7 +339,12 @@ def suite_files(folder: Path) -> dict[str, Path]:
             raise DataError(message, where=file, fix="Keep one of the two.")
     if not files:
         raise DataError("has no .jsonl file", where=folder, fix=fix)
-    return files
+    progress.stage("minimal pairs", len(files))
+    for done, (name, file) in enumerate(files.items()):
+        progress.advance(done, name)
+        for row in open_table(str(file)).rows:
+            groups = {key: str(row.values[key]) for key in GROUPS[1:] if row.values.get(key)}
+            yield {"phenomenon": name, **groups}, example_of(row.values, COLUMNS, row.where)
 
 
 @dataclass(frozen=True)

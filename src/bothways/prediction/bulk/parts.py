@@ -35,14 +35,9 @@ from bothways.prediction import engine
 from bothways.prediction.predictor import Predictor, named_columns, open_task, open_task_model
 from bothways.prediction.prepared_model import PredictPrecision
 from bothways.prediction.session_model import Runtime
+from bothways.tasks import predictions as kinds
 from bothways.tasks.base import EncodedExample, Reading, Task
 from bothways.tasks.columns import reads_as_trained, require_columns
-from bothways.tasks.predictions import (
-    ClassPrediction,
-    MultilabelPrediction,
-    RankPrediction,
-    VectorPrediction,
-)
 from bothways.tasks.schemas import arrow_fields, prediction_type
 from bothways.tasks.sentence_embedding.quantized import VectorType, quantize
 from bothways.tasks.tagging.task import TaggingTask
@@ -50,7 +45,7 @@ from bothways.tasks.text_task import TextColumns
 
 PartFormat = Literal["jsonl", "spans", "parquet", "npy"]
 
-CUT_TO_TOP = (ClassPrediction, MultilabelPrediction, RankPrediction)
+CUT_TO_TOP = (kinds.ClassPrediction, kinds.MultilabelPrediction, kinds.RankPrediction)
 """The predictions of which `top` keeps a part."""
 ROWS = 4096
 """Rows of a part by default: as many as the engine sorts by length together."""
@@ -514,7 +509,7 @@ def _parquet(
 
     pairs = zip(columns.items(), types, strict=True)
     arrays = {name: pyarrow.array(values, kind) for (name, values), kind in pairs}
-    if isinstance(predictions[0], VectorPrediction) and len(predictions[0].vectors) == 1:
+    if isinstance(predictions[0], kinds.VectorPrediction) and len(predictions[0].vectors) == 1:
         vectors = np.stack([prediction.vectors[0] for prediction in predictions])
         flat, width = pyarrow.array(vectors.reshape(-1)), vectors.shape[1]
         predicted = {"vector": pyarrow.FixedSizeListArray.from_arrays(flat, width)}

@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 
+from bothways.core import files
 from bothways.core.config import reader as configs
 from bothways.core.config.values import require_at_least
 from bothways.core.errors import (
@@ -46,15 +47,6 @@ from bothways.core.errors import (
     ResourceError,
     argument,
     optional,
-)
-from bothways.core.files import (
-    HIDDEN,
-    check_output_path,
-    local_path,
-    make_folder,
-    read_object,
-    replace_file,
-    replace_text,
 )
 from bothways.core.folder_lock import LOCK, OWNER, discard_begun, lock_folder
 from bothways.core.jobs.process_pool import map_in_order
@@ -113,7 +105,7 @@ def is_file(out: Path) -> bool:
 
 def parts_folder(out: Path) -> Path:
     """Return the folder of the parts of a file."""
-    return out.with_name(f"{HIDDEN}{out.name}.parts")
+    return out.with_name(f"{files.HIDDEN}{out.name}.parts")
 
 
 def rejects_file(out: Path) -> Path:
@@ -155,11 +147,11 @@ def predict_files(
             if is_stream(name):
                 fix = "Write it to a file first, or name one file for the output."
                 raise ConfigError("parts are made of files, not of a pipe", where=name, fix=fix)
-            if local_path(name).parent.resolve() == out.resolve():
+            if files.local_path(name).parent.resolve() == out.resolve():
                 fix = f"Choose another folder: {argument(out='FOLDER')}."
                 raise DataError("is in the folder of the output", where=name, fix=fix)
         return _predict_parts(request, out, processes, threads, progress)
-    check_output_path(out, request.files)
+    files.check_output_path(out, request.files)
     spans = request.form == "spans" and out.suffix == ".jsonl"
     form: PartFormat = "spans" if spans else SUFFIXES[out.suffix]
     if request.form not in (None, form):
@@ -302,7 +294,7 @@ class _BulkRun:
         """
         record, job_file = self.request.record(), self.out / JOB
         if job_file.exists():
-            old = read_object(job_file)
+            old = files.read_object(job_file)
             for name in {**record, **old}:
                 # To go on with rejects is right: no part that is finished without them has any.
                 rejects = name == "rejects" and record.get(name) is True
@@ -316,12 +308,12 @@ class _BulkRun:
         else:
             # Hidden are files that were being written when an earlier run was killed.
             names = sorted(path.name for path in self.out.iterdir())
-            if foreign := [x for x in names if not x.startswith((LOCK, OWNER, HIDDEN))]:
+            if foreign := [x for x in names if not x.startswith((LOCK, OWNER, files.HIDDEN))]:
                 message = f"holds other files, such as {foreign[0]!r}"
                 fix = "Choose a new or empty folder."
                 raise ResourceError(message, where=self.out, fix=fix)
         for name in (PARTS, REJECTS, FILES):
-            make_folder(self.out / name)
+            files.make_folder(self.out / name)
         for name in self.request.files:
             self.origin(name)
         _write_json(job_file, record)
@@ -433,7 +425,7 @@ class _BulkRun:
         lines = "".join(f"{row}\n" for row in rows).encode(errors="replace")
         for path, content in ((part_file, result.content), (rejects, lines)):
             if content:
-                replace_file(path, lambda file, content=content: file.write_bytes(content))
+                files.replace_file(path, lambda file, content=content: file.write_bytes(content))
             else:
                 path.unlink(missing_ok=True)
         # The marker comes last: a part with a marker is complete, whatever was killed.
@@ -457,13 +449,13 @@ class _BulkRun:
 def _read(path: Path, kind: type[Any]) -> Any:
     """Return a marker; None if it is not there or not one."""
     try:
-        return configs.read(kind, read_object(path)) if path.is_file() else None
+        return configs.read(kind, files.read_object(path)) if path.is_file() else None
     except BothwaysError:
         return None
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    replace_text(path, json.dumps(value, indent=1) + "\n")
+    files.replace_text(path, json.dumps(value, indent=1) + "\n")
 
 
 def join_parts(folder: Path, out: Path, *, flat: bool) -> None:
@@ -481,10 +473,10 @@ def join_parts(folder: Path, out: Path, *, flat: bool) -> None:
         for files in (folder.glob("part-*"), (folder / REJECTS).glob("*.jsonl"))
     )
     if rejects:
-        replace_file(rejects_file(out), lambda file: _join(rejects, file, ".jsonl", flat))
+        files.replace_file(rejects_file(out), lambda file: _join(rejects, file, ".jsonl", flat))
     else:
         rejects_file(out).unlink(missing_ok=True)
-    replace_file(out, lambda file: _join(parts, file, out.suffix, flat))
+    files.replace_file(out, lambda file: _join(parts, file, out.suffix, flat))
 
 
 def _join(parts: list[Path], file: Path, suffix: str, flat: bool) -> None:

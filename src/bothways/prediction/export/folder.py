@@ -25,14 +25,8 @@ from bothways.core.errors import DivergedError, FolderError, optional, require
 from bothways.core.files import check_not_input, local_path, replace_folder
 from bothways.core.progress import SILENT, Progress
 from bothways.core.terminal import listed
+from bothways.hub import model_folder
 from bothways.hub.hf_config import RECORD, read_hf_config
-from bothways.hub.model_folder import (
-    VERSION,
-    VOCABULARY,
-    read_record,
-    vocabulary_digest,
-    write_files,
-)
 from bothways.hub.resolve import resolve, resolve_run
 from bothways.hub.sentence_transformers import program_files
 from bothways.model.attention.patterns import Blocks, Window
@@ -333,7 +327,7 @@ def write_export(
             file = hidden / session_model.FILES[runtime]["fp32"]
             if name == "openvino":
                 convert_to_openvino(hidden / ONNX["fp32"], file, exported.head)
-            run = session_model.OPENERS[runtime](file)
+            run, _ = session_model.OPENERS[runtime](file)
             comparisons.append(compare_outputs(task_model.model, exported, run, title))
         for comparison in comparisons:
             comparison.check()
@@ -391,18 +385,18 @@ def _write_companions(
         segments = model.config.segments > 1
         tokenizer.save(hidden, positions=model.config.max_positions, segments=segments)
     record = {
-        VERSION: __version__,
-        VOCABULARY: vocabulary_digest(tokenizer),
+        model_folder.VERSION: __version__,
+        model_folder.VOCABULARY: model_folder.vocabulary_digest(tokenizer),
         "task": configs.to_dict(task_model.task),
         "length": task_model.length,
     }
-    if (calibration := read_record(source).get("calibration")) is not None:
+    if (calibration := model_folder.read_record(source).get("calibration")) is not None:
         record["calibration"] = calibration
     files: dict[str, Any] = {RECORD: record, **task_model.task.program_files(task_model.length)}
     files["config.json"] = {**read_hf_config(source).raw, **files.get("config.json", {})}
     if exported.sentence is not None:
         files |= program_files(exported.sentence, model)
-    write_files(hidden, files)
+    model_folder.write_files(hidden, files)
 
 
 def _save(graph: onnx.ModelProto, file: Path) -> None:
